@@ -1,9 +1,11 @@
-"""The children follow the ledger: what is created, deleted, suspended or resized, and when to look again. Pure.
+"""Reconcile child objects with the recorded attempt: create, delete, suspend, resize; when the next pass is due. Pure.
 
-Also once the job has ended: its pods go by spec.cleanPodPolicy, its resource by its time to live.
+Once the job has ended, spec.cleanPodPolicy decides about its pods, and its time to live about the resource.
 """
 
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -30,89 +32,157 @@ from ddp_operator.status.observation import Observation, Pods, State
 from ddp_operator.status.replacement import create_missing_pods
 from ddp_operator.status.scheduling import event_poll_delay
 from ddp_operator.status.usage import idle_left, suspends
-from ddp_operator.status.views import JobView
+from ddp_operator.status.views import JobView, PodView
 from ddp_operator.status.waiting import active_deadline, edited_for_queue, is_queued, pending_deadline, resumes
 
 SOON = 1.0
-"""Seconds to wait for what sends no event: a page, a report."""
+"""Seconds to wait for a change that sends no event: of a page, a report."""
 RECHECK_REFUSAL = 30.0
 NODE_PATIENCE = timedelta(seconds=60)
-"""How long the nodes that failed are avoided although no other can take a pod; an autoscaler may bring one."""
+"""How long failed nodes are avoided although no other node fits: an autoscaler may add one."""
 _FIRST_STEP = timedelta(minutes=2)
-# How long pods that have trained together may end one after another.
-_LATE_COMERS = timedelta(seconds=30)
-# While something is awaited that sends an event, in case that is lost: the end of pods, of a Job.
+# Pods that have trained together end within this time of each other.
+_LATE_JOINERS = timedelta(seconds=30)
+# While the pass waits for an event (the end of pods, of a Job), in case that event is lost.
 LATER = 10.0
 # The Job controller needs about a second to fail a Job by its podFailurePolicy.
 _FAIL_JOB_PATIENCE = timedelta(seconds=60)
 
 
+@dataclass
+class _PassPlan:
+    """The actions of a pass, and the seconds after each of which another pass is due."""
+
+    actions: list[Action] = field(default_factory=list)
+    waits: list[float] = field(default_factory=list)
+
+    def wait_until(self, moment: datetime, now: datetime, *, least: float = 0.1) -> None:
+        """Ask for a pass at a moment, after ``least`` seconds at the earliest."""
+        self.waits.append(max(least, (moment - now).total_seconds()))
+
+
 def converge(state: State, progress_interval: float) -> Decision:
-    """Make the children follow the ledger, and describe what is."""
-    job, observation, now, refusal = state.job, state.observation, state.now, state.refusal
-    attempt, attempt_job, pods = state.status.attempt, state.attempt_job, state.pods
-    actions: list[Action] = [DeleteJob(view.name, view.uid) for view in observation.jobs if _is_obsolete(state, view)]
-    waits: list[float] = []
-    if attempt_job is None:
-        if _former_may_run(state):
-            waits.append(LATER)
-        elif refusal is not None:
-            waits.append(RECHECK_REFUSAL)
-        elif (left := _held_back(state)) > 0:
-            waits.append(left)
-        elif not job.spec.suspend:
-            actions.append(EnsureChildren(attempt, job.status.attempt_nodes))
-            waits.append(LATER)  # a Job that gets no pods sends no event
-    elif attempt_job.deleting:
-        waits.append(LATER)  # somebody deletes it: it is made anew once it and its pods are gone
-    elif observation.launcher_lost and not any(pod.alive and pod.has_run for pod in pods):
-        actions.append(DeleteJob(attempt_job.name, attempt_job.uid))  # made anew with this operator's launcher
-        waits.append(LATER)
-    elif refusal is None and _was_edited(state, attempt_job):
-        actions.append(DeleteJob(attempt_job.name, attempt_job.uid))  # made anew from the spec as it is now
-        waits.append(LATER)
+    """Reconcile child objects with the recorded attempt and update the status."""
+    plan = _PassPlan()
+    _delete_obsolete_jobs(state, plan)
+    _reconcile_job(state, plan)
+    described = _describe_progress(state, progress_interval, plan)
+    _check_deadlines(state, plan)
+    _watch_nodes(state, plan)
+    _suspend_idle_job(state, plan)
+    _poll_events(state, plan)
+    plan.actions += lost_nodes.fail_lost_pods(state.job, state.observation, state.now, plan.waits)
+
+    # A pod must not be created in a Job that its queue has suspended meanwhile: a watch may report that late.
+    creates_pod = any(isinstance(action, CreatePod) for action in plan.actions)
+    next_pass = min(plan.waits, default=None)
+    return Decision(described, tuple(plan.actions), next_pass, needs_fresh_read=creates_pod)
+
+
+def _delete_obsolete_jobs(state: State, plan: _PassPlan) -> None:
+    for view in state.observation.jobs:
+        if _is_obsolete(state, view):
+            plan.actions.append(DeleteJob(view.name, view.uid))
+
+
+def _reconcile_job(state: State, plan: _PassPlan) -> None:
+    """Create, replace or update the Job of the current attempt."""
+    job = state.attempt_job
+    if job is None:
+        _create_job(state, plan)
+    elif job.deleting:
+        plan.waits.append(LATER)  # a client deletes it: it is created again once it and its pods are deleted
+    elif _needs_new_job(state, job):
+        plan.actions.append(DeleteJob(job.name, job.uid))
+        plan.waits.append(LATER)
     else:
-        actions += _suspend_actions(state, attempt_job)
-        waits += [SOON for action in actions if isinstance(action, RelabelJob)]
-        if attempt_job.nodes != job.status.attempt_nodes and can_resize(state, attempt_job):
-            actions.append(ResizeJob(attempt_job.name, job.status.attempt_nodes))
-        actions += create_missing_pods(state, attempt_job)
-        if not observation.shared_complete and not attempt_job.finished and refusal is None:
-            actions.append(EnsureChildren(attempt, job.status.attempt_nodes))
-    resumed = {"start_time": truncate(now), "attempt_time": truncate(now)} if resumes(job) else {}
-    described = describe(state, replace(state.status, **resumed))
-    if described.phase == "Running" or (described.phase == "Restarting" and pods):
-        waits.append(scrape_interval(described, now, progress_interval))
-    for deadline in (active_deadline(job, attempt_job, now), pending_deadline(job, attempt_job, pods, now)):
-        if deadline is not None and not job.spec.suspend:
-            waits.append(max(0.1, (deadline - now).total_seconds()))
-    if nodes_in_use(job, observation):
-        waits.append(LOOK_SECONDS)
-    idle = idle_left(state)
-    if suspends(state):
-        if state.status.is_true(c.IDLE):
-            actions.append(SuspendResource())
-        else:
-            waits.append(0.0)  # why it is suspended is written first
-    elif idle is not None and idle > 0:
-        waits.append(idle)
-    over = find_late_joiner_deadline(state)
-    if over is not None:
-        waits.append(max(0.1, (over - now).total_seconds()))
-    blocked = blocked_by_avoidance(pods)
+        _update_job(state, job, plan)
+
+
+def _create_job(state: State, plan: _PassPlan) -> None:
+    if _former_may_run(state):
+        plan.waits.append(LATER)
+        return
+    if state.refusal is not None:
+        plan.waits.append(RECHECK_REFUSAL)
+        return
+    delay = _compute_start_delay(state)
+    if delay > 0:
+        plan.waits.append(delay)
+    elif not state.spec.suspend:
+        plan.actions.append(EnsureChildren(state.status.attempt, state.status.attempt_nodes))
+        plan.waits.append(LATER)  # a Job that gets no pods sends no event
+
+
+def _needs_new_job(state: State, job: JobView) -> bool:
+    """Tell whether the Job has to be created again, from this operator's launcher or from the edited spec."""
+    if state.observation.launcher_lost and not any(pod.alive and pod.has_run for pod in state.pods):
+        return True
+    return state.refusal is None and _was_edited(state, job)
+
+
+def _update_job(state: State, job: JobView, plan: _PassPlan) -> None:
+    suspending = _suspend_actions(state, job)
+    plan.actions += suspending
+    plan.waits += [SOON for action in suspending if isinstance(action, RelabelJob)]
+    nodes = state.status.attempt_nodes
+    if job.nodes != nodes and can_resize(state, job):
+        plan.actions.append(ResizeJob(job.name, nodes))
+    plan.actions += create_missing_pods(state, job)
+    if not state.observation.shared_complete and not job.finished and state.refusal is None:
+        plan.actions.append(EnsureChildren(state.status.attempt, nodes))
+
+
+def _describe_progress(state: State, progress_interval: float, plan: _PassPlan) -> Status:
+    """Return the status of the pass, and plan when pod 0's page is read again."""
+    status = state.status
+    if resumes(state.job):
+        status = replace(status, start_time=truncate(state.now), attempt_time=truncate(state.now))
+    described = describe(state, status)
+    if described.phase == "Running" or (described.phase == "Restarting" and state.pods):
+        plan.waits.append(scrape_interval(described, state.now, progress_interval))
+    return described
+
+
+def _check_deadlines(state: State, plan: _PassPlan) -> None:
+    if not state.spec.suspend:
+        active = active_deadline(state.job, state.attempt_job, state.now)
+        pending = pending_deadline(state.job, state.attempt_job, state.pods, state.now)
+        for deadline in (active, pending):
+            if deadline is not None:
+                plan.wait_until(deadline, state.now)
+    late_joiners = find_late_joiner_deadline(state)
+    if late_joiners is not None:
+        plan.wait_until(late_joiners, state.now)
+
+
+def _watch_nodes(state: State, plan: _PassPlan) -> None:
+    if nodes_in_use(state.job, state.observation):
+        plan.waits.append(LOOK_SECONDS)
+    blocked = find_avoidance_block(state.pods)
     if blocked is not None:
-        waits.append(max(SOON, (blocked[0] + NODE_PATIENCE - now).total_seconds()))
-    question = event_poll_delay(job, observation, now, observation.polling_jobs)
-    if question is not None and not job.spec.suspend:
-        waits.append(question)
-    actions += lost_nodes.fail_lost_pods(job, observation, now, waits)
-    # What a queue has taken back in the meantime must not start: a watch may be late to say so.
-    fresh = any(isinstance(action, CreatePod) for action in actions)
-    return Decision(described, tuple(actions), min(waits, default=None), needs_fresh_read=fresh)
+        plan.wait_until(blocked.since + NODE_PATIENCE, state.now, least=SOON)
+
+
+def _suspend_idle_job(state: State, plan: _PassPlan) -> None:
+    seconds = idle_left(state)
+    if not suspends(state):
+        if seconds is not None and seconds > 0:
+            plan.waits.append(seconds)
+    elif state.status.is_true(c.IDLE):
+        plan.actions.append(SuspendResource())
+    else:
+        plan.waits.append(0.0)  # the condition with the reason is written first
+
+
+def _poll_events(state: State, plan: _PassPlan) -> None:
+    delay = event_poll_delay(state.job, state.observation, state.now, state.observation.polling_jobs)
+    if delay is not None and not state.spec.suspend:
+        plan.waits.append(delay)
 
 
 def scrape_interval(status: Status, now: datetime, progress_interval: float) -> float:
-    """Return how often pod 0's page is read, in seconds: often until the first step, at most two minutes long."""
+    """Return the seconds between two reads of pod 0's page: few until the first step, for at most two minutes."""
     if status.attempt == 0:  # that of the pod that fetches the inputs
         return progress_interval
     joined = status.condition(c.RENDEZVOUSED)
@@ -124,20 +194,22 @@ def scrape_interval(status: Status, now: datetime, progress_interval: float) -> 
 
 
 def can_resize(state: State, attempt_job: JobView) -> bool:
-    """Tell whether the Job of an elastic job can be given another size.
+    """Tell whether the Job of an elastic job can be resized while its pods run.
 
-    Of what runs in a queue only an elastic Job of Kueue's can, as any other is stopped for it, and a gang never.
+    In a queue only an elastic Job of Kueue can: Kueue stops any other one for it. A gang never can.
     """
-    stops = is_queued(state.job, attempt_job) and not (attempt_job.suspended or attempt_job.takes_slices)
-    fixed = state.spec.elastic is None or stops or any(pod.ganged for pod in state.pods)
-    return not fixed and not attempt_job.finished and not attempt_job.deleting
+    if state.spec.elastic is None or attempt_job.finished or attempt_job.deleting:
+        return False
+    if any(pod.ganged for pod in state.pods):
+        return False
+    return not is_queued(state.job, attempt_job) or attempt_job.suspended or attempt_job.takes_slices
 
 
 def find_late_joiner_deadline(state: State) -> datetime | None:
-    """Return when an elastic job has succeeded although some of its pods still run; None: it has to wait for them.
+    """Return when an elastic job has succeeded although some of its pods still run; None: it waits for them.
 
-    Pods that train together end together, pod 0 among them. One that runs on came when training was over, and would
-    wait for pod 0 until rendezvous.joinTimeoutSeconds.
+    Pods that train together end together, pod 0 among them. A pod that still runs joined when training was over, and
+    would wait for pod 0 until rendezvous.joinTimeoutSeconds.
     """
     newest = state.pods.newest
     zero = newest.get(0)
@@ -145,27 +217,37 @@ def find_late_joiner_deadline(state: State) -> datetime | None:
         return None
     if zero.termination.time is None or any(pod.phase == "Failed" for pod in newest.values()):
         return None
-    return datetime.fromtimestamp(zero.termination.time, UTC) + _LATE_COMERS
+    return datetime.fromtimestamp(zero.termination.time, UTC) + _LATE_JOINERS
 
 
-def blocked_by_avoidance(pods: Pods) -> tuple[datetime, str] | None:
-    """Return since when, and with which message, the scheduler finds no node but those that are avoided."""
-    found = [
-        (pod.unscheduled_since, f"{pod.name}: {pod.waiting_message}")
+class AvoidanceBlock(NamedTuple):
+    """The scheduler finds no node for a pod but those that the operator avoids."""
+
+    since: datetime
+    message: str
+
+
+def find_avoidance_block(pods: Pods) -> AvoidanceBlock | None:
+    """Return since when the avoided nodes are the only ones for a pod, with the scheduler's message; None: no pod."""
+    blocks = [
+        AvoidanceBlock(pod.unscheduled_since, f"{pod.name}: {pod.waiting_message}")
         for pod in pods
-        if pod.phase == "Pending"
-        and pod.unscheduled_since
-        and pod.waiting_reason == c.UNSCHEDULABLE
-        and "node affinity" in pod.waiting_message
-        and pod.avoids_nodes
+        if pod.unscheduled_since and _is_blocked_by_avoidance(pod)
     ]
-    return min(found, default=None)
+    return min(blocks, default=None)
 
 
-def _held_back(state: State) -> float:
+def _is_blocked_by_avoidance(pod: PodView) -> bool:
+    unschedulable = pod.phase == "Pending" and pod.waiting_reason == c.UNSCHEDULABLE
+    return unschedulable and "node affinity" in pod.waiting_message and pod.avoids_nodes
+
+
+def _compute_start_delay(state: State) -> float:
     """Return in how many seconds the current attempt may get its pods."""
     began = state.status.attempt_time
-    return (began + attempts.start_delay(state.status) - state.now).total_seconds() if began else 0.0
+    if began is None:
+        return 0.0
+    return (began + attempts.start_delay(state.status) - state.now).total_seconds()
 
 
 def _was_edited(state: State, attempt_job: JobView) -> bool:
@@ -175,17 +257,17 @@ def _was_edited(state: State, attempt_job: JobView) -> bool:
 
 
 def _former_may_run(state: State) -> bool:
-    """Tell whether a pod of another attempt runs, or may still be made by a Job that has not finished."""
+    """Tell whether a pod of another attempt runs, or a Job that has not finished may still create one."""
     attempt = state.status.attempt
     unfinished = any(view.attempt != attempt and not view.finished for view in state.observation.jobs)
     return unfinished or state.observation.former_alive(attempt) > 0
 
 
 def _is_obsolete(state: State, former: JobView) -> bool:
-    """Tell whether a former attempt's Job has to go.
+    """Tell whether a former attempt's Job has to be deleted.
 
-    The last failed one stays, for its pods' logs; also while its end is certain but the Job controller has not said so
-    yet. One that would run on (a resize, an OOM kill) and older ones are deleted.
+    The last failed one stays for its pods' logs, also while the Job controller has not reported its certain end yet.
+    A Job that would continue (a resize, an OOM kill) and older ones are deleted.
     """
     age = state.status.attempt - former.attempt
     if age < 1 or former.deleting:
@@ -199,8 +281,8 @@ def _suspend_actions(state: State, attempt_job: JobView) -> list[Action]:
     if attempt_job.finished:
         return []
     if is_queued(state.job, attempt_job):
-        # Its queue alone changes `suspend`: it would start again what somebody else has stopped, and what somebody else
-        # starts has no quota.
+        # Only the queue changes `suspend`: it would resume a Job that another client suspends, and a Job that another
+        # client resumes has no quota.
         if state.spec.suspend:
             return [DeleteJob(attempt_job.name, attempt_job.uid)]
         edited = edited_for_queue(state.job, attempt_job) if attempt_job.suspended else {}
@@ -211,49 +293,50 @@ def _suspend_actions(state: State, attempt_job: JobView) -> list[Action]:
 
 
 def clean_up(job: DDPTrainingJob, observation: Observation, now: datetime) -> Decision:
-    """Clean up; later, delete the resource. The status stays as it is."""
+    """Clean up the child objects of an ended job; delete the resource when its time to live is over."""
     actions: list[Action] = []
     waits: list[float] = []
     for view in observation.jobs:
         actions += _clean(view, job, observation, now, waits)
     actions += lost_nodes.fail_lost_pods(job, observation, now, waits)
-    ttl, ended = job.spec.ttl_seconds_after_finished, job.status.completion_time
+    ttl = job.spec.ttl_seconds_after_finished
+    ended = job.status.completion_time
     if ttl is not None and ended is not None:
-        left = (ended + timedelta(seconds=ttl) - now).total_seconds()
-        if left <= 0:
+        seconds = (ended + timedelta(seconds=ttl) - now).total_seconds()
+        if seconds <= 0:
             actions.append(DeleteResource())
         else:
-            waits.append(left)
+            waits.append(seconds)
     return Decision(job.status, tuple(actions), min(waits, default=None))
 
 
 def is_about_to_fail(view: JobView, job: DDPTrainingJob, observation: Observation, now: datetime) -> bool:
-    """Tell whether the Job controller is about to end a Job whose failure is in the ledger."""
+    """Tell whether the Job controller is about to fail a Job whose failure the status records."""
     failure = job.status.last_failure
-    seen = failure.time if failure and failure.attempt == view.attempt else None
-    patient = seen is not None and now - seen < _FAIL_JOB_PATIENCE
-    return patient and any(pod.fails_job for pod in observation.pods_of(view.attempt))
+    if failure is None or failure.attempt != view.attempt or failure.time is None:
+        return False
+    if now - failure.time >= _FAIL_JOB_PATIENCE:
+        return False
+    return any(pod.fails_job for pod in observation.pods_of(view.attempt))
 
 
 def _clean(
     view: JobView, job: DDPTrainingJob, observation: Observation, now: datetime, waits: list[float]
 ) -> list[Action]:
-    policy = job.spec.clean_pod_policy
+    """Return the actions on one Job of an ended job."""
     if view.deleting:
         return []
     if view.attempt < job.status.attempt and not view.finished and not is_about_to_fail(view, job, observation, now):
-        # Made by an operator that was deposed before and heard late: nobody has asked for its pods.
+        # Created by an operator that had lost leadership: no decision asked for its pods.
         return [DeleteJob(view.name, view.uid)]
-    if policy == "None":
-        return []
-    if policy == "All":
+    if job.spec.clean_pod_policy == "All":
         return [DeleteJob(view.name, view.uid)]
-    if view.finished:
+    if job.spec.clean_pod_policy == "None" or view.finished:
         return []
     if is_about_to_fail(view, job, observation, now):
         waits.append(LATER)
         return []
     if is_queued(job, view):
-        return [DeleteJob(view.name, view.uid)]  # suspended, it would be admitted once more
-    # A suspended Job ends the pods that run and leaves the others, with their logs.
+        return [DeleteJob(view.name, view.uid)]  # once suspended, it would be admitted again
+    # A suspended Job terminates the running pods and keeps the ended ones, with their logs.
     return [] if view.suspended else [SuspendJob(view.name, True)]

@@ -1,15 +1,14 @@
 """The state machine: (resource, observation, now) -> Decision. Pure, idempotent, level-triggered.
 
-The ledger in status (attempt, attemptNodes, restarts, lastFailure, the terminal conditions) says what shall be;
-children are made to follow it. Nothing about the past is kept elsewhere, so a restarted operator goes on from what it
-reads.
+The status records the current attempt (attempt, attemptNodes, restarts, lastFailure, the terminal conditions), which is
+the desired state of the child objects. Nothing about the past is kept elsewhere: a restarted operator continues from it.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -25,18 +24,18 @@ from ddp_operator.status.converge import (
     NODE_PATIENCE,
     RECHECK_REFUSAL,
     SOON,
-    blocked_by_avoidance,
     can_resize,
     clean_up,
     converge,
+    find_avoidance_block,
     find_late_joiner_deadline,
 )
 from ddp_operator.status.decision import Decision, Refusal
-from ddp_operator.status.describe import without_eta
 from ddp_operator.status.diagnosis import Diagnosis, blame_image, diagnose, is_guess
 from ddp_operator.status.inputs import fetch_inputs
 from ddp_operator.status.node_health import nodes_to_leave
 from ddp_operator.status.observation import Observation, State
+from ddp_operator.status.progress import without_eta
 from ddp_operator.status.replacement import is_replaced, is_replacing
 from ddp_operator.status.usage import account
 from ddp_operator.status.views import PodView
@@ -48,15 +47,15 @@ from ddp_operator.status.waiting import (
     was_suspending,
 )
 
-# While a silent pod is waited for: of its node no event tells.
+# While the decision waits for a silent pod: a change of its node sends no event.
 _RECHECK_NODE = 5.0
-# A spec mostly stays bad until it is edited, but what an API server takes can be changed on its side too.
+# An invalid spec mostly stays invalid until it is edited, but an API server's rules can change too.
 _RECHECK_SPEC = 300.0
 _REMEDY = (
-    f"the definition {constants.CRD_NAME} in the cluster is not that of this operator (version {__version__}): upgrade "
-    "the operator, or apply the definition of its version"
+    f"the CRD {constants.CRD_NAME} in the cluster does not match this operator (version {__version__}): upgrade the "
+    "operator, or apply the CRD of its version"
 )
-_UNATTENDED = "the job's pods keep running, but no failure, suspension or change of size is handled"
+_UNATTENDED = "the job's pods keep running, but failures, suspension and resizing are not handled"
 
 
 def decide(
@@ -66,7 +65,7 @@ def decide(
     refusal: Refusal | None = None,
     progress_interval: float = 10.0,
 ) -> Decision:
-    """Return what to write and what to do. ``refusal``: the spec as it stands cannot be carried out."""
+    """Return the status to write and the actions. ``refusal``: why the present spec cannot be carried out."""
     if is_finished(job.status):
         return clean_up(job, observation, now)
     state = State(job, observation, now, refusal)
@@ -75,83 +74,156 @@ def decide(
 
 
 def _decide(state: State, progress_interval: float) -> Decision:
-    job, observation, now, refusal, status = state.job, state.observation, state.now, state.refusal, state.status
-    newest = max(observation.jobs, key=lambda view: view.attempt, default=None)
-    if newest is not None and newest.attempt > status.attempt:
-        return attempts.recover(state, newest)
-    if refusal is not None and status.attempt == 0:
-        return _reject(state, refusal)
-    if status.attempt == 0:
-        return fetch_inputs(state, progress_interval) or converge(attempts.start(state), progress_interval)
-    attempt_job, pods = state.attempt_job, state.pods
-    if _is_enough(state):
-        return attempts.succeed(state)
-    if attempt_job is not None and attempt_job.complete:
-        unseen = pods.counts(status.attempt_nodes).succeeded < status.attempt_nodes
-        return dataclasses.replace(attempts.succeed(state), needs_fresh_read=unseen)
-    noted = attempts.note_restart_in_place(state)
-    if noted is not None:
-        return noted
-    lost_now = lost_nodes.lost_pods(job, observation, now)
-    if lost_now and not {pod.node_name for pod, _ in lost_now} <= set(status.failed_nodes):
-        return attempts.record_lost_nodes(state, lost_now, explains=_explains(state, lost_now))
-    if not job.spec.suspend:
-        diagnosis = diagnose(
-            status.attempt,
-            attempt_job,
-            pods,
-            now,
-            is_replaced=partial(is_replaced, state),
-            since=now if was_suspending(job) else waiting_since(job, attempt_job),
-            nodes=observation.nodes,
-        )
-        if diagnosis is not None:
-            decision = _answer_failure(state, diagnosis)
-            unseen = diagnosis.secondary_only and any(pod.alive for pod in pods)
-            return dataclasses.replace(decision, needs_fresh_read=unseen)
-        deadline = active_deadline(job, attempt_job, now)
-        if deadline is not None and now >= deadline:
-            message = f"active for longer than activeDeadlineSeconds ({job.spec.active_deadline_seconds})"
-            return attempts.fail(state, None, c.DEADLINE_EXCEEDED, message)
-        pending = pending_deadline(job, attempt_job, pods, now)
-        if pending is not None and now >= pending:
-            scheduled = status.condition(c.SCHEDULED)
-            last = f"; last: {scheduled.message}" if scheduled and scheduled.status == "False" else ""
-            message = (
-                f"not all pods were running within pendingDeadlineSeconds ({job.spec.pending_deadline_seconds}){last}"
-            )
-            cause = blame_image(status.attempt, pods, now)
-            return attempts.fail(state, cause, c.PENDING_DEADLINE_EXCEEDED, message)
-    if job.spec.nodes != status.attempt_nodes and refusal is None and not size_waits(job, attempt_job):
-        if attempt_job is not None and can_resize(state, attempt_job):
-            return attempts.resize_in_place(state)
-        return attempts.resize(state)
-    leaving = nodes_to_leave(state) if refusal is None else ()
-    if leaving:
-        return attempts.leave_nodes(state, leaving)
-    blocked = blocked_by_avoidance(pods)
-    if blocked is not None and now - blocked[0] >= NODE_PATIENCE and refusal is None:
-        return attempts.readmit_nodes(state, blocked[1])
+    recovered = _recover_attempt(state)
+    if recovered is not None:
+        return recovered
+    if state.status.attempt == 0:
+        return _begin_job(state, progress_interval)
+
+    for step in _STEPS:
+        decision = step(state)
+        if decision is not None:
+            return decision
     return converge(state, progress_interval)
 
 
-def _is_enough(state: State) -> bool:
-    """Tell whether the pods that have succeeded are all that it takes; the others may fail when they are left alone."""
+def _recover_attempt(state: State) -> Decision | None:
+    """Record the attempt of a Job that is newer than the status."""
+    newest = max(state.observation.jobs, key=lambda view: view.attempt, default=None)
+    if newest is None or newest.attempt <= state.status.attempt:
+        return None
+    return attempts.recover(state, newest)
+
+
+def _begin_job(state: State, progress_interval: float) -> Decision:
+    """Reject the job, fetch its inputs, or begin attempt 1."""
+    if state.refusal is not None:
+        return _reject(state, state.refusal)
+    fetching = fetch_inputs(state, progress_interval)
+    if fetching is not None:
+        return fetching
+    return converge(attempts.start(state), progress_interval)
+
+
+def _complete(state: State) -> Decision | None:
+    """End the job if enough pods, or its Job, have succeeded."""
+    if _has_succeeded(state):
+        return attempts.succeed(state)
+    if state.attempt_job is None or not state.attempt_job.complete:
+        return None
+    nodes = state.status.attempt_nodes
+    unseen = state.pods.counts(nodes).succeeded < nodes
+    return dataclasses.replace(attempts.succeed(state), needs_fresh_read=unseen)
+
+
+def _record_lost_nodes(state: State) -> Decision | None:
+    """Record nodes that are lost with pods on them, before those pods are declared failed."""
+    lost = lost_nodes.lost_pods(state.job, state.observation, state.now)
+    nodes = {pod.node_name for pod, _ in lost}
+    if nodes <= set(state.status.failed_nodes):
+        return None
+    return attempts.record_lost_nodes(state, lost, explains=_explains(state, lost))
+
+
+def _diagnose_attempt(state: State) -> Decision | None:
+    """Handle the failure of the attempt, if it has failed."""
+    job = state.job
+    if job.spec.suspend:
+        return None
+    diagnosis = diagnose(
+        state.status.attempt,
+        state.attempt_job,
+        state.pods,
+        state.now,
+        is_replaced=partial(is_replaced, state),
+        since=state.now if was_suspending(job) else waiting_since(job, state.attempt_job),
+        nodes=state.observation.nodes,
+    )
+    if diagnosis is None:
+        return None
+    unseen = diagnosis.secondary_only and any(pod.alive for pod in state.pods)
+    return dataclasses.replace(_handle_failure(state, diagnosis), needs_fresh_read=unseen)
+
+
+def _check_active_deadline(state: State) -> Decision | None:
+    """Fail a job that has run for longer than spec.activeDeadlineSeconds."""
+    deadline = active_deadline(state.job, state.attempt_job, state.now)
+    if state.spec.suspend or deadline is None or state.now < deadline:
+        return None
+    message = f"active for longer than activeDeadlineSeconds ({state.spec.active_deadline_seconds})"
+    return attempts.fail(state, None, c.DEADLINE_EXCEEDED, message)
+
+
+def _check_pending_deadline(state: State) -> Decision | None:
+    """Fail a job whose pods have not all run within spec.pendingDeadlineSeconds."""
+    deadline = pending_deadline(state.job, state.attempt_job, state.pods, state.now)
+    if state.spec.suspend or deadline is None or state.now < deadline:
+        return None
+    scheduled = state.status.condition(c.SCHEDULED)
+    message = f"not all pods were running within pendingDeadlineSeconds ({state.spec.pending_deadline_seconds})"
+    if scheduled is not None and scheduled.status == "False":
+        message += f"; last: {scheduled.message}"
+    cause = blame_image(state.status.attempt, state.pods, state.now)
+    return attempts.fail(state, cause, c.PENDING_DEADLINE_EXCEEDED, message)
+
+
+def _resize(state: State) -> Decision | None:
+    """Change the number of nodes, in the same pods where the Job can be resized."""
+    if state.spec.nodes == state.status.attempt_nodes or state.refusal is not None:
+        return None
+    if size_waits(state.job, state.attempt_job):
+        return None
+    if state.attempt_job is not None and can_resize(state, state.attempt_job):
+        return attempts.resize_in_place(state)
+    return attempts.resize(state)
+
+
+def _leave_unhealthy_nodes(state: State) -> Decision | None:
+    """Begin an attempt on other nodes, if recovery.nodeHealth asks for it."""
+    nodes = nodes_to_leave(state) if state.refusal is None else ()
+    return attempts.leave_nodes(state, nodes) if nodes else None
+
+
+def _readmit_failed_nodes(state: State) -> Decision | None:
+    """Begin an attempt that may use the failed nodes again, if the scheduler finds no others."""
+    blocked = find_avoidance_block(state.pods)
+    if blocked is None or state.refusal is not None or state.now - blocked.since < NODE_PATIENCE:
+        return None
+    return attempts.readmit_nodes(state, blocked.message)
+
+
+_STEPS: Final[tuple[Callable[[State], Decision | None], ...]] = (
+    _complete,
+    attempts.note_restart_in_place,
+    _record_lost_nodes,
+    _diagnose_attempt,
+    _check_active_deadline,
+    _check_pending_deadline,
+    _resize,
+    _leave_unhealthy_nodes,
+    _readmit_failed_nodes,
+)
+"""The steps of a pass over a started job in order; the first one that returns a decision ends the pass."""
+
+
+def _has_succeeded(state: State) -> bool:
+    """Tell whether the pods that have succeeded are enough; peers that remain may fail once they are alone."""
     if state.spec.success_policy == "RankZero":
         return any(pod.index == 0 and pod.phase == "Succeeded" for pod in state.pods)
-    if state.job.spares:  # they wait for nothing any more
-        newest, counts = state.pods.newest, state.pods.counts(state.status.attempt_nodes)
+    if state.job.spares:
+        newest = state.pods.newest
+        counts = state.pods.counts(state.status.attempt_nodes)
         return counts.succeeded == counts.desired and not counts.failed and newest[0].phase == "Succeeded"
-    over = find_late_joiner_deadline(state)
-    return over is not None and state.now >= over
+    deadline = find_late_joiner_deadline(state)
+    return deadline is not None and state.now >= deadline
 
 
 def is_finished(status: Status) -> bool:
-    """Tell whether the job has ended for good. Terminal states absorb: nothing observed later changes them."""
+    """Tell whether the job has succeeded or failed; no later observation changes that."""
     return status.is_true(c.SUCCEEDED) or status.is_true(c.FAILED)
 
 
-def _answer_failure(state: State, diagnosis: Diagnosis) -> Decision:
+def _handle_failure(state: State, diagnosis: Diagnosis) -> Decision:
     cause = diagnosis.cause
     if cause is None:
         return _await_report(state, diagnosis)
@@ -169,20 +241,20 @@ def _answer_failure(state: State, diagnosis: Diagnosis) -> Decision:
 
 
 def _why_free(state: State, diagnosis: Diagnosis) -> str:
-    """Return the reason of Restarting for a failure that costs nothing; empty: it is charged to the budget."""
+    """Return the reason of Restarting for a failure that is not counted; empty: it counts against maxRestarts."""
     if diagnosis.disruption and not state.spec.recovery.count_disruptions:
         return c.DISRUPTED
     if diagnosis.secondary_only and _ended_in_suspension(state):
         return c.RESUMED
     if diagnosis.secondary_only and is_replacing(state):
-        return c.DISRUPTED  # the others have waited for a new pod as long as they may
+        return c.DISRUPTED  # the peers' wait for the replacement pod has timed out
     if diagnosis.secondary_only and state.attempt_job is not None and state.attempt_job.suspended:
         return c.DISRUPTED  # its queue took the pods back
     return ""
 
 
 def _await_report(state: State, diagnosis: Diagnosis) -> Decision:
-    """Say for whom it is waited before a failure counts, and change nothing else."""
+    """Report which pod the decision waits for, and change nothing else."""
     fact = Fact(c.PROGRESSING, "False", c.WAITING_FOR_PEERS, diagnosis.waiting)
     status = replace(
         state.status,
@@ -190,22 +262,25 @@ def _await_report(state: State, diagnosis: Diagnosis) -> Decision:
         progress=without_eta(state.status.progress),
     )
     status = set_conditions(status, [fact], state.now, state.job.generation)
-    left = (diagnosis.until - state.now).total_seconds() + 0.1 if diagnosis.until else SOON
-    return Decision(status, requeue_after=min(max(SOON, left), _RECHECK_NODE))
+    seconds = SOON
+    if diagnosis.until is not None:
+        seconds = max(SOON, (diagnosis.until - state.now).total_seconds() + 0.1)
+    return Decision(status, requeue_after=min(seconds, _RECHECK_NODE))
 
 
 def _ended_in_suspension(state: State) -> bool:
-    """Tell whether the attempt ended while its pods were told to stop: a slower one then reports a lost peer."""
+    """Tell whether the attempt ended while it was suspended: a slower pod then reports a lost peer."""
     if was_suspending(state.job):
         return True
-    failed_at, resumed = state.attempt_job.failed_at if state.attempt_job else None, state.status.start_time
+    failed_at = state.attempt_job.failed_at if state.attempt_job else None
+    resumed = state.status.start_time
     return failed_at is not None and resumed is not None and failed_at < resumed
 
 
-def _explains(state: State, found: tuple[tuple[PodView, str], ...]) -> bool:
-    """Tell whether lost pods are the reason of the failure after which the current attempt was begun."""
+def _explains(state: State, lost: tuple[tuple[PodView, str], ...]) -> bool:
+    """Tell whether lost pods are the cause of the failure after which the current attempt began."""
     failure = state.status.last_failure
-    attempts = {pod.attempt for pod, _ in found}
+    attempts = {pod.attempt for pod, _ in lost}
     return (
         failure is not None
         and failure.attempt in attempts
@@ -223,18 +298,19 @@ def _reject(state: State, refusal: Refusal) -> Decision:
 
 
 def report_unreadable(resource: Mapping[str, Any], error: InvalidManifest, now: datetime) -> tuple[Status, Status]:
-    """Return the status as it is, and with Accepted=False in it; a job that has ended keeps its own."""
+    """Return the stored status and one with Accepted=False; a job that has ended keeps its status."""
     unattended = f"; until then {_UNATTENDED}" if parse_status(resource).attempt else ""
     return report_refused(resource, Refusal(c.VERSION_MISMATCH, f"{error}; {_REMEDY}{unattended}"), now)
 
 
 def report_refused(resource: Mapping[str, Any], refusal: Refusal, now: datetime) -> tuple[Status, Status]:
-    """Return the same of a job whose spec is not known, and why. One that names what is not there yet waits for it."""
+    """Return the same for a refused spec. A job that names a missing object stays Pending until it exists."""
     old = parse_status(resource)
     if is_finished(old):
         return old, old
     generation = (resource.get("metadata") or {}).get("generation") or 0
-    waits = refusal.reason in (c.PROFILE_NOT_FOUND, c.RESOURCE_CLAIM_NOT_FOUND)
-    begins = "Pending" if waits else "Rejected"
-    new = replace(old, phase=old.phase if old.attempt else begins)
+    new = old
+    if not old.attempt:
+        waits = refusal.reason in (c.PROFILE_NOT_FOUND, c.RESOURCE_CLAIM_NOT_FOUND)
+        new = replace(old, phase="Pending" if waits else "Rejected")
     return old, set_conditions(new, [Fact(c.ACCEPTED, "False", refusal.reason, refusal.message)], now, generation)
