@@ -9,7 +9,7 @@ import msgspec
 
 from ddp_operator.launcher.failure_table import CATEGORIES
 from ddp_operator.status import conditions as c
-from ddp_operator.status.transitions import RECOVERY_LEVELS, Blamed, Used
+from ddp_operator.status.transitions import RECOVERY_LEVELS, NodeFailed, Used
 from ddp_operator.status.usage import PRODUCTIVE
 from ddp_operator.telemetry import NOT_ACCEPTED, OTHER, PHASES, Metrics
 
@@ -45,7 +45,7 @@ def write_page() -> str:
     metrics = Metrics(lambda: 0.0, lambda: (SAMPLE_RESOURCE,))
     metrics.on_call("get", "pods", "200")
     metrics.on_transition("team", Used(PRODUCTIVE, 1))
-    metrics.on_transition("team", Blamed("node"))
+    metrics.on_transition("team", NodeFailed("node"))
     rows = []
     for family in metrics.registry.collect():
         if family.name.startswith("ddp_operator_"):

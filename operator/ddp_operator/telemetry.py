@@ -22,9 +22,9 @@ from ddp_operator.status.transitions import (
     RECOVERY_LEVELS,
     RESTART_CATEGORIES,
     STAGES,
-    Blamed,
     Ended,
     Failed,
+    NodeFailed,
     Reached,
     Restarted,
     Transition,
@@ -220,7 +220,7 @@ class Metrics:
                 self.start_to.labels(stage).observe(seconds)
             case Ended(result):
                 self.finished.labels(result).inc()
-            case Blamed(node):
+            case NodeFailed(node):
                 self.node_failures.labels(self._label_node(node)).inc()
             case Used(purpose, gpu_seconds, profile):
                 self.gpu_seconds.labels(namespace, profile, purpose).inc(gpu_seconds)

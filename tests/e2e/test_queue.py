@@ -224,7 +224,7 @@ def test_a_queue_that_is_held_or_drained_is_the_reason_until_it_is_let_go(cluste
     queue.hold("None")
     cluster.phase("job", "Running")
     queue.hold("HoldAndDrain")
-    queue.waits("job", "it was evicted (ClusterQueueStopped)", "QueueStopped")
+    queue.waits("job", "evicted (ClusterQueueStopped)", "QueueStopped")
     assert "stopPolicy" in cluster.why("job")
     queue.hold("None")
     queue.succeeds("job")

@@ -28,7 +28,7 @@ from ddp_operator.status.decide import decide, is_finished, report_refused, repo
 from ddp_operator.status.decision import AT_ONCE, Refusal
 from ddp_operator.status.history import extend_history
 from ddp_operator.status.refused_status import describe_refused_status, report_refused_status, shorten_status
-from ddp_operator.status.transitions import Blamed, Transition, find_transitions, is_minor_change, transition_events
+from ddp_operator.status.transitions import NodeFailed, Transition, find_transitions, is_minor_change, transition_events
 
 logger = logging.getLogger(__name__)
 
@@ -182,7 +182,7 @@ class Reconciler:
             for event in transition_events(old, new, limit):
                 await self._cluster.emit(resource, event)
             for transition in transitions:
-                if isinstance(transition, Blamed):
+                if isinstance(transition, NodeFailed):
                     await self._report_node(transition.node, key.namespace, now)
         return None
 

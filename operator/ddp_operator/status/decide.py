@@ -1,7 +1,7 @@
 """The state machine: (resource, observation, now) -> Decision. Pure, idempotent, level-triggered.
 
-The status records the current attempt (attempt, attemptNodes, restarts, lastFailure, the terminal conditions), which is
-the desired state of the child objects. Nothing about the past is kept elsewhere: a restarted operator continues from it.
+The status records the attempt (attempt, attemptNodes, restarts, lastFailure, the terminal conditions), which is the
+desired state of the child objects. Nothing about the past is kept elsewhere: a restarted operator continues from it.
 """
 
 import dataclasses

@@ -1,12 +1,13 @@
-"""What Kueue says of a Job that waits: the conditions of its Workload, and of the LocalQueue that it is in. Pure.
+"""Why Kueue does not let a Job run: the conditions of its Workload, and of the LocalQueue that it is in. Pure.
 
-The types of the conditions are the same in all versions. Their reasons are not: 0.19 has one for each obstacle where
-earlier versions say ``Pending`` of all, also of what is never admitted as the queue and the job are.
+All versions of Kueue have the same condition types. Their reasons differ: 0.19 has one for each obstacle, earlier
+versions report ``Pending`` for all of them. Messages are quoted; docs/kueue.md explains why a few are matched.
 """
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 from ddp_operator.constants import KUEUE_PRIORITY_LABEL, KUEUE_QUEUE_LABEL
 from ddp_operator.status import conditions as c
@@ -20,8 +21,8 @@ QUEUE_REASONS: Final = (
     c.WORKLOAD_DEACTIVATED,
     c.WORKLOAD_MISSING,
 )
-"""Those of Scheduled that come from here."""
-# Of QuotaReserved: those that do not go while queue and job are as they are. The first is of all versions.
+"""Reasons of Scheduled that come from this module."""
+# Reasons of QuotaReserved that last until the queue or the job is changed. The first exists in all versions.
 _INADMISSIBLE = (
     c.INADMISSIBLE,
     "Misconfigured",
@@ -30,114 +31,201 @@ _INADMISSIBLE = (
     "NoMatchingFlavor",
 )
 _STOPPED = ("Suspended", "OnHold")
-# Before 0.19 only the message tells. It has an obstacle for each flavor, and one that others will free is enough.
+# Before 0.19 only the message distinguishes these. It lists an obstacle for each flavor; one that passes is enough.
 _PENDING = "Pending"
-_NEVER = re.compile(
-    r"request > maximum capacity|untolerated taint|doesn't match|unavailable in ClusterQueue|flavor \S+ not found"
+_OVER_CAPACITY = "request > maximum capacity"
+_LASTING = re.compile(
+    rf"{_OVER_CAPACITY}|untolerated taint|doesn't match|unavailable in ClusterQueue|flavor \S+ not found"
     r"|validation failed|didn't satisfy LimitRange"
 )
-_IN_TIME = re.compile(r"more needed|topology|preempt", re.IGNORECASE)
+_PASSING = re.compile(r"more needed|topology|preempt", re.IGNORECASE)
 _NOT_ACTIVE = re.compile(r"(?:is inactive|is stopped)$")
-_MAX_WORDS = 1024
+_MAX_LENGTH = 1024
+
+
+class _KueueCondition(NamedTuple):
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+
+    @property
+    def is_true(self) -> bool:
+        return self.status == "True"
+
+
+@dataclass(frozen=True, slots=True)
+class _Workload:
+    """The fields of a Workload that explain why its Job waits."""
+
+    name: str
+    queue_name: str
+    active: bool
+    min_count: int
+    """The fewest pods of the Job that may start; 0: all of them."""
+    requeue_at: str
+    pending_checks: tuple[str, ...]
+    finished: _KueueCondition
+    evicted: _KueueCondition
+    reserved: _KueueCondition
+
+    @property
+    def eviction(self) -> str:
+        """The reason of the last eviction, to append to a message."""
+        return f"; evicted ({self.evicted.reason})" if self.evicted.is_true else ""
 
 
 def line(text: Any) -> str:
-    """Return others' words in one line of a limited length."""
-    return " ".join(str(text or "").split())[:_MAX_WORDS]
+    """Return a message of another component in one line of limited length."""
+    return " ".join(str(text or "").split())[:_MAX_LENGTH]
 
 
 def explain_waiting(
     job: Mapping[str, Any], workloads: Sequence[Mapping[str, Any]], queue: Mapping[str, Any] | None = None
 ) -> Problem | None:
-    """Return why Kueue does not let a Job, or all its pods, run, with a reason of Scheduled; None: it does not say.
+    """Return why Kueue does not let a Job, or all its pods, run, with a reason of Scheduled; None: Kueue reports none.
 
     ``queue``: the LocalQueue that the Job names, where it can be read.
     """
     if not workloads:
-        return _name_missing_workload(job)
-    # An elastic Job has one more for each size; the former ones have ended.
-    workload = max(workloads, key=lambda one: (not _true(one, "Finished"), _created(one)))
-    name, spec, status = workload["metadata"]["name"], workload.get("spec") or {}, workload.get("status") or {}
-    finished, evicted = _true(workload, "Finished"), _true(workload, "Evicted")
-    if finished:
-        why = f"{finished.get('reason')}: {line(finished.get('message'))}"
-        return Problem(c.WORKLOAD_FINISHED, f"its Workload {name} has ended ({why})")
-    if spec.get("active") is False:
-        cause = line(evicted.get("message")).removeprefix("The workload is deactivated").strip()
-        return Problem(
-            c.WORKLOAD_DEACTIVATED, f"its Workload {name} is deactivated {cause or '(spec.active is false)'}"
-        )
-    again = f"; it was evicted ({evicted.get('reason')})" if evicted else ""
-    if _true(workload, "QuotaReserved"):
-        if evicted:
-            return Problem(c.QUOTA_PENDING, f"{line(evicted.get('message'))}; its pods end first")
-        checks = [
-            f"{check['name']}{f' ({words})' if (words := line(check.get('message'))) else ''}"
-            for check in status.get("admissionChecks") or []
-            if check.get("state") != "Ready"
-        ]
-        waits = f"quota is reserved; waiting for admission check {', '.join(checks)}"
-        return Problem(c.QUOTA_PENDING, waits) if checks else None
-    if held := _find_hold(queue):
-        return Problem(held.reason, held.message + again)
-    if at := (status.get("requeueState") or {}).get("requeueAt"):
-        return Problem(c.QUOTA_PENDING, f"{line(evicted.get('message'))}; it is queued again at {at}")
-    reserved = _condition(workload, "QuotaReserved")
-    reason, message = str(reserved.get("reason")), line(reserved.get("message"))
-    stopped = reason in _STOPPED or _NOT_ACTIVE.search(message) is not None
-    if queue is not None and _NOT_ACTIVE.search(message):
-        message = ""  # it is active again, and Kueue has not said more of this Workload since
-    if not message:
-        return Problem(c.QUOTA_PENDING, again.removeprefix("; ")) if again else None
-    never = reason in _INADMISSIBLE or (reason == _PENDING and _NEVER.search(message) and not _IN_TIME.search(message))
-    fewest = max((pods.get("minCount") or 0 for pods in spec.get("podSets") or ()), default=0)
-    if fewest and "request > maximum capacity" in message:  # said of all of its pods
-        return Problem(c.QUOTA_PENDING, f"there is no room yet for {fewest} pods, its least number{again}")
-    if stopped:
-        return Problem(c.QUEUE_STOPPED, message + again)
-    if reason == c.INADMISSIBLE and not spec.get("queueName"):
-        message = "the Job names no LocalQueue, and the namespace has none called default"
-    return Problem(c.INADMISSIBLE if never else c.QUOTA_PENDING, message + again)
+        return _explain_missing_workload(job)
+    # An elastic Job has one more for each size; the former ones are finished.
+    newest = max(workloads, key=lambda item: (not _find_condition(item, "Finished").is_true, _read_creation(item)))
+    workload = _parse_workload(newest)
+
+    ended = _explain_end(workload)
+    if ended is not None:
+        return ended
+    if workload.reserved.is_true:
+        return _explain_reserved_quota(workload)
+    return _explain_hold(workload, queue) or _explain_requeue(workload) or _explain_pending(workload, queue)
 
 
-def _find_hold(queue: Mapping[str, Any] | None) -> Problem | None:
-    """Return why a LocalQueue admits nothing: Kueue tells the Workloads that wait in it later, and not all of them."""
+def _parse_workload(item: Mapping[str, Any]) -> _Workload:
+    spec = item.get("spec") or {}
+    status = item.get("status") or {}
+    return _Workload(
+        name=item["metadata"]["name"],
+        queue_name=spec.get("queueName") or "",
+        active=spec.get("active") is not False,
+        min_count=max((pod_set.get("minCount") or 0 for pod_set in spec.get("podSets") or ()), default=0),
+        requeue_at=str((status.get("requeueState") or {}).get("requeueAt") or ""),
+        pending_checks=tuple(
+            _name_check(check) for check in status.get("admissionChecks") or () if check.get("state") != "Ready"
+        ),
+        finished=_find_condition(item, "Finished"),
+        evicted=_find_condition(item, "Evicted"),
+        reserved=_find_condition(item, "QuotaReserved"),
+    )
+
+
+def _name_check(check: Mapping[str, Any]) -> str:
+    message = line(check.get("message"))
+    return f"{check['name']} ({message})" if message else str(check["name"])
+
+
+def _explain_end(workload: _Workload) -> Problem | None:
+    """Return that Kueue no longer considers a Workload, because it is finished or deactivated."""
+    if workload.finished.is_true:
+        cause = f"{workload.finished.reason}: {workload.finished.message}"
+        return Problem(c.WORKLOAD_FINISHED, f"Workload {workload.name} is finished ({cause})")
+    if workload.active:
+        return None
+    message = f"Workload {workload.name} is deactivated (spec.active is false)"
+    if workload.evicted.is_true and workload.evicted.message:
+        message += f": {workload.evicted.message}"
+    return Problem(c.WORKLOAD_DEACTIVATED, message)
+
+
+def _explain_reserved_quota(workload: _Workload) -> Problem | None:
+    """Return what an admitted Workload, or one with quota, waits for."""
+    if workload.evicted.is_true:
+        return Problem(c.QUOTA_PENDING, f"{workload.evicted.message}; waiting for its pods to terminate")
+    if not workload.pending_checks:
+        return None
+    checks = ", ".join(workload.pending_checks)
+    return Problem(c.QUOTA_PENDING, f"quota is reserved; waiting for admission check {checks}")
+
+
+def _explain_hold(workload: _Workload, queue: Mapping[str, Any] | None) -> Problem | None:
+    """Return why a LocalQueue admits nothing: Kueue updates the Workloads in it later, and not all of them."""
     if queue is None:
         return None
-    name, spec, active = queue["metadata"]["name"], queue.get("spec") or {}, _condition(queue, "Active")
-    if (policy := spec.get("stopPolicy") or "None") != "None":
-        return Problem(c.QUEUE_STOPPED, f"LocalQueue {name} is held (spec.stopPolicy is {policy})")
-    if active.get("status") != "False":
+    name = queue["metadata"]["name"]
+    spec = queue.get("spec") or {}
+    policy = spec.get("stopPolicy") or "None"
+    if policy != "None":
+        message = f"LocalQueue {name} is stopped (spec.stopPolicy is {policy})"
+        return Problem(c.QUEUE_STOPPED, message + workload.eviction)
+
+    active = _find_condition(queue, "Active")
+    if active.status != "False":
         return None
     cluster_queue = f"ClusterQueue {spec.get('clusterQueue')} of LocalQueue {name}"
-    if active.get("reason") == "ClusterQueueDoesNotExist":
-        return Problem(c.INADMISSIBLE, f"{cluster_queue} does not exist")
-    return Problem(c.QUEUE_STOPPED, f"{cluster_queue} is not active: it is held, or what it names is missing")
+    if active.reason == "ClusterQueueDoesNotExist":
+        return Problem(c.INADMISSIBLE, f"{cluster_queue} does not exist{workload.eviction}")
+    message = f"{cluster_queue} is not active: it is stopped, or a flavor or admission check that it names is missing"
+    return Problem(c.QUEUE_STOPPED, message + workload.eviction)
 
 
-def _name_missing_workload(job: Mapping[str, Any]) -> Problem | None:
-    """Return that Kueue has made no Workload for a Job that has its label, and what it may have stumbled over."""
+def _explain_requeue(workload: _Workload) -> Problem | None:
+    """Return that an evicted Workload waits for its back-off."""
+    if not workload.requeue_at:
+        return None
+    message = workload.evicted.message if workload.evicted.is_true else ""
+    return Problem(c.QUOTA_PENDING, f"{message}; requeued at {workload.requeue_at}")
+
+
+def _explain_pending(workload: _Workload, queue: Mapping[str, Any] | None) -> Problem | None:
+    """Return why a Workload has no quota, in Kueue's message."""
+    message = workload.reserved.message
+    names_inactive_queue = _NOT_ACTIVE.search(message) is not None
+    outdated = names_inactive_queue and queue is not None  # the queue is active, and Kueue has not updated the Workload
+    if not message or outdated:
+        eviction = workload.eviction.removeprefix("; ")
+        return Problem(c.QUOTA_PENDING, eviction) if eviction else None
+
+    if workload.min_count and _OVER_CAPACITY in message:
+        minimum = f"insufficient quota for the minimum of {workload.min_count} pods; for all pods: {message}"
+        return Problem(c.QUOTA_PENDING, minimum + workload.eviction)
+    if names_inactive_queue or workload.reserved.reason in _STOPPED:
+        return Problem(c.QUEUE_STOPPED, message + workload.eviction)
+    if workload.reserved.reason == c.INADMISSIBLE and not workload.queue_name:
+        message = "the Job names no LocalQueue, and the namespace has no LocalQueue named default"
+    reason = c.INADMISSIBLE if _is_inadmissible(workload.reserved) else c.QUOTA_PENDING
+    return Problem(reason, message + workload.eviction)
+
+
+def _is_inadmissible(reserved: _KueueCondition) -> bool:
+    """Tell whether a Workload stays without quota until the queue or the job is changed."""
+    if reserved.reason == _PENDING:
+        return _LASTING.search(reserved.message) is not None and not _PASSING.search(reserved.message)
+    return reserved.reason in _INADMISSIBLE
+
+
+def _explain_missing_workload(job: Mapping[str, Any]) -> Problem | None:
+    """Return that Kueue has created no Workload for a Job that has its label, and the object that may be missing."""
     labels = job["metadata"].get("labels") or {}
     if KUEUE_QUEUE_LABEL not in labels:
-        return None  # somebody else may have suspended it
+        return None  # another client may have suspended it
     pod = (job["spec"].get("template") or {}).get("spec") or {}
-    priority = f"WorkloadPriorityClass {labels[KUEUE_PRIORITY_LABEL]}" if KUEUE_PRIORITY_LABEL in labels else ""
-    if not priority and pod.get("priorityClassName"):
-        priority = f"PriorityClass {pod['priorityClassName']}"
-    checks = f"check that {priority} exists and that Kueue is running" if priority else "check that Kueue is running"
-    return Problem(c.WORKLOAD_MISSING, f"Kueue has created no Workload for it; {checks}")
+    check = "check that Kueue is running"
+    if KUEUE_PRIORITY_LABEL in labels:
+        check = f"check that WorkloadPriorityClass {labels[KUEUE_PRIORITY_LABEL]} exists and that Kueue is running"
+    elif pod.get("priorityClassName"):
+        check = f"check that PriorityClass {pod['priorityClassName']} exists and that Kueue is running"
+    return Problem(c.WORKLOAD_MISSING, f"Kueue has created no Workload for it; {check}")
 
 
-def _condition(item: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    conditions = (item.get("status") or {}).get("conditions") or []
-    return next((one for one in conditions if one.get("type") == kind), {})
+def _find_condition(item: Mapping[str, Any], kind: str) -> _KueueCondition:
+    for condition in (item.get("status") or {}).get("conditions") or ():
+        if condition.get("type") == kind:
+            return _KueueCondition(
+                status=str(condition.get("status") or ""),
+                reason=str(condition.get("reason")),
+                message=line(condition.get("message")),
+            )
+    return _KueueCondition()
 
 
-def _true(item: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    """Return a condition where it is true, else nothing."""
-    found = _condition(item, kind)
-    return found if found.get("status") == "True" else {}
-
-
-def _created(item: Mapping[str, Any]) -> str:
+def _read_creation(item: Mapping[str, Any]) -> str:
     return str(item["metadata"].get("creationTimestamp") or "")

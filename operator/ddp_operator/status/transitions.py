@@ -1,6 +1,6 @@
-"""What the step from one status to the next is worth: Events, and what the operator's own metrics count. Pure.
+"""Events and counts for the operator's metrics, from the step from one status to the next. Pure.
 
-Two statuses are compared, so that a repeated pass is silent and adds nothing.
+The two statuses are compared, so a repeated pass emits and counts nothing.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from typing import Final, Literal
 from msgspec.structs import replace
 
 from ddp_operator.api.crd import print_columns
-from ddp_operator.api.status import Status
+from ddp_operator.api.status import Condition, LastFailure, Status
 from ddp_operator.cluster import Event
 from ddp_operator.failures import describe_failure, describe_restart
 from ddp_operator.launcher.failure_table import CATEGORIES, CUDA, UNKNOWN
@@ -22,9 +22,10 @@ from ddp_operator.status.usage import purposes
 
 RECOVERY_LEVELS: Final = ("process", "pod", "group")
 NO_FAILURE: Final = "None"
-"""Category of a restart that no failure caused: a change of size, a disruption without a cause that is known."""
+"""Category of a restart without a failure: a resize, a disruption of unknown cause."""
 RESTART_CATEGORIES: Final = (NO_FAILURE, *CATEGORIES)
 STAGES: Final = ("rendezvous", "first_step")
+_MAX_MESSAGE: Final = 1000
 
 _WARNINGS: Final = frozenset((*c.BLOCKING, c.UNREACHABLE)) - {c.QUOTA_PENDING}
 
@@ -38,7 +39,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """Training was started again, on one of the three levels."""
+    """Training was restarted on one of the three levels."""
 
     level: Literal["process", "pod", "group"]
     category: str
@@ -47,7 +48,7 @@ class Restarted:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The first attempt got so far, in so many seconds since it was started or resumed."""
+    """The first attempt reached a stage, seconds after it was started or resumed."""
 
     stage: Literal["rendezvous", "first_step"]
     seconds: float
@@ -62,7 +63,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """GPUs were held for it: Productive, Waiting, or a cause of ``status.usage.lost``. ``profile``: empty for none."""
+    """GPUs held for a purpose: Productive, Waiting, or a cause of ``status.usage.lost``. ``profile`` may be empty."""
 
     purpose: str
     gpu_seconds: int
@@ -70,14 +71,13 @@ class Used:
 
 
 @dataclass(frozen=True, slots=True)
-class Blamed:
-    """A failure of a job that holds GPUs was the node's, as the job reports: it was lost, its GPU failed, or it was
-    left for its conditions."""
+class NodeFailed:
+    """A node failed a job that holds GPUs: it was lost, its GPU failed, or the job left it as unhealthy."""
 
     node: str
 
 
-Transition = Failed | Restarted | Reached | Ended | Used | Blamed
+Transition = Failed | Restarted | Reached | Ended | Used | NodeFailed
 
 
 def find_transitions(old: Status, new: Status, now: datetime) -> tuple[Transition, ...]:
@@ -86,140 +86,228 @@ def find_transitions(old: Status, new: Status, now: datetime) -> tuple[Transitio
 
 
 def _transitions(old: Status, new: Status, now: datetime) -> Iterator[Transition]:
-    category = NO_FAILURE
-    if new.last_failure is not None and new.last_failure != old.last_failure:
-        category = new.last_failure.category if new.last_failure.category in CATEGORIES else UNKNOWN.name
+    category = _find_failure_category(old, new)
+    if category != NO_FAILURE:
         yield Failed(category)
+    yield from _list_restarts(old, new, category)
+    if new.attempt == 1:
+        yield from _list_stages(old, new, now)
+    for result in (c.SUCCEEDED, c.FAILED):
+        if new.is_true(result) and not old.is_true(result):
+            yield Ended("Succeeded" if result == c.SUCCEEDED else "Failed")
+    yield from _list_failed_nodes(old, new, category)
+    yield from _list_usage(old, new)
+
+
+def _find_failure_category(old: Status, new: Status) -> str:
+    failure = _find_new_failure(old, new)
+    if failure is None:
+        return NO_FAILURE
+    return failure.category if failure.category in CATEGORIES else UNKNOWN.name
+
+
+def _list_restarts(old: Status, new: Status, category: str) -> Iterator[Restarted]:
     cause = UNKNOWN.name if category == NO_FAILURE else category
-    again = new.restarts.in_place - old.restarts.in_place
-    if again > 0:
-        yield Restarted("process", cause, again)
+    in_place = new.restarts.in_place - old.restarts.in_place
+    if in_place > 0:
+        yield Restarted("process", cause, in_place)
     if new.attempt > max(1, old.attempt):
         yield Restarted("group", category, new.attempt - max(1, old.attempt))
     elif new.restarts.replaced > old.restarts.replaced:
         yield Restarted("pod", cause)
-    if new.attempt == 1:
-        yield from _reached(old, new, now)
-    for result in (c.SUCCEEDED, c.FAILED):
-        if new.is_true(result) and not old.is_true(result):
-            yield Ended("Succeeded" if result == c.SUCCEEDED else "Failed")
+
+
+def _list_failed_nodes(old: Status, new: Status, category: str) -> Iterator[NodeFailed]:
+    if not (_holds_gpus(old) or _holds_gpus(new)):
+        return
     nodes = {name: None for name in new.failed_nodes if name not in old.failed_nodes}
     if category == CUDA.name and new.last_failure is not None and new.last_failure.node_name:
         nodes[new.last_failure.node_name] = None
-    if _holds_gpus(old) or _holds_gpus(new):
-        yield from map(Blamed, nodes)
-    before, profile = purposes(old.usage), new.profile.name if new.profile is not None else ""
+    yield from map(NodeFailed, nodes)
+
+
+def _list_usage(old: Status, new: Status) -> Iterator[Used]:
+    before = purposes(old.usage)
+    profile = new.profile.name if new.profile is not None else ""
     for purpose, seconds in purposes(new.usage).items():
-        if seconds > before.get(purpose, 0):  # steps that are repeated were productive before
-            yield Used(purpose, seconds - before.get(purpose, 0), profile)
+        spent = seconds - before.get(purpose, 0)
+        if spent > 0:  # repeated steps were productive before
+            yield Used(purpose, spent, profile)
 
 
 def _holds_gpus(status: Status) -> bool:
     return status.usage is not None and status.usage.gpus > 0
 
 
-def _reached(old: Status, new: Status, now: datetime) -> Iterator[Reached]:
+def _list_stages(old: Status, new: Status, now: datetime) -> Iterator[Reached]:
     start = new.start_time
     if start is None:
         return
     seconds = max(0.0, (now - start).total_seconds())
-    # A pod that is replaced waits for its peers anew: only the first time counts.
-    again = any(restarts.in_place or restarts.replaced for restarts in (old.restarts, new.restarts))
+    # After a restart the pods join again: only the first time counts.
+    restarted = any(restarts.in_place or restarts.replaced for restarts in (old.restarts, new.restarts))
     joined = new.is_true(c.RENDEZVOUSED) and not old.is_true(c.RENDEZVOUSED)
-    if joined and not again and old.progress is None:
+    if joined and not restarted and old.progress is None:
         yield Reached("rendezvous", seconds)
     if old.progress is None and new.progress is not None and new.progress.step:
         yield Reached("first_step", seconds)
 
 
 def is_minor_change(old: Status, new: Status) -> bool:
-    """Tell whether two statuses differ only in counts of pods, messages and figures, and in no column that is printed.
+    """Tell whether two statuses differ only in pod counts, messages and measurements, and in no printed column.
 
-    Such a change can wait: a big job would else write one for each pod, and `kubectl get -w` repeat a line.
+    Such a change can wait: a big job would else write one for each pod, and `kubectl get -w` would repeat a line.
     """
     if _states(old) != _states(new) or print_columns(old) != print_columns(new):
         return False
     same = {name: getattr(old, name) for name in ("nodes", "conditions", "goodput", "stragglers", "usage")}
-    if old.progress is not None and new.progress is not None:  # the first one is news
+    if old.progress is not None and new.progress is not None:  # the first progress is no minor change
         same["progress"] = old.progress
     return replace(new, **same) == old
 
 
 def _states(status: Status) -> list[tuple[str, str, str, int, str]]:
     return [
-        # What a queue says is asked for seldom, and is what the job's owner waits for.
-        (one.type, one.status, one.reason, one.observed_generation, one.message * (one.reason in QUEUE_REASONS))
-        for one in status.conditions
+        (
+            condition.type,
+            condition.status,
+            condition.reason,
+            condition.observed_generation,
+            # Messages of a queue are read seldom, and the job's owner waits for them.
+            condition.message if condition.reason in QUEUE_REASONS else "",
+        )
+        for condition in status.conditions
     ]
 
 
-_TOLD: Final = (
+_EVENT_TYPES: Final = (
     *(c.SUSPENDED, c.INPUTS_READY, c.SCHEDULED, c.RENDEZVOUSED, c.IDLE, c.NODES_HEALTHY, c.UPLOADED),
     *(c.DISTRIBUTED, c.SUCCEEDED, c.FAILED),
 )
+"""Conditions whose transitions are Events, in the order in which they happen."""
 
 
 def transition_events(old: Status, new: Status, limit: int | None = None) -> tuple[Event, ...]:
-    """Return the events for the step from one status to the next, in the order in which things happened.
+    """Return the Events for the step from one status to the next, in the order in which things happened.
 
     ``limit``: recovery.maxRestarts.
     """
-    return tuple(_events(old, new, limit))
+    return (
+        *_report_refusal(old, new),
+        *_report_failure(old, new),
+        *_report_restart_in_same_pods(old, new, limit),
+        *_report_replacement(old, new),
+        *_report_attempt(old, new),
+        *_report_stall(old, new),
+        *_report_silent_pod(old, new),
+        *_report_conditions(old, new),
+    )
 
 
-def _events(old: Status, new: Status, limit: int | None) -> Iterator[Event]:
+def _report_refusal(old: Status, new: Status) -> Iterator[Event]:
     accepted = new.condition(c.ACCEPTED)
     before = old.condition(c.ACCEPTED)
-    if accepted and accepted.status != "True" and (before is None or before.message != accepted.message):
-        yield Event("Warning", accepted.reason, accepted.message)
-    if new.last_failure is not None and new.last_failure != old.last_failure:
-        failure = new.last_failure
-        text = f"attempt {failure.attempt}: {describe_failure(failure)}"
-        yield Event("Warning", f"Failure{failure.category}", text[:1000])
-    if new.attempt == old.attempt and new.restarts.in_place > old.restarts.in_place:
-        counted = new.restarts.counted > old.restarts.counted
-        which = f"restart {new.restarts.used} of {limit}" if counted else "restart, not counted"
-        which += ", in the same pods"
-        cause = new.last_failure if new.last_failure != old.last_failure else None
-        yield Event("Normal", c.RESTARTED_IN_PLACE, describe_restart(which, cause, new.checkpoint))
-    if new.attempt == old.attempt and new.restarts.replaced > old.restarts.replaced:
-        cause = new.last_failure if new.last_failure != old.last_failure else None
-        yield Event("Normal", c.POD_REPLACEMENT, describe_replacement(new, cause))
-    if new.attempt != old.attempt or new.attempt_nodes != old.attempt_nodes:
-        restarting = new.condition(c.RESTARTING)
-        if old.attempt == 0:
-            yield Event("Normal", "Started", f"attempt 1 with {new.attempt_nodes} nodes as Job {new.job_name}")
-        elif restarting is not None:
-            yield Event("Normal", restarting.reason, restarting.message)
-    yield from _stalls(old, new)
-    for kind in _TOLD:
-        now, then = new.condition(kind), old.condition(kind)
-        if now is None or (then is not None and then.status == now.status and now.status == "True"):
-            continue
-        if then is not None and (then.status, then.reason) == (now.status, now.reason):
-            continue
-        if kind in (c.DISTRIBUTED, c.NODES_HEALTHY, c.UPLOADED):
-            if now.status == "False":
-                yield Event("Warning", now.reason, now.message)
-            elif kind == c.UPLOADED and then is not None:
-                yield Event("Normal", now.reason, now.message)
-        elif now.status == "True":
-            yield Event("Warning" if kind in (c.FAILED, c.IDLE) else "Normal", kind, now.message or now.reason)
-        elif kind in (c.INPUTS_READY, c.SCHEDULED) and now.reason in _WARNINGS:
-            yield Event("Warning", now.reason, now.message)
-        elif kind == c.SUSPENDED and then is not None and then.status == "True":
-            yield Event("Normal", "Resumed", "spec.suspend is false")
-
-
-def _stalls(old: Status, new: Status) -> Iterator[Event]:
-    """Return what is to be said of steps that stop or go on, and of a pod that does not report any more."""
-    then, now = old.condition(c.PROGRESSING), new.condition(c.PROGRESSING)
-    if now is None:
+    if accepted is None or accepted.status == "True":
         return
-    said = then.message if then is not None and then.reason == c.STALLED else None
-    if now.reason == c.STALLED and said != now.message:
-        yield Event("Warning", c.STALLED, now.message)
-    elif said is not None and now.status == "True":
+    if before is None or before.message != accepted.message:
+        yield Event("Warning", accepted.reason, accepted.message)
+
+
+def _find_new_failure(old: Status, new: Status) -> LastFailure | None:
+    return new.last_failure if new.last_failure != old.last_failure else None
+
+
+def _report_failure(old: Status, new: Status) -> Iterator[Event]:
+    failure = _find_new_failure(old, new)
+    if failure is not None:
+        message = f"attempt {failure.attempt}: {describe_failure(failure)}"
+        yield Event("Warning", f"Failure{failure.category}", message[:_MAX_MESSAGE])
+
+
+def _report_restart_in_same_pods(old: Status, new: Status, limit: int | None) -> Iterator[Event]:
+    if new.attempt != old.attempt or new.restarts.in_place <= old.restarts.in_place:
+        return
+    counted = new.restarts.counted > old.restarts.counted
+    number = f"restart {new.restarts.used} of {limit}" if counted else "restart, not counted"
+    message = describe_restart(f"{number}, in the same pods", _find_new_failure(old, new), new.checkpoint)
+    yield Event("Normal", c.RESTARTED_IN_PLACE, message)
+
+
+def _report_replacement(old: Status, new: Status) -> Iterator[Event]:
+    if new.attempt == old.attempt and new.restarts.replaced > old.restarts.replaced:
+        yield Event("Normal", c.POD_REPLACEMENT, describe_replacement(new, _find_new_failure(old, new)))
+
+
+def _report_attempt(old: Status, new: Status) -> Iterator[Event]:
+    if (new.attempt, new.attempt_nodes) == (old.attempt, old.attempt_nodes):
+        return
+    restarting = new.condition(c.RESTARTING)
+    if old.attempt == 0:
+        yield Event("Normal", "Started", f"attempt 1 with {new.attempt_nodes} nodes as Job {new.job_name}")
+    elif restarting is not None:
+        yield Event("Normal", restarting.reason, restarting.message)
+
+
+def _report_stall(old: Status, new: Status) -> Iterator[Event]:
+    """Return the Event of steps that have stopped or continue."""
+    before = old.condition(c.PROGRESSING)
+    progressing = new.condition(c.PROGRESSING)
+    if progressing is None:
+        return
+    stall = before.message if before is not None and before.reason == c.STALLED else None
+    if progressing.reason == c.STALLED and stall != progressing.message:
+        yield Event("Warning", c.STALLED, progressing.message)
+    elif stall is not None and progressing.status == "True":
         yield Event("Normal", c.TRAINING, "training is making progress again")
-    if now.reason in (c.NODE_NOT_READY, c.WAITING_FOR_PEERS) and (then is None or then.reason != now.reason):
-        yield Event("Warning" if now.reason == c.NODE_NOT_READY else "Normal", now.reason, now.message)
+
+
+def _report_silent_pod(old: Status, new: Status) -> Iterator[Event]:
+    """Return the Event of a pod that has stopped reporting."""
+    before = old.condition(c.PROGRESSING)
+    progressing = new.condition(c.PROGRESSING)
+    if progressing is None or (before is not None and before.reason == progressing.reason):
+        return
+    if progressing.reason == c.NODE_NOT_READY:
+        yield Event("Warning", progressing.reason, progressing.message)
+    elif progressing.reason == c.WAITING_FOR_PEERS:
+        yield Event("Normal", progressing.reason, progressing.message)
+
+
+def _report_conditions(old: Status, new: Status) -> Iterator[Event]:
+    for kind in _EVENT_TYPES:
+        before = old.condition(kind)
+        condition = new.condition(kind)
+        if condition is None or (before is not None and _is_same_state(before, condition)):
+            continue
+        event = _build_condition_event(before, condition)
+        if event is not None:
+            yield event
+
+
+def _is_same_state(before: Condition, condition: Condition) -> bool:
+    if before.status == condition.status == "True":
+        return True
+    return (before.status, before.reason) == (condition.status, condition.reason)
+
+
+def _build_condition_event(before: Condition | None, condition: Condition) -> Event | None:
+    """Return the Event of a condition that has changed; None: the change is none."""
+    if condition.type in (c.DISTRIBUTED, c.NODES_HEALTHY, c.UPLOADED):
+        return _build_health_event(before, condition)
+    if condition.status == "True":
+        severity: Literal["Normal", "Warning"] = "Warning" if condition.type in (c.FAILED, c.IDLE) else "Normal"
+        return Event(severity, condition.type, condition.message or condition.reason)
+    if condition.type in (c.INPUTS_READY, c.SCHEDULED) and condition.reason in _WARNINGS:
+        return Event("Warning", condition.reason, condition.message)
+    if condition.type == c.SUSPENDED and before is not None and before.status == "True":
+        return Event("Normal", "Resumed", "spec.suspend is false")
+    return None
+
+
+def _build_health_event(before: Condition | None, condition: Condition) -> Event | None:
+    """Return the Event of a condition that is True for a healthy job."""
+    if condition.status == "False":
+        return Event("Warning", condition.reason, condition.message)
+    if condition.type == c.UPLOADED and before is not None:
+        return Event("Normal", condition.reason, condition.message)
+    return None

@@ -14,9 +14,9 @@ from ddp_operator.cluster import ClusterError, Conflict
 from ddp_operator.launcher.failure_table import CATEGORIES
 from ddp_operator.status import conditions as c
 from ddp_operator.status.transitions import (
-    Blamed,
     Ended,
     Failed,
+    NodeFailed,
     Reached,
     Restarted,
     Transition,
@@ -215,7 +215,7 @@ def test_the_page_names_every_series() -> None:
 def test_node_labels_are_bounded() -> None:
     metrics = Metrics(lambda: 0.0)
     for number in range(MAX_NODE_LABELS + 5):
-        metrics.on_transition("team", Blamed(f"n{number}"))
+        metrics.on_transition("team", NodeFailed(f"n{number}"))
     samples = [sample for family in metrics.node_failures.collect() for sample in family.samples]
     assert len(samples) == MAX_NODE_LABELS + 1
     assert {sample.labels["node"]: sample.value for sample in samples}["Other"] == 5

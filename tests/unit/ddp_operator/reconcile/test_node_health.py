@@ -11,7 +11,7 @@ from ddp_operator.kube.events import build_event
 from ddp_operator.reconcile.node_reports import MAX_NAMESPACES, MAX_NODES, PERIOD, NodeReports
 from ddp_operator.status import conditions as c
 from ddp_operator.status.node_health import LOOK_SECONDS, MOST_NODES, find_trouble
-from ddp_operator.status.transitions import Blamed
+from ddp_operator.status.transitions import NodeFailed
 from ddp_operator.status.views import view_pod
 from tests.support.builders import NOW, job, resource, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
@@ -151,7 +151,7 @@ async def test_node_is_reported_once_by_jobs_with_gpus_of_two_namespaces(
         harness.key = Key(namespace, name)
         Nodes(harness, XID)
         await harness.train()
-    assert seen.count(Blamed("node-a")) == counted
+    assert seen.count(NodeFailed("node-a")) == counted
     found = [(name, event) for kind, name, event in told if kind == "Node"]
     assert [(name, event.reason) for name, event in found] == [("node-a", "FailsTrainingJobs")] * events
     assert all("as reported by pods" in event.message for _, event in found)

@@ -152,7 +152,7 @@ class TestEdit:
         await harness.settle()
         held = harness.status.condition("Scheduled")
         assert held is not None
-        assert held.message.endswith("LocalQueue gpu is held (spec.stopPolicy is Hold)")
+        assert held.message.endswith("LocalQueue gpu is stopped (spec.stopPolicy is Hold)")
         assert harness.raw is not None
         harness.cluster.store.change(harness.raw, meta={"labels": {"kueue.x-k8s.io/queue-name": "other"}})
         await harness.settle()

@@ -73,7 +73,7 @@ class TestWorkload:
             # It may begin with fewer pods, for which there will be room.
             (
                 workload("Pending", TOO_MUCH, podSets=[{"count": 3, "minCount": 2}]),
-                ("QuotaPending", "there is no room yet for 2 pods, its least number"),
+                ("QuotaPending", f"insufficient quota for the minimum of 2 pods; for all pods: {TOO_MUCH}"),
             ),
             # Too much for one flavor, and another one will have room.
             (workload("Pending", f"{TOO_MUCH}, {NEEDS}"), ("QuotaPending", f"{TOO_MUCH}, {NEEDS}")),
@@ -88,11 +88,11 @@ class TestWorkload:
             (workload("Suspended", "ClusterQueue all is stopped"), ("QueueStopped", "ClusterQueue all is stopped")),
             (
                 workload("Inadmissible", "LocalQueue  doesn't exist", queueName=""),
-                ("Inadmissible", "the Job names no LocalQueue, and the namespace has none called default"),
+                ("Inadmissible", "the Job names no LocalQueue, and the namespace has no LocalQueue named default"),
             ),
             (
                 workload("Pending", "The workload is deactivated", active=False),
-                ("WorkloadDeactivated", "its Workload job-train-1-0a1b2 is deactivated (spec.active is false)"),
+                ("WorkloadDeactivated", "Workload job-train-1-0a1b2 is deactivated (spec.active is false)"),
             ),
             (
                 workload(
@@ -105,7 +105,8 @@ class TestWorkload:
                 ),
                 (
                     "WorkloadDeactivated",
-                    "its Workload job-train-1-0a1b2 is deactivated due to exceeding the maximum time",
+                    "Workload job-train-1-0a1b2 is deactivated (spec.active is false): "
+                    "The workload is deactivated due to exceeding the maximum time",
                 ),
             ),
             (
@@ -115,7 +116,7 @@ class TestWorkload:
             # Evicted: while its pods end, until its time comes, and when it waits again.
             (
                 workload("QuotaReserved", "", condition("Evicted", "Preempted", "Preempted for 1"), status="True"),
-                ("QuotaPending", "Preempted for 1; its pods end first"),
+                ("QuotaPending", "Preempted for 1; waiting for its pods to terminate"),
             ),
             (
                 workload(
@@ -124,20 +125,20 @@ class TestWorkload:
                     condition("Evicted", "PodsReadyTimeout", "Pods were not ready"),
                     again="2026-11-20T11:00:00Z",
                 ),
-                ("QuotaPending", "Pods were not ready; it is queued again at 2026-11-20T11:00:00Z"),
+                ("QuotaPending", "Pods were not ready; requeued at 2026-11-20T11:00:00Z"),
             ),
             (
                 workload("Pending", NEEDS, condition("Evicted", "Preempted", "Preempted for 1")),
-                ("QuotaPending", f"{NEEDS}; it was evicted (Preempted)"),
+                ("QuotaPending", f"{NEEDS}; evicted (Preempted)"),
             ),
             (
                 workload("Pending", NEEDS, condition("Evicted", "QuotaReserved", "Previously: x", "False")),
                 ("QuotaPending", NEEDS),
             ),
-            (workload("", "", condition("Evicted", "Preempted")), ("QuotaPending", "it was evicted (Preempted)")),
+            (workload("", "", condition("Evicted", "Preempted")), ("QuotaPending", "evicted (Preempted)")),
             (
                 workload("Pending", "x", condition("Finished", "OutOfSync", "not the Job's")),
-                ("WorkloadFinished", "its Workload job-train-1-0a1b2 has ended (OutOfSync: not the Job's)"),
+                ("WorkloadFinished", "Workload job-train-1-0a1b2 is finished (OutOfSync: not the Job's)"),
             ),
         ],
     )
@@ -179,11 +180,12 @@ class TestQueue:
     @pytest.mark.parametrize(
         ("found", "reason", "why"),
         [
-            (queue(stopPolicy="Hold"), "QueueStopped", "LocalQueue gpu is held (spec.stopPolicy is Hold)"),
+            (queue(stopPolicy="Hold"), "QueueStopped", "LocalQueue gpu is stopped (spec.stopPolicy is Hold)"),
             (
                 queue("ClusterQueueIsInactive", stopPolicy="None"),
                 "QueueStopped",
-                "ClusterQueue all of LocalQueue gpu is not active: it is held, or what it names is missing",
+                "ClusterQueue all of LocalQueue gpu is not active: it is stopped, or a flavor or "
+                "admission check that it names is missing",
             ),
             (queue("ClusterQueueDoesNotExist"), "Inadmissible", "ClusterQueue all of LocalQueue gpu does not exist"),
         ],
@@ -193,7 +195,7 @@ class TestQueue:
     ) -> None:
         assert explain_waiting(QUEUED, [workload("Pending", NEEDS)], found) == Problem(reason, why)
         evicted = workload("Pending", NEEDS, condition("Evicted", "ClusterQueueStopped", "The ClusterQueue is stopped"))
-        after = Problem(reason, f"{why}; it was evicted (ClusterQueueStopped)")
+        after = Problem(reason, f"{why}; evicted (ClusterQueueStopped)")
         assert explain_waiting(QUEUED, [evicted], found) == after
         reserved = workload("QuotaReserved", status="True", checks=[("b", "Pending")])
         assert explain_waiting(QUEUED, [reserved], found) == explain_waiting(QUEUED, [reserved]), (
