@@ -15,7 +15,7 @@ from typing import IO, Any, Iterator, cast
 from .contract import EXIT_PREEMPTED, EXIT_RETRYABLE
 from .files import log
 from .pod import CannotStart, CodeConfig
-from .processes import die_with
+from .processes import set_parent_death_signal
 
 _PIECE = 1 << 20
 _XZ = b"\xfd7zXZ"
@@ -241,7 +241,7 @@ def _run(line: list[str], env: dict[str, str], code: CodeConfig, signals: list[i
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        preexec_fn=lambda: die_with(launcher),  # noqa: PLW1509
+        preexec_fn=lambda: set_parent_death_signal(launcher),  # noqa: PLW1509
     ) as process:
         output = cast(IO[bytes], process.stdout)
         while True:

@@ -27,7 +27,7 @@ from typing import Any, Optional, Sequence
 from .contract import ENV_AGENT_PID
 from .files import BOOTSTRAP, log
 from .loopback import bind_stores
-from .processes import adopt_orphans, die_with
+from .processes import adopt_orphans, set_parent_death_signal
 
 _LENGTH = struct.Struct("!I")
 # Read when PyTorch, or a library that it loads, is imported; others are read when they are needed.
@@ -66,7 +66,7 @@ def serve(words: Sequence[str]) -> list[str]:
     """
     os.setsid()
     launcher, forks_ranks = int(words[1]), bool(words[2:])
-    die_with(launcher)
+    set_parent_death_signal(launcher)
     requests = socket.socket(fileno=int(words[0]))
     problem: Optional[Exception] = None
     gc.disable()  # it would go through what is imported again and again, a fifth of the time
@@ -86,7 +86,7 @@ def serve(words: Sequence[str]) -> list[str]:
     ranks, theirs = socket.socketpair()
     server = os.fork() if forks_ranks else agent
     if server == 0:
-        die_with(agent)
+        set_parent_death_signal(agent)
         ranks.close()
         for descriptor in descriptors:
             os.close(descriptor)
@@ -130,7 +130,7 @@ def _fork_on_request(requests: socket.socket, parent: int) -> tuple[dict[str, An
                 time.sleep(0.0005)
             requests.close()
             os.setsid()
-            die_with(parent)
+            set_parent_death_signal(parent)
             return request, descriptors
         for descriptor in descriptors:
             os.close(descriptor)

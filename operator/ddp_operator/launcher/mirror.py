@@ -26,7 +26,7 @@ from .failure import SUPERSEDED, UNUSABLE
 from .files import log
 from .metrics import Metrics
 from .pod import decode_pod
-from .processes import die_with
+from .processes import set_parent_death_signal
 from .snapshots import Changed, Snapshot, SnapshotStore, Superseded, hash_file, identify
 from .storage import UnusableStorage, hide_credentials, open_storage
 
@@ -43,7 +43,7 @@ Identity = tuple[int, int, int, int]
 def mirror_main(words: Sequence[str]) -> int:
     """``mirror <descriptor> <launcher> <what Mirror is given>``. Returns the exit code."""
     os.setsid()  # Ctrl-C is the launcher's
-    die_with(int(words[1]))
+    set_parent_death_signal(int(words[1]))
     channel = socket.socket(fileno=int(words[0]))
 
     def report(event: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Callable, Optional
 from .files import is_own_file, log, read_json
 from .log_patterns import COLOURS, KnownLoops, LogProgress, PatternTooSlow, compile_log_pattern
 from .pod import Pod
-from .processes import STOP_SIGNALS, die_with
+from .processes import STOP_SIGNALS, set_parent_death_signal
 from .tracebacks import PLACE, describe
 
 _LONGEST_LINE = 1 << 16  # what is longer is shown in pieces
@@ -211,7 +211,7 @@ class OutputReader:
                 for number in (*STOP_SIGNALS, signal.SIGUSR1):
                     signal.signal(number, signal.SIG_IGN)
                 os.close(self.guard)
-                die_with(launcher)
+                set_parent_death_signal(launcher)
                 keep_reading(self._pod, sources, done, marked=self._marked)
             except BaseException as error:
                 log(describe(error)["traceback"])

@@ -12,7 +12,7 @@ from typing import Any, Callable, Iterator, Optional, Sequence
 
 from .nccl_log import SOCKET, Network, read_network
 from .pod import Pod
-from .processes import die_with, kill
+from .processes import set_parent_death_signal, kill
 
 _SECONDS = 60.0
 _BYTES = {"gloo": 4 << 20, "nccl": 64 << 20}
@@ -35,7 +35,7 @@ def measure_network(torch: Any, pod: Pod, ranks: Sequence[tuple[int, int, int]],
             outcome: dict[str, Any] = {"problem": "the probe ended without a result"}
             log = os.path.join(pod.runtime, f"nccl-{one[0]}.log")
             try:
-                die_with(os.getppid())
+                set_parent_death_signal(os.getppid())
                 os.close(result)
                 outcome = _measure(torch, pod, one, pairs, log)
             except BaseException as error:

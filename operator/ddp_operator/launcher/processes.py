@@ -64,7 +64,7 @@ def adopt_orphans(*, wanted: bool = True) -> bool:
     return prctl(36, wanted)  # PR_SET_CHILD_SUBREAPER
 
 
-def die_with(parent: int) -> None:
+def set_parent_death_signal(parent: int) -> None:
     """Ask the kernel for SIGKILL when ``parent`` dies; it may be dead already."""
     prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:

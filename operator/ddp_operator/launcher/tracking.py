@@ -9,7 +9,7 @@ from typing import Any, Mapping, Optional, Sequence
 
 from .contract import ENV_COMPLETION_INDEX, ENV_RUNTIME_DIR, ENV_TRACKING_RUN, METRIC_TRACKING
 from .files import BOOTSTRAP, log, read_json, write_json
-from .processes import die_with
+from .processes import set_parent_death_signal
 
 MLFLOW_URI, MLFLOW_RUN, MLFLOW_EXPERIMENT = "MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME"
 WANDB_RUN = "WANDB_RUN_ID"
@@ -33,7 +33,7 @@ def start_tracking(runtime: str) -> None:
 
 def tracking_main(words: Sequence[str]) -> int:
     """``tracking <the launcher's pid> <file>``: write the id of the job's run in MLflow, or why there is none."""
-    die_with(int(words[0]))
+    set_parent_death_signal(int(words[0]))
     try:
         # Its own client knows every kind of store and of login.
         found = find_run(importlib.import_module("mlflow").MlflowClient(), os.environ)

@@ -11,7 +11,7 @@ from .contract import ENV_AGENT_PID, ENV_RUNTIME_DIR, ENV_TRACKING_RUN, PAGES, T
 from .files import read_json, write_json
 from .import_hook import ImportHook
 from .loopback import StoreHook
-from .processes import STACK_SIGNAL, die_with
+from .processes import STACK_SIGNAL, set_parent_death_signal
 from .tracebacks import hide_own_frames, record_exception
 
 _GROUPS_MODULE = "torch.distributed.distributed_c10d"
@@ -77,7 +77,7 @@ _URL, _TOKEN = "KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_TOKEN"  #
 def worker_main(words: Sequence[str]) -> NoReturn:
     """``worker <kind> <local rank> <target> …``: become the user's program."""
     kind, local_rank, target, args = words[0], words[1], words[2], list(words[3:])
-    die_with(int(os.environ.pop(ENV_AGENT_PID, os.getppid())))
+    set_parent_death_signal(int(os.environ.pop(ENV_AGENT_PID, os.getppid())))
     runtime = os.environ[ENV_RUNTIME_DIR]
     divert_output(os.path.join(runtime, "output", local_rank))
     error_file = os.path.join(runtime, "errors", f"{local_rank}.json")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from ddp_operator.constants import ENV_LIFELINE_FD, ENV_LOCAL_POD
-from ddp_operator.launcher.processes import die_with, kill, load_libc
+from ddp_operator.launcher.processes import set_parent_death_signal, kill, load_libc
 
 _SECONDS_TO_DIE: Final = 15.0
 
@@ -75,7 +75,7 @@ def start(
 
     Raises: OSError where the program or the folder is not there or not allowed.
     """
-    load_libc()  # which die_with needs
+    load_libc()  # which set_parent_death_signal needs
     with log.open("ab") as output:
         popen = subprocess.Popen(
             list(command),
@@ -87,7 +87,7 @@ def start(
             stderr=subprocess.STDOUT,
             start_new_session=True,
             # The request is the *thread's* that forks, hence the main thread.
-            preexec_fn=partial(die_with, os.getpid()),  # noqa: PLW1509
+            preexec_fn=partial(set_parent_death_signal, os.getpid()),  # noqa: PLW1509
         )
     return PodProcess(popen, mark)
 

@@ -114,7 +114,7 @@ def test_a_server_that_is_away_costs_a_line_and_not_the_run(
 
 
 def test_a_pod_without_mlflow_says_so_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracking, "die_with", lambda pid: None)
+    monkeypatch.setattr(tracking, "set_parent_death_signal", lambda pid: None)
     monkeypatch.setitem(tracking.sys.modules, "mlflow", None)
     assert tracking.tracking_main(["1", str(tmp_path / "mlflow-run.json")]) == 0
     assert '{"problem": "ModuleNotFoundError: ' in (tmp_path / "mlflow-run.json").read_text()
