@@ -87,7 +87,7 @@ class SharedSnapshot:
 
     def share(self, store: Any) -> None:
         """Agree before the workers of a round start; the launcher ends this process where that takes too long."""
-        if self._pod.checkpoint is None or not self._pod.meets_others:
+        if self._pod.checkpoint is None or not self._pod.is_multi_node:
             return
         if self._pod.node == 0:
             store.set(self._KEY, self._synchronize(None))

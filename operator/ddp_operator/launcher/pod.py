@@ -187,7 +187,7 @@ class Pod(LauncherConfig):
         return self.master == "localhost" or self.master.startswith("127.")
 
     @property
-    def meets_others(self) -> bool:
+    def is_multi_node(self) -> bool:
         """Whether there is a rendezvous with other pods."""
         return self.nodes > 1 or self.elastic
 
@@ -225,7 +225,7 @@ def add_pod_flags(flags: Sequence[str], pod: Pod) -> list[str]:
     static = any(flag == "--rdzv-backend=static" for flag in flags)
     if static:
         return [*flags, f"--master-addr={pod.master}", f"--master-port={pod.port}", f"--node-rank={pod.node}"]
-    if not pod.meets_others:
+    if not pod.is_multi_node:
         return [*flags, "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
     host = "localhost" if pod.node == 0 and not pod.local else pod.master
     address = [f"--local-addr={loopback_address(pod.node)}"] if pod.local else []

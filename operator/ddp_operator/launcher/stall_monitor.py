@@ -67,7 +67,7 @@ class StallMonitor:
         while True:
             time.sleep(self._interval)
             pages = self._metrics.collect()
-            if self._pod.node == 0 and self._pod.meets_others:
+            if self._pod.node == 0 and self._pod.is_multi_node:
                 steps = [step for step in map(read_step, pages.values()) if step is not None]
                 try_write_json(self._path(RUN_STEP_FILE), {"step": max(steps)} if steps else {})
             now = self._clock.tick(time.monotonic())
@@ -189,7 +189,7 @@ class StallMonitor:
         """Tell whether this pod's workers are to be ended now, by what all pods have found."""
         report = report_stall(stall, [one for _, one in self._stalled])
         board = self.board
-        if not self._pod.meets_others:
+        if not self._pod.is_multi_node:
             board = {"known": int(report.known), "stuck": int(report.stuck), "idle": int(report.idle), "pods": 1}
         if self._kill_at == math.inf and should_kill_workers(report, board, certain=stall.certain):
             self._kill_at = now + stall_grace_seconds(self._pod.nodes, self._interval, has_cause=True)

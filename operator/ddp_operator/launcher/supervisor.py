@@ -154,7 +154,7 @@ class Supervisor:
 
     def _start_agent(self) -> None:
         guard: Optional[int] = None
-        if self.pod.meets_others and self.pod.node == 0 and not self._static and not self._store:
+        if self.pod.is_multi_node and self.pod.node == 0 and not self._static and not self._store:
             guard, self._store_guard = os.pipe()
         self._agent_waits = False
         flags = [*self._flags, f"--max-restarts={self._restarts.left}"]
@@ -162,8 +162,8 @@ class Supervisor:
 
     def _release_agent(self) -> None:
         """Let the agent meet the others once the master and the checkpoints are there; until then it imports torch."""
-        self._fit = not self.pod.meets_others
-        if self.pod.meets_others:
+        self._fit = not self.pod.is_multi_node
+        if self.pod.is_multi_node:
             self._enter("WaitingForMaster")
             wait = threading.Thread(target=self._wait_for_master, args=(self._agent.channel,), daemon=True)
             wait.start()

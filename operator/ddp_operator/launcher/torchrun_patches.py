@@ -216,7 +216,7 @@ class TorchrunPatches:
         with self._gate:
             started = inner(agent, *args)
         self._report({"phase": "Running"})
-        if self._pod.meets_others:
+        if self._pod.is_multi_node:
             self._count.start_round(agent._store, time.monotonic())
         return started
 
@@ -237,7 +237,7 @@ class TorchrunPatches:
 
     def _monitor(self, inner: Any, agent: Any, *args: Any) -> Any:
         pod, result = self._pod, inner(agent, *args)
-        if pod.meets_others:
+        if pod.is_multi_node:
             board = self._board.exchange(agent._store, agent._worker_group.group_world_size, time.monotonic())
             if board is not None:
                 self._report({"board": board})
@@ -254,7 +254,7 @@ class TorchrunPatches:
         may_be_free = bool(failures) and pod.awaits_peers and not_counted and not self._is_stopping
         free = may_be_free and self._quorum.take_free_restart()
         if failures:
-            step = self._run_step.read(agent._store) if pod.node and pod.meets_others else None
+            step = self._run_step.read(agent._store) if pod.node and pod.is_multi_node else None
             again = self._may_restart({"failures": failures, "free": free, "step": step})
             # Pods that have ended do not come to another rendezvous: it would only time out.
             agent._remaining_restarts = int(again and not ended)
@@ -291,7 +291,7 @@ class TorchrunPatches:
 
     @property
     def _has_fixed_group(self) -> bool:
-        if self._pod.regroups or not self._pod.meets_others:
+        if self._pod.regroups or not self._pod.is_multi_node:
             return False
         return hasattr(importlib.import_module("torch.distributed").TCPStore, "check")  # torch 2.2 has none
 
