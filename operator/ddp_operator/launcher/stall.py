@@ -27,7 +27,7 @@ _LONGER_PAUSE = 4.0
 _IDLE_SHARE = 0.01  # of a CPU for each worker: below it nothing is computed
 
 
-class StallBoard:
+class SharedStallState:
     """What the pods of a job know of a stall, in the store of their round: how many have seen what, and one root cause.
 
     The launcher leaves its own report in a file; see ``StallReport``. Without a stall the store is not queried.

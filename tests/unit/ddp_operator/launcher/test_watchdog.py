@@ -25,7 +25,7 @@ from ddp_operator.launcher.stall import (
     Idleness,
     LogSteps,
     Stall,
-    StallBoard,
+    SharedStallState,
     StalledRank,
     Watchdog,
     build_stall_rows,
@@ -255,9 +255,9 @@ class Store(dict[str, bytes]):
         return all(key in self for key in keys)
 
 
-class TestStallBoard:
-    def pods(self, folder: Path) -> list[tuple[Path, StallBoard]]:
-        return [(folder / name, StallBoard(str(folder / name), 0.5)) for name in ("pod-0", "pod-1")]
+class TestSharedStallState:
+    def pods(self, folder: Path) -> list[tuple[Path, SharedStallState]]:
+        return [(folder / name, SharedStallState(str(folder / name), 0.5)) for name in ("pod-0", "pod-1")]
 
     def test_pods_learn_who_is_behind_and_take_it_back(self, tmp_path: Path) -> None:
         store = Store()
