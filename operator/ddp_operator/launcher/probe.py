@@ -12,7 +12,7 @@ from typing import Any, Callable, Iterator, Optional, Sequence
 
 from .nccl_log import SOCKET, Network, read_network
 from .pod import Pod
-from .processes import set_parent_death_signal, kill
+from .processes import kill, set_parent_death_signal
 
 _SECONDS = 60.0
 _BYTES = {"gloo": 4 << 20, "nccl": 64 << 20}

@@ -136,7 +136,9 @@ class TorchrunPatches:
         self._processes: Any = importlib.import_module(_PROCESSES)
         self._rounds: Any = importlib.import_module(_RENDEZVOUS)
         self._gate = SignalGate(self._processes)
-        self._board = SharedStallState(os.path.join(pod.runtime, STALL_REPORT_FILE), max(0.5, min(5.0, pod.nodes / 100)))
+        self._board = SharedStallState(
+            os.path.join(pod.runtime, STALL_REPORT_FILE), max(0.5, min(5.0, pod.nodes / 100))
+        )
         self._run_step = RunStep(os.path.join(pod.runtime, RUN_STEP_FILE))
         # torchrun looks for the others once a second, whatever their number: most of a small job's rendezvous is sleep.
         self._pause = min(1.0, pod.nodes / 100)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from ddp_operator.constants import ENV_LIFELINE_FD, ENV_LOCAL_POD
-from ddp_operator.launcher.processes import set_parent_death_signal, kill, load_libc
+from ddp_operator.launcher.processes import kill, load_libc, set_parent_death_signal
 
 _SECONDS_TO_DIE: Final = 15.0
 

@@ -24,8 +24,8 @@ from ddp_operator.launcher.stacks import SECONDS_FOR_STACKS, Stack, collect_stac
 from ddp_operator.launcher.stall import (
     Idleness,
     LogSteps,
-    Stall,
     SharedStallState,
+    Stall,
     StalledRank,
     Watchdog,
     build_stall_rows,
