@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddp_operator.launcher.pod import CheckpointConfig, WatchdogConfig
+from ddp_operator.launcher.pod import CheckpointStoreConfig, WatchdogConfig
 from tests.support.launcher_pods import Pods
 from tests.support.object_store import FolderStore, ObjectStore
 from tests.support.saved_states import load, same
@@ -67,7 +67,7 @@ def attempt(tmp_path: Path, store: Store) -> Iterator[Attempt]:
         folder = tmp_path / f"attempt-{number}"
         folder.mkdir()
         (folder / "train.py").write_text(TRAIN)
-        config = {"checkpoint": CheckpointConfig(store.url, 3), "watchdog": WatchdogConfig(900, 900, 10, "Report")}
+        config = {"checkpoint": CheckpointStoreConfig(store.url, 3), "watchdog": WatchdogConfig(900, 900, 10, "Report")}
         pods = Pods(folder, ["train.py"], nodes=nodes, max_restarts=restarts, config=config)
         made.append(pods)
         about = {"DDP_ATTEMPT": number, "DDP_RUN_ID": f"job-{number}", "DDP_GRACE_SECONDS": grace, **env}
@@ -211,7 +211,7 @@ def test_the_trainer_ends_bit_by_bit_as_without_an_end_in_the_middle(store: Stor
         return dict(re.findall(r"step (\d+)\b.*?loss ([\d.]+)", log))
 
     made: list[Pods] = []
-    kept = {"checkpoint": CheckpointConfig(store.url, 3), "watchdog": WatchdogConfig(900, 900, 100, "Report")}
+    kept = {"checkpoint": CheckpointStoreConfig(store.url, 3), "watchdog": WatchdogConfig(900, 900, 100, "Report")}
     try:
         reference = start("reference", 1, {}, 0.0)
         whole, _ = (reference.wait(index) for index in range(2))
@@ -241,7 +241,7 @@ def test_training_goes_on_while_the_store_is(state: str, tmp_path: Path) -> None
     folder = tmp_path / "attempt-1"
     folder.mkdir()
     (folder / "train.py").write_text(TRAIN)
-    config = {"checkpoint": CheckpointConfig(store.url, 3), "watchdog": WatchdogConfig(900, 900, 100, "Report")}
+    config = {"checkpoint": CheckpointStoreConfig(store.url, 3), "watchdog": WatchdogConfig(900, 900, 100, "Report")}
     place = {"DDP_CHECKPOINT_DIR": str(folder / "ckpt"), "DDP_ATTEMPT": "1", "DDP_RUN_ID": "job-1"}
     pods = Pods(folder, ["train.py"], nodes=1, config=config)
     try:

@@ -14,7 +14,7 @@ from typing import IO, Any, Iterator, cast
 
 from .contract import EXIT_PREEMPTED, EXIT_RETRYABLE
 from .files import log
-from .pod import CannotStart, CodeConfig
+from .pod import CodeConfig, PodSetupError
 from .processes import set_parent_death_signal
 
 _PIECE = 1 << 20
@@ -28,7 +28,7 @@ _MOST_LINKS = 40  # that lead to one file, as in Linux
 
 
 def prepare_code(code: CodeConfig, signals: list[int]) -> None:
-    """Unpack the folder and install its packages. ``signals``: those that have come. Raises: CannotStart."""
+    """Unpack the folder and install its packages. ``signals``: those that have come. Raises: PodSetupError."""
     count = unpack(code)
     log(f"the code {code.digest[:12]}: {count} files in {code.folder}")
     if code.requirements:
@@ -36,7 +36,7 @@ def prepare_code(code: CodeConfig, signals: list[int]) -> None:
 
 
 def unpack(code: CodeConfig) -> int:
-    """Write the archive's files, once all of it has been checked. Returns how many there are. Raises: CannotStart."""
+    """Write the archive's files, once all of it has been checked. Returns how many there are. Raises: PodSetupError."""
     _check_archive(code)
     count = 0
     with _open_archive(code) as stream, _reporting_damage(code), tarfile.open(fileobj=stream, mode="r|") as archive:
@@ -58,7 +58,7 @@ def _check_archive(code: CodeConfig) -> None:
                 pass
         names.check()
     if source.digest != code.digest:
-        raise CannotStart(
+        raise PodSetupError(
             f"the archive with the code, {code.archive}, has the digest {source.digest[:12]}…, and spec.code.digest is "
             f"{code.digest[:12]}…: it is not what was submitted",
             _AGAIN,
@@ -71,7 +71,7 @@ def _open_archive(code: CodeConfig) -> Any:
             compressed = file.read(len(_XZ)) == _XZ
         return (lzma.open if compressed else gzip.open)(code.archive)
     except OSError as error:
-        raise CannotStart(
+        raise PodSetupError(
             f"the archive with the code, {code.archive}, cannot be read: {error.strerror}",
             "submit the job again with --workdir, which puts the code where spec.code says; spec.code.image comes only "
             "where Kubernetes' feature gate ImageVolume is on, elsewhere use --code-claim",
@@ -83,9 +83,9 @@ def _reporting_damage(code: CodeConfig) -> Iterator[None]:
     try:
         yield
     except (tarfile.TarError, EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
-        raise CannotStart(f"the archive with the code, {code.archive}, is damaged: {error}", _AGAIN) from error
+        raise PodSetupError(f"the archive with the code, {code.archive}, is damaged: {error}", _AGAIN) from error
     except OSError as error:
-        raise CannotStart(
+        raise PodSetupError(
             f"the code cannot be unpacked in {code.folder}: {error.strerror or error}",
             "look at the node's disk and at the pod's limit for ephemeral-storage",
             EXIT_RETRYABLE,
@@ -196,7 +196,7 @@ def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: str) -> No
 
 
 def install_packages(code: CodeConfig, signals: list[int]) -> None:
-    """Install what the requirements file names, and let all Python of this pod find it. Raises: CannotStart.
+    """Install what the requirements file names, and let all Python of this pod find it. Raises: PodSetupError.
 
     A virtual environment beside the image's packages keeps those that are good enough (PyTorch), replaces others
     without touching them, and needs no right to write where the image has them.
@@ -205,7 +205,7 @@ def install_packages(code: CodeConfig, signals: list[int]) -> None:
     environment = os.path.join(code.packages, "venv")
     packages = os.path.join(environment, "lib", "python%d.%d" % sys.version_info[:2], "site-packages")
     if not os.path.exists(requirements):
-        raise CannotStart(
+        raise PodSetupError(
             f"there is no {code.requirements} in the code that was submitted",
             "write one, or see whether .gitignore or .ddpignore leaves it out, or submit without --pip",
         )
@@ -221,7 +221,7 @@ def install_packages(code: CodeConfig, signals: list[int]) -> None:
         _run([sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", environment], env, code, signals)
         _run(pip, env, code, signals)
     except OSError as error:
-        raise CannotStart(
+        raise PodSetupError(
             f"the packages of {code.requirements} cannot be installed: {error.strerror}",
             "look at the node's disk and at the pod's limit for ephemeral-storage",
             EXIT_RETRYABLE,
@@ -232,7 +232,7 @@ def install_packages(code: CodeConfig, signals: list[int]) -> None:
 
 
 def _run(line: list[str], env: dict[str, str], code: CodeConfig, signals: list[int]) -> None:
-    """Run a program with its output in the log. Raises: CannotStart where it fails, or the pod is asked to stop."""
+    """Run a program with its output in the log. Raises: PodSetupError where it fails, or the pod is asked to stop."""
     launcher, last = os.getpid(), b""
     with subprocess.Popen(
         line,
@@ -248,7 +248,7 @@ def _run(line: list[str], env: dict[str, str], code: CodeConfig, signals: list[i
             ready = select.select([output], [], [], _POLL_SECONDS)[0]
             if signals:
                 process.kill()
-                raise CannotStart("asked to stop by a signal", "", EXIT_PREEMPTED)
+                raise PodSetupError("asked to stop by a signal", "", EXIT_PREEMPTED)
             data = os.read(output.fileno(), _PIECE) if ready else b""
             if ready and not data:
                 break
@@ -258,11 +258,11 @@ def _run(line: list[str], env: dict[str, str], code: CodeConfig, signals: list[i
         lines = last.decode(errors="replace").splitlines() or [f"exit code {process.returncode}"]
         errors = [text for text in lines if text.startswith("ERROR:")] or lines
         if errors[-1].endswith("No module named pip"):
-            raise CannotStart(
+            raise PodSetupError(
                 f"pip cannot install {code.requirements}: the image has none",
                 "choose an image that has pip or the packages, or submit without --pip",
             )
-        raise CannotStart(
+        raise PodSetupError(
             f"pip cannot install {code.requirements}: {errors[-1]}",
             f"fix {code.requirements}; what the cluster's network cannot reach has to be in the image (PIP_INDEX_URL "
             "in the container's env names another index)",

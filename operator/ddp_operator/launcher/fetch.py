@@ -33,8 +33,8 @@ from .contract import (
 )
 from .failure_table import UNKNOWN, USER_ERROR, Outcome
 from .files import log, read_json, write_json
-from .metrics import Metrics
-from .sources import FetchError, File, Input, Source, explain, hide_query, open_source
+from .metrics import MetricsEndpoint
+from .sources import FetchError, File, InputSource, InputState, explain, hide_query, open_source
 from .termination import build_report, finish
 
 _PARALLEL = 8
@@ -54,8 +54,8 @@ def fetch_main(signals: list[int]) -> int:
     os.umask(0o002)  # other jobs' users share the claim
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, lambda *_: os._exit(EXIT_PREEMPTED))  # what is there is continued by the next one
-    inputs = [Input(**one) for one in json.loads(os.environ[ENV_INPUTS])]
-    page = Metrics("", lambda: "")
+    inputs = [InputState(**one) for one in json.loads(os.environ[ENV_INPUTS])]
+    page = MetricsEndpoint("", lambda: "")
     page.comments = lambda: f"{COMMENT_INPUTS}{json.dumps([one.describe() for one in inputs])}\n"
     with contextlib.suppress(OSError):
         port = page.serve(int(os.environ.get(ENV_METRICS_PORT) or 0))
@@ -81,12 +81,12 @@ def fetch_main(signals: list[int]) -> int:
 class Fetch:
     """One input on its way."""
 
-    def __init__(self, item: Input) -> None:
+    def __init__(self, item: InputState) -> None:
         self.item = item
         self._base = os.path.join(item.root, INPUTS_FOLDER)
         self._target = os.path.join(self._base, item.key)
         self._part = f"{self._target}.part"
-        self._source = Source("")
+        self._source = InputSource("")
         self._files: list[File] = []
         self._stop = threading.Event()
         self._count = threading.Lock()

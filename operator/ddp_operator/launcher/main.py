@@ -12,7 +12,7 @@ from .failure_table import EXIT_CODES
 from .files import BOOTSTRAP, log
 from .hints import advise_on_program
 from .known_loops import find_total
-from .pod import CannotStart, add_pod_flags, default_threads, make_runtime_dir, read_pod
+from .pod import PodSetupError, add_pod_flags, default_threads, make_runtime_dir, read_pod
 from .processes import adopt_orphans
 from .supervisor import Supervisor
 from .termination import build_report, finish
@@ -42,7 +42,7 @@ def run_main(words: Sequence[str], signals: list[int]) -> int:
             raise ValueError(missing)
         epochs, steps = (find_total(command, epochs=of_epochs) for of_epochs in (True, False))
         pod = dataclasses.replace(pod, epochs=pod.epochs or epochs, steps=steps)
-    except CannotStart as error:
+    except PodSetupError as error:
         said = {"message": str(error), "hint": error.hint, "traceback": error.output, "exitCode": error.exit_code}
         return finish(EXIT_CODES[error.exit_code], {**report, **said})
     except ValueError as error:

@@ -131,7 +131,7 @@ def _open_server(host: str, port: int) -> socket.socket:
         return socket.create_server(("", port))
 
 
-class Metrics:
+class MetricsEndpoint:
     """The endpoint: the pod's own series and the pages of its ranks."""
 
     def __init__(

@@ -24,10 +24,10 @@ from typing import Any, Callable, Iterable, Iterator, Optional, Sequence
 from .contract import METRIC_CHECKPOINT_STEP
 from .failure import SUPERSEDED, UNUSABLE
 from .files import log
-from .metrics import Metrics
+from .metrics import MetricsEndpoint
 from .pod import decode_pod
 from .processes import set_parent_death_signal
-from .snapshots import Changed, Snapshot, SnapshotStore, Superseded, hash_file, identify
+from .snapshots import Changed, CheckpointSnapshot, PrefixSuperseded, SnapshotStore, hash_file, identify
 from .storage import UnusableStorage, hide_credentials, open_storage
 
 _SECONDS_BETWEEN_LOOKS = 1.0
@@ -51,7 +51,7 @@ def mirror_main(words: Sequence[str]) -> int:
 
     try:
         Mirror(json.loads(words[2]), report).serve(channel)
-    except Superseded as error:
+    except PrefixSuperseded as error:
         # Another attempt goes on from here; another job would be overtaken in its turn, and so on.
         report({"end": SUPERSEDED if error.same_job else UNUSABLE, "message": str(error)})
     except UnusableStorage as error:
@@ -103,7 +103,7 @@ class Folder:
             self._digests[path] = known
         return known[1], identity[0]
 
-    def take(self, snapshot: Snapshot) -> None:
+    def take(self, snapshot: CheckpointSnapshot) -> None:
         """Take in that the files of a snapshot were just fetched or found the same."""
         for path, (digest, _) in snapshot.files.items():
             with suppress(OSError):
@@ -131,11 +131,11 @@ class Mirror:
         self._url = pod.checkpoint.url
         self._report = report
         self._folder = Folder(given["folder"])
-        self._metrics = Metrics(pod.runtime, lambda: "")
+        self._metrics = MetricsEndpoint(pod.runtime, lambda: "")
         system, root = open_storage(self._url)
         self._store = SnapshotStore(system, root, given["attempt"], given["runId"], pod.checkpoint.keep)
         self._uploads = False
-        self._last: Optional[Snapshot] = None
+        self._last: Optional[CheckpointSnapshot] = None
         self._tried: dict[str, Identity] = {}  # the folder at the last snapshot, as far as it was complete
         self._waits: dict[str, float] = {}  # since when a file is not
         self._pending = False  # whether there is anything that the store does not have
@@ -144,7 +144,7 @@ class Mirror:
         self._next_try = 0.0
 
     def serve(self, channel: socket.socket) -> None:
-        """Do what is asked until the launcher has closed its end. Raises: Superseded, UnusableStorage."""
+        """Do what is asked until the launcher has closed its end. Raises: PrefixSuperseded, UnusableStorage."""
         unread = b""
         while True:
             if select.select([channel], [], [], _SECONDS_BETWEEN_LOOKS if self._uploads else None)[0]:
@@ -190,7 +190,7 @@ class Mirror:
                 action()
                 self._note("")
                 return
-            except (Superseded, UnusableStorage):
+            except (PrefixSuperseded, UnusableStorage):
                 raise
             except Exception as error:
                 lasting = isinstance(error, (PermissionError, FileNotFoundError))
@@ -202,7 +202,7 @@ class Mirror:
     def _look(self, *, final: bool) -> bool:
         """Upload the folder if it has changed and is complete. Returns whether it is now as in the store.
 
-        ``final``: whatever is there is complete. A failure is reported, and tried again later. Raises: Superseded.
+        ``final``: whatever is there is complete. A failure is reported and retried later. Raises: PrefixSuperseded.
         """
         now = time.monotonic()
         if now < self._next_try and not final:
@@ -223,7 +223,7 @@ class Mirror:
             return not pending
         try:
             self._save(found, incomplete, step)
-        except Superseded:
+        except PrefixSuperseded:
             raise
         except Changed as error:
             log(f"{error}: the folder is looked at again")
@@ -299,7 +299,7 @@ def list_written_files() -> set[int]:
     return written
 
 
-def _describe(snapshot: Snapshot) -> str:
+def _describe(snapshot: CheckpointSnapshot) -> str:
     return snapshot.name + (f" (step {snapshot.step})" if snapshot.step is not None else "")
 
 

@@ -26,7 +26,7 @@ _REASONS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Network:
+class CommunicatorNetwork:
     """What carries the data between pods. ``transport``: empty where the log tells of no network.
 
     ``direct``: whether NICs read and write GPU memory themselves (GPUDirect RDMA) on all channels. ``reason``: NCCL's
@@ -38,7 +38,7 @@ class Network:
     reason: str = ""
 
 
-def read_network(log: str) -> Network:
+def read_network(log: str) -> CommunicatorNetwork:
     """Return what one rank's log of NCCL_DEBUG=INFO with the subsystems INIT, NET and ENV says.
 
     Channels that were connected are what counts; where there is none yet, the network that was chosen.
@@ -56,7 +56,7 @@ def read_network(log: str) -> Network:
         chosen = _CHOSEN.findall(log)
         transport, direct = _name(chosen[-1], log, "") if chosen else "", False
     found = next((match for pattern in _REASONS for match in [pattern.search(log)] if match), None)
-    return Network(transport, direct, found[1].strip()[:300] if found else "")
+    return CommunicatorNetwork(transport, direct, found[1].strip()[:300] if found else "")
 
 
 def _name(kind: str, log: str, device: str) -> str:

@@ -25,7 +25,7 @@ from .files import read_json
 from .processes import count_oom_kills, read_cpu_quota
 
 
-class CannotStart(Exception):
+class PodSetupError(Exception):
     """What the ranks need is not there. ``exit_code``: the launcher's; ``output``: last lines of what has failed."""
 
     def __init__(self, message: str, hint: str, exit_code: int = EXIT_USER_ERROR, output: str = "") -> None:
@@ -71,7 +71,7 @@ class CodeConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class CheckpointConfig:
+class CheckpointStoreConfig:
     """spec.checkpoint, where it has a URL: of the folder's snapshots there the newest ``keep`` are kept."""
 
     url: str
@@ -97,7 +97,7 @@ class LauncherConfig:
     success_policy: str
     watchdog: Optional[WatchdogConfig]
     preflight: Optional[PreflightConfig]
-    checkpoint: Optional[CheckpointConfig]
+    checkpoint: Optional[CheckpointStoreConfig]
     log_patterns: tuple[str, ...]
     epochs: Optional[int]
     warm_start: bool
@@ -118,7 +118,7 @@ class LauncherConfig:
 _NESTED = {
     "watchdog": WatchdogConfig,
     "preflight": PreflightConfig,
-    "checkpoint": CheckpointConfig,
+    "checkpoint": CheckpointStoreConfig,
     "code": CodeConfig,
 }
 

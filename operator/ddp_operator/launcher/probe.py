@@ -10,7 +10,7 @@ import signal
 import time
 from typing import Any, Callable, Iterator, Optional, Sequence
 
-from .nccl_log import SOCKET, Network, read_network
+from .nccl_log import SOCKET, CommunicatorNetwork, read_network
 from .pod import Pod
 from .processes import kill, set_parent_death_signal
 
@@ -123,9 +123,13 @@ def _measure(torch: Any, pod: Pod, place: tuple[int, int, int], pairs: bool, log
     if not is_sum(float(large[0]), world, _REPEATS + 1):
         raise OSError(f"a wrong sum: {float(large[0])}")
     if world == pod.nproc_per_node:
-        network = Network()
+        network = CommunicatorNetwork()
     else:  # gloo has no other network
-        network = read_network(_read(log)) if on_gpu else Network(SOCKET, reason="the ranks have no GPU: gloo uses TCP")
+        network = (
+            read_network(_read(log))
+            if on_gpu
+            else CommunicatorNetwork(SOCKET, reason="the ranks have no GPU: gloo uses TCP")
+        )
     figures: dict[str, Any] = {
         "seconds": seconds,
         # Each rank sends and receives this share of the data in a ring, which makes figures of all sizes comparable.

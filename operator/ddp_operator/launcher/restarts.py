@@ -7,7 +7,7 @@ from typing import Any, Optional
 from .contract import EXIT_PREEMPTED, EXIT_USER_ERROR
 from .failure import build_signature, describe_failure, find_root_cause, read_errors
 from .failure_table import CUDA, OOM, SIGNIFICANT_SECONDS
-from .metrics import Metrics
+from .metrics import MetricsEndpoint
 from .pod import Pod
 
 _SECONDS_TO_SETTLE = 0.2
@@ -49,7 +49,7 @@ class Recurrence:
 class Restarts:
     """What failed in this pod, and how often its workers were restarted in the same pods."""
 
-    def __init__(self, pod: Pod, metrics: Metrics) -> None:
+    def __init__(self, pod: Pod, metrics: MetricsEndpoint) -> None:
         self._pod = pod
         self._budget = pod.in_place_restarts
         self._metrics = metrics

@@ -28,7 +28,7 @@ _WITHOUT_FOLDERS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "hf"
 _OBJECT = re.compile(r"[0-9a-f]{64}")
 
 
-class Superseded(Exception):
+class PrefixSuperseded(Exception):
     """Another attempt has claimed the prefix: this one writes no more."""
 
     def __init__(self, message: str, *, same_job: bool) -> None:
@@ -45,7 +45,7 @@ class Changed(Exception):
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class CheckpointSnapshot:
     """A manifest. ``files``: the SHA-256 and the size of each file, by its path in the folder."""
 
     name: str
@@ -55,7 +55,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Claim:
+class PrefixClaim:
     """One attempt's place in the order of those that have claimed the prefix; the last one holds it."""
 
     number: int
@@ -79,26 +79,26 @@ class SnapshotStore:
 
     def __init__(self, system: Any, root: str, attempt: int, run_id: str, keep: int) -> None:
         self._system, self._root, self._keep = system, root, keep
-        self._own = Claim(0, attempt, re.sub(r"[^-.\w]", "_", run_id))
+        self._own = PrefixClaim(0, attempt, re.sub(r"[^-.\w]", "_", run_id))
         self._number = 0  # of this attempt's last snapshot
-        self._manifests: dict[str, Snapshot] = {}
+        self._manifests: dict[str, CheckpointSnapshot] = {}
         self._suspect: set[str] = set()  # objects that were found damaged
         self.bytes = 0  # that were uploaded
 
     # -- the fence
 
-    def claim(self) -> Optional[Snapshot]:
+    def claim(self) -> Optional[CheckpointSnapshot]:
         """Claim the prefix for this attempt; a process that takes another's place finds the claim, and keeps it.
 
-        Returns the last snapshot by this attempt, None where there is none. Raises: Superseded, where a later one has.
+        Returns the last snapshot by this attempt, None if it has none. Raises: PrefixSuperseded.
         """
         claims = self._read_claims()
         own = [one for one in claims if (one.attempt, one.run_id) == (self._own.attempt, self._own.run_id)]
         if not own:
-            newest = claims[-1] if claims else Claim(0, 0, "")
+            newest = claims[-1] if claims else PrefixClaim(0, 0, "")
             if newest.job == self._own.job and newest.attempt > self._own.attempt:
                 raise self._explain(newest)
-            own = [Claim(newest.number + 1, self._own.attempt, self._own.run_id)]
+            own = [PrefixClaim(newest.number + 1, self._own.attempt, self._own.run_id)]
             self._write(f"fence/{own[0].name}", json.dumps({"time": time.time()}).encode())
         self._own = own[0]
         written = [name for name in self.list() if name.startswith(f"{self._own.number:09d}-")]
@@ -107,20 +107,22 @@ class SnapshotStore:
         return self.read(written[-1]) if written else None
 
     def check(self) -> None:
-        """Raise Superseded unless this attempt holds the prefix. Somebody who has emptied it has claimed nothing."""
+        """Raise PrefixSuperseded unless this attempt holds the prefix or no claim exists."""
         claims = self._read_claims()
         if claims and claims[-1] != self._own:
             raise self._explain(claims[-1])
 
-    def _read_claims(self) -> list[Claim]:
+    def _read_claims(self) -> list[PrefixClaim]:
         found = [re.fullmatch(r"(\d{9})-(\d{9})-(.*)\.json", name) for name in self._list("fence")]
-        return sorted((Claim(int(one[1]), int(one[2]), one[3]) for one in found if one), key=lambda claim: claim.name)
+        return sorted(
+            (PrefixClaim(int(one[1]), int(one[2]), one[3]) for one in found if one), key=lambda claim: claim.name
+        )
 
-    def _explain(self, newest: Claim) -> Superseded:
+    def _explain(self, newest: PrefixClaim) -> PrefixSuperseded:
         same_job = newest.job == self._own.job
         who = f"attempt {newest.attempt}" if same_job else f"another job (run {newest.run_id})"
         message = f"{who} has taken over {self._root}: this one, attempt {self._own.attempt}, uploads no more"
-        return Superseded(message, same_job=same_job)
+        return PrefixSuperseded(message, same_job=same_job)
 
     # -- reading
 
@@ -128,7 +130,7 @@ class SnapshotStore:
         """Return the names of all snapshots, the newest last."""
         return sorted(name[:-5] for name in self._list("snapshots") if re.fullmatch(r"\d{9}-\d{9}\.json", name))
 
-    def read(self, name: str) -> Snapshot:
+    def read(self, name: str) -> CheckpointSnapshot:
         """Return a snapshot's manifest. Raises: Damaged."""
         if name not in self._manifests:
             try:
@@ -139,12 +141,12 @@ class SnapshotStore:
                     raise ValueError("it is of another version, or names files outside of the folder")
                 if not all(_OBJECT.fullmatch(digest) for digest, _ in files.values()):
                     raise ValueError("it names no objects")
-                self._manifests[name] = Snapshot(name, files, step, float(raw["time"]))
+                self._manifests[name] = CheckpointSnapshot(name, files, step, float(raw["time"]))
             except (ValueError, LookupError, TypeError, AttributeError, FileNotFoundError) as error:
                 raise Damaged(f"its manifest can't be read ({type(error).__name__}: {error})") from None
         return self._manifests[name]
 
-    def fetch_newest(self, folder: str) -> Optional[Snapshot]:
+    def fetch_newest(self, folder: str) -> Optional[CheckpointSnapshot]:
         """Bring the newest whole snapshot into the folder; those that are not whole are skipped with a warning.
 
         Returns the snapshot, None where there is none. Raises: OSError of the folder.
@@ -163,7 +165,7 @@ class SnapshotStore:
             log(f"no snapshot in {self._root} is whole: training starts from the beginning")
         return None
 
-    def fetch(self, name: str, folder: str) -> Snapshot:
+    def fetch(self, name: str, folder: str) -> CheckpointSnapshot:
         """Bring a snapshot into the folder; what is there already is not fetched again. Raises: Damaged, OSError."""
         snapshot = self.read(name)
         with suppress(OSError):
@@ -226,14 +228,14 @@ class SnapshotStore:
         self._suspect.discard(digest)
         self.bytes += size
 
-    def write(self, files: dict[str, tuple[str, int]], step: Optional[int]) -> Snapshot:
-        """Make a snapshot of files whose contents were uploaded. Raises: Superseded, OSError."""
+    def write(self, files: dict[str, tuple[str, int]], step: Optional[int]) -> CheckpointSnapshot:
+        """Make a snapshot of files whose contents were uploaded. Raises: PrefixSuperseded, OSError."""
         there = self._list("objects")
         self.check()
         lost = [path for path, (digest, size) in files.items() if there.get(digest) != size]
         if lost:
             raise OSError(f"{self._root} does not have what was uploaded to it: {', '.join(lost[:3])}")
-        snapshot = Snapshot(f"{self._own.number:09d}-{self._number + 1:09d}", dict(files), step, time.time())
+        snapshot = CheckpointSnapshot(f"{self._own.number:09d}-{self._number + 1:09d}", dict(files), step, time.time())
         manifest = {"version": VERSION, "attempt": self._own.attempt, "runId": self._own.run_id, "step": step}
         self._write(
             f"snapshots/{snapshot.name}.json",
@@ -246,7 +248,7 @@ class SnapshotStore:
     def prune(self) -> None:
         """Remove all but the newest snapshots, and what no snapshot needs; never what a later attempt has written.
 
-        Raises: Superseded, OSError.
+        Raises: PrefixSuperseded, OSError.
         """
         objects, names = self._list("objects"), self.list()
         self.check()  # so none of what was listed before is a later attempt's

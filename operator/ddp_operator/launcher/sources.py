@@ -29,7 +29,7 @@ class FetchError(Exception):
 
 
 @dataclasses.dataclass
-class Input:
+class InputState:
     """One input, and how far it is. ``root``: the folder of the claim or cache; ``key``: that of the input in it."""
 
     name: str
@@ -61,7 +61,7 @@ class File(NamedTuple):
     token: str
 
 
-class Source:
+class InputSource:
     """A file, or all files below a folder of this machine."""
 
     def __init__(self, url: str) -> None:
@@ -87,7 +87,7 @@ class Source:
         return stream, offset
 
 
-class WebSource(Source):
+class WebSource(InputSource):
     """One file of a web server. ``authorization``: the header of that name, which no other host is sent."""
 
     def __init__(self, url: str, authorization: str = "") -> None:
@@ -132,7 +132,7 @@ class WebSource(Source):
             raise
 
 
-class StorageSource(Source):
+class StorageSource(InputSource):
     """A file, or all files below a prefix, of a storage that fsspec knows."""
 
     def __init__(self, url: str) -> None:
@@ -167,11 +167,11 @@ class StorageSource(Source):
         return next((str(value).strip('"') for value in known if value), "")
 
 
-def open_source(url: str) -> Source:
+def open_source(url: str) -> InputSource:
     """Return what an input is read from. Raises: FetchError."""
     scheme = url.partition("://")[0].lower()
     if scheme == "file":
-        return Source(url)
+        return InputSource(url)
     if scheme in ("http", "https"):
         return WebSource(url, os.environ.get("HTTP_AUTHORIZATION", ""))
     try:

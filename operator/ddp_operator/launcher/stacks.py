@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from .contract import STACK_LIMIT
 from .files import is_own_file, log
-from .metrics import Metrics
+from .metrics import MetricsEndpoint
 from .pod import Pod
 from .processes import STACK_SIGNAL, STOPPED_STATES, catches, kill, process_state
 from .tracebacks import LIBRARY
@@ -80,7 +80,7 @@ def _read_from(path: str, offset: int) -> str:
 
 
 def collect_stacks(
-    pod: Pod, metrics: Metrics, workers: list[dict[str, Any]], *, quiet: bool = False
+    pod: Pod, metrics: MetricsEndpoint, workers: list[dict[str, Any]], *, quiet: bool = False
 ) -> dict[int, Stack]:
     """Return the Python stacks of all ranks, by local rank; they go to the log too, unless ``quiet``."""
     places = {one["localRank"]: os.path.join(pod.runtime, "stacks", str(one["localRank"])) for one in workers}

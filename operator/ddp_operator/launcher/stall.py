@@ -78,7 +78,7 @@ class SharedStallState:
         return {**board, "cause": found}
 
 
-class Stall(NamedTuple):
+class RankStall(NamedTuple):
     """A budget that is used up, since ``since``.
 
     ``certain``: heartbeats were promised and do not come. Otherwise it is inferred from outside: ``known`` tells
@@ -92,7 +92,7 @@ class Stall(NamedTuple):
     idle: frozenset[int] = frozenset()
 
 
-class StalledRank(NamedTuple):
+class RankActivity(NamedTuple):
     """What a rank of a stalled pod does. ``state`` is one of STALLED_STATES; the first two keep the others waiting."""
 
     rank: int
@@ -116,7 +116,7 @@ class StallReport(NamedTuple):
     cause: Optional[dict[str, Any]]
 
 
-def report_stall(stall: Stall, ranks: Sequence[StalledRank]) -> StallReport:
+def report_stall(stall: RankStall, ranks: Sequence[RankActivity]) -> StallReport:
     """Return a pod's report on its own stall."""
     busy = any(one.state == "Busy" for one in ranks)
     idle = all(one.local_rank in stall.idle or one.state == "Stopped" for one in ranks)
@@ -127,7 +127,7 @@ def report_stall(stall: Stall, ranks: Sequence[StalledRank]) -> StallReport:
 def read_board(board: dict[str, Any]) -> dict[str, Any]:
     """Return the board without a cause that is none: every rank can write into the store."""
     cause = board.get("cause")
-    valid = isinstance(cause, dict) and set(cause) == set(StalledRank._fields) and cause["state"] in STALLED_STATES
+    valid = isinstance(cause, dict) and set(cause) == set(RankActivity._fields) and cause["state"] in STALLED_STATES
     return {**board, "cause": cause if valid else None}
 
 
@@ -161,7 +161,7 @@ def stall_grace_seconds(nodes: int, interval: float, *, has_cause: bool) -> floa
     return 2 * interval + (0.0 if has_cause else 3 * interval + _SECONDS_FOR_ROOT_CAUSE)
 
 
-def build_stall_rows(stall: Stall, ranks: Sequence[StalledRank], now: float) -> list[str]:
+def build_stall_rows(stall: RankStall, ranks: Sequence[RankActivity], now: float) -> list[str]:
     """Return a stall's series; none of one that may as well be a rank that computes while others wait for it."""
     report = report_stall(stall, ranks)
     if not (report.known or (report.stuck and (report.idle or report.cause))):
@@ -184,7 +184,7 @@ class _RankState:
         self.begun = self.saving = False
 
 
-class Watchdog:
+class HeartbeatWatchdog:
     """Whether this pod's ranks make progress. Times are arguments, in seconds of any one clock.
 
     A heartbeat is a change of a rank's counters of steps and heartbeats. The ranks of one job step together, so the pod
@@ -219,7 +219,7 @@ class Watchdog:
         """Return the time since the last heartbeat of any rank, or since the workers' start; None where none runs."""
         return now - max(state.since for state in self._ranks.values()) if self._ranks and self.known else None
 
-    def find_stall(self, now: float) -> Optional[Stall]:
+    def find_stall(self, now: float) -> Optional[RankStall]:
         """Return the stall, if there is one now."""
         age, states = self.age(now), self._ranks.values()
         if age is None:
@@ -232,7 +232,7 @@ class Watchdog:
             what, field, budget = "no step", "stallSeconds", self._plan.stall_seconds
         if age < budget:
             return None
-        return Stall(now - age, f"{what} for {age:.0f} s (spec.watchdog.{field} is {budget:g})")
+        return RankStall(now - age, f"{what} for {age:.0f} s (spec.watchdog.{field} is {budget:g})")
 
 
 class LogSteps:

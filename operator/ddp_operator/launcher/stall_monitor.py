@@ -10,19 +10,19 @@ from typing import Any, Callable, Optional
 from .contract import METRIC_HANGS, METRIC_HEARTBEAT_AGE, RUN_STEP_FILE, STALL_REPORT_FILE
 from .failure_table import HANG
 from .files import log, try_write_json
-from .metrics import PAGE_TIMEOUT, Metrics, read_step
+from .metrics import PAGE_TIMEOUT, MetricsEndpoint, read_step
 from .pod import Pod, WatchdogConfig, list_workers
 from .processes import STOPPED_STATES, count_cpu_seconds, find_family, kill, process_state
 from .rendezvous import AwakeClock
 from .stacks import Stack, collect_stacks
 from .stall import (
     WHAT_LIMIT,
+    HeartbeatWatchdog,
     Idleness,
     LogSteps,
-    Stall,
-    StalledRank,
+    RankActivity,
+    RankStall,
     StallReport,
-    Watchdog,
     are_all_stuck,
     build_stall_rows,
     count_steps,
@@ -35,14 +35,14 @@ from .stall import (
 class StallMonitor:
     """What this pod knows of a stall of its ranks. ``board`` is what all pods know of it, set by who receives it."""
 
-    def __init__(self, pod: Pod, metrics: Metrics, *, is_stopping: Callable[[], bool]) -> None:
+    def __init__(self, pod: Pod, metrics: MetricsEndpoint, *, is_stopping: Callable[[], bool]) -> None:
         self._pod = pod
         self._metrics = metrics
         self._is_stopping = is_stopping
         self.board: dict[str, Any] = {}
         self._hangs = 0
-        self._stall: Optional[Stall] = None  # the one that is under way, as it was found
-        self._stalled: list[tuple[dict[str, Any], StalledRank]] = []  # its workers, and what they do
+        self._stall: Optional[RankStall] = None  # the one that is under way, as it was found
+        self._stalled: list[tuple[dict[str, Any], RankActivity]] = []  # its workers, and what they do
         self._remote_cause: dict[str, Any] = {}  # a rank of another pod, which ends its own workers first
         self._killed = False
         self._steps_known = False  # whether some pod has seen steps, so that what the ranks do now counts
@@ -53,7 +53,7 @@ class StallMonitor:
         self._clock = AwakeClock(self._interval + 2 * PAGE_TIMEOUT, time.monotonic())
         self._idleness = Idleness()
         self._log_steps = LogSteps()
-        self._watchdog = Watchdog(plan) if plan else None
+        self._watchdog = HeartbeatWatchdog(plan) if plan else None
 
     @property
     def root_cause(self) -> Optional[str]:
@@ -90,7 +90,7 @@ class StallMonitor:
             if age is None and stall.known:
                 age = now - stall.since
             ranks = [one for _, one in self._stalled]
-            ranks += [StalledRank(**self._remote_cause)] if self._remote_cause else []
+            ranks += [RankActivity(**self._remote_cause)] if self._remote_cause else []
             rows += build_stall_rows(stall, ranks, now)
         if age is not None:
             rows.append(f"# HELP {METRIC_HEARTBEAT_AGE} Time since a rank of this pod last made progress.")
@@ -100,7 +100,7 @@ class StallMonitor:
     def _path(self, *names: str) -> str:
         return os.path.join(self._pod.runtime, *names)
 
-    def _check(self, plan: WatchdogConfig, watchdog: Watchdog, pages: dict[int, str], now: float) -> None:
+    def _check(self, plan: WatchdogConfig, watchdog: HeartbeatWatchdog, pages: dict[int, str], now: float) -> None:
         """Check once: log a stall, and kill the workers when it is time to."""
         workers = [one for one in list_workers(self._pod) if process_state(one["pid"])]
         # A rank that has left its last page is done with training.
@@ -134,11 +134,11 @@ class StallMonitor:
     def _find_stall(
         self,
         plan: WatchdogConfig,
-        watchdog: Watchdog,
+        watchdog: HeartbeatWatchdog,
         workers: list[dict[str, Any]],
         idle: dict[int, float],
         now: float,
-    ) -> Optional[Stall]:
+    ) -> Optional[RankStall]:
         """Return the stall, if there is one now: heartbeats or a log that have stopped, or workers that do nothing."""
         found = watchdog.find_stall(now)
         if found is not None:
@@ -151,15 +151,15 @@ class StallMonitor:
         still = {rank: seconds for rank, seconds in idle.items() if min(seconds, quiet) >= max(plan.stall_seconds, 1.0)}
         if silence is not None:
             text = f"the log has shown no step for {silence:.0f} s, longer than ever before"
-            return Stall(now - silence, text, False, True, frozenset(still))
+            return RankStall(now - silence, text, False, True, frozenset(still))
         if not still:
             return None
         ranks = [str(one["rank"]) for one in workers if one["localRank"] in still]
         who = "the workers have" if len(ranks) == len(workers) else f"rank {', '.join(ranks)} has"
         seconds = min(still.values())
-        return Stall(now - seconds, f"{who} used no CPU for {seconds:.0f} s", False, False, frozenset(still))
+        return RankStall(now - seconds, f"{who} used no CPU for {seconds:.0f} s", False, False, frozenset(still))
 
-    def _open_stall(self, stall: Stall, workers: list[dict[str, Any]], now: float) -> None:
+    def _open_stall(self, stall: RankStall, workers: list[dict[str, Any]], now: float) -> None:
         """Write the stacks to the log, and let the operator and the other pods know what the ranks do."""
         self._hangs += stall.certain
         known = "" if stall.known else "; that alone ends nothing, as no step is known to be overdue"
@@ -173,7 +173,7 @@ class StallMonitor:
         report = report_stall(stall, ranks) if self._steps_known else StallReport(False, False, False, None)
         try_write_json(self._path(STALL_REPORT_FILE), report._asdict())
 
-    def _is_as_it_was(self, stall: Stall, workers: list[dict[str, Any]]) -> bool:
+    def _is_as_it_was(self, stall: RankStall, workers: list[dict[str, Any]]) -> bool:
         """Tell whether the ranks still stand where they stood when the stall was found."""
         found = self._examine(stall, workers, collect_stacks(self._pod, self._metrics, workers, quiet=True))
         return [one for _, one in found] == [one for _, one in self._stalled]
@@ -185,7 +185,7 @@ class StallMonitor:
             with suppress(OSError):
                 os.unlink(self._path(STALL_REPORT_FILE))
 
-    def _should_kill(self, stall: Stall, now: float) -> bool:
+    def _should_kill(self, stall: RankStall, now: float) -> bool:
         """Tell whether this pod's workers are to be ended now, by what all pods have found."""
         report = report_stall(stall, [one for _, one in self._stalled])
         board = self.board
@@ -201,7 +201,7 @@ class StallMonitor:
         given_up = stall.certain or (bool(cause) and report.stuck and are_all_stuck(board))
         return now >= self._kill_at or (given_up and now >= self._give_up_at)
 
-    def _describe_hung(self, stall: Stall, worker: dict[str, Any], about: StalledRank) -> dict[str, Any]:
+    def _describe_hung(self, stall: RankStall, worker: dict[str, Any], about: RankActivity) -> dict[str, Any]:
         """Return a rank's error file."""
         error = {key: worker[key] for key in ("rank", "localRank", "restart", "pid")}
         error.update(type=HANG.name, traceback=worker.get("stack", ""), exitCode=128 + signal.SIGKILL)
@@ -216,8 +216,8 @@ class StallMonitor:
         return error
 
     def _examine(
-        self, stall: Stall, workers: list[dict[str, Any]], stacks: dict[int, Stack]
-    ) -> list[tuple[dict[str, Any], StalledRank]]:
+        self, stall: RankStall, workers: list[dict[str, Any]], stacks: dict[int, Stack]
+    ) -> list[tuple[dict[str, Any], RankActivity]]:
         """Return what each rank does instead of a step."""
         found = []
         for worker in workers:
@@ -234,10 +234,10 @@ class StallMonitor:
             else:
                 behind = stall.certain or (local_rank in stall.idle and not stack.saves)
                 state, what = "Behind" if behind else "Busy", f"rank {rank} is in {stack.place}"
-            found.append((worker, StalledRank(rank, local_rank, state, what[:WHAT_LIMIT])))
+            found.append((worker, RankActivity(rank, local_rank, state, what[:WHAT_LIMIT])))
         return found
 
-    def _kill_hung_workers(self, stall: Stall) -> None:
+    def _kill_hung_workers(self, stall: RankStall) -> None:
         """End the workers; torchrun then starts them again or gives up, as for any other failure."""
         self._killed = True
         self._hangs += not stall.certain

@@ -21,7 +21,7 @@ from .contract import (
 from .failure import STORE_ERRORS, STORE_PROBLEMS, UNREACHABLE, examine_agent, find_root_cause
 from .failure_table import Outcome
 from .files import log, try_write_json
-from .metrics import Metrics
+from .metrics import MetricsEndpoint
 from .output import OutputReader
 from .pod import Pod
 from .preflight import build_preflight_rows, describe_preflight
@@ -69,7 +69,7 @@ class Supervisor:
         self._reads_output = bool(pod.log_patterns) or marked or (wanted and not taken)
         self._reader = OutputReader(pod, marked=marked)
         self._trainer_status = TrainerStatus(pod)
-        self.metrics = Metrics(pod.runtime, self._own_page, self._trainer_status.receive)
+        self.metrics = MetricsEndpoint(pod.runtime, self._own_page, self._trainer_status.receive)
         if self._mirror is not None:
             self.metrics.comments = self._mirror.build_comment
         self._restarts = Restarts(pod, self.metrics)

@@ -25,7 +25,7 @@ from .failure import (
 )
 from .failure_table import EXIT_CODES, NETWORK, Outcome, format_failure
 from .files import log
-from .metrics import Metrics
+from .metrics import MetricsEndpoint
 from .pod import Pod, measure_groups
 from .restarts import Restarts
 
@@ -87,7 +87,7 @@ def build_report(**known: Any) -> dict[str, Any]:
 
 
 def report_worker(
-    pod: Pod, failure: dict[str, Any], restarts: Restarts, metrics: Metrics, progress: dict[str, float]
+    pod: Pod, failure: dict[str, Any], restarts: Restarts, metrics: MetricsEndpoint, progress: dict[str, float]
 ) -> dict[str, Any]:
     """Return the report of a failed worker."""
     return build_report(
@@ -108,7 +108,7 @@ def conclude(
     result: dict[str, Any],
     status: int,
     restarts: Restarts,
-    metrics: Metrics,
+    metrics: MetricsEndpoint,
     *,
     stopped: bool,
     final: list[dict[str, Any]],

@@ -13,7 +13,7 @@ from ddp_operator.api.job import CRASH_LOOP_FAILURES, DDPTrainingJob
 from ddp_operator.api.spec import Code
 from ddp_operator.kubeobjects import cpu_limit
 from ddp_operator.launcher.pod import (
-    CheckpointConfig,
+    CheckpointStoreConfig,
     CodeConfig,
     LauncherConfig,
     WatchdogConfig,
@@ -176,7 +176,7 @@ def build_launcher_config(
         success_policy=spec.success_policy,
         watchdog=WatchdogConfig(dog.start_seconds, dog.stall_seconds, dog.checkpoint_seconds, dog.action),
         preflight=plan_preflight(spec),
-        checkpoint=CheckpointConfig(saves.url, saves.keep or _SNAPSHOTS) if saves and saves.url else None,
+        checkpoint=CheckpointStoreConfig(saves.url, saves.keep or _SNAPSHOTS) if saves and saves.url else None,
         log_patterns=tuple(spec.metrics.log_patterns),
         epochs=spec.metrics.epochs,
         warm_start=spec.recovery.warm_start != "Off",

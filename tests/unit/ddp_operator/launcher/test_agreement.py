@@ -8,7 +8,7 @@ import pytest
 
 from ddp_operator.launcher.agreement import RestartCount, RunStep, SharedSnapshot
 from ddp_operator.launcher.files import write_json
-from ddp_operator.launcher.pod import CheckpointConfig
+from ddp_operator.launcher.pod import CheckpointStoreConfig
 from tests.support.launcher_config import launcher_pod
 
 
@@ -70,7 +70,7 @@ def test_a_pod_learns_the_count_before_its_next_restart_and_keeps_its_own_where_
 @pytest.mark.parametrize("newest", ["000000001-000000007", ""])
 def test_all_pods_begin_a_round_from_the_snapshot_of_pod_0(tmp_path: Path, newest: str) -> None:
     store, asked = Store(), []
-    job = {"nodes": 2, "checkpoint": CheckpointConfig("s3://b/p", 3)}
+    job = {"nodes": 2, "checkpoint": CheckpointStoreConfig("s3://b/p", 3)}
 
     def synchronize(known: str | None) -> str:
         asked.append(known)
@@ -85,5 +85,5 @@ def test_a_pod_alone_and_a_job_without_a_store_agree_on_nothing(tmp_path: Path) 
     def synchronize(known: str | None) -> str:
         raise AssertionError
 
-    for job in ({"nodes": 2}, {"nodes": 1, "checkpoint": CheckpointConfig("s3://b/p", 3)}):
+    for job in ({"nodes": 2}, {"nodes": 1, "checkpoint": CheckpointStoreConfig("s3://b/p", 3)}):
         SharedSnapshot(launcher_pod(tmp_path, node=0, **job), synchronize).share(None)

@@ -17,7 +17,7 @@ import pytest
 
 from ddp_operator.code.archive import pack
 from ddp_operator.launcher.code import install_packages, prepare_code, unpack
-from ddp_operator.launcher.pod import CannotStart, CodeConfig
+from ddp_operator.launcher.pod import CodeConfig, PodSetupError
 from tests.support.wheels import make_wheel
 from tests.unit.ddp_operator.code.test_files import write
 
@@ -65,7 +65,7 @@ def test_either_compression_is_read_and_another_archive_refused(tmp_path: Path, 
     code = config(tmp_path, compress(content), hashlib.sha256(content).hexdigest())
     assert unpack(code) == 1
     (tmp_path / "code.tar.gz").write_bytes(compress(content + bytes(512)))
-    with pytest.raises(CannotStart, match="is not what was submitted") as refusal:
+    with pytest.raises(PodSetupError, match="is not what was submitted") as refusal:
         unpack(code)
     assert refusal.value.exit_code == 81
 
@@ -73,13 +73,13 @@ def test_either_compression_is_read_and_another_archive_refused(tmp_path: Path, 
 def test_an_archive_that_is_missing_or_damaged_is_told(tmp_path: Path) -> None:
     content = gzip.compress(tar(tarfile.TarInfo("train.py")))
     code = config(tmp_path, content[: len(content) // 2], "0" * 64)
-    with pytest.raises(CannotStart, match="is damaged"):
+    with pytest.raises(PodSetupError, match="is damaged"):
         unpack(code)
     Path(code.archive).write_bytes(b"no archive")
-    with pytest.raises(CannotStart, match="is damaged"):
+    with pytest.raises(PodSetupError, match="is damaged"):
         unpack(code)
     Path(code.archive).unlink()
-    with pytest.raises(CannotStart, match="cannot be read: No such file or directory") as refusal:
+    with pytest.raises(PodSetupError, match="cannot be read: No such file or directory") as refusal:
         unpack(code)
     assert refusal.value.exit_code == 81
 
@@ -117,7 +117,7 @@ def device() -> tarfile.TarInfo:
 def test_nothing_is_written_outside_of_the_folder(tmp_path: Path, members: list[tarfile.TarInfo]) -> None:
     content = tar(*members)
     code = config(tmp_path, gzip.compress(content), hashlib.sha256(content).hexdigest())
-    with pytest.raises(CannotStart, match=r"leaves the folder|neither a file nor a link|below it|in it twice"):
+    with pytest.raises(PodSetupError, match=r"leaves the folder|neither a file nor a link|below it|in it twice"):
         unpack(code)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["code.tar.gz", "workspace"]
     assert not [*tmp_path.glob("outside*"), *tmp_path.parent.glob("outside*"), *Path("/tmp").glob("ddp-outside")]
@@ -133,7 +133,7 @@ def test_archive_beyond_limits_is_refused_before_anything_is_written(
     for name, limit in (("_MOST_BYTES", 4999), ("_MOST_MEMBERS", 1)):
         with monkeypatch.context() as patch:
             patch.setattr(f"ddp_operator.launcher.code.{name}", limit)
-            with pytest.raises(CannotStart, match="it has more than"):
+            with pytest.raises(PodSetupError, match="it has more than"):
                 unpack(code)
     assert list(Path(code.folder).iterdir()) == []
     assert unpack(code) == 2
@@ -144,14 +144,14 @@ def test_link_that_was_in_folder_before_does_not_lead_out_of_it(tmp_path: Path) 
     code = config(tmp_path, gzip.compress(content), hashlib.sha256(content).hexdigest())
     (tmp_path / "outside").mkdir()
     Path(code.folder, "sub").symlink_to(tmp_path / "outside")
-    with pytest.raises(CannotStart, match="sub/deep/file leaves the folder"):
+    with pytest.raises(PodSetupError, match="sub/deep/file leaves the folder"):
         unpack(code)
     assert list((tmp_path / "outside").iterdir()) == []
 
 
 def test_other_archive_than_submitted_writes_nothing(tmp_path: Path) -> None:
     code = config(tmp_path, gzip.compress(tar(tarfile.TarInfo("train.py"))), "0" * 64)
-    with pytest.raises(CannotStart, match="is not what was submitted"):
+    with pytest.raises(PodSetupError, match="is not what was submitted"):
         unpack(code)
     assert list(Path(code.folder).iterdir()) == []
 
@@ -161,7 +161,7 @@ def test_a_full_disk_is_worth_another_try(tmp_path: Path) -> None:
     code = config(tmp_path, gzip.compress(content), hashlib.sha256(content).hexdigest())
     (tmp_path / "workspace").rmdir()
     (tmp_path / "workspace").symlink_to("/dev/full")
-    with pytest.raises(CannotStart, match="cannot be unpacked") as refusal:
+    with pytest.raises(PodSetupError, match="cannot be unpacked") as refusal:
         unpack(code)
     assert refusal.value.exit_code == 82
 
@@ -192,7 +192,7 @@ def test_a_package_that_cannot_be_installed_is_the_users_error(tmp_path: Path, m
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     write(tmp_path / "source", {"requirements.txt": "ddp-no-such-package==1\n"})
     code = packed(tmp_path, "requirements.txt")
-    with pytest.raises(CannotStart, match="No matching distribution found for ddp-no-such-package==1") as refusal:
+    with pytest.raises(PodSetupError, match="No matching distribution found for ddp-no-such-package==1") as refusal:
         prepare_code(code, [])
     assert refusal.value.exit_code == 81
     assert "requirements.txt" in refusal.value.hint
@@ -203,12 +203,12 @@ def test_pip_ends_when_the_pod_is_asked_to_stop(tmp_path: Path) -> None:
     write(tmp_path / "source", {"requirements.txt": ""})
     code = packed(tmp_path, "requirements.txt")
     unpack(code)
-    with pytest.raises(CannotStart, match="asked to stop") as end:
+    with pytest.raises(PodSetupError, match="asked to stop") as end:
         install_packages(code, [signal.SIGTERM])
     assert end.value.exit_code == 85
 
 
 def test_requirements_that_were_not_packed_are_told(tmp_path: Path) -> None:
     write(tmp_path / "source", {"train.py": ""})
-    with pytest.raises(CannotStart, match=r"no requirements\.txt in the code"):
+    with pytest.raises(PodSetupError, match=r"no requirements\.txt in the code"):
         prepare_code(packed(tmp_path, "requirements.txt"), [])

@@ -20,7 +20,7 @@ import pytest
 from ddp_operator.constants import ENV_INPUTS, ENV_PORT_FILE, ENV_TERMINATION_LOG
 from ddp_operator.failures import parse_termination
 from ddp_operator.launcher import fetch, sources
-from ddp_operator.launcher.fetch import Fetch, Input
+from ddp_operator.launcher.fetch import Fetch, InputState
 from ddp_operator.launcher.sources import FetchError
 from ddp_operator.progress import parse_page
 from tests.support.file_server import FileServer, serve_bytes, serve_file
@@ -41,9 +41,9 @@ def server() -> Iterator[FileServer]:
         yield found
 
 
-def bring(root: Path, url: str, **changes: Any) -> Input:
+def bring(root: Path, url: str, **changes: Any) -> InputState:
     """Fetch one input as a pod does."""
-    item = Input(name="data", url=url, root=str(root), key="data-1", **changes)
+    item = InputState(name="data", url=url, root=str(root), key="data-1", **changes)
     one = Fetch(item)
     one.find()
     one.run()
@@ -260,7 +260,7 @@ class TestOtherSources:
         assert "gcsfs" in str(error)
 
     def test_a_name_that_leaves_its_folder_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sources.Source, "list", lambda self: [sources.File("../../x", 1, "t")])
+        monkeypatch.setattr(sources.InputSource, "list", lambda self: [sources.File("../../x", 1, "t")])
         assert refuse(tmp_path, "file://" + "/tmp").reason == "Unsupported"
 
 

@@ -25,7 +25,7 @@ from ddp_operator.launcher.failure import examine
 from ddp_operator.launcher.failure_table import Outcome
 from ddp_operator.launcher.files import write_json
 from ddp_operator.launcher.main import run_main
-from ddp_operator.launcher.metrics import Metrics, fetch_page, merge_pages, read_progress
+from ddp_operator.launcher.metrics import MetricsEndpoint, fetch_page, merge_pages, read_progress
 from ddp_operator.launcher.pod import (
     Pod,
     PreflightConfig,
@@ -258,7 +258,7 @@ def test_a_rank_cannot_add_series_of_the_launcher() -> None:
 def test_only_the_launcher_can_say_what_failed_last(tmp_path: Path) -> None:
     (tmp_path / "metrics").mkdir()
     (tmp_path / "metrics" / "0.prom").write_text(f'ddp_loss 1\n{COMMENT_LAST_FAILURE}{{"message":"forged"}}\n')
-    metrics = Metrics(str(tmp_path), lambda: "own 1")
+    metrics = MetricsEndpoint(str(tmp_path), lambda: "own 1")
     port = metrics.serve(0)
     assert "forged" not in fetch_page(port)
     metrics.last_failure = b'{"message":"true"}'
@@ -323,7 +323,7 @@ def test_a_rank_that_is_gone_leaves_its_last_page(tmp_path: Path) -> None:
     (folder / "2.port").write_text(str(serve_once(b"HTTP/1.0 200 OK\r\n\r\nlive 1\n")))
     (folder / "x.port").write_text("5")
     (folder / "3.port.tmp").write_text("5")
-    assert Metrics(str(tmp_path), lambda: "").collect() == {1: "last 1\n", 2: "live 1\n"}
+    assert MetricsEndpoint(str(tmp_path), lambda: "").collect() == {1: "last 1\n", 2: "live 1\n"}
 
 
 @pytest.mark.parametrize(("restarts", "remembered"), [(0, True), (1, False)])
@@ -349,7 +349,7 @@ def test_the_last_words_of_a_pod_are_read_however_slow_the_machine_is(
     (tmp_path / "metrics" / "1.prom").write_text("# TYPE ddp_loss gauge\nddp_loss 0.5\n")
     monkeypatch.setattr(threading.Thread, "start", lambda thread: None)  # one that gets no CPU
     monkeypatch.setattr(threading.Thread, "join", lambda thread, timeout: None)
-    metrics = Metrics(str(tmp_path), lambda: "")
+    metrics = MetricsEndpoint(str(tmp_path), lambda: "")
     assert metrics.collect() == {}
     assert metrics.progress() == {"ddp_loss": 0.5}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_operator.launcher.metrics import Metrics, fetch_page, merge_pages, read_progress
+from ddp_operator.launcher.metrics import MetricsEndpoint, fetch_page, merge_pages, read_progress
 
 
 def ask(port: int, *pieces: bytes) -> tuple[bytes, bytes]:
@@ -37,7 +37,7 @@ def ask(port: int, *pieces: bytes) -> tuple[bytes, bytes]:
 def test_the_pods_endpoint_answers(tmp_path: Path, request_line: bytes, status: bytes, body: bytes) -> None:
     (tmp_path / "metrics").mkdir()
     (tmp_path / "metrics" / "0.prom").write_text("rank 2\n")
-    metrics = Metrics(str(tmp_path), lambda: "own 1\n")
+    metrics = MetricsEndpoint(str(tmp_path), lambda: "own 1\n")
     metrics.last_failure = b"{}"
     port = metrics.serve(0)
     head, found = ask(port, request_line[:5], request_line[5:] + b"\r\nHost: x\r\n", b"\r\n")
@@ -48,7 +48,7 @@ def test_the_pods_endpoint_answers(tmp_path: Path, request_line: bytes, status: 
 
 
 def test_the_endpoint_goes_on_after_those_who_say_nothing(tmp_path: Path) -> None:
-    metrics = Metrics(str(tmp_path), lambda: "own 1\n")
+    metrics = MetricsEndpoint(str(tmp_path), lambda: "own 1\n")
     port = metrics.serve(0)
     for _ in range(20):  # more than it serves at a time
         socket.create_connection(("127.0.0.1", port), timeout=10).close()
@@ -71,7 +71,7 @@ def drip(connection: socket.socket) -> None:
 
 def test_new_connection_closes_oldest_of_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddp_operator.launcher.metrics._CONNECTION_SECONDS", 3600.0)
-    port = Metrics(str(tmp_path), lambda: "own 1\n").serve(0)
+    port = MetricsEndpoint(str(tmp_path), lambda: "own 1\n").serve(0)
     with ExitStack() as stack:
         slow = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60)) for _ in range(16)]
         for connection in slow:
@@ -86,7 +86,7 @@ def test_connection_ends_at_its_deadline_however_often_it_sends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ddp_operator.launcher.metrics._CONNECTION_SECONDS", 0.3)
-    port = Metrics(str(tmp_path), lambda: "own 1\n").serve(0)
+    port = MetricsEndpoint(str(tmp_path), lambda: "own 1\n").serve(0)
     for start in (b"", b"POST /x HTTP/1.1\r\nContent-Length: 60000\r\n\r\n"):
         with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
             connection.sendall(start)
@@ -103,7 +103,7 @@ def test_pages_that_are_being_built_are_bounded(tmp_path: Path) -> None:
         release.wait(60)
         return "own 1\n"
 
-    port = Metrics(str(tmp_path), build_slowly).serve(0)
+    port = MetricsEndpoint(str(tmp_path), build_slowly).serve(0)
     with ExitStack() as stack:
         for _ in range(16):
             connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
@@ -130,7 +130,7 @@ def test_how_far_the_run_was_is_what_the_rank_reports_or_else_another(
     for number, text in pages.items():
         lines = (f"# TYPE {line.split()[0]} gauge\n{line}\n" for line in text.splitlines())
         (tmp_path / "metrics" / f"{number}.prom").write_text("".join(lines))
-    assert Metrics(str(tmp_path), lambda: "").step(rank) == step
+    assert MetricsEndpoint(str(tmp_path), lambda: "").step(rank) == step
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_what_a_rank_posts_is_received_whole(tmp_path: Path) -> None:
         received.append((path, head.splitlines()[0], body))
         return "204 No Content"
 
-    port = Metrics(str(tmp_path), lambda: "", receive).serve(0)
+    port = MetricsEndpoint(str(tmp_path), lambda: "", receive).serve(0)
     request = b"POST /status HTTP/1.1\r\nContent-Length: 10\r\n\r\n"
     assert ask(port, request, b"01234", b"56789")[0].startswith(b"HTTP/1.1 204 No Content\r\n")
     ask(port, b"POST /status HTTP/1.1\r\n\r\n")
@@ -224,7 +224,7 @@ def test_what_a_rank_posts_is_received_whole(tmp_path: Path) -> None:
 
 
 def test_ranks_are_those_with_a_page_and_one_that_left_its_page_is_read_from_it(tmp_path: Path) -> None:
-    metrics = Metrics(str(tmp_path), lambda: "")
+    metrics = MetricsEndpoint(str(tmp_path), lambda: "")
     assert (metrics.collect(), metrics.progress(), metrics.reads_log, metrics.threads(0)) == ({}, {}, False, "")
     folder = tmp_path / "metrics"
     folder.mkdir()

@@ -11,8 +11,8 @@ import pytest
 
 from ddp_operator.launcher import mirror as module
 from ddp_operator.launcher.mirror import Folder, Mirror, find_step, list_written_files
-from ddp_operator.launcher.pod import CheckpointConfig, encode_config
-from ddp_operator.launcher.snapshots import Superseded
+from ddp_operator.launcher.pod import CheckpointStoreConfig, encode_config
+from ddp_operator.launcher.snapshots import PrefixSuperseded
 from tests.support.launcher_config import launcher_pod
 
 
@@ -37,7 +37,7 @@ class Run:
         self.clock, self.folder = clock, root / f"ckpt-{attempt}"
         self.folder.mkdir(exist_ok=True)
         (root / "metrics").mkdir(exist_ok=True)
-        pod = launcher_pod(root, checkpoint=CheckpointConfig(f"file://{root}/store", keep))
+        pod = launcher_pod(root, checkpoint=CheckpointStoreConfig(f"file://{root}/store", keep))
         given = {"pod": encode_config(pod), "folder": str(self.folder), "attempt": attempt, "runId": f"job-{attempt}"}
         self.events: list[dict[str, Any]] = []
         self.mirror = Mirror(given, self.events.append)
@@ -170,7 +170,7 @@ def test_an_overtaken_attempt_ends(run: Run, tmp_path: Path, clock: Clock) -> No
     Run(tmp_path, clock, attempt=2)
     (run.folder / "a").write_text("x")
     run.look()
-    with pytest.raises(Superseded):
+    with pytest.raises(PrefixSuperseded):
         run.look(3)
 
 

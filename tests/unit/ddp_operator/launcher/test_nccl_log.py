@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_operator.launcher.nccl_log import Network, read_network
+from ddp_operator.launcher.nccl_log import CommunicatorNetwork, read_network
 
 # NVIDIA/nccl-tests#185, NCCL 2.19.3; the channels are of NVIDIA/nccl#1412's form.
 ROCE = """\
@@ -63,22 +63,22 @@ LIUCC13-AC-01:106:121 [1] NCCL INFO Channel 00/0 : 1[1] -> 0[0] via P2P/direct p
 @pytest.mark.parametrize(
     ("log", "expected"),
     [
-        (ROCE, Network("RoCE", True, "NET/Plugin : No plugin found, using internal implementation")),
-        (INFINIBAND, Network("IB", False)),
-        (HPCX, Network("IB", False)),
-        (FALLEN_BACK, Network("Socket", False, "NET/IB : No device found.")),
-        (SWITCHED_OFF, Network("Socket", False, "NCCL_IB_DISABLE set by environment to 1.")),
-        (EFA, Network("EFA", True)),
-        (NO_EFA, Network("Socket", False, "NET/OFI OFI fi_getinfo() call failed: No data available")),
-        (EFA.replace("Provider is efa", "Provider is tcp"), Network("Libfabric-tcp", True)),
-        (EFA.replace("AWS Libfabric", "Libfabric"), Network("EFA", True)),
-        (FASTRAK, Network("FasTrak", False)),
-        (ONE_MACHINE, Network()),
-        (ONE_MACHINE.replace("P2P/direct pointer", "P2P/MNNVL"), Network("NVLink", True)),
-        ("", Network()),
+        (ROCE, CommunicatorNetwork("RoCE", True, "NET/Plugin : No plugin found, using internal implementation")),
+        (INFINIBAND, CommunicatorNetwork("IB", False)),
+        (HPCX, CommunicatorNetwork("IB", False)),
+        (FALLEN_BACK, CommunicatorNetwork("Socket", False, "NET/IB : No device found.")),
+        (SWITCHED_OFF, CommunicatorNetwork("Socket", False, "NCCL_IB_DISABLE set by environment to 1.")),
+        (EFA, CommunicatorNetwork("EFA", True)),
+        (NO_EFA, CommunicatorNetwork("Socket", False, "NET/OFI OFI fi_getinfo() call failed: No data available")),
+        (EFA.replace("Provider is efa", "Provider is tcp"), CommunicatorNetwork("Libfabric-tcp", True)),
+        (EFA.replace("AWS Libfabric", "Libfabric"), CommunicatorNetwork("EFA", True)),
+        (FASTRAK, CommunicatorNetwork("FasTrak", False)),
+        (ONE_MACHINE, CommunicatorNetwork()),
+        (ONE_MACHINE.replace("P2P/direct pointer", "P2P/MNNVL"), CommunicatorNetwork("NVLink", True)),
+        ("", CommunicatorNetwork()),
     ],
 )
-def test_the_log_tells_what_carries_the_data(log: str, expected: Network) -> None:
+def test_the_log_tells_what_carries_the_data(log: str, expected: CommunicatorNetwork) -> None:
     assert read_network(log) == expected
 
 

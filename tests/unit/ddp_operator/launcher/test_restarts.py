@@ -9,7 +9,7 @@ import pytest
 
 from ddp_operator.launcher.failure_table import CUDA, OOM, Outcome
 from ddp_operator.launcher.files import write_json
-from ddp_operator.launcher.metrics import Metrics
+from ddp_operator.launcher.metrics import MetricsEndpoint
 from ddp_operator.launcher.restarts import Restarts
 from tests.support.launcher_config import launcher_pod
 
@@ -31,7 +31,7 @@ def failure(message: str = "boom", code: int = 1, exit_code: int = 82) -> dict[s
 
 
 def restarts(folder: Path, budget: int = 2, **pod: Any) -> Restarts:
-    return Restarts(launcher_pod(folder, in_place_restarts=budget, **pod), cast(Metrics, AtStep()))
+    return Restarts(launcher_pod(folder, in_place_restarts=budget, **pod), cast(MetricsEndpoint, AtStep()))
 
 
 def test_a_failure_costs_one_of_the_budget_and_is_the_reason_of_the_restart(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ class SaysNothing(AtStep):
 def test_a_pod_whose_ranks_report_no_step_goes_by_what_pod_0_has_told(tmp_path: Path) -> None:
     """As of a script that prints its steps in rank 0 alone: the same failure with steps in between is no repetition."""
     config = launcher_pod(tmp_path, in_place_restarts=9, node=1, restarts_without_progress=1)
-    found = Restarts(config, cast(Metrics, SaysNothing()))
+    found = Restarts(config, cast(MetricsEndpoint, SaysNothing()))
     again = [found.observe([failure(code=3)], free=False, run_step=step) for step in (100, 200, 300, 300)]
     assert (again, found.repeated) == ([True, True, True, False], True)
     assert found.failed_step is None, "the rank has not said it"

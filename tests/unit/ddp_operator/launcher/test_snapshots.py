@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ddp_operator.launcher.snapshots import Changed, Damaged, Snapshot, SnapshotStore, Superseded, hash_file
+from ddp_operator.launcher.snapshots import (
+    Changed,
+    CheckpointSnapshot,
+    Damaged,
+    PrefixSuperseded,
+    SnapshotStore,
+    hash_file,
+)
 from ddp_operator.launcher.storage import UnusableStorage, open_storage
 
 
@@ -26,13 +33,13 @@ class Attempt:
         paths = [path for path in self.folder.rglob("*") if path.is_file()]
         return {str(path.relative_to(self.folder)): (hash_file(str(path)), path.stat().st_size) for path in paths}
 
-    def save(self, step: int, **files: str) -> Snapshot:
+    def save(self, step: int, **files: str) -> CheckpointSnapshot:
         for name, text in files.items():
             (self.folder / name).write_text(text)
         self.store.upload(str(self.folder), self.files())
         return self.store.write(self.files(), step)
 
-    def fetch(self) -> Snapshot | None:
+    def fetch(self) -> CheckpointSnapshot | None:
         return self.store.fetch_newest(str(self.folder))
 
 
@@ -77,7 +84,7 @@ class TestFence:
         first = Attempt(tmp_path, 1)
         first.save(1, a="1")
         Attempt(tmp_path, 2)
-        with pytest.raises(Superseded, match="attempt 2 has taken over") as caught:
+        with pytest.raises(PrefixSuperseded, match="attempt 2 has taken over") as caught:
             first.save(2, a="2")
         assert caught.value.same_job
         assert len(first.store.list()) == 1
@@ -87,13 +94,13 @@ class TestFence:
         first.save(1, a="1")
         first.save(2, a="2")
         Attempt(tmp_path, 2)
-        with pytest.raises(Superseded):
+        with pytest.raises(PrefixSuperseded):
             first.store.prune()
         assert len(objects(tmp_path)) == 2
 
     def test_an_attempt_that_comes_late_is_refused(self, tmp_path: Path) -> None:
         Attempt(tmp_path, 2)
-        with pytest.raises(Superseded):
+        with pytest.raises(PrefixSuperseded):
             Attempt(tmp_path, 1)
 
     def test_a_process_that_is_started_again_keeps_its_claim(self, tmp_path: Path) -> None:
@@ -106,7 +113,7 @@ class TestFence:
     def test_another_job_is_named(self, tmp_path: Path) -> None:
         first = Attempt(tmp_path, 5)
         Attempt(tmp_path, 1, job="other")
-        with pytest.raises(Superseded, match="another job") as caught:
+        with pytest.raises(PrefixSuperseded, match="another job") as caught:
             first.save(1, a="1")
         assert not caught.value.same_job
 
@@ -114,7 +121,7 @@ class TestFence:
         first = Attempt(tmp_path, 1)
         # As if both had listed before either wrote.
         (tmp_path / "store/fence/000000001-000000002-job-2.json").write_text("{}")
-        with pytest.raises(Superseded):
+        with pytest.raises(PrefixSuperseded):
             first.store.check()
         second = Attempt(tmp_path, 2)
         second.store.check()

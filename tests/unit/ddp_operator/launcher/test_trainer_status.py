@@ -13,7 +13,7 @@ import pytest
 
 from ddp_operator.launcher.contract import TRAINER_STATUS_FILE
 from ddp_operator.launcher.files import read_json, write_json
-from ddp_operator.launcher.metrics import Metrics
+from ddp_operator.launcher.metrics import MetricsEndpoint
 from ddp_operator.launcher.trainer_status import TrainerStatus
 from ddp_operator.launcher.worker import _name_trainer_status
 from ddp_operator.progress import build_progress, parse_page
@@ -51,7 +51,7 @@ class Server:
         for name in ("KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_TOKEN"):
             monkeypatch.delenv(name, raising=False)
         status = TrainerStatus(launcher_pod(runtime, nproc_per_node=2))
-        self.metrics = Metrics(runtime, lambda: "", status.receive)
+        self.metrics = MetricsEndpoint(runtime, lambda: "", status.receive)
         status.offer(self.metrics.serve(0))
         _name_trainer_status(runtime, "1")
         self.url = os.environ["KUBEFLOW_TRAINER_SERVER_URL"]

@@ -16,18 +16,18 @@ from ddp_operator.launcher.contract import METRIC_STALLED
 from ddp_operator.launcher.failure import describe_failure, examine
 from ddp_operator.launcher.failure_table import Outcome
 from ddp_operator.launcher.files import write_json
-from ddp_operator.launcher.metrics import PAGE_TIMEOUT, Metrics
+from ddp_operator.launcher.metrics import PAGE_TIMEOUT, MetricsEndpoint
 from ddp_operator.launcher.pod import Pod, WatchdogConfig
 from ddp_operator.launcher.processes import catches, count_cpu_seconds, count_oom_kills, find_family, process_state
 from ddp_operator.launcher.rendezvous import AwakeClock
 from ddp_operator.launcher.stacks import SECONDS_FOR_STACKS, Stack, collect_stacks, read_stack
 from ddp_operator.launcher.stall import (
+    HeartbeatWatchdog,
     Idleness,
     LogSteps,
+    RankActivity,
+    RankStall,
     SharedStallState,
-    Stall,
-    StalledRank,
-    Watchdog,
     build_stall_rows,
     read_board,
     report_stall,
@@ -49,27 +49,27 @@ def page(steps: int = 0, heartbeats: int = 0, saving: int = 0) -> str:
     )
 
 
-def message(watchdog: Watchdog, now: float) -> str | None:
+def message(watchdog: HeartbeatWatchdog, now: float) -> str | None:
     stall = watchdog.find_stall(now)
     return None if stall is None else stall.message
 
 
 def test_a_script_that_reports_no_steps_is_never_stalled() -> None:
-    watchdog = Watchdog(PLAN)
+    watchdog = HeartbeatWatchdog(PLAN)
     watchdog.observe(BOTH, {0: "ddp_loss 1\n"}, 0)
     assert watchdog.find_stall(1e6) is None
     assert watchdog.age(5) is None
 
 
 def test_the_time_to_the_first_step_has_a_budget_of_its_own() -> None:
-    watchdog = Watchdog(PLAN)
+    watchdog = HeartbeatWatchdog(PLAN)
     watchdog.observe(BOTH, {0: page(), 1: page()}, 0)
     assert watchdog.find_stall(99) is None
     assert message(watchdog, 100) == "no step since the start for 100 s (spec.watchdog.startSeconds is 100)"
 
 
 def test_steps_then_none_is_a_stall() -> None:
-    watchdog = Watchdog(PLAN)
+    watchdog = HeartbeatWatchdog(PLAN)
     watchdog.observe(BOTH, {0: page(1), 1: page(1)}, 0)
     watchdog.observe(BOTH, {0: page(2), 1: page(2)}, 7)
     watchdog.observe(BOTH, {0: page(2)}, 12)  # rank 1 does not even answer
@@ -79,14 +79,14 @@ def test_steps_then_none_is_a_stall() -> None:
 
 
 def test_one_rank_that_goes_on_is_enough() -> None:
-    watchdog = Watchdog(PLAN)
+    watchdog = HeartbeatWatchdog(PLAN)
     for second in range(0, 60, 5):  # rank 0 validates alone, the other waits for it
         watchdog.observe(BOTH, {0: page(5, heartbeats=second), 1: page(5)}, second)
     assert watchdog.find_stall(60) is None
 
 
 def test_saving_has_a_budget_of_its_own_and_its_end_is_progress() -> None:
-    watchdog = Watchdog(PLAN)
+    watchdog = HeartbeatWatchdog(PLAN)
     watchdog.observe(BOTH, {0: page(1), 1: page(1)}, 0)
     watchdog.observe(BOTH, {0: page(1, saving=1), 1: page(1)}, 5)
     assert watchdog.find_stall(54) is None
@@ -97,7 +97,7 @@ def test_saving_has_a_budget_of_its_own_and_its_end_is_progress() -> None:
 
 
 def test_restarted_workers_begin_with_the_start_budget_and_ended_ones_are_not_waited_for() -> None:
-    watchdog = Watchdog(PLAN)
+    watchdog = HeartbeatWatchdog(PLAN)
     watchdog.observe(BOTH, {0: page(9), 1: page(9)}, 0)
     watchdog.observe({0: 21, 1: 22}, {}, 15)
     assert watchdog.find_stall(114) is None
@@ -107,7 +107,7 @@ def test_restarted_workers_begin_with_the_start_budget_and_ended_ones_are_not_wa
 
 
 def test_each_stall_is_told_from_the_next() -> None:
-    watchdog = Watchdog(PLAN)
+    watchdog = HeartbeatWatchdog(PLAN)
     watchdog.observe(BOTH, {0: page(1)}, 0)
     first = watchdog.find_stall(20)
     watchdog.observe(BOTH, {0: page(2)}, 30)
@@ -118,7 +118,7 @@ def test_each_stall_is_told_from_the_next() -> None:
 
 
 def test_a_pause_in_which_the_launcher_was_frozen_is_no_stall_of_its_ranks() -> None:
-    clock, watchdog = AwakeClock(7.0, 1000.0), Watchdog(PLAN)
+    clock, watchdog = AwakeClock(7.0, 1000.0), HeartbeatWatchdog(PLAN)
     for real in (1005.0, 1010.0):
         watchdog.observe(BOTH, {0: page(int(real))}, clock.tick(real))
     now = clock.tick(2000.0)  # frozen, and the ranks too: their page is as it was
@@ -184,16 +184,16 @@ class TestLogPulse:
 class TestPodsAgree:
     """Who ends the workers of a stalled job: the pod whose rank keeps the others waiting, and nobody in doubt."""
 
-    SLEEPS = StalledRank(1, 0, "Behind", "rank 1 is in train_step (train.py:50)")
-    WAITS = StalledRank(0, 0, "Waiting", "rank 0 waits for other ranks in train_step (train.py:52)")
-    COMPUTES = StalledRank(0, 0, "Busy", "rank 0 is in validate (train.py:80)")
-    SILENT = Stall(0.0, "the log has shown no step for 30 s", False, True, frozenset({0}))
-    IDLE = Stall(0.0, "the workers have used no CPU for 30 s", False, False, frozenset({0}))
-    HUNG = Stall(0.0, "no step for 30 s")
+    SLEEPS = RankActivity(1, 0, "Behind", "rank 1 is in train_step (train.py:50)")
+    WAITS = RankActivity(0, 0, "Waiting", "rank 0 waits for other ranks in train_step (train.py:52)")
+    COMPUTES = RankActivity(0, 0, "Busy", "rank 0 is in validate (train.py:80)")
+    SILENT = RankStall(0.0, "the log has shown no step for 30 s", False, True, frozenset({0}))
+    IDLE = RankStall(0.0, "the workers have used no CPU for 30 s", False, False, frozenset({0}))
+    HUNG = RankStall(0.0, "no step for 30 s")
 
-    def agree(self, mine: Stall, rank: StalledRank, *others: tuple[Stall, StalledRank], pods: int = 2) -> bool:
+    def agree(self, mine: RankStall, rank: RankActivity, *peers: tuple[RankStall, RankActivity], pods: int = 2) -> bool:
         report = report_stall(mine, [rank])
-        reports = [report, *(report_stall(stall, [one]) for stall, one in others)]
+        reports = [report, *(report_stall(stall, [one]) for stall, one in peers)]
         board = {
             "known": sum(one.known for one in reports),
             "stuck": sum(one.stuck for one in reports),
@@ -321,7 +321,7 @@ def test_of_a_pod_with_many_ranks_the_first_eight_are_shown() -> None:
 def test_a_pod_reports_whether_its_ranks_compute_and_which_keeps_the_others_waiting(
     ranks: list[str], known: bool, stuck: bool, idle: bool, cause: int | None
 ) -> None:
-    found = report_stall(TestPodsAgree.SILENT, [StalledRank(i, i, state, "") for i, state in enumerate(ranks)])
+    found = report_stall(TestPodsAgree.SILENT, [RankActivity(i, i, state, "") for i, state in enumerate(ranks)])
     assert (found.known, found.stuck, found.idle) == (known, stuck, idle)
     assert (found.cause and found.cause["rank"]) == cause
 
@@ -392,7 +392,7 @@ def test_a_stack_that_is_still_being_written_is_waited_for(
     running = {"pid": os.getpid(), "rank": 0, "localRank": 0, "restart": 0}
     ended = {"pid": 2**22 + 1, "rank": 1, "localRank": 1, "restart": 0}
     (tmp_path / "stacks" / "1").touch()
-    shown = collect_stacks(one, Metrics(str(tmp_path), lambda: ""), [running, ended])
+    shown = collect_stacks(one, MetricsEndpoint(str(tmp_path), lambda: ""), [running, ended])
     assert asked == [os.getpid()]
     assert shown[0].place == "load (data.py:1)"
     said = capsys.readouterr().err
