@@ -11,7 +11,6 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from ddp_operator.api.status import Progress, Status
-    from ddp_operator.client.aio import AsyncClient, AsyncJob
     from ddp_operator.client.client import Client
     from ddp_operator.client.errors import ApiError, ClientError, Conflict, NotFound, TrainingFailed
     from ddp_operator.client.job import Job
@@ -19,16 +18,12 @@ if TYPE_CHECKING:
 _HOMES: Final = {
     "Progress": "api.status",
     "Status": "api.status",
-    "AsyncClient": "client.aio",
-    "AsyncJob": "client.aio",
     "Client": "client.client",
     "Job": "client.job",
     **dict.fromkeys(("ApiError", "ClientError", "Conflict", "NotFound", "TrainingFailed"), "client.errors"),
 }
 __all__ = [
     "ApiError",
-    "AsyncClient",
-    "AsyncJob",
     "Client",
     "ClientError",
     "Conflict",

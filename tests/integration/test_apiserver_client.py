@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 from pathlib import Path
 
 import pytest
 
-from ddp_operator import AsyncClient, Conflict, NotFound, TrainingFailed
+from ddp_operator import Client, Conflict, NotFound, TrainingFailed
 from tests.support.control_plane import ControlPlane
 from tests.support.standin import ClusterActors
 
@@ -30,35 +31,36 @@ async def test_a_function_is_trained_suspended_resumed_and_deleted(
     monkeypatch.syspath_prepend(tmp_path)
     train = importlib.import_module("a_training").train
     start()
-    client = AsyncClient(kubeconfig=str(plane.admin), namespace=namespace)
+    client = Client(kubeconfig=str(plane.admin), namespace=namespace)
     options = {"nodes": 2, "gpus": 0, "name": "digits", "spec": {"recovery": {"maxRestarts": 0}}}
     async with actors.kubelet():
-        job = await client.train(train, args={"learning_rate": 0.5}, **options)
+        job = await asyncio.to_thread(client.train, train, args={"learning_rate": 0.5}, **options)
         with pytest.raises(Conflict, match="already exists"):
-            await client.train(train, args={"learning_rate": 0.5}, **options)
-        assert (await client.get("digits")).resource["spec"]["code"]["digest"] == job.resource["spec"]["code"]["digest"]
+            await asyncio.to_thread(client.train, train, args={"learning_rate": 0.5}, **options)
+        stored = await asyncio.to_thread(client.get, "digits")
+        assert stored.resource["spec"]["code"]["digest"] == job.resource["spec"]["code"]["digest"]
 
         async def run(attempt: int) -> None:
             for index in (0, 1):
                 await actors.run_pod(f"digits-{attempt}", index)
 
-        async def reach(phase: str) -> None:
-            async for status in job.changes(timeout=200):
+        def reach(phase: str) -> None:
+            for status in job.changes(timeout=200):
                 if status.phase == phase:
                     return
 
         await run(1)
-        await reach("Running")
-        await job.suspend()
-        await reach("Suspended")
-        await job.resume()
-        await reach("Pending")
+        await asyncio.to_thread(reach, "Running")
+        await asyncio.to_thread(job.suspend)
+        await asyncio.to_thread(reach, "Suspended")
+        await asyncio.to_thread(job.resume)
+        await asyncio.to_thread(reach, "Pending")
         await run(1)
         message = {"category": "UserError", "message": "KeyError: 'lr'", "rank": 0, "traceback": "KeyError: 'lr'\n"}
         await actors.finish_pod("digits-1", 0, exit_code=2, message=json.dumps(message))
         with pytest.raises(TrainingFailed) as raised:
-            await job.wait(timeout=200)
+            await asyncio.to_thread(job.wait, timeout=200)
         assert "KeyError: 'lr'" in str(raised.value)
-        await job.delete(wait=True)
+        await asyncio.to_thread(job.delete, wait=True)
         with pytest.raises(NotFound):
-            await job.status
+            await asyncio.to_thread(lambda: job.status)
