@@ -23,6 +23,9 @@ def check(container: dict[str, Any] | None = None, **spec: Any) -> dict[str, str
 ROWS = re.findall(
     r"^\| `(\S+[.])([a-z]\w+)` \| (honoured|warned about|refused) \| (.*) \|$", DOCS.read_text(), re.MULTILINE
 )
+# The last table groups the fields that are warned about by their reason.
+IGNORED = DOCS.read_text().partition("\n## Ignored fields of a pod\n")[2]
+ROWS += [(prefix, name, "warned about", "") for prefix, name in re.findall(r"`(\S+[.])([a-z]\w+)`", IGNORED)]
 
 OF_THE_JOB = {("spec.", name) for name in ("scheduling", "networkPolicy", "network", "code", "inputs", "profileRef")}
 
