@@ -1,13 +1,13 @@
-"""What a job waits for or why it failed, and what to do: one paragraph, from its status and the Events about it.
+"""What a job waits for or why it failed, and what to do: one paragraph, from its status and the Events about it. Pure.
 
-Pure. The status already holds the cluster's own words; what is added here is the order of importance and the remedy.
+The status holds the cluster's messages; this module adds the order of importance and the remedy.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -18,134 +18,168 @@ from ddp_operator.names import POD_SUFFIX
 from ddp_operator.progress import format_duration
 from ddp_operator.status.conditions import CHANGE_PENDING, SIDECAR_RESTARTED, find_blocker, find_obstacle
 
-_LOOK_AT_LOGS: Final = "Look at the end of its log: ddp logs {name}."
-# reason -> what to do. A reason that is not here still gets its message, and kubectl describe as the remedy.
+_READ_LOGS: Final = "Read the end of its log: ddp logs {name}."
+_RESUME_FROM_CHECKPOINT: Final = "it resumes from its checkpoint if it keeps one on a claim or at a URL"
+# reason -> remedy. For any other reason, the message and kubectl describe have to do.
 REMEDIES: Final = {
     # Accepted
-    "ProfileNotFound": "Create that profile, or correct spec.profileRef: ddp profile list{option} shows those that "
-    "exist.",
-    "ProfileLocked": "Leave the named fields out of the job and apply it again: ddp profile show NAME{option} has "
-    "what a profile sets and locks.",
+    "ProfileNotFound": "Create that profile, or correct spec.profileRef: ddp profile list{option} lists the existing "
+    "ones.",
+    "ProfileLocked": "Remove the named fields from the job and apply it again: ddp profile show NAME{option} prints "
+    "the fields that a profile sets and locks.",
     "ResourceClaimNotFound": "Create it, or correct its name in the pod template: kubectl get resourceclaims,"
-    "resourceclaimtemplates{option} shows those that exist.",
-    "InvalidSpec": "Fix that field and apply the file again; `ddp render FILE` checks it without a cluster.",
-    "VersionMismatch": "Bring the operator and the definition to one version with helm upgrade or helm rollback; the "
-    "job is read again within five minutes.",
+    "resourceclaimtemplates{option} lists the existing ones.",
+    "InvalidSpec": "Correct that field and apply the file again; `ddp render FILE` checks it without a cluster.",
+    "VersionMismatch": "Bring the operator and the CRD to one version with helm upgrade or helm rollback; the operator "
+    "reads the job again within five minutes.",
     "NameConflict": "Delete or rename that object, or give the job another name.",
-    "ClaimInUse": "It starts by itself, within half a minute of the other job's end: ddp list shows both.",
+    "ClaimInUse": "The job starts automatically within half a minute of the other job's end: ddp list shows both.",
     "Forbidden": "The operator's role lacks that permission, or a quota or policy of the namespace forbids the object: "
-    "ask whoever owns the namespace.",
-    "ServerError": "It is tried again every half a minute; an admission webhook that does not answer is fixed or "
-    "removed by whoever runs the cluster: kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations.",
-    "StatusRefused": "It is written again each minute; after a fix of the definitions or the spec the job continues.",
+    "ask the owner of the namespace.",
+    "ServerError": "The operator retries every half a minute. If an admission webhook does not respond, ask a cluster "
+    "administrator to fix or remove it: kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations.",
+    "StatusRefused": "The operator retries every minute; the job continues once the CRD or the spec is fixed.",
     # Suspended
-    "SuspendedBySpec": "Let it go on with: ddp resume {name}.",
-    "Stopping": "Its pods save a checkpoint and end within their grace time; no action needed.",
+    "SuspendedBySpec": "Resume it: ddp resume {name}.",
+    "Stopping": "Its pods save a checkpoint and end within their grace period; no action needed.",
     # InputsReady, and Failed
-    "NotFetched": "Let it go on with: ddp resume {name}.",
-    "FetchingInputs": "Training starts when they are there; no action needed.",
-    "Unreachable": "It is tried again for some minutes; what was tried: ddp logs {name}.",
-    "NotFound": "Then submit the job anew.",
-    "AccessDenied": "Then submit the job anew.",
-    "ChecksumMismatch": "Then submit the job anew.",
-    "NoSpace": "Then submit the job anew: what was fetched is not fetched again.",
-    "NotWritable": "Then submit the job anew.",
-    "Unsupported": "Then submit the job anew.",
-    "FetchFailed": "What was fetched is not fetched again; what was tried: ddp logs {name}.",
+    "NotFetched": "Resume it: ddp resume {name}.",
+    "FetchingInputs": "Training starts when all inputs are fetched; no action needed.",
+    "Unreachable": "The pod retries for some minutes; its attempts are in its log: ddp logs {name}.",
+    "NotFound": "Then submit the job again.",
+    "AccessDenied": "Then submit the job again.",
+    "ChecksumMismatch": "Then submit the job again.",
+    "NoSpace": "Then submit the job again: inputs that are complete are not fetched again.",
+    "NotWritable": "Then submit the job again.",
+    "Unsupported": "Then submit the job again.",
+    "FetchFailed": "Inputs that are complete are not fetched again; the attempts are in the log: ddp logs {name}.",
     # Scheduled
-    "Unschedulable": "Free or add nodes that have what the pods ask for, ask for less in resources, nodeSelector or "
-    "tolerations, or run on fewer nodes: ddp scale {name} N.",
-    "QuotaPending": "It starts when it is admitted; the queue and those before it: kubectl get "
+    "Unschedulable": "Free or add nodes that fit the pods, reduce resources, nodeSelector or tolerations, or run on "
+    "fewer nodes: ddp scale {name} N.",
+    "QuotaPending": "The job starts when its queue admits it; the queue and the jobs before it: kubectl get "
     "localqueues,workloads{option}.",
-    "Inadmissible": "It does not start by itself: create the queue that is named (kubectl get "
+    "Inadmissible": "It does not start automatically: create the missing queue (kubectl get "
     "localqueues,clusterqueues{option}), or move the job to another one by its label kueue.x-k8s.io/queue-name.",
-    "QueueStopped": "It goes on when whoever runs the queue lets it (stopPolicy: None, flavors and admission checks "
-    "that exist): kubectl describe localqueues,clusterqueues{option}.",
-    "WorkloadFinished": "Kueue does not look at it again. To queue the job anew: ddp suspend {name}, then ddp resume "
+    "QueueStopped": "It continues when the queue's administrator starts the queue (stopPolicy: None, flavors and "
+    "admission checks that exist): kubectl describe localqueues,clusterqueues{option}.",
+    "WorkloadFinished": "Kueue does not admit it again. To queue the job again: ddp suspend {name}, then ddp resume "
     "{name}.",
-    "WorkloadDeactivated": "It does not start by itself; to queue it again, set spec.active of the Workload that is "
-    "named to true: kubectl edit workload{option}.",
-    "WorkloadMissing": "Kueue tries again within some minutes once what it needs is there, or at once when the job's "
+    "WorkloadDeactivated": "It does not start automatically; to queue it again, set spec.active of that Workload to "
+    "true: kubectl edit workload{option}.",
+    "WorkloadMissing": "Kueue retries within some minutes once the missing object exists, or at once when the job's "
     "label kueue.x-k8s.io/priority-class is changed.",
     "ImagePull": "Check the image's name and tag, and imagePullSecrets if the registry is private. As long as no pod "
     "has run, a corrected file can be applied to the same job.",
-    "PodsForbidden": "A quota, a policy or a missing service account keeps the pods from being made: change the job or "
-    "ask whoever owns the namespace.",
+    "PodsForbidden": "A quota, a policy or a missing service account prevents the creation of pods: change the job or "
+    "ask the owner of the namespace.",
     "VolumeNotReady": "Check the claim: kubectl get pvc{option}. One that several nodes use must be ReadWriteMany.",
-    "PodsNotStarting": "kubectl describe pod{option} on the pod that is named has the kubelet's words; what is missing "
-    "may be made later.",
-    "WaitingForPods": "Pods are being made and placed; if this lasts for minutes, the Events of the Job say why.",
-    "WaitingForFormerPods": "The next attempt starts when they are gone; a pod on a dead node is given up after "
+    "PodsNotStarting": "kubectl describe pod{option} on that pod shows the kubelet's message; a missing object can "
+    "still be created.",
+    "WaitingForPods": "The cluster is creating and scheduling the pods; if this takes minutes, the Events of the Job "
+    "have the reason.",
+    "WaitingForFormerPods": "The next attempt starts when they have ended; a pod on a dead node is given up after "
     "spec.recovery.forceDeleteAfterSeconds.",
     # Rendezvoused
-    "WaitingForRanks": "Training starts when all pods run; look at those that do not: kubectl get pods -l "
+    "WaitingForRanks": "Training starts when all pods run; check those that do not: kubectl get pods -l "
     "ddp-operator.dev/job-name={name}.",
-    "WaitingForWorkers": "Loading PyTorch and connecting takes up to a minute; if it lasts: ddp logs {name}.",
-    "NoMetricsPage": "Its log says what it does: ddp logs {name} --node 0. Is that well, let the operator's namespace "
-    "reach the pods' metrics port, which a NetworkPolicy may forbid.",
-    "EnoughRanksJoined": "Training goes on meanwhile; the pods that are missing: kubectl get pods -l "
+    "WaitingForWorkers": "Loading PyTorch and connecting takes up to a minute; if it takes longer: ddp logs {name}.",
+    "NoMetricsPage": "Read its log: ddp logs {name} --node 0. If the log looks healthy, allow the operator's namespace "
+    "to reach the metrics port of the pods (check NetworkPolicies).",
+    "EnoughRanksJoined": "Training continues with the pods that run; the missing ones: kubectl get pods -l "
     "ddp-operator.dev/job-name={name}.",
     # Progressing
-    "NoStepYet": "Start-up or the first batch is slow, or the script reports no steps (docs/pod-contract.md says how "
-    "to); its log says what it does: ddp logs {name} -f.",
-    "NotRunning": "See the pods: kubectl get pods -l ddp-operator.dev/job-name={name}.",
-    "WaitingForPeers": "The cause is known when that pod reports or its node is found lost, which costs no restart; "
-    "no action needed. The pods: kubectl get pods -o wide -l ddp-operator.dev/job-name={name}.",
-    "NodeNotReady": "Look at the node that is named: kubectl describe node. If it stays away, the job restarts on "
-    "other nodes by itself, without using up spec.recovery.maxRestarts.",
+    "NoStepYet": "Start-up or the first batch is slow, or the script reports no steps (docs/pod-contract.md explains "
+    "how to report them); read its log: ddp logs {name} -f.",
+    "NotRunning": "Check the pods: kubectl get pods -l ddp-operator.dev/job-name={name}.",
+    "WaitingForPeers": "The cause is known when that pod reports, or when its node is found lost, which is not counted "
+    "as a restart; no action needed. The pods: kubectl get pods -o wide -l ddp-operator.dev/job-name={name}.",
+    "NodeNotReady": "Check that node: kubectl describe node. If it stays away, the operator restarts the job on other "
+    "nodes, which is not counted against spec.recovery.maxRestarts.",
     "Stalled": "A rank hangs: its stacks are in the log (ddp logs {name}).",
     # Restarting
-    "GroupRestart": "Training starts again by itself, {onward}; no action needed.",
-    "PodReplacement": "The pod is replaced under the same index and training goes on; no action needed.",
-    "Disrupted": "Evictions and lost nodes are free: it starts again by itself, {onward}; no action needed.",
-    "Resumed": "It starts again by itself, {onward}; no action needed.",
-    "NodesReadmitted": "No other node could take a pod, so the nodes that failed are used again; look at them.",
-    "Resized": "It goes on with the new number of nodes by itself; no action needed.",
+    "GroupRestart": "Training restarts automatically, {onward}; no action needed.",
+    "PodReplacement": "The pod is replaced under the same index and training continues; no action needed.",
+    "Disrupted": "Evictions and lost nodes are not counted: training restarts automatically, {onward}; no action "
+    "needed.",
+    "Resumed": "Training restarts automatically, {onward}; no action needed.",
+    "NodesReadmitted": "No other node could take a pod, so the failed nodes are used again; check them.",
+    "Resized": "Training continues automatically with the new number of nodes; no action needed.",
     # CheckpointsUploaded
-    "UploadFailing": "Training goes on and the upload is tried again; new pods would begin at the newest snapshot. See "
-    "that the store answers, and that the credentials of spec.checkpoint.secretRef may write.",
+    "UploadFailing": "Training continues and the upload is retried; new pods would resume from the newest snapshot. "
+    "Check that the store responds, and that the credentials of spec.checkpoint.secretRef may write.",
     # Distributed and Failed
-    "NoProcessGroup": "Let the script initialize torch.distributed and wrap its model in DistributedDataParallel; "
-    "where ranks are meant to work apart, set spec.processGroupPolicy: Ignore.",
-    "RestartBudgetExhausted": "A failed job is not started again: fix the cause, or set a larger "
-    "spec.recovery.maxRestarts in the file if the cause is gone by now; then ddp delete {name}, and submit the file.",
-    "RepeatedFailure": "Another attempt would end alike: fix the cause, then ddp delete {name}, and submit the file.",
-    "CrashLoop": "Every attempt died without getting further, so another would too: fix the cause and submit the job "
-    "anew.",
-    "PendingDeadlineExceeded": "Free or add nodes, ask for less, or raise spec.pendingDeadlineSeconds, and submit the "
-    "job anew.",
-    "DeadlineExceeded": "Raise spec.activeDeadlineSeconds or make the run shorter, and submit the job anew; it goes on "
-    "from its checkpoint if it keeps one on a claim or at a URL.",
-    "Interrupted": "Run it again: it goes on from its checkpoint if it keeps one on a claim or at a URL.",
-    "OperatorError": "Run it again: it goes on from its checkpoint if it keeps one on a claim or at a URL. Please "
-    "report the traceback.",
+    "NoProcessGroup": "Initialize torch.distributed in the script and wrap its model in DistributedDataParallel; if "
+    "ranks are meant to work independently, set spec.processGroupPolicy: Ignore.",
+    "RestartBudgetExhausted": "A failed job is not restarted: fix the cause, or raise spec.recovery.maxRestarts in the "
+    "file if the cause no longer exists; then ddp delete {name}, and submit the file.",
+    "RepeatedFailure": "Another attempt would fail in the same way: fix the cause, then ddp delete {name}, and submit "
+    "the file.",
+    "CrashLoop": "Every attempt failed without progress, so another would too: fix the cause and submit the job again.",
+    "PendingDeadlineExceeded": "Free or add nodes, reduce the resources, or raise spec.pendingDeadlineSeconds, and "
+    "submit the job again.",
+    "DeadlineExceeded": "Raise spec.activeDeadlineSeconds or make the run shorter, and submit the job again; "
+    f"{_RESUME_FROM_CHECKPOINT}.",
+    "Interrupted": f"Run it again: {_RESUME_FROM_CHECKPOINT}.",
+    "OperatorError": f"Run it again: {_RESUME_FROM_CHECKPOINT}. Please report the traceback.",
 }
-# What others say, as far as it is known: these remedies are better than those of the reason.
-_BETTER: Final = {
-    r"request > maximum capacity": "It does not start by itself: the queue never has as much. Run on fewer nodes (ddp "
-    "scale {name} N), ask for less in resources, or have the queue's quota raised.",
-    r"untolerated taint|doesn't match node affinity": "It does not start by itself: correct nodeSelector, affinity or "
-    "tolerations, or move the job to another queue by its label kueue.x-k8s.io/queue-name.",
-    r"violates PodSecurity": "Set spec.securityProfile: Restricted, and in template.spec what else is named; the image "
-    "must then run as a user other than root.",
-    r"image will run as root": "Set template.spec.securityContext.runAsUser to a user of the image other than root.",
-    # containerd before 2.1 makes of an image volume a folder without a name.
-    r'failed to mkdir ""': "The node's container runtime mounts no image volumes (containerd does from 2.1, CRI-O from "
-    "1.31): put the code on a claim, with --code-claim, or choose other nodes.",
-    r'configmap "\S+-launcher-[0-9a-f]{10,12}" not found': "It is the operator's own, which makes it anew. One that an "
-    "older operator has made needs a new Job, while no pod trains: ddp suspend {name}, then ddp resume {name}.",
-    r'(?i)\b(secret|configmap) "[^"]+" not found': "Create it in the job's namespace, and the pods start by themselves "
-    "within two minutes; or correct its name in a new job.",
-}
+
+
+class _MessageRemedy(NamedTuple):
+    """The remedy for a message of another component that matches ``pattern``; it replaces that of the reason."""
+
+    pattern: str
+    remedy: str
+    reason: str = ""
+    """The only reason to which it applies; empty: any."""
+
+
+_MESSAGE_REMEDIES: Final = (
+    _MessageRemedy(
+        "request > maximum capacity",
+        "It does not start automatically: the queue's quota is smaller than the job. Run on fewer nodes (ddp scale "
+        "{name} N), reduce resources, or have the queue's quota raised.",
+        reason="Inadmissible",
+    ),
+    _MessageRemedy(
+        r"untolerated taint|doesn't match node affinity",
+        "It does not start automatically: correct nodeSelector, affinity or tolerations, or move the job to another "
+        "queue by its label kueue.x-k8s.io/queue-name.",
+    ),
+    _MessageRemedy(
+        "violates PodSecurity",
+        "Set spec.securityProfile: Restricted, and the other named fields in template.spec; the image must then run as "
+        "a user other than root.",
+    ),
+    _MessageRemedy(
+        "image will run as root",
+        "Set template.spec.securityContext.runAsUser to a user of the image other than root.",
+    ),
+    # containerd before 2.1 creates a folder without a name for an image volume.
+    _MessageRemedy(
+        'failed to mkdir ""',
+        "The node's container runtime mounts no image volumes (containerd does from 2.1, CRI-O from 1.31): put the "
+        "code on a claim, with --code-claim, or choose other nodes.",
+    ),
+    _MessageRemedy(
+        r'configmap "\S+-launcher-[0-9a-f]{10,12}" not found',
+        "The operator creates this ConfigMap again. If an older operator created it, the job needs a new Job while no "
+        "pod trains: ddp suspend {name}, then ddp resume {name}.",
+    ),
+    _MessageRemedy(
+        r'(?i)\b(secret|configmap) "[^"]+" not found',
+        "Create it in the job's namespace, and the pods start automatically within two minutes; or correct its name in "
+        "a new job.",
+    ),
+)
 _DESCRIBE: Final = "kubectl describe ddp {name} has all conditions and events."
-# An operator that runs looks at a new job within a second.
+# A running operator handles a new job within a second.
 _UNSEEN_PATIENCE: Final = timedelta(seconds=10)
 _EVENT_LIMIT: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """The explanation: ``what`` is the case, ``todo`` the remedy (empty where none is needed)."""
+    """The explanation: ``what`` is the state and its reason, ``todo`` the remedy (empty if none is needed)."""
 
     name: str
     phase: str
@@ -157,171 +191,273 @@ class Why:
         return " ".join(filter(None, (self.what, self.todo)))
 
 
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A job to explain."""
+
+    name: str
+    metadata: Mapping[str, Any]
+    status: Status
+    events: Sequence[Mapping[str, Any]]
+    now: datetime
+    option: str
+
+    @property
+    def phase(self) -> str:
+        return self.status.phase or "Pending"
+
+    def conclude(self, reason: str, what: str, remedy: str = "") -> Why:
+        """Return the explanation with a remedy whose commands are filled in."""
+        return Why(self.name, self.phase, reason, what, self.fill(remedy))
+
+    def fill(self, remedy: str) -> str:
+        """Return a remedy whose commands name the job and, if needed, its namespace."""
+        saved = self.status.checkpoint
+        onward = "from the beginning: no checkpoint was reported"
+        if saved is not None:
+            onward = f"from the checkpoint of step {saved.step}"
+        return remedy.format(name=self.name + self.option, option=self.option, onward=onward)
+
+
 def explain_why(
     resource: Mapping[str, Any], events: Sequence[Mapping[str, Any]], now: datetime, *, option: str = ""
 ) -> Why:
-    """Return the explanation of a resource. ``events``: those about it and its children, oldest first.
+    """Return the explanation of a resource. ``events``: those about it and its child objects, oldest first.
 
-    ``option``: what the commands that are suggested need to find its namespace, such as `` -n team``.
+    ``option``: what the suggested commands need to find its namespace, such as `` -n team``.
     """
     metadata = resource["metadata"]
     name = str(metadata["name"])
     try:
         status = msgspec.convert(resource.get("status") or {}, Status)
-    except msgspec.ValidationError:  # a newer operator's, or somebody wrote into it
-        words = f"{name} has a status that this version of ddp cannot read."
-        return Why(name, "Unknown", "", words, _fill(_DESCRIBE, name, option))
-    phase = status.phase or "Pending"
-    if "deletionTimestamp" in metadata:
-        return Why(name, phase, "Deleting", f"{name} is being deleted.", "Its pods end within their grace time.")
-    if phase == "Succeeded":
-        apart = next((c for c in status.conditions if (c.type, c.status) == ("Distributed", "False")), None)
-        if apart is not None:
-            what = f"{_describe_success(name, status)} But {sentence(apart.message)}"
-            return Why(name, phase, apart.reason, what, _fill(REMEDIES[apart.reason], name, option))
-        return Why(name, phase, "", _describe_success(name, status))
-    if phase == "Failed":
-        return _explain_failure(name, status, option)
-    if not status.conditions:
-        return _explain_unseen(name, metadata, events, now)
-    condition = find_obstacle(status)
-    if condition is not None:
-        what, condition = _describe_obstacle(name, condition, status, events, now)
-        return Why(name, phase, condition.reason, what, _fill(_find_remedy(condition), name, option, status))
-    unsaved = status.condition("CheckpointsUploaded")
-    if unsaved is not None and unsaved.status == "False":
-        what = f"{_describe_training(name, status)} But {sentence(unsaved.message)}"
-        return Why(name, phase, unsaved.reason, what, _fill(REMEDIES[unsaved.reason], name, option))
-    hint = _describe_hint(status.last_failure) if status.last_failure and status.restarts.all else ""
-    if not hint and status.preflight and status.preflight.failed:
-        hint = _fill("The reasons are in pod 0's log: ddp logs {name} --node 0.", name, option)
-    return Why(name, phase, "", _describe_training(name, status), hint)
+    except msgspec.ValidationError:  # a newer operator wrote it, or another client
+        what = f"{name} has a status that this version of ddp cannot read."
+        return Why(name, "Unknown", "", what, _DESCRIBE.format(name=name + option))
+
+    case = _Case(name, metadata, status, events, now, option)
+    for step in _STEPS:
+        why = step(case)
+        if why is not None:
+            return why
+    return _explain_training(case)
 
 
-def _describe_obstacle(
-    name: str, condition: Condition, status: Status, events: Sequence[Mapping[str, Any]], now: datetime
-) -> tuple[str, Condition]:
-    """Return what is to be said of the condition that a job waits for, and the one that it waits for in truth."""
-    since = condition.last_transition_time
-    lasting = f" for {format_duration((now - since).total_seconds())}" if since and since <= now else ""
-    opening = {
-        "Accepted": f"{name} is not accepted ({condition.reason})",
-        "Suspended": f"{name} is suspended{lasting}" if condition.reason != "Stopping" else f"{name} is stopping",
-        "Restarting": f"{name} is restarting{lasting} ({condition.reason})",
-        "InputsReady": f"{name} waits{lasting} for its inputs, before it asks for GPUs ({condition.reason})",
-        "Scheduled": f"{name} has waited{lasting} for its pods to be placed and started ({condition.reason})",
-        "Rendezvoused": f"{name} has waited{lasting} for its ranks to meet ({condition.reason})",
-        "Progressing": f"{name} runs but makes no step{lasting} ({condition.reason})",
-    }[condition.type]
-    what = f"{opening}: {sentence(condition.message)}" if condition.message else f"{opening}."
-    if condition.type == "Restarting" and status.last_failure is not None:
-        what += f" The last failure was {_describe_cause(status.last_failure)}"
-    if condition.type in ("Scheduled", "Rendezvoused", "Progressing"):
-        what += _describe_aside(status)
-        what += _last_warning(events, what)
-    # A job that starts again does so by itself, unless it cannot.
-    if condition.type == "Restarting" and (blocker := find_blocker(status)):
-        what += f" Its pods wait ({blocker.reason}): {sentence(blocker.message)}"
-        condition = blocker
-    return what, condition
+def _explain_deletion(case: _Case) -> Why | None:
+    if "deletionTimestamp" not in case.metadata:
+        return None
+    return case.conclude("Deleting", f"{case.name} is being deleted.", "Its pods end within their grace period.")
 
 
-def _find_remedy(condition: Condition) -> str:
-    better = next((text for words, text in _BETTER.items() if re.search(words, condition.message)), None)
-    return better or REMEDIES.get(condition.reason, _DESCRIBE)
+def _explain_success(case: _Case) -> Why | None:
+    if case.phase != "Succeeded":
+        return None
+    success = _describe_success(case)
+    distributed = case.status.condition("Distributed")
+    if distributed is None or distributed.status != "False":
+        return case.conclude("", success)
+    what = f"{success} But {sentence(distributed.message)}"
+    return case.conclude(distributed.reason, what, REMEDIES[distributed.reason])
 
 
-def _fill(remedy: str, name: str, option: str, status: Status | None = None) -> str:
-    """Return a remedy whose commands name the job and, where that is needed, its namespace."""
-    saved = status.checkpoint if status is not None else None
-    onward = f"from the checkpoint of step {saved.step}" if saved else "from the beginning: no checkpoint was reported"
-    return remedy.format(name=name + option, option=option, onward=onward)
+def _explain_failure(case: _Case) -> Why | None:
+    if case.phase != "Failed":
+        return None
+    failed = case.status.condition("Failed")
+    if failed is not None and failed.status != "True":
+        failed = None
+    reason = failed.reason if failed else ""
+    failure = case.status.last_failure
 
-
-def _explain_failure(name: str, status: Status, option: str) -> Why:
-    condition = next((c for c in status.conditions if (c.type, c.status) == ("Failed", "True")), None)
-    reason = condition.reason if condition else ""
-    failure = status.last_failure
-    tries = f" after {status.attempt} attempts" if status.attempt > 1 else ""
-    what = f"{name} has failed{tries}"
-    words = describe_end(condition, failure) if condition else ""
-    what += f" ({reason}): {sentence(words)}" if words else f" ({reason})." if reason else "."
-    what += f" Its code was {status.code.revision}." if status.code else ""
+    what = _describe_end(case, failed)
+    if case.status.code:
+        what += f" Its code was {case.status.code.revision}."
     remedy = REMEDIES.get(reason, "")
     if failure is None:
-        return Why(name, "Failed", reason, what, _fill(remedy or _LOOK_AT_LOGS, name, option))
+        return case.conclude(reason, what, remedy or _READ_LOGS)
+
     is_cause = failure.conclusion or failure.category == reason
     what += f" The {'cause' if is_cause else 'last failure'} was {_describe_cause(failure)}"
-    # The launcher's hint knows the error; the reason only says why there was no further attempt.
-    remedy = remedy or ("" if failure.hint else _LOOK_AT_LOGS)
-    todo = " ".join(filter(None, (_describe_hint(failure), _fill(remedy, name, option))))
-    return Why(name, "Failed", reason, what, todo)
+    # The hint explains the error; the reason only explains why there was no further attempt.
+    if not remedy and not failure.hint:
+        remedy = _READ_LOGS
+    todo = " ".join(filter(None, (_describe_hint(failure), case.fill(remedy))))
+    return Why(case.name, case.phase, reason, what, todo)
 
 
-def _explain_unseen(name: str, metadata: Mapping[str, Any], events: Sequence[Mapping[str, Any]], now: datetime) -> Why:
-    created = parse_time(metadata.get("creationTimestamp"))
-    age = now - created if created else _UNSEEN_PATIENCE
+def _describe_end(case: _Case, failed: Condition | None) -> str:
+    attempts = f" after {case.status.attempt} attempts" if case.status.attempt > 1 else ""
+    what = f"{case.name} has failed{attempts}"
+    if failed is None:
+        return f"{what}."
+    message = describe_end(failed, case.status.last_failure)
+    return f"{what} ({failed.reason}): {sentence(message)}" if message else f"{what} ({failed.reason})."
+
+
+def _explain_unseen(case: _Case) -> Why | None:
+    if case.status.conditions:
+        return None
+    created = parse_time(case.metadata.get("creationTimestamp"))
+    age = case.now - created if created else _UNSEEN_PATIENCE
     if age < _UNSEEN_PATIENCE:
-        return Why(name, "Pending", "New", f"{name} is new; the operator has not looked at it yet.")
-    what = f"No operator has looked at {name} in the {format_duration(age.total_seconds())} since it was created."
+        return Why(case.name, "Pending", "New", f"{case.name} is new; the operator has not handled it yet.")
+    what = f"No operator has handled {case.name} in the {format_duration(age.total_seconds())} since it was created."
     return Why(
-        name,
+        case.name,
         "Pending",
         "NoOperator",
-        what + _last_warning(events, what),
-        "Is the operator running, and does it serve this namespace? kubectl get pods -A -l "
+        what + _describe_last_warning(case.events, what),
+        "Check that the operator is running and serves this namespace: kubectl get pods -A -l "
         "app.kubernetes.io/name=ddp-operator shows it.",
     )
 
 
-def _describe_success(name: str, status: Status) -> str:
-    began, ended = status.start_time, status.completion_time
-    took = f" in {format_duration((ended - began).total_seconds())}" if began and ended else ""
-    p = status.progress or Progress()
-    named = {"step": p.step, "loss": p.loss, "validation accuracy": p.val_accuracy}
-    figures = [f"{what} {figure}" for what, figure in named.items() if figure]
+def _explain_obstacle(case: _Case) -> Why | None:
+    obstacle = find_obstacle(case.status)
+    if obstacle is None:
+        return None
+    what = _describe_obstacle(case, obstacle)
+    # A restarting job restarts automatically, unless its pods are blocked.
+    if obstacle.type == "Restarting":
+        blocker = find_blocker(case.status)
+        if blocker is not None:
+            what += f" Its pods wait ({blocker.reason}): {sentence(blocker.message)}"
+            obstacle = blocker
+    return case.conclude(obstacle.reason, what, _find_remedy(obstacle))
+
+
+def _explain_failing_upload(case: _Case) -> Why | None:
+    uploaded = case.status.condition("CheckpointsUploaded")
+    if uploaded is None or uploaded.status != "False":
+        return None
+    what = f"{_describe_training(case)} But {sentence(uploaded.message)}"
+    return case.conclude(uploaded.reason, what, REMEDIES[uploaded.reason])
+
+
+def _explain_training(case: _Case) -> Why:
+    status = case.status
+    hint = ""
+    if status.last_failure and status.restarts.all:
+        hint = _describe_hint(status.last_failure)
+    if not hint and status.preflight and status.preflight.failed:
+        hint = case.fill("The reasons are in pod 0's log: ddp logs {name} --node 0.")
+    return Why(case.name, case.phase, "", _describe_training(case), hint)
+
+
+_STEPS: Final[tuple[Callable[[_Case], Why | None], ...]] = (
+    _explain_deletion,
+    _explain_success,
+    _explain_failure,
+    _explain_unseen,
+    _explain_obstacle,
+    _explain_failing_upload,
+)
+"""The explanations in the order of their importance; the first one that applies is returned."""
+
+
+def _describe_obstacle(case: _Case, condition: Condition) -> str:
+    opening = _describe_waiting(case, condition)
+    what = f"{opening}: {sentence(condition.message)}" if condition.message else f"{opening}."
+    failure = case.status.last_failure
+    if condition.type == "Restarting" and failure is not None:
+        what += f" The last failure was {_describe_cause(failure)}"
+    if condition.type in ("Scheduled", "Rendezvoused", "Progressing"):
+        what += _describe_aside(case.status)
+        what += _describe_last_warning(case.events, what)
+    return what
+
+
+def _describe_waiting(case: _Case, condition: Condition) -> str:
+    since = condition.last_transition_time
+    lasting = ""
+    if since and since <= case.now:
+        lasting = f" for {format_duration((case.now - since).total_seconds())}"
+    if condition.reason == "Stopping":
+        return f"{case.name} is stopping"
+    states = {
+        "Accepted": f"is not accepted ({condition.reason})",
+        "Suspended": f"is suspended{lasting}",
+        "Restarting": f"is restarting{lasting} ({condition.reason})",
+        "InputsReady": f"has waited{lasting} for its inputs, before it requests GPUs ({condition.reason})",
+        "Scheduled": f"has waited{lasting} for its pods to be scheduled and started ({condition.reason})",
+        "Rendezvoused": f"has waited{lasting} for its ranks to join the rendezvous ({condition.reason})",
+        "Progressing": f"is running but makes no step{lasting} ({condition.reason})",
+    }
+    return f"{case.name} {states[condition.type]}"
+
+
+def _find_remedy(condition: Condition) -> str:
+    for entry in _MESSAGE_REMEDIES:
+        applies = entry.reason in ("", condition.reason)
+        if applies and re.search(entry.pattern, condition.message):
+            return entry.remedy
+    return REMEDIES.get(condition.reason, _DESCRIBE)
+
+
+def _describe_success(case: _Case) -> str:
+    status = case.status
+    duration = ""
+    if status.start_time and status.completion_time:
+        seconds = (status.completion_time - status.start_time).total_seconds()
+        duration = f" in {format_duration(seconds)}"
+    progress = status.progress or Progress()
+    measured = {"step": progress.step, "loss": progress.loss, "validation accuracy": progress.val_accuracy}
+    results = [f"{label} {value}" for label, value in measured.items() if value]
     restarts = status.restarts.all
-    figures += [f"{restarts} restart{'s' if restarts != 1 else ''}"] if restarts else []
-    return f"{name} has succeeded{took}" + (f": {', '.join(figures)}." if figures else ".")
+    if restarts:
+        results.append(f"{restarts} restart{'s' if restarts != 1 else ''}")
+    return f"{case.name} has succeeded{duration}" + (f": {', '.join(results)}." if results else ".")
 
 
-def _describe_training(name: str, status: Status) -> str:
-    p, restarts = status.progress, status.restarts.all
-    often = "once" if restarts == 1 else f"{restarts} times"
-    again = f" It was started again {often}" if restarts and status.last_failure else ""
-    if again and status.last_failure is not None:
-        again += f"; the last failure was {_describe_cause(status.last_failure)}"
-    again = _describe_aside(status) + _describe_preflight(status.preflight) + again
-    if p is None:
-        return f"{name} is running; nothing is blocking it.{again}"
-    parts = [f"step {p.step}" + (f" of {p.total_steps}" if p.total_steps else "")] if p.step is not None else []
-    parts += [f"{p.percent} done"] if p.percent else []
-    parts += [f"{p.eta} left"] if p.eta else []
-    return f"{name} is training" + (f" ({', '.join(parts)})" if parts else "") + f"; nothing is blocking it.{again}"
+def _describe_training(case: _Case) -> str:
+    status = case.status
+    remarks = _describe_aside(status) + _describe_preflight(status.preflight) + _describe_survived_failure(status)
+    progress = status.progress
+    if progress is None:
+        return f"{case.name} is running; nothing blocks it.{remarks}"
+
+    parts = []
+    if progress.step is not None:
+        parts.append(f"step {progress.step}" + (f" of {progress.total_steps}" if progress.total_steps else ""))
+    if progress.percent:
+        parts.append(f"{progress.percent} done")
+    if progress.eta:
+        parts.append(f"{progress.eta} left")
+    measured = f" ({', '.join(parts)})" if parts else ""
+    return f"{case.name} is training{measured}; nothing blocks it.{remarks}"
+
+
+def _describe_survived_failure(status: Status) -> str:
+    restarts = status.restarts.all
+    if not restarts or status.last_failure is None:
+        return ""
+    times = "once" if restarts == 1 else f"{restarts} times"
+    return f" It was restarted {times}; the last failure was {_describe_cause(status.last_failure)}"
 
 
 def _describe_aside(status: Status) -> str:
-    """Return what is to be said of pods that are all placed: of a size that waits, of sidecars."""
+    """Return the message about scheduled pods: a pending change of the size, restarted sidecars."""
     scheduled = status.condition("Scheduled")
-    aside = scheduled is not None and scheduled.reason in (CHANGE_PENDING, SIDECAR_RESTARTED)
-    return f" {sentence(scheduled.message)}" if scheduled is not None and aside else ""
-
-
-def _describe_preflight(flight: PreflightStatus | None) -> str:
-    """Return what is to be said of a preflight that failed without ending the job."""
-    if flight is None or not flight.failed:
+    if scheduled is None or scheduled.reason not in (CHANGE_PENDING, SIDECAR_RESTARTED):
         return ""
-    pair, found = flight.slowest_pair, []
-    if "transport" in flight.failed:
-        found.append(f"traffic between pods uses {flight.transport}")
-    if "allreduce" in flight.failed and flight.all_reduce_megabytes_per_second:
-        found.append(f"an all-reduce makes {flight.all_reduce_megabytes_per_second} MB/s")
-    if "pairs" in flight.failed and pair is not None:
+    return f" {sentence(scheduled.message)}"
+
+
+def _describe_preflight(preflight: PreflightStatus | None) -> str:
+    """Return the result of a preflight that failed without ending the job."""
+    if preflight is None or not preflight.failed:
+        return ""
+    pair = preflight.slowest_pair
+    findings = []
+    if "transport" in preflight.failed:
+        findings.append(f"traffic between pods uses {preflight.transport}")
+    if "allreduce" in preflight.failed and preflight.all_reduce_megabytes_per_second:
+        findings.append(f"an all-reduce transfers {preflight.all_reduce_megabytes_per_second} MB/s")
+    if "pairs" in preflight.failed and pair is not None:
         nodes = f" (nodes {' and '.join(pair.nodes)})" if pair.nodes else ""
         pods = " and ".join(map(str, pair.pods))
-        found.append(f"pods {pods}{nodes} exchange {pair.megabytes_per_second} MB/s")
-    told = f": {', '.join(found)}" if found else ""
-    return f" But its preflight failed in {', '.join(flight.failed)}{told}."
+        findings.append(f"pods {pods}{nodes} exchange {pair.megabytes_per_second} MB/s")
+    details = f": {', '.join(findings)}" if findings else ""
+    return f" But its preflight failed in {', '.join(preflight.failed)}{details}."
 
 
 def _describe_hint(failure: LastFailure) -> str:
@@ -332,17 +468,18 @@ def _describe_cause(failure: LastFailure) -> str:
     return sentence(describe_failure(failure, whole=True))
 
 
-def _last_warning(events: Sequence[Mapping[str, Any]], said: str) -> str:
-    """Return the newest warning about the job or its children, unless it has been said."""
+def _describe_last_warning(events: Sequence[Mapping[str, Any]], text: str) -> str:
+    """Return the newest warning about the job or its child objects, unless ``text`` contains it."""
     for event in reversed(events):
         message = " ".join(str(event.get("message") or "").split())
-        if event.get("type") == "Warning" and message:
-            if _without_tries(message.rstrip(".")) in _without_tries(said):
-                return ""
-            return f" The last warning was {event.get('reason')}: {sentence(message[:_EVENT_LIMIT])}"
+        if event.get("type") != "Warning" or not message:
+            continue
+        if _strip_pod_suffixes(message.rstrip(".")) in _strip_pod_suffixes(text):
+            return ""
+        return f" The last warning was {event.get('reason')}: {sentence(message[:_EVENT_LIMIT])}"
     return ""
 
 
-def _without_tries(text: str) -> str:
-    """Return a message without the end of each pod's name, which differs from one try to the next."""
+def _strip_pod_suffixes(text: str) -> str:
+    """Return a message without the end of each pod's name, which differs between tries to create it."""
     return re.sub(rf'-(?:[0-9]+-{POD_SUFFIX}|\*)(?=")', "", text)

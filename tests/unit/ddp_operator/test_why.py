@@ -59,7 +59,7 @@ class TestWhatIsTold:
         words = "x-1-0: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu"
         found = why(condition(c.SCHEDULED, "False", c.UNSCHEDULABLE, words, age=312), phase="Pending")
         assert found.what == (
-            "x has waited for 5m12s for its pods to be placed and started (Unschedulable): "
+            "x has waited for 5m12s for its pods to be scheduled and started (Unschedulable): "
             "x-1-0: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
         )
         assert "ddp scale x N" in found.todo
@@ -68,10 +68,10 @@ class TestWhatIsTold:
     @pytest.mark.parametrize(
         ("reason", "todo"),
         [
-            ("QuotaPending", "It starts when it is admitted"),
-            ("Inadmissible", "It does not start by itself: create the queue that is named"),
-            ("WorkloadDeactivated", "set spec.active of the Workload that is named to true"),
-            ("QueueStopped", "It goes on when whoever runs the queue lets it"),
+            ("QuotaPending", "The job starts when its queue admits it"),
+            ("Inadmissible", "It does not start automatically: create the missing queue"),
+            ("WorkloadDeactivated", "set spec.active of that Workload to true"),
+            ("QueueStopped", "It continues when the queue's administrator starts the queue"),
             ("WorkloadFinished", "ddp suspend x, then ddp resume x"),
             ("WorkloadMissing", "when the job's label kueue.x-k8s.io/priority-class is changed"),
         ],
@@ -79,7 +79,7 @@ class TestWhatIsTold:
     def test_a_queue_that_does_not_admit_it(self, reason: str, todo: str) -> None:
         found = why(condition(c.SCHEDULED, "False", reason, "Job x-1 waits for queue q to admit it"))
         assert todo in found.todo
-        assert ("by itself" in found.todo) == (reason in ("Inadmissible", "WorkloadDeactivated"))
+        assert ("automatically" in found.todo) == (reason in ("Inadmissible", "WorkloadDeactivated"))
         # A restart that waits in a queue needs the same.
         waits = condition(c.SCHEDULED, "False", reason, "words")
         assert why(condition(c.RESTARTING, "True", c.GROUP_RESTART, "attempt 2"), waits).todo == found.todo
@@ -220,7 +220,7 @@ class TestWhatIsTold:
         ]
         progress = {"step": 42, "totalSteps": 100, "percent": "42.0%", "eta": "5m12s"}
         found = why(*good, phase="Running", progress=progress)
-        assert str(found) == "x is training (step 42 of 100, 42.0% done, 5m12s left); nothing is blocking it."
+        assert str(found) == "x is training (step 42 of 100, 42.0% done, 5m12s left); nothing blocks it."
 
     def test_a_preflight_that_failed_without_ending_the_job_is_told(self) -> None:
         flight = {
@@ -231,12 +231,12 @@ class TestWhatIsTold:
         good = condition(c.PROGRESSING, "True", c.TRAINING)
         found = explain_why(job(good, phase="Running", preflight=flight), (), NOW, option=" -n team")
         assert str(found) == (
-            "x is running; nothing is blocking it. But its preflight failed in transport, pairs: traffic between pods "
+            "x is running; nothing blocks it. But its preflight failed in transport, pairs: traffic between pods "
             "uses Socket, pods 0 and 7 (nodes a and h) exchange 1200 MB/s. The reasons are in pod 0's log: ddp "
             "logs x -n team --node 0."
         )
         slow = {"failed": ["allreduce"], "allReduceMegabytesPerSecond": "30"}
-        assert "an all-reduce makes 30 MB/s" in why(good, phase="Running", preflight=slow).what
+        assert "an all-reduce transfers 30 MB/s" in why(good, phase="Running", preflight=slow).what
 
     def test_a_silent_metrics_page_is_told_though_nothing_is_false(self) -> None:
         found = why(
@@ -244,7 +244,7 @@ class TestWhatIsTold:
             condition(c.RENDEZVOUSED, "Unknown", c.NO_METRICS_PAGE, "the metrics page of pod 0 does not answer"),
             phase="Running",
         )
-        assert "NetworkPolicy" in found.todo
+        assert "NetworkPolicies" in found.todo
 
     def test_a_job_of_which_no_step_is_known_is_not_called_training(self) -> None:
         found = why(
@@ -290,7 +290,7 @@ class TestWhatIsTold:
             restarts={"total": 0, "counted": 0, "free": 0, "inPlace": 2, "all": 2},
             lastFailure=FAILURE,
         )
-        assert "It was started again 2 times; the last failure was UserError (rank 3" in found.what
+        assert "It was restarted 2 times; the last failure was UserError (rank 3" in found.what
         assert found.todo.startswith(FAILURE["hint"][:1].upper())
 
     @pytest.mark.parametrize("reason", [c.RESTART_BUDGET_EXHAUSTED, c.REPEATED_FAILURE])
@@ -335,13 +335,13 @@ class TestFailure:
     def test_without_a_known_cause_the_logs_are_the_next_step(self) -> None:
         found = why(condition("Failed", "True", "Odd", "the Job failed"), phase="Failed", attempt=1)
         assert found.what == "x has failed (Odd): the Job failed."
-        assert found.todo == "Look at the end of its log: ddp logs x."
+        assert found.todo == "Read the end of its log: ddp logs x."
 
     def test_the_logs_are_the_next_step_only_where_there_is_no_hint(self) -> None:
         odd = condition("Failed", "True", "Odd", "the Job failed")
         assert why(odd, phase="Failed", lastFailure=FAILURE).todo == "Check the path of the data."
         without = why(odd, phase="Failed", lastFailure=FAILURE | {"hint": ""})
-        assert without.todo == "Look at the end of its log: ddp logs x."
+        assert without.todo == "Read the end of its log: ddp logs x."
 
     def test_braces_in_a_hint_harm_nothing(self) -> None:
         failure = FAILURE | {"hint": "use {name} or {0}", "message": "KeyError: '{'"}
@@ -385,7 +385,7 @@ class TestEvents:
 
     def test_a_job_that_trains_is_not_called_ill_for_an_old_warning(self) -> None:
         found = why(condition(c.PROGRESSING, "True", c.TRAINING), phase="Running", events=(event("old problem"),))
-        assert str(found) == "x is running; nothing is blocking it."
+        assert str(found) == "x is running; nothing blocks it."
 
     def test_a_long_warning_is_cut(self) -> None:
         assert len(why(self.WAITING, events=(event("word " * 1000),)).what) < 600

@@ -348,7 +348,7 @@ class TestRefusedSpec:
         harness = ReconcilerHarness(item)
         await harness.settle()
         assert 'unknown field "spec.futureField"' in harness.condition("Accepted").message
-        assert "the operator, or apply the definition of its version" in harness.condition("Accepted").message
+        assert "the operator, or apply the CRD of its version" in harness.condition("Accepted").message
         assert (harness.status.phase, harness.events) == ("Rejected", ["VersionMismatch"])
 
 

@@ -118,7 +118,7 @@ class TestProgress:
         assert (h.status.phase, h.status.reason) == ("Pending", "FetchingInputs")
         assert h.raw is not None
         why = explain_why(h.raw, [], h.clock())
-        assert "before it asks for GPUs (FetchingInputs): fetching inputs: 120 MB of 250 MB" in str(why)
+        assert "before it requests GPUs (FetchingInputs): fetching inputs: 120 MB of 250 MB" in str(why)
 
     async def test_a_server_that_does_not_answer_is_told_while_it_is_asked_again(self) -> None:
         h = await harness().settle()

@@ -24,7 +24,7 @@ class TestOtherVersion:
         harness.edit(futureField=1)
         await harness.reconcile()
         words = harness.condition("Accepted").message
-        assert "; the definition ddptrainingjobs.ddp-operator.dev in the cluster is not that of this operator" in words
+        assert "; the CRD ddptrainingjobs.ddp-operator.dev in the cluster does not match this operator" in words
         assert "no failure, suspension or change of size is handled" in words
         assert (harness.status.phase, harness.requeue, harness.jobs()) == ("Running", 300, ["train-1"])
 

@@ -66,7 +66,7 @@ class TestSecondJob:
         assert "job train (Running) writes its checkpoints to claim weights" in harness.condition("Accepted").message
         assert (harness.jobs(), harness.requeue) == (["train-1"], 30)
         assert harness.raw is not None
-        assert "starts by itself" in explain_why(harness.raw, (), NOW).todo
+        assert "starts automatically" in explain_why(harness.raw, (), NOW).todo
         first = harness.cluster.store.get(constants.KIND, "default", "train")
         assert first is not None
         harness.cluster.store.change(first, status=first["status"] | {"phase": "Succeeded"})
