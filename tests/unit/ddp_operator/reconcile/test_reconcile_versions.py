@@ -25,7 +25,7 @@ class TestOtherVersion:
         await harness.reconcile()
         words = harness.condition("Accepted").message
         assert "; the CRD ddptrainingjobs.ddp-operator.dev in the cluster does not match this operator" in words
-        assert "no failure, suspension or change of size is handled" in words
+        assert "failures, suspension and resizing are not handled" in words
         assert (harness.status.phase, harness.requeue, harness.jobs()) == ("Running", 300, ["train-1"])
 
         async def fetch(key: Any) -> Snapshot:
