@@ -250,7 +250,7 @@ def test_what_somebody_changes_on_children_is_put_right(cluster: Cluster) -> Non
         assert patched.returncode == 0, patched.stderr
 
     suspend("true")  # as a queue does: who suspends a Job has to resume it
-    cluster.until(lambda: "whoever suspended it" in condition(job.status, "Scheduled")["message"], "it waits")
+    cluster.until(lambda: "suspended by another client" in condition(job.status, "Scheduled")["message"], "it waits")
     job.recovered(done, lambda: suspend("false"), "the Job was suspended by hand, and resumed")
     restarts = job.status["restarts"]
     assert restarts["counted"] == 0, restarts

@@ -187,7 +187,7 @@ def test_a_job_without_a_label_waits_for_its_quota_and_loses_nothing(cluster: Cl
     queue.submit("first", 60)
     cluster.phase("first", "Running")
     queue.submit("second", 5)
-    assert "queue default to admit it" in queue.waits("second")
+    assert "admission by queue default" in queue.waits("second")
     job = cluster.batch.read_namespaced_job("second-1", cluster.namespace)
     assert (job.spec.suspend, job.metadata.generation) == (True, 1), "nobody but Kueue resumes it"
     queue.succeeds("first", "second")
@@ -285,7 +285,7 @@ def test_an_elastic_job_of_kueue_grows_within_its_quota_and_trains_on_beyond_it(
     grown = queue.pods("job").keys()
     assert first in grown
     queue.resize("job", 3)
-    words = "it waits for its quota, the others go on: "
+    words = "waiting for quota; its peers continue: "
     cluster.until(lambda: words in queue.scheduled("job").get("message", ""), "the third pod waits for quota")
     assert {uid for uid, phase in queue.pods("job").items() if phase == "Running"} == set(grown)
     queue.resize("job", 2)

@@ -148,7 +148,7 @@ async def test_why_a_queue_does_not_admit_a_job_is_told_in_kueues_words(
     told = await actors.resource("digits", lambda found: words in str(found.get("status")), "Kueue's words")
     (scheduled,) = [item for item in told["status"]["conditions"] if item["type"] == "Scheduled"]
     assert scheduled["reason"] == "Inadmissible"
-    assert scheduled["message"].startswith(f"Job digits-1 waits for queue gpu to admit it: {words}")
+    assert scheduled["message"].startswith(f"Job digits-1 is waiting for admission by queue gpu: {words}")
 
 
 def quick_to_stop() -> dict[str, Any]:

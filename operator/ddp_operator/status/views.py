@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -63,6 +63,14 @@ class JobView:
         return self.complete or self.failed
 
 
+class RestartedSidecar(NamedTuple):
+    """A native sidecar that was restarted. ``reason``: why it ended last."""
+
+    name: str
+    restarts: int
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class PodView:
     """One pod of an attempt."""
@@ -101,14 +109,16 @@ class PodView:
         return (self.raw.get("spec") or {}).get("schedulerName") or "default-scheduler"
 
     @property
-    def restarted_sidecars(self) -> tuple[tuple[str, int, str], ...]:
-        """Name, number of restarts and last reason of each native sidecar that did not last."""
-        found, sidecars = (self.raw.get("status") or {}).get("initContainerStatuses") or [], _sidecars(self.raw)
-        return tuple(
-            (str(one["name"]), count, str(((one.get("lastState") or {}).get("terminated") or {}).get("reason") or ""))
-            for one in found
-            if one.get("name") in sidecars and (count := _int(one.get("restartCount"))) > 0
-        )
+    def restarted_sidecars(self) -> tuple[RestartedSidecar, ...]:
+        """The native sidecars that were restarted."""
+        sidecars = _sidecars(self.raw)
+        restarted = []
+        for container in (self.raw.get("status") or {}).get("initContainerStatuses") or ():
+            restarts = _int(container.get("restartCount"))
+            if restarts > 0 and container.get("name") in sidecars:
+                ended = (container.get("lastState") or {}).get("terminated") or {}
+                restarted.append(RestartedSidecar(container["name"], restarts, str(ended.get("reason") or "")))
+        return tuple(restarted)
 
     @property
     def alive(self) -> bool:

@@ -77,7 +77,7 @@ class TestWhatIsTold:
         ],
     )
     def test_a_queue_that_does_not_admit_it(self, reason: str, todo: str) -> None:
-        found = why(condition(c.SCHEDULED, "False", reason, "Job x-1 waits for queue q to admit it"))
+        found = why(condition(c.SCHEDULED, "False", reason, "Job x-1 is waiting for admission by queue q"))
         assert todo in found.todo
         assert ("automatically" in found.todo) == (reason in ("Inadmissible", "WorkloadDeactivated"))
         # A restart that waits in a queue needs the same.

@@ -76,19 +76,19 @@ class TestMessages:
 
     def test_queue_that_has_not_admitted_the_job(self) -> None:
         said = say(jobs=[QUEUED])
-        assert said == ("QuotaPending", "Job train-1 waits for queue gpu to admit it")
+        assert said == ("QuotaPending", "Job train-1 is waiting for admission by queue gpu")
         unlabelled = child_job(suspend=True, written=False)
-        waits = "Job train-1 waits for whoever suspended it to resume it"
+        waits = "Job train-1 was suspended by another client and waits to be resumed"
         assert say(jobs=[unlabelled]) == ("QuotaPending", waits)
         told = {"job-1": Problem("Inadmissible", "words")}
-        waits = "Job train-1 waits for Kueue to admit it: words"
+        waits = "Job train-1 is waiting for admission by Kueue: words"
         assert say(jobs=[unlabelled], problems=told) == ("Inadmissible", waits)
 
     def test_kueues_message_says_why_a_job_is_not_admitted(self) -> None:
         words = "couldn't assign flavors to pod set main: insufficient unused quota for cpu in flavor a, 2 more needed"
         told = {"job-1": Problem("QuotaPending", words)}
         said = say(jobs=[QUEUED], problems=told)
-        waits = "Job train-1 waits for queue gpu to admit it"
+        waits = "Job train-1 is waiting for admission by queue gpu"
         assert said == ("QuotaPending", f"{waits}: {words}")
         # Once it is admitted the queue's words are of the past.
         assert say(jobs=[child_job(queue="gpu")], problems=told) == ("WaitingForPods", "0/2 pods scheduled")
@@ -99,7 +99,7 @@ class TestMessages:
             spec = {"schedulingGates": [{"name": gate} for gate in gates]}
             return child_pod(1, "Pending", spec=spec, status={"conditions": [waiting]}, age=7)
 
-        waits = "train-1-1-abcde: it waits for its quota, the others go on"
+        waits = "train-1-1-abcde: waiting for quota; its peers continue"
         assert say(child_pod(0), grown("kueue.x-k8s.io/elastic-job")) == ("QuotaPending", waits)
         told = {"job-1": Problem("Inadmissible", "LocalQueue gpu is held")}
         held = say(child_pod(0), grown("kueue.x-k8s.io/elastic-job"), problems=told)
@@ -113,7 +113,7 @@ class TestMessages:
 
     def test_a_job_that_kueue_lets_begin_with_fewer_pods_says_so(self) -> None:
         few = child_job(nodes=1, queue="gpu", written=False, suspend=False)
-        assert say(child_pod(0), jobs=[few]) == ("QuotaPending", "its queue has admitted 1 of 2 pods; those train")
+        assert say(child_pod(0), jobs=[few]) == ("QuotaPending", "queue admitted 1/2 pods; training with 1")
         assert objects_to_inspect(*see(child_pod(0), jobs=[few]), NOW + timedelta(hours=1)) == (), "none is missing"
         few["spec"]["template"] = {"spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/elastic-job"}]}}
         assert say(child_pod(0), jobs=[few]) == ("WaitingForPods", "1/2 pods scheduled"), "it is about to grow"
@@ -213,7 +213,7 @@ class TestMessages:
         since = None if age is None else NOW - timedelta(seconds=age)
         fact = describe_scheduling(replace(typed, status=old), replace(seen, orphaned_since=since), 1, 2, NOW)
         words = "waiting for 1 pods of the previous attempt to terminate"
-        told = "; their Job is gone, but nobody deletes them: check that kube-controller-manager is running"
+        told = "; their Job does not exist and no controller deletes them: check that kube-controller-manager is running"
         assert (fact.reason, fact.message) == ("WaitingForFormerPods", words + told * (age == 30))
 
     def test_pods_that_a_suspension_ends_are_of_no_other_attempt(self) -> None:
