@@ -14,7 +14,7 @@ from ddp_operator.api.job import CRASH_LOOP_FAILURES
 from ddp_operator.api.rules import RULES
 from ddp_operator.api.spec import Recovery, Spec
 from ddp_operator.constants import EXIT_USER_ERROR
-from ddp_operator.launcher.failure import AT_START
+from ddp_operator.launcher.failure_rules import AT_START
 from ddp_operator.launcher.failure_table import (
     CATEGORIES,
     CUDA,

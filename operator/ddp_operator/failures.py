@@ -1,11 +1,13 @@
-"""A failure as a pod reports it in its termination message (docs/pod-contract.md), and its one wording for people.
+"""The failure of a pod as its termination message reports it, and its wording for people (docs/pod-contract.md).
 
 The text comes from inside a training pod, so nothing in it is trusted: a message of a wrong shape counts as mere text,
 strings are cut, and numbers that no API server would store are dropped.
 """
 
+import dataclasses
 import math
 import re
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal
 
@@ -13,23 +15,38 @@ import msgspec
 
 from ddp_operator import constants
 from ddp_operator.api.status import CheckpointStatus, Condition, LastFailure
-from ddp_operator.launcher.failure_table import (
-    CATEGORIES,
-    OOM,
-    USER_ERROR,
+from ddp_operator.launcher.failure_record import EVIDENCE, EVIDENCE_ERROR, JSON_NAMES, TYPE_LIMIT, Failure
+from ddp_operator.launcher.failure_table import CATEGORIES, OOM, UNKNOWN, USER_ERROR, judge_exit_code
+from ddp_operator.launcher.failure_text import (
+    DISK_REMEDY,
+    INIT_CONTAINER_REMEDY,
+    PROGRAM_REMEDY,
     format_failure,
     format_place,
-    judge_exit_code,
 )
 
 _MAX_LINE: Final = 300
-# Escape sequences, then single control characters but tab and newline, and those that turn the direction of writing;
-# then what joins or varies characters, pictures, and what no standard has assigned.
+# Escape sequences, single control characters except tab and newline, and characters that change the direction of
+# writing; then characters that join or vary others, pictures, and characters that no standard has assigned.
 _NOT_PLAIN: Final = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"
     r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069]"
     r"|[\u2600-\u27bf\u2b00-\u2bff\ue000-\uf8ff\ufe00-\ufe0f\ufeff\U0001f000-\U0001ffff\U000e0000-\U0010ffff]"
 )
+# The kubelet's reasons for a container that the runtime could not start, and the runtime's message about the program.
+_START_ERRORS: Final = ("StartError", "ContainerCannotRun")
+_NO_PROGRAM: Final = re.compile(
+    r'exec: \\?"([^"\\]+)\\?": [^"]*(?:not found|no such file or directory|permission denied)'
+)
+_OOM_KILLED: Final = "OOMKilled"
+_OUT_OF_MEMORY: Final = "the container was killed because it used more memory than its limit"
+_MAX_TEXT: Final = 2048
+_MAX_STEP: Final = 2**53
+_MAX_MESSAGE: Final = 65536  # characters; a kubelet cuts at 4,096 bytes
+_MAX_INT: Final = 2**31 - 1
+_MAX_INPUTS: Final = 16
+_MAX_TIME: Final = 4e9  # the year 2096
+_CLOCK_TOLERANCE: Final = 3600.0  # seconds by which the clocks of launcher and kubelet may differ
 
 
 def describe_failure(failure: LastFailure, *, whole: bool = False) -> str:
@@ -42,15 +59,17 @@ def describe_failure(failure: LastFailure, *, whole: bool = False) -> str:
 def describe_restart(which: str, cause: LastFailure | None, checkpoint: CheckpointStatus | None) -> str:
     """Return a restart in one line, such as ``restart 2 of 3: Network (rank 1): connection lost; from step 400``.
 
-    ``which``: its number, and the limit where there is one. The step is that of the newest checkpoint, if one is known.
+    ``which``: its number, and the limit if there is one. The step is that of the newest known checkpoint.
     """
-    why = ""
+    text = which
     if cause is not None:
         places = _places(cause)
-        told = places[:1] if cause.rank is not None else places[1:4]
+        known_places = places[:1] if cause.rank is not None else places[1:4]
         line = _shorten(describe_detail(cause).partition("\n")[0])
-        why = f": {format_failure(cause.category, told, line)}"
-    return f"{which}{why}" + (f"; from step {checkpoint.step}" if checkpoint is not None else "")
+        text += f": {format_failure(cause.category, known_places, line)}"
+    if checkpoint is not None:
+        text += f"; from step {checkpoint.step}"
+    return text
 
 
 def _shorten(line: str) -> str:
@@ -58,13 +77,16 @@ def _shorten(line: str) -> str:
 
 
 def quote(text: str, limit: int) -> str:
-    """Return what a program said as so many characters of plain text: without what UTF-8 cannot hold, and without
-    what a terminal would obey or draw: colours, movements, directions, pictures."""
+    """Return at most ``limit`` characters of a program's output as plain text.
+
+    Omits what UTF-8 cannot encode, and what a terminal would execute or draw: colours, cursor movements, directions of
+    writing, pictures.
+    """
     return _NOT_PLAIN.sub("", text[:limit].encode("utf-8", "replace").decode("utf-8"))
 
 
 def describe_place(failure: LastFailure) -> str:
-    """Return where it happened, as far as that is known."""
+    """Return where the failure happened; unknown parts are omitted."""
     return format_place(_places(failure))
 
 
@@ -79,42 +101,25 @@ def _places(failure: LastFailure) -> tuple[tuple[str, object], ...]:
 
 
 def describe_detail(failure: LastFailure) -> str:
-    """Return the message; an exception of ours that is called as the category does not repeat it."""
+    """Return the message, without the category in front of it."""
     return failure.message.strip().removeprefix(f"{failure.category}: ")
 
 
 def describe_end(failed: Condition, failure: LastFailure | None) -> str:
-    """Return why the job ended, but for the failure itself, which is told apart; empty where that alone is why."""
+    """Return why the job ended, without the failure itself; empty where the failure is the only reason."""
     if failure is None or not (failure.conclusion or failed.reason == failure.category):
-        return failed.message  # a deadline; or an older operator's, which wrote both into one
+        return failed.message  # of a deadline
     return failure.conclusion
 
 
 def sentence(text: str) -> str:
-    """Return a text as one line that begins and ends like a sentence."""
+    """Return a text as one line that ends like a sentence."""
     line = " ".join(text.split())
     return line if not line or line.endswith((".", "!", "?")) else f"{line}."
 
 
-# The kubelet's reasons for a container that its runtime could not start, and what the runtime says of the image.
-_START_ERRORS = ("StartError", "ContainerCannotRun")
-_NO_PROGRAM = re.compile(r'exec: \\?"([^"\\]+)\\?": [^"]*(?:not found|no such file or directory|permission denied)')
-_NO_PROGRAM_HINT = (
-    "{program} is not in the image, or is not executable: use an image with Python and PyTorch, or correct command in "
-    "spec.template (where there is no python, there may be python3)"
-)
-_MAX_TEXT = 2048
-_MAX_SIGNATURE = 200
-_MAX_STEP = 2**53
-# The kubelet cuts at 4,096 bytes; whoever hands over much more is not one.
-_MAX_MESSAGE = 65536
-_MAX_INT = 2**31 - 1
-_MAX_INPUTS = 16
-_MAX_TIME = 4e9  # the year 2096
-
-
 class InputReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What the launcher says of one of spec.inputs."""
+    """The launcher's report on one of spec.inputs."""
 
     name: str
     phase: Literal["Pending", "Fetching", "Fetched", "Failed"]
@@ -125,97 +130,165 @@ class InputReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     message: str = ""
 
 
-class _Fields(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class _Message(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    rename={**JSON_NAMES, "world_size": "worldSize", "group_size": "groupSize", "last_failure": "lastFailure"},
+):
+    """A termination message. The container's exit code is not among its members: the kubelet reports it."""
+
     category: str = ""
-    exit_code: int | None = None
+    secondary: bool = False
     rank: int | None = None
-    node: int | None = None
+    local_rank: int | None = None
+    pod_index: int | None = None
+    exit_code: int | None = None
+    exception_type: str = ""
     message: str = ""
     traceback: str = ""
-    hint: str = ""
+    remedy: str = ""
     time: float | None = None
     restarts: int = 0
-    secondary: bool = False
-    """Whether it is the consequence of another pod's failure, as a lost peer is."""
     signature: str = ""
     step: float | None = None
     repeated: bool = False
-    """Whether the pod had failed like this before, and made no progress in between."""
+    progress: dict[str, float] = {}
+    evidence: str = EVIDENCE_ERROR
     world_size: int | None = None
     group_size: int | None = None
-    progress: dict[str, float] = {}
     inputs: tuple[InputReport, ...] = ()
-    """Of a pod that fetches them."""
     last_failure: str = ""
-    """Of a pod that has succeeded: the failure after which its workers were last restarted in it, as on its page."""
 
 
-class _Message(_Fields, frozen=True, kw_only=True, rename="camel"):
-    victim: bool = False
-    """What older launchers call ``secondary``."""
+@dataclass(frozen=True)
+class Termination(Failure):
+    """The end of one pod: the failure, as far as it is believed, and what else the pod and the kubelet report."""
 
-
-class Termination(_Fields, frozen=True, kw_only=True, rename="camel"):
-    """One pod's end. ``exit_code`` is the failing worker's."""
-
-    container_exit_code: int
-    """The launcher's own, on which the Job's podFailurePolicy acts."""
     container: str = ""
     """The init container that failed; empty where it was the training container."""
     permanent: bool = False
     """Whether another attempt would fail as well."""
+    world_size: int | None = None
+    group_size: int | None = None
+    inputs: tuple[InputReport, ...] = ()
+    """Of a pod that fetches them."""
+    last_failure: str = ""
+    """Of a pod that has succeeded: the failure before the last restart of its workers, as on its page."""
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletEvidence:
+    """What the kubelet reports of a failed pod beside the end of its training container."""
+
+    pod: str = ""
+    init_container: str = ""
+    """The init container that failed."""
+    eviction: str = ""
+    """Why the kubelet evicted the pod for its own use of resources, in the kubelet's words."""
+    has_container: bool = True
+    """Whether the kubelet reports the end of a container at all."""
+
+
+_NO_EVIDENCE: Final = KubeletEvidence()
 
 
 def parse_termination(
-    exit_code: int, reason: str = "", text: str = "", finished_at: datetime | None = None
+    exit_code: int,
+    reason: str = "",
+    text: str = "",
+    finished_at: datetime | None = None,
+    evidence: KubeletEvidence = _NO_EVIDENCE,
 ) -> Termination:
-    """Return what ended a container, from its exit code, the kubelet's reason and the termination message."""
-    finished = finished_at.timestamp() if finished_at else None
-    if finished is not None and not 0 < finished < _MAX_TIME:
-        finished = None
-    decoded = _decode(text)
-    found = decoded or _Message(exit_code=exit_code, message=_describe(exit_code, reason, text))
+    """Return the end of a pod from the exit code and reason of its container, its termination message and evidence."""
+    message = _decode(text)
+    has_message = message is not None
+    if message is None:
+        by_code = judge_exit_code(exit_code)
+        message = _Message(
+            category=by_code.category,
+            exit_code=exit_code,
+            message=_describe_exit(exit_code, reason, text),
+            remedy=CATEGORIES[by_code.category].remedy,
+        )
+    end = _sanitize(message, exit_code, finished_at)
+    return _add_kubelet_evidence(end, evidence, reason, "" if has_message else text, has_message=has_message)
+
+
+def _add_kubelet_evidence(
+    end: Termination, evidence: KubeletEvidence, reason: str, text: str, *, has_message: bool
+) -> Termination:
+    """Return an end with what the kubelet knows better than the launcher; the later evidence overrides the earlier."""
+    if reason == _OOM_KILLED:
+        end = _blame_memory(end, has_message=has_message)
+    program = _NO_PROGRAM.search(text) if reason in _START_ERRORS else None
+    if program:
+        remedy = quote(PROGRAM_REMEDY.format(program=program[1]), _MAX_TEXT)
+        end = dataclasses.replace(end, category=USER_ERROR.name, permanent=True, remedy=remedy)
+    if evidence.init_container:
+        # The Job controller would restart the pod forever, as backoffLimit has no end.
+        permanent = end.permanent and end.container_exit_code != constants.EXIT_USER_ERROR
+        remedy = INIT_CONTAINER_REMEDY.format(pod=evidence.pod, container=evidence.init_container)
+        end = dataclasses.replace(end, container=evidence.init_container, permanent=permanent, remedy=remedy)
+    if evidence.eviction and end.container_exit_code != constants.EXIT_OK:
+        remedy = _advise_on_eviction(evidence.eviction)
+        end = dataclasses.replace(end, category=UNKNOWN.name, message=evidence.eviction, remedy=remedy)
+    if not evidence.has_container:
+        end = dataclasses.replace(end, category=UNKNOWN.name, remedy=_advise_on_eviction(text))
+    return end
+
+
+def _blame_memory(end: Termination, *, has_message: bool) -> Termination:
+    """Return the end of a container in which the kernel has killed a process for memory.
+
+    The launcher knows the rank that has ended, and how. A secondary failure and a stop on request stay what they are.
+    """
+    if not has_message:
+        return dataclasses.replace(
+            end, category=OOM.name, secondary=False, permanent=False, remedy=OOM.remedy, message=_OUT_OF_MEMORY
+        )
+    if end.secondary or end.container_exit_code == constants.EXIT_PREEMPTED:
+        return end
+    return dataclasses.replace(end, category=OOM.name, remedy=end.remedy if end.category == OOM.name else OOM.remedy)
+
+
+def _advise_on_eviction(message: str) -> str:
+    return DISK_REMEDY if "ephemeral" in message else ""
+
+
+def _sanitize(message: _Message, exit_code: int, finished_at: datetime | None) -> Termination:
     by_code = judge_exit_code(exit_code)
-    category = CATEGORIES.get(found.category) or CATEGORIES[by_code.category]
-    secondary = found.secondary or found.victim or by_code.secondary
-    hint = found.hint if decoded else category.remedy
-    message, permanent = found.message, exit_code == constants.EXIT_USER_ERROR
-    if reason == "OOMKilled" and decoded is None:
-        category, secondary, permanent, hint = OOM, False, False, OOM.remedy
-        message = "the container was killed because it used more memory than its limit"
-    elif reason == "OOMKilled" and not secondary and exit_code != constants.EXIT_PREEMPTED:
-        # The kernel has killed one of its processes, and the launcher knows which rank that has ended, and how.
-        hint = hint if category is OOM else OOM.remedy
-        category = OOM
-    missing = _NO_PROGRAM.search(text) if decoded is None and reason in _START_ERRORS else None
-    if missing:
-        category, permanent, hint = USER_ERROR, True, _NO_PROGRAM_HINT.format(program=missing[1])
+    category = CATEGORIES.get(message.category) or CATEGORIES[by_code.category]
+    has_step = message.step is not None and 0 <= message.step <= _MAX_STEP
     return Termination(
-        container_exit_code=exit_code,
         category=category.name,
-        exit_code=_sane_int(found.exit_code),
-        rank=_sane_int(found.rank),
-        node=_sane_int(found.node),
-        message=quote(message, _MAX_TEXT),
-        traceback=quote(found.traceback[-_MAX_TEXT:], _MAX_TEXT),
-        hint=quote(hint, _MAX_TEXT),
-        time=_sane_time(found.time, finished),
-        world_size=_sane_int(found.world_size),
-        group_size=_sane_int(found.group_size),
-        restarts=min(max(0, found.restarts), _MAX_INT),
-        secondary=secondary,
-        signature=quote(found.signature, _MAX_SIGNATURE),
-        step=found.step if found.step is not None and 0 <= found.step <= _MAX_STEP else None,
-        repeated=found.repeated,
-        permanent=permanent,
-        last_failure=found.last_failure,
-        inputs=_sane_inputs(found.inputs),
-        progress={k: v for k, v in found.progress.items() if math.isfinite(v)},
+        container_exit_code=exit_code,
+        secondary=message.secondary or by_code.secondary,
+        rank=_sane_int(message.rank),
+        local_rank=_sane_int(message.local_rank),
+        pod_index=_sane_int(message.pod_index),
+        exit_code=_sane_int(message.exit_code),
+        exception_type=quote(message.exception_type, TYPE_LIMIT),
+        message=quote(message.message, _MAX_TEXT),
+        traceback=quote(message.traceback[-_MAX_TEXT:], _MAX_TEXT),
+        remedy=quote(message.remedy, _MAX_TEXT),
+        time=_sane_time(message.time, finished_at),
+        restarts=min(max(0, message.restarts), _MAX_INT),
+        signature=quote(message.signature, TYPE_LIMIT),
+        step=message.step if has_step else None,
+        repeated=message.repeated,
+        progress={name: value for name, value in message.progress.items() if math.isfinite(value)},
+        evidence=message.evidence if message.evidence in EVIDENCE else EVIDENCE_ERROR,
+        permanent=exit_code == constants.EXIT_USER_ERROR,
+        world_size=_sane_int(message.world_size),
+        group_size=_sane_int(message.group_size),
+        inputs=_sane_inputs(message.inputs),
+        last_failure=message.last_failure,
     )
 
 
 def parse_inputs(text: str) -> tuple[InputReport, ...]:
-    """Return what a pod's page says of the inputs that it fetches; garbage is nothing."""
+    """Return what a pod's page reports of the inputs that it fetches; nothing where it is malformed."""
     try:
         return _sane_inputs(msgspec.json.decode(text, type=tuple[InputReport, ...]))
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -231,7 +304,7 @@ def _decode(text: str) -> _Message | None:
         return None
 
 
-def _describe(exit_code: int, reason: str, text: str) -> str:
+def _describe_exit(exit_code: int, reason: str, text: str) -> str:
     tail = quote(text[-2 * _MAX_TEXT :].strip()[-_MAX_TEXT:], _MAX_TEXT)
     if tail:
         return tail
@@ -241,29 +314,35 @@ def _describe(exit_code: int, reason: str, text: str) -> str:
 
 
 def _sane_inputs(inputs: tuple[InputReport, ...]) -> tuple[InputReport, ...]:
-    def size(value: int) -> int:
-        return min(max(0, value), _MAX_STEP)
+    return tuple(_sane_input(report) for report in inputs[:_MAX_INPUTS])
 
-    return tuple(
-        msgspec.structs.replace(
-            one,
-            bytes=size(one.bytes),
-            total_bytes=None if one.total_bytes is None else size(one.total_bytes),
-            etag=quote(one.etag, _MAX_LINE),
-            message=quote(one.message, _MAX_LINE),
-        )
-        for one in inputs[:_MAX_INPUTS]
+
+def _sane_input(report: InputReport) -> InputReport:
+    total_bytes = None if report.total_bytes is None else _sane_size(report.total_bytes)
+    return msgspec.structs.replace(
+        report,
+        bytes=_sane_size(report.bytes),
+        total_bytes=total_bytes,
+        etag=quote(report.etag, _MAX_LINE),
+        message=quote(report.message, _MAX_LINE),
     )
+
+
+def _sane_size(value: int) -> int:
+    return min(max(0, value), _MAX_STEP)
 
 
 def _sane_int(value: int | None) -> int | None:
     return value if value is not None and abs(value) <= _MAX_INT else None
 
 
-def _sane_time(said: float | None, finished: float | None) -> float | None:
-    """Trust the launcher's clock only where it agrees with the kubelet's to within an hour."""
-    if said is None or not 0 < said < _MAX_TIME:
+def _sane_time(reported: float | None, finished_at: datetime | None) -> float | None:
+    """Return the launcher's time where it agrees with the kubelet's to within an hour, else the kubelet's."""
+    finished = finished_at.timestamp() if finished_at else None
+    if finished is not None and not 0 < finished < _MAX_TIME:
+        finished = None
+    if reported is None or not 0 < reported < _MAX_TIME:
         return finished
-    if finished is not None and not -3600 <= finished - said <= 3600:
+    if finished is not None and abs(finished - reported) > _CLOCK_TOLERANCE:
         return finished
-    return said
+    return reported

@@ -31,7 +31,7 @@ def kill_agent(scene: Scene) -> Outcome:
     scene.until_step(run)
     struck = kill([run.tree().agents[1]])
     run.succeed(restarts=0, in_place=1)
-    if not run.said("starting torchrun's agent again"):
+    if not run.said("restarting torchrun's agent"):
         raise Perished(f"no launcher said that it began again\n{run.output}")
     scene.check_state()
     return check_lost(scene.recovery(struck, floor="agents"))

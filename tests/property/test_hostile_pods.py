@@ -88,7 +88,7 @@ def test_any_last_words_are_read_in_no_time(said: Long, code: int) -> None:
     began = time.process_time()
     end = parse_termination(code, "Error", text)
     assert time.process_time() - began < CPU_SECONDS
-    assert sum(map(len, (end.message, end.traceback, end.hint))) <= 3 * 2048
+    assert sum(map(len, (end.message, end.traceback, end.remedy))) <= 3 * 2048
     tally("last words of a hostile pod")
 
 

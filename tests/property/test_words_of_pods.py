@@ -84,7 +84,9 @@ MEMBERS = (
     "time",
     "restarts",
     "secondary",
-    "victim",
+    "localRank",
+    "type",
+    "evidence",
     "progress",
 )
 words = st.one_of(

@@ -9,12 +9,12 @@ import socket
 from contextlib import suppress
 from typing import Any, Optional, Sequence
 
+from .agent_failure import ArgumentError, examine_agent_error
 from .fork_server import RankForker, request_fork, start_fork_server
 from .pod import Pod, decode_pod, encode_config
 from .processes import kill
 from .rendezvous import TrainingOver, fork_store
 from .torchrun_patches import adapt_torchrun, log_errors_only
-from .tracebacks import describe
 
 RESTART, END = b"r", b"e"  # the launcher's reply to the agent's report of failures
 _SECONDS_FOR_REPLY = 10.0
@@ -64,13 +64,12 @@ def agent_main(
         errors = importlib.import_module("torch.distributed.elastic.multiprocessing.errors")
         processes = importlib.import_module("torch.distributed.elastic.multiprocessing.api")
     except Exception as error:
-        report({"result": "error", **describe(error)})
+        report(_build_error_event(pod, error))
         return 1
     try:
         arguments = torchrun.parse_args([*request["flags"], "--no-python", *request["entry"]])
     except SystemExit:
-        refusal = {"type": "ArgumentError", "message": "torchrun refused its arguments", "traceback": ""}
-        report({"result": "error", **refusal})
+        report(_build_error_event(pod, ArgumentError()))
         return 2
     try:
         torchrun.run(arguments)
@@ -85,10 +84,14 @@ def agent_main(
         report({"result": "signal", "signal": int(error.sigval)})
         return 1
     except Exception as error:
-        report({"result": "error", **describe(error)})
+        report(_build_error_event(pod, error))
         return 1
     report({"result": "ok"})
     return 0
+
+
+def _build_error_event(pod: Pod, error: BaseException) -> dict[str, Any]:
+    return {"result": "error", "failure": examine_agent_error(pod, error).to_json()}
 
 
 class AgentProcess:

@@ -105,12 +105,17 @@ class CheckpointMirror:
         return str(self._state.get("problem") or "")
 
     def describe_unsaved(self) -> str:
-        """Return what is not in the store."""
-        step, why = self._state.get("step"), self.problem
-        newest = "there is no snapshot" if not self._state.get("time") else "the newest snapshot"
-        newest += f" is of step {step}" if step is not None else " is an older one" if "newest" in newest else ""
-        assert self._pod.checkpoint is not None
-        return f"the last checkpoint was not uploaded to {self.url}, where {newest}" + (f": {why}" if why else "")
+        """Return what the store lacks, what its newest snapshot is, and why."""
+        has_snapshot = bool(self._state.get("time"))
+        step = self._state.get("step")
+        if not has_snapshot:
+            newest = "there is no snapshot"
+        elif step is None:
+            newest = "the newest snapshot is an older one"
+        else:
+            newest = f"the newest snapshot is of step {step}"
+        reason = f": {self.problem}" if self.problem else ""
+        return f"the last checkpoint was not uploaded to {self.url}, where {newest}{reason}"
 
     def values(self) -> dict[str, float]:
         """Return the series; none in a pod that uploads nothing."""

@@ -1,26 +1,26 @@
-"""The one table of failures: what the launcher, the operator and docs/api.md know of a category and of an exit code."""
+"""The table of failures: categories and exit codes, as the launcher, the operator and the documentation use them."""
 
 import signal
-from typing import Any, Final, Iterable, NamedTuple
+from typing import Final, NamedTuple
 
 from .contract import EXIT_HANG, EXIT_OOM, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_RETRYABLE, EXIT_USER_ERROR
 
 
 class Category(NamedTuple):
-    """What is true of all failures of a category. ``remedy``: where nothing better is known."""
+    """What all failures of a category have in common. ``remedy`` applies where no more specific one is known."""
 
     name: str
     meaning: str
     remedy: str
     own: bool = False
-    """Whether it is the script's, so that its repetition without progress ends the job."""
+    """Whether the script causes it, so that a repetition without progress ends the job."""
     symptom: bool = False
-    """Whether it is what a rank reports that has lost its peer: true, but a lost pod or node explains it better."""
+    """Whether ranks report it after losing a peer, so that a lost pod or node is the better explanation."""
     vague: bool = False
-    """Whether a lost node explains it better: a symptom, or an end that says nothing."""
+    """Whether a lost node is the better explanation: a symptom, or an exit without a reason."""
 
 
-_PEER: Final = "another rank went away first, or the network did; look for the earliest failure of the other pods"
+_PEER: Final = "another rank or the network failed first; look for the earliest failure of the other pods"
 USER_ERROR: Final = Category(
     "UserError",
     "the script, its data or its arguments",
@@ -36,7 +36,7 @@ OOM: Final = Category(
 CUDA: Final = Category(
     "CUDAError",
     "a GPU, or a kernel on it",
-    "look at the node's GPU (nvidia-smi, dmesg); CUDA_LAUNCH_BLOCKING=1 shows the failing call",
+    "check the node's GPU (nvidia-smi, Xid errors in dmesg); CUDA_LAUNCH_BLOCKING=1 shows the failing call",
 )
 NCCL: Final = Category("NCCL", "communication by NCCL", _PEER, symptom=True, vague=True)
 NETWORK: Final = Category(
@@ -44,47 +44,47 @@ NETWORK: Final = Category(
 )
 HANG: Final = Category(
     "Hang",
-    "no progress within the watchdog's budget",
-    "the log has the stacks of all ranks; a phase that is long by nature needs a longer budget in spec.watchdog, or "
-    "calls of exporter.heartbeat()",
+    "no progress within the time limits of spec.watchdog",
+    "find the straggler by the stacks of all ranks in the log; if a phase is slow by design, raise its limit in "
+    "spec.watchdog or call exporter.heartbeat()",
     symptom=True,
     vague=True,
 )
 KILLED: Final = Category(
     "Killed",
-    "a process was killed from outside; by whom is not known",
-    "see who may have sent the signal: the kernel of a node that is short of memory (dmesg and kubectl describe node), "
-    "or somebody by hand; of the container's own memory limit there is no sign",
+    "a process was killed by a signal from outside the pod, of unknown origin",
+    "find the sender of the signal: the kernel of a node that is short of memory (dmesg, kubectl describe node), or "
+    "a person; there is no sign that the container reached its own memory limit",
     vague=True,
 )
 PREEMPTED: Final = Category("Preempted", "the pod was deleted, evicted or preempted", "", vague=True)
 NODE_LOST: Final = Category(
     "NodeLost",
-    "the pod's node is gone or not ready",
-    "look at the node; status.failedNodes lists the nodes that the next attempts avoid",
+    "the pod's node was deleted or is not ready",
+    "check the node; status.failedNodes lists the nodes that the next attempts avoid",
 )
 IMAGE_PULL: Final = Category(
-    "ImagePull", "the image never came", "look at the image's name and tag, and at imagePullSecrets"
+    "ImagePull", "the image was not pulled", "check the image's name and tag, and imagePullSecrets"
 )
-UNKNOWN: Final = Category("Unknown", "an end without an explanation", "", own=True, vague=True)
+UNKNOWN: Final = Category("Unknown", "an exit without a known reason", "", own=True, vague=True)
 CATEGORIES: Final = {
-    one.name: one
-    for one in (USER_ERROR, OOM, CUDA, NCCL, NETWORK, HANG, KILLED, PREEMPTED, NODE_LOST, IMAGE_PULL, UNKNOWN)
+    category.name: category
+    for category in (USER_ERROR, OOM, CUDA, NCCL, NETWORK, HANG, KILLED, PREEMPTED, NODE_LOST, IMAGE_PULL, UNKNOWN)
 }
 
 
 class Outcome(NamedTuple):
-    """A failure's category, the launcher's exit code for it, and whether another rank's failure explains it."""
+    """A failure's category, the launcher's exit code for it, and whether another rank's failure caused it."""
 
     category: str
     exit_code: int
     secondary: bool = False
 
 
-# What each exit code of ours stands for where nothing more is known. Only after 81 no other attempt is made.
+# The outcome of each of the launcher's exit codes. The operator starts another attempt after all of them but 81.
 EXIT_CODES: Final = {
-    one.exit_code: one
-    for one in (
+    outcome.exit_code: outcome
+    for outcome in (
         Outcome(USER_ERROR.name, EXIT_USER_ERROR),
         Outcome(UNKNOWN.name, EXIT_RETRYABLE),
         Outcome(HANG.name, EXIT_HANG),
@@ -95,21 +95,12 @@ EXIT_CODES: Final = {
 }
 _FROM_OUTSIDE: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
 SIGNIFICANT_SECONDS: Final = 300.0
-"""Workers that report no steps and ran so long have made progress."""
+"""Workers that report no steps count as having made progress after this time."""
 
 
 def judge_exit_code(code: int) -> Outcome:
-    """Return the outcome of a process that left no more than its exit code (negative: a signal's number)."""
-    killed = (-code if code < 0 else code - 128) in _FROM_OUTSIDE
-    return Outcome(KILLED.name, EXIT_RETRYABLE) if killed else EXIT_CODES.get(code, EXIT_CODES[EXIT_RETRYABLE])
-
-
-def format_failure(category: str, places: Iterable[tuple[str, Any]], message: str) -> str:
-    """Return a failure in one line, such as ``UserError (rank 1, exit code 1): KeyError: 10``."""
-    place = format_place(places)
-    return category + (f" ({place})" if place else "") + f": {message or 'no message'}"
-
-
-def format_place(places: Iterable[tuple[str, Any]]) -> str:
-    """Return where a failure happened, of what is known."""
-    return ", ".join(f"{name} {value}" for name, value in places if value not in (None, ""))
+    """Return the outcome of a process of which only the exit code is known (negative: a signal's number)."""
+    number = -code if code < 0 else code - 128
+    if number in _FROM_OUTSIDE:
+        return Outcome(KILLED.name, EXIT_RETRYABLE)
+    return EXIT_CODES.get(code, EXIT_CODES[EXIT_RETRYABLE])

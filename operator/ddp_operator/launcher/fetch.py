@@ -6,6 +6,7 @@ and it is not fetched again. What was cut is continued by the next fetch. A lock
 """
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import hashlib
@@ -31,11 +32,12 @@ from .contract import (
     EXIT_USER_ERROR,
     INPUTS_FOLDER,
 )
-from .failure_table import UNKNOWN, USER_ERROR, Outcome
+from .failure_record import Failure
+from .failure_table import UNKNOWN, USER_ERROR
 from .files import log, read_json, write_json
 from .metrics import MetricsEndpoint
 from .sources import FetchError, File, InputSource, InputState, explain, hide_query, open_source
-from .termination import build_report, finish
+from .termination import finish
 
 _PARALLEL = 8
 _CHUNK = 1 << 20
@@ -62,20 +64,29 @@ def fetch_main(signals: list[int]) -> int:
         if os.environ.get(ENV_PORT_FILE):
             write_json(os.environ[ENV_PORT_FILE], port)
     index = os.environ.get(ENV_COMPLETION_INDEX, "")
-    report = build_report(exitCode=EXIT_OK, node=int(index) if index.isdigit() else 0)
-    outcome, fetches = Outcome("", EXIT_OK), [Fetch(one) for one in inputs]
+    end = Failure(pod_index=int(index) if index.isdigit() else 0, exit_code=EXIT_OK, time=time.time())
+    fetches = [Fetch(item) for item in inputs]
     # What is missing or forbidden is known before anything takes hours.
     for one, work in [(one, one.find) for one in fetches] + [(one, one.run) for one in fetches]:
         try:
             work()
         except Exception as error:
-            failure, item = explain(error, one.item.url), one.item
-            item.phase, item.reason, item.message = "Failed", failure.reason, str(failure)
-            code = EXIT_RETRYABLE if failure.retryable else EXIT_USER_ERROR
-            outcome = Outcome(UNKNOWN.name if failure.retryable else USER_ERROR.name, code)
-            report.update(message=f"input {item.name}: {failure}", hint=failure.hint, exitCode=code)
+            item = one.item
+            problem = explain(error, item.url)
+            item.phase = "Failed"
+            item.reason = problem.reason
+            item.message = str(problem)
+            code = EXIT_RETRYABLE if problem.retryable else EXIT_USER_ERROR
+            end = dataclasses.replace(
+                end,
+                category=UNKNOWN.name if problem.retryable else USER_ERROR.name,
+                container_exit_code=code,
+                exit_code=code,
+                message=f"input {item.name}: {problem}",
+                remedy=problem.hint,
+            )
             break
-    return finish(outcome, {**report, "inputs": [one.describe() for one in inputs]})
+    return finish(end, {"inputs": [item.describe() for item in inputs]})
 
 
 class Fetch:

@@ -4,18 +4,20 @@ import dataclasses
 import importlib
 import os
 import sys
+import time
 from typing import Sequence
 
 from .command_line import find_missing_program, split_python_line
 from .contract import ENV_COMPLETION_INDEX, ENV_OMP_NUM_THREADS, ENV_RUNTIME_DIR, EXIT_RETRYABLE, EXIT_USER_ERROR
+from .failure_record import Failure
 from .failure_table import EXIT_CODES
+from .failure_text import advise_on_program
 from .files import BOOTSTRAP, log
-from .hints import advise_on_program
 from .known_loops import find_total
 from .pod import PodSetupError, add_pod_flags, default_threads, make_runtime_dir, read_pod
 from .processes import adopt_orphans
 from .supervisor import Supervisor
-from .termination import build_report, finish
+from .termination import finish
 from .tracebacks import describe
 from .tracking import start_tracking
 
@@ -23,7 +25,8 @@ from .tracking import start_tracking
 def run_main(words: Sequence[str], signals: list[int]) -> int:
     """``run <torchrun flags> -- <command>``; ``signals`` are those that have come already. Returns the exit code."""
     index = os.environ.get(ENV_COMPLETION_INDEX, "")
-    report = build_report(exitCode=EXIT_USER_ERROR, node=int(index) if index.isdigit() else 0)
+    pod_index = int(index) if index.isdigit() else 0
+    remedy = ""
     flags = list(words[: words.index("--")]) if "--" in words else list(words)
     command = list(words[len(flags) + 1 :])
     program = "--no-python" in flags
@@ -38,15 +41,15 @@ def run_main(words: Sequence[str], signals: list[int]) -> int:
             importlib.import_module(".code", __package__).prepare_code(pod.code, signals)
         missing = find_missing_program(line, command)
         if missing:
-            report["hint"] = advise_on_program(pod.code)
+            remedy = advise_on_program(pod.code)
             raise ValueError(missing)
         epochs, steps = (find_total(command, epochs=of_epochs) for of_epochs in (True, False))
         pod = dataclasses.replace(pod, epochs=pod.epochs or epochs, steps=steps)
     except PodSetupError as error:
-        said = {"message": str(error), "hint": error.hint, "traceback": error.output, "exitCode": error.exit_code}
-        return finish(EXIT_CODES[error.exit_code], {**report, **said})
+        failure = _build_failure(pod_index, error.exit_code, str(error), remedy=error.hint, traceback=error.output)
+        return finish(failure)
     except ValueError as error:
-        return finish(EXIT_CODES[EXIT_USER_ERROR], {**report, "message": str(error)})
+        return finish(_build_failure(pod_index, EXIT_USER_ERROR, str(error), remedy=remedy))
     flags = [flag for flag in flags if flag != "--no-python"]
     if not any(flag.startswith("--log-dir") for flag in flags):
         flags.append(f"--log-dir={os.path.join(runtime, 'torchrun')}")
@@ -72,11 +75,27 @@ def run_main(words: Sequence[str], signals: list[int]) -> int:
         entry = [*own, kind, "${local_rank}", *what]
         return Supervisor(pod, add_pod_flags(flags, pod), entry, signals, warm=warm and not obstacle).run()
     except Exception as error:
-        broken = describe(error)
-        message = f"the launcher itself failed: {broken['type']}: {broken['message']}"
-        return finish(EXIT_CODES[EXIT_RETRYABLE], {**report, "message": message, "traceback": broken["traceback"]})
+        bug = describe(error)
+        message = f"internal error of the launcher: {bug['type']}: {bug['message']}"
+        return finish(_build_failure(pod_index, EXIT_RETRYABLE, message, remedy=remedy, traceback=bug["traceback"]))
     finally:
         if ours:
             import shutil
 
             shutil.rmtree(runtime, ignore_errors=True)
+
+
+def _build_failure(pod_index: int, exit_code: int, message: str, *, remedy: str, traceback: str = "") -> Failure:
+    """Return the failure of a pod before its workers start. ``exit_code``: one of the launcher's."""
+    outcome = EXIT_CODES[exit_code]
+    return Failure(
+        category=outcome.category,
+        container_exit_code=outcome.exit_code,
+        secondary=outcome.secondary,
+        pod_index=pod_index,
+        exit_code=exit_code,
+        message=message,
+        traceback=traceback,
+        remedy=remedy,
+        time=time.time(),
+    )

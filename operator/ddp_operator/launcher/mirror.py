@@ -21,8 +21,8 @@ import time
 from contextlib import suppress
 from typing import Any, Callable, Iterable, Iterator, Optional, Sequence
 
+from .agent_failure import SUPERSEDED, UNUSABLE
 from .contract import METRIC_CHECKPOINT_STEP
-from .failure import SUPERSEDED, UNUSABLE
 from .files import log
 from .metrics import MetricsEndpoint
 from .pod import decode_pod

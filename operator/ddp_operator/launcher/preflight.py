@@ -4,9 +4,10 @@ import re
 import socket
 import time
 from statistics import median
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from .contract import (
+    EXIT_RETRYABLE,
     METRIC_ALL_REDUCE_RATE,
     METRIC_NETWORK,
     METRIC_PREFLIGHT_PASSED,
@@ -14,6 +15,9 @@ from .contract import (
     METRIC_SLOWEST_PAIR,
     PREFLIGHT_CHECKS,
 )
+from .failure_record import KnownFailure
+from .failure_table import NCCL, NETWORK, Category, Outcome
+from .failure_text import FABRIC_REMEDY
 from .nccl_log import SOCKET
 from .pod import Pod, PreflightConfig
 from .probe import measure_network
@@ -21,8 +25,24 @@ from .probe import measure_network
 _BETWEEN_RANKS = ("allreduce", "transport", "pairs")
 
 
-class PreflightError(Exception):
-    """A check has failed and spec.preflight.mode is Fail, or spec.network.require is set."""
+class PreflightError(KnownFailure):
+    """A check has failed and spec.preflight.mode is Fail, or spec.network.require is set.
+
+    ``problems``: the fatal ones by check; ``report``: of ``run_preflight``.
+    """
+
+    def __init__(self, problems: Mapping[str, str], report: Mapping[str, Any]) -> None:
+        category = _find_category(problems, report)
+        remedy = FABRIC_REMEDY if "transport" in problems else category.remedy
+        text = "; ".join(f"{check}: {problem}" for check, problem in problems.items())
+        super().__init__(f"the preflight failed: {text}", Outcome(category.name, EXIT_RETRYABLE), remedy)
+
+
+def _find_category(problems: Mapping[str, str], report: Mapping[str, Any]) -> Category:
+    """Return NCCL where NCCL itself failed, or where its log names no transport."""
+    by_nccl = "allreduce" in problems and report["nccl_failed"]
+    unnamed = "transport" in problems and report["transport"] is None
+    return NCCL if by_nccl or unnamed else NETWORK
 
 
 def find_partners(pod: Pod) -> list[tuple[str, int]]:
@@ -72,6 +92,7 @@ def run_preflight(torch: Any, pod: Pod, plan: PreflightConfig, ranks: Sequence[t
         "transport": None,
         "direct": None,
         "pair": None,
+        "nccl_failed": False,
     }
     seconds, problems = report["seconds"], report["problems"]
     partners = find_partners(pod) if pod.nodes > 1 else []
@@ -88,6 +109,7 @@ def run_preflight(torch: Any, pod: Pod, plan: PreflightConfig, ranks: Sequence[t
             figures = measure_network(torch, pod, ranks, "pairs" in plan.checks)
         except OSError as error:
             problems["allreduce"] = str(error)
+            report["nccl_failed"] = "nccl" in str(error).lower()  # torch's message
         else:
             seconds["allreduce"], report["rate"] = figures["seconds"], figures["rate"]
             _judge(report, figures, plan, across=pod.nodes > 1 and not pod.local)

@@ -9,6 +9,10 @@ import time
 from contextlib import suppress
 from typing import Any, Callable, Optional
 
+from .contract import EXIT_RETRYABLE
+from .failure_record import KnownFailure
+from .failure_table import EXIT_CODES
+from .failure_text import PORT_REMEDY
 from .files import log
 from .pod import Pod
 
@@ -41,13 +45,12 @@ class AwakeClock:
         return self._seen + min(max(0.0, now - self._last), self._most)
 
 
-class PortTakenError(OSError):
+class PortTakenError(KnownFailure):
     """The rendezvous store cannot listen on its port."""
 
-    remedy = (
-        "another process of that node has the port, as with hostNetwork: delete the job and create it again with "
-        "another spec.rendezvous.port"
-    )
+    def __init__(self, port: int, problem: str) -> None:
+        message = f"cannot serve the rendezvous on port {port}: {problem}"
+        super().__init__(message, EXIT_CODES[EXIT_RETRYABLE], PORT_REMEDY)
 
 
 def fork_store(torch: Any, host: str, port: int, guard: int, channel: socket.socket) -> int:
@@ -63,7 +66,7 @@ def fork_store(torch: Any, host: str, port: int, guard: int, channel: socket.soc
         problem = os.read(ready, 4096)
         os.close(ready)
         if problem != b"ok":
-            raise PortTakenError(f"cannot serve the rendezvous on port {port}: {problem.decode(errors='replace')}")
+            raise PortTakenError(port, problem.decode(errors="replace"))
         return pid
     try:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

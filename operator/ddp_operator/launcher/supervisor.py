@@ -1,5 +1,6 @@
 """One pod's life: start torchrun's agent, watch it, pass signals on, and see how it ends."""
 
+import dataclasses
 import math
 import os
 import select
@@ -9,6 +10,15 @@ import time
 from typing import Any, Optional
 
 from .agent import END, RESTART, AgentProcess
+from .agent_failure import (
+    STORE_ERRORS,
+    STORE_PROBLEMS,
+    UNREACHABLE,
+    AgentEnd,
+    build_absence_failure,
+    build_store_failure,
+    examine_agent_exit,
+)
 from .checkpoints import CheckpointMirror
 from .contract import (
     ENV_LIFELINE_FD,
@@ -18,8 +28,7 @@ from .contract import (
     METRIC_LAUNCHER_RESTARTS,
     STOPPING_FILE,
 )
-from .failure import STORE_ERRORS, STORE_PROBLEMS, UNREACHABLE, examine_agent, find_root_cause
-from .failure_table import Outcome
+from .failure_record import Failure, encode_message
 from .files import log, try_write_json
 from .metrics import MetricsEndpoint
 from .output import OutputReader
@@ -30,9 +39,10 @@ from .rendezvous import count_connections, wait_for_master
 from .restarts import Restarts
 from .stall import read_board
 from .stall_monitor import StallMonitor
-from .termination import build_message, build_report, conclude, fit_termination_message, report_worker
+from .termination import complete_worker_failure, conclude
 from .tracking import build_tracking_rows
 from .trainer_status import TrainerStatus
+from .worker_failure import find_root_cause
 
 _OUTPUT_FLAGS = ("--tee", "-t", "--redirects", "-r", "--logs-specs")
 _ENV_LOG_PREFIX = "DDP_LOG_PREFIX"  # the user's own: 0 leaves the lines of a pod with several ranks as they are
@@ -50,8 +60,8 @@ class Supervisor:
         self._flags = flags
         self._signals = signals
         self._phase = LAUNCHER_PHASES[0]
-        self._result: dict[str, Any] = {}  # how the agent reports that it ended
-        self._final: list[dict[str, Any]] = []  # failures that had decided the pod's end before it was asked to stop
+        self._end = AgentEnd()
+        self._final: list[Failure] = []  # failures that had decided the pod's end before it was asked to stop
         self._preflight: dict[str, Any] = {}
         self._mirror = CheckpointMirror(pod) if pod.checkpoint else None
         self._fit = False  # whether the master is there, so that the agent may go on
@@ -111,7 +121,7 @@ class Supervisor:
         self._enter("Done")
         return conclude(
             self.pod,
-            self._result,
+            self._end,
             self._agent.status or 0,
             self._restarts,
             self.metrics,
@@ -134,22 +144,22 @@ class Supervisor:
 
     def _may_start_again(self) -> bool:
         """Decide whether a new agent may take the old one's place: the agent was killed, or the store went away."""
-        lost = self._result.get("type") in STORE_ERRORS
-        killed = not self._result and (self._agent.status or 0) < 0
+        lost = self._end.reason in STORE_ERRORS
+        killed = not self._end.result and (self._agent.status or 0) < 0
         if self._static or self._stop_deadline is not None or not (lost or killed):
             return False
         # A restart that is under way is counted already.
         under_way = self._phase == "Rendezvous" and self._restarts.count > 0
         if not under_way and not self._restarts.spend():
             return False
-        outcome, reason, hint = examine_agent(self.pod, self._result, self._agent.status or 0)
-        self._restarts.reason = reason
+        failure = self._end.failure or examine_agent_exit(self.pod, self._agent.status or 0)
+        self._restarts.reason = failure.message
         self._restarts.forget()
         if not under_way:
-            self._show_failure(outcome, build_report(node=self.pod.node, message=reason, hint=hint))
-        log(f"starting torchrun's agent again, restart {self._restarts.count}: {reason}")
+            self._publish_failure(failure)
+        log(f"restarting torchrun's agent, restart {self._restarts.count}: {failure.message}")
         self._end_processes(keep={self._store, self._agent.server, *self._helpers})
-        self._result = {}
+        self._end = AgentEnd()
         return True
 
     def _start_agent(self) -> None:
@@ -211,7 +221,7 @@ class Supervisor:
                 self._fit = True
                 self._let_go()
             else:
-                self._result = {"result": "error", "type": "MasterNotFound", "message": problem, "traceback": ""}
+                self._end = AgentEnd("error", build_absence_failure(self.pod, problem))
                 self._agent.kill()
         if self._stop_deadline is not None and time.monotonic() >= self._stop_deadline:
             log("grace period is over: killing the workers")
@@ -240,7 +250,7 @@ class Supervisor:
             if number == signal.SIGINT:
                 self._stop_deadline = time.monotonic()
             return
-        self._final = self._restarts.read_final_errors(running=self._phase == "Running")
+        self._final = self._restarts.read_final_failures(running=self._phase == "Running")
         log(f"{signal.Signals(number).name}: stopping; the workers have {self.pod.grace:g} s to save and exit")
         self._enter("Stopping")
         try_write_json(os.path.join(self.pod.runtime, STOPPING_FILE), number)
@@ -286,27 +296,31 @@ class Supervisor:
         if "board" in event:
             self._stalls.board = read_board(event["board"])
         if "failures" in event:
-            failures = [{**one, "outcome": Outcome(*one["outcome"])} for one in event["failures"]]
-            again = self._restarts.observe(failures, free=bool(event.get("free")), run_step=event.get("step"))
-            self._agent.send(RESTART if again else END)
+            failures = [Failure.from_json(failure) for failure in event["failures"]]
+            restarts = self._restarts.observe(failures, free=bool(event.get("free")), run_step=event.get("step"))
+            self._agent.send(RESTART if restarts else END)
         if "count" in event:
             self._restarts.count = max(self._restarts.count, event["count"])
         if event.get("restart"):
-            failures = self._restarts.failures
-            self._restarts.count_in_place(self._stalls.root_cause)
-            log(f"restarting the workers in the same pods, restart {self._restarts.count}: {self._restarts.reason}")
-            if failures:
-                root = find_root_cause(failures)
-                report = report_worker(self.pod, root, self._restarts, self.metrics, progress={})
-                self._show_failure(root["outcome"], report)
-            self._restarts.forget()
-        if "result" in event and not self._result:
-            self._result = event
+            self._on_restart()
+        if "result" in event and not self._end.result:
+            failure = event.get("failure")
+            self._end = AgentEnd(event["result"], Failure.from_json(failure) if failure else None)
 
-    def _show_failure(self, outcome: Outcome, report: dict[str, Any]) -> None:
-        """Have the pod's page say what the last restart has answered."""
-        report["restarts"] = self._restarts.count
-        self.metrics.last_failure = fit_termination_message(build_message(outcome, report))
+    def _on_restart(self) -> None:
+        """Count a restart of the workers by torchrun, and publish the failure that it follows."""
+        self._restarts.count_in_place(self._stalls.root_cause)
+        log(f"restarting the workers in the same pods, restart {self._restarts.count}: {self._restarts.reason}")
+        if self._restarts.failures:
+            root_cause = find_root_cause(self._restarts.failures)
+            self._publish_failure(complete_worker_failure(root_cause, self._restarts, self.metrics, progress={}))
+        self._restarts.forget()
+
+    def _publish_failure(self, failure: Failure) -> None:
+        """Publish the failure that the last restart followed on the pod's page."""
+        failure = dataclasses.replace(failure, restarts=self._restarts.count)
+        self._restarts.last_failure = failure
+        self.metrics.last_failure = encode_message(failure.to_json())
 
     def _enter(self, phase: str) -> None:
         if phase == "Running":
@@ -366,7 +380,7 @@ class Supervisor:
 
     def _give_up(self, kind: str, message: str) -> None:
         """End the workers: without the store they would train on what nobody keeps, or on different states."""
-        self._result = {"result": "error", "type": kind, "message": message, "traceback": ""}
+        self._end = AgentEnd("error", build_store_failure(self.pod, kind, message))
         log(message)
         if self._agent.status is None:
             self._agent.kill()
@@ -380,13 +394,13 @@ class Supervisor:
         long as a save may take.
         """
         mirror = self._mirror
-        if mirror is None or self.pod.node != 0 or not mirror.ready or self._result.get("type") in STORE_PROBLEMS:
+        if mirror is None or self.pod.node != 0 or not mirror.ready or self._end.reason in STORE_PROBLEMS:
             return ""
         began = time.monotonic()
-        well = self._result.get("result") == "ok"
+        well = self._end.result == "ok"
         patience = self.pod.watchdog.checkpoint_seconds if well and self.pod.watchdog is not None else self.pod.grace
         mirror.ask(flush=True)
-        while mirror.asked is not None and self._result.get("type") not in STORE_PROBLEMS:
+        while mirror.asked is not None and self._end.reason not in STORE_PROBLEMS:
             while self._signals:
                 if self._signals.pop(0) in STOP_SIGNALS and self._stop_deadline is None:
                     self._stop_deadline = time.monotonic() + self.pod.grace + _SECONDS_AFTER_GRACE

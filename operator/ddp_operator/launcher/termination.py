@@ -1,168 +1,161 @@
-"""The termination message, and how a pod ended."""
+"""How a pod ended: its failure, the termination message, and the last lines of its log."""
 
-import json
 import os
 import time
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final, Mapping, Sequence
 
-from .contract import (
-    ENV_TERMINATION_LOG,
-    EXIT_OK,
-    EXIT_PREEMPTED,
-    EXIT_RETRYABLE,
-    EXIT_USER_ERROR,
-    TERMINATION_MESSAGE_LIMIT,
-)
-from .failure import (
-    STORE_PROBLEMS,
-    add_last_lines,
-    build_signature,
-    describe_failure,
-    ended_silently,
-    examine_agent,
-    find_root_cause,
-    read_errors,
-)
-from .failure_table import EXIT_CODES, NETWORK, Outcome, format_failure
+from .agent_failure import MASTER_NOT_FOUND, RENDEZVOUS_CLOSED, STORE_PROBLEMS, AgentEnd, examine_agent_exit
+from .contract import ENV_TERMINATION_LOG, EXIT_OK, EXIT_PREEMPTED, EXIT_RETRYABLE, EXIT_USER_ERROR
+from .failure_record import EVIDENCE_EXIT_CODE, Failure, encode_message
+from .failure_table import EXIT_CODES, NETWORK
+from .failure_text import UPLOAD_REMEDY, format_failure
 from .files import log
 from .metrics import MetricsEndpoint
 from .pod import Pod, measure_groups
 from .restarts import Restarts
+from .worker_failure import add_last_lines, find_root_cause, read_recorded_failures, to_shell_exit_code
 
-_LAST_FAILURE_LIMIT = 1500  # bytes, of those that a termination message may have
-_PLACES = (("rank", "rank"), ("local rank", "localRank"), ("pod", "node"), ("exit code", "exitCode"))
-
-
-def fit_termination_message(message: dict[str, Any], limit: int = TERMINATION_MESSAGE_LIMIT) -> bytes:
-    """Return the message as JSON of at most ``limit`` bytes: the traceback loses its head, then texts their tail."""
-    message = dict(message)
-    for field, keep_tail in (("traceback", True), ("progress", False), ("message", False), ("hint", False)):
-        while True:
-            text = json.dumps(message, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
-            if len(text) <= limit:
-                return text
-            value = message.get(field)
-            if not isinstance(value, str):
-                message[field] = {} if field == "progress" else ""
-                break
-            if not value:
-                break
-            room = max(0, len(value) - max(1, (len(text) - limit) // 6))
-            message[field] = value[len(value) - room :] if keep_tail else value[:room]
-    return json.dumps({"version": 1, "category": message["category"]}).encode()
+_LAST_FAILURE_LIMIT: Final = 1500  # bytes, of those of the whole termination message
+# Reasons for which the launcher itself ended the agent, whose exit code then has no meaning.
+_ENDED_BY_LAUNCHER: Final = (MASTER_NOT_FOUND, *STORE_PROBLEMS)
+_NOTHING: Final[Mapping[str, Any]] = {}
 
 
-def build_message(outcome: Outcome, report: dict[str, Any]) -> dict[str, Any]:
-    """Return a failure as a termination message has it."""
-    return {"version": 1, "category": outcome.category, **report, "secondary": outcome.secondary}
-
-
-def finish(outcome: Outcome, report: dict[str, Any]) -> int:
-    """Write the termination message and the last lines of the log. Returns the launcher's exit code."""
-    message = build_message(outcome, report)
+def finish(failure: Failure, extra: Mapping[str, Any] = _NOTHING) -> int:
+    """Write the termination message, with ``extra`` members, and the last lines of the log. Returns the exit code."""
     path = os.environ.get(ENV_TERMINATION_LOG)
     if path:
         try:
             with open(path, "wb") as file:  # in place: it is a bind mount
-                file.write(fit_termination_message(message))
+                file.write(encode_message({**failure.to_json(), **extra}))
         except OSError as error:
             log(f"cannot write {path}: {error.strerror}")
-    if outcome.exit_code != EXIT_OK:
-        place = [(name, report[key]) for name, key in _PLACES]
-        lines = [f"---- {format_failure(outcome.category, place, report['message'])}"]
-        lines.append(f"this pod's exit code {outcome.exit_code}; restarts in the same pods: {report['restarts']}")
-        if outcome.secondary:
-            lines.append("a secondary failure: another rank's explains it")
-        if report["repeated"]:
-            lines.append(f"the same {report['signature']} twice without progress in between: not tried again")
-        log("\n".join([*lines, *([f"what to do: {report['hint']}"] if report["hint"] else [])]))
-    return outcome.exit_code
+    if failure.container_exit_code != EXIT_OK:
+        log("\n".join(_describe_end(failure)))
+    return failure.container_exit_code
 
 
-def build_report(**known: Any) -> dict[str, Any]:
-    """Return what a termination message says beside the outcome; what is not known is empty."""
-    place = dict.fromkeys(("rank", "localRank", "node", "step"))
-    text = dict.fromkeys(("message", "hint", "traceback", "signature"), "")
-    return {**place, **text, "time": time.time(), "restarts": 0, "repeated": False, "progress": {}, **known}
-
-
-def report_worker(
-    pod: Pod, failure: dict[str, Any], restarts: Restarts, metrics: MetricsEndpoint, progress: dict[str, float]
-) -> dict[str, Any]:
-    """Return the report of a failed worker."""
-    return build_report(
-        exitCode=_as_of_shell(failure["exitCode"]),
-        node=pod.node,
-        message=describe_failure(failure),
-        hint=failure["remedy"],
-        restarts=restarts.count,
-        signature=build_signature(failure),
-        step=metrics.step(failure["localRank"]) if restarts.failed_step is None else restarts.failed_step,
-        progress=progress,
-        **{key: failure[key] for key in ("rank", "localRank", "traceback", "time")},
+def _describe_end(failure: Failure) -> list[str]:
+    places = (
+        ("rank", failure.rank),
+        ("local rank", failure.local_rank),
+        ("pod", failure.pod_index),
+        ("exit code", failure.exit_code),
     )
+    lines = [
+        f"---- {format_failure(failure.category, places, failure.message)}",
+        f"this pod's exit code: {failure.container_exit_code}; restarts in the same pods: {failure.restarts}",
+    ]
+    if failure.secondary:
+        lines.append("secondary failure: another rank's failure caused it")
+    if failure.repeated:
+        lines.append(f"not restarted: {failure.signature} failed twice without progress in between")
+    if failure.remedy:
+        lines.append(f"what to do: {failure.remedy}")
+    return lines
+
+
+def complete_worker_failure(
+    failure: Failure, restarts: Restarts, metrics: MetricsEndpoint, progress: Mapping[str, float]
+) -> Failure:
+    """Return the failure of a worker with the pod's restarts and its progress."""
+    step = restarts.failed_step
+    if step is None:
+        step = metrics.step(failure.local_rank or 0)
+    return replace(failure, restarts=restarts.count, step=step, progress=progress)
 
 
 def conclude(
     pod: Pod,
-    result: dict[str, Any],
+    end: AgentEnd,
     status: int,
     restarts: Restarts,
     metrics: MetricsEndpoint,
     *,
     stopped: bool,
-    final: list[dict[str, Any]],
+    final: Sequence[Failure],
     unsaved: str = "",
-    uploads: dict[str, float],
+    uploads: Mapping[str, float],
 ) -> int:
     """Write the termination message and the last lines of the log. Returns the exit code.
 
-    ``result`` is the agent's own report and ``status`` how its process ended; ``final`` are failures of workers that
-    had decided the end before the pod was asked to stop; ``unsaved`` is what ``checkpoint.url`` lacks, and ``uploads``
-    are the series of what it has.
+    ``end`` is the agent's own report and ``status`` the end of its process; ``final`` are failures of workers that
+    had decided the end before the pod was asked to stop; ``unsaved`` names what ``checkpoint.url`` lacks, and
+    ``uploads`` are the series of what it has.
     """
     progress = {**metrics.progress(), **uploads}
-    of_pod = build_report(exitCode=EXIT_OK, node=pod.node, restarts=restarts.count, progress=progress)
-    ended = result.get("result")
-    if pod.elastic and result.get("type") == "RendezvousClosedError":
-        log("training has ended without this pod")
-        ended = "ok"
-    if ended == "ok" and unsaved:  # which the pod takes with it
-        message = f"training has succeeded, but {unsaved}"
-        hint = "the next attempt goes on from the newest snapshot; see why the store does not answer"
-        of_pod.update(message=message, hint=hint, exitCode=EXIT_RETRYABLE)
-        return finish(Outcome(NETWORK.name, EXIT_RETRYABLE), of_pod)
-    if ended == "ok":
-        if metrics.last_failure:  # for who has not looked at the page since
-            last = fit_termination_message(json.loads(metrics.last_failure), _LAST_FAILURE_LIMIT)
-            of_pod["lastFailure"] = last.decode()
-        return finish(Outcome("", EXIT_OK), {**of_pod, **measure_groups(pod)})
-    if stopped and not final and result.get("type") not in STORE_PROBLEMS:
-        message = "asked to stop by a signal" + (f"; {unsaved}" if unsaved else "")
-        of_pod.update(message=message, exitCode=EXIT_PREEMPTED)
-        return finish(EXIT_CODES[EXIT_PREEMPTED], of_pod)
-    # Without a word of the agent about its workers, it lost its store before it saw how they ended.
-    failures = final or restarts.failures or read_errors(pod)
-    if failures and result.get("type") not in STORE_PROBLEMS:
-        failure = find_root_cause(failures)
-        if not failure["traceback"] or ended_silently(failure):
-            failure = add_last_lines(pod, failure)
-        outcome = failure["outcome"]
-        of_worker = report_worker(pod, failure, restarts, metrics, progress)
-        if restarts.repeated and of_worker["signature"]:
-            of_worker["repeated"] = True
-            outcome = outcome._replace(exit_code=EXIT_USER_ERROR)
-        return finish(outcome, of_worker)
-    outcome, message, hint = examine_agent(pod, result, status)
+    succeeded = end.result == "ok"
+    if pod.elastic and end.reason == RENDEZVOUS_CLOSED:
+        log("training ended without this pod")
+        succeeded = True
+    pod_end = Failure(
+        pod_index=pod.node, exit_code=EXIT_OK, time=time.time(), restarts=restarts.count, progress=progress
+    )
+    if succeeded and unsaved:
+        return finish(_fail_unsaved(pod_end, unsaved))
+    if succeeded:
+        return finish(pod_end, _describe_success(pod, restarts))
+
+    has_store_problem = end.reason in STORE_PROBLEMS
+    if stopped and not final and not has_store_problem:
+        return finish(_fail_stopped(pod_end, unsaved))
+
+    # An agent that lost its store may have ended before it reported the failures of its workers.
+    failures = final or restarts.failures or read_recorded_failures(pod)
+    if failures and not has_store_problem:
+        return finish(_fail_with_worker(pod, failures, restarts, metrics, progress))
+    return finish(_fail_with_agent(pod, end, status, restarts, progress))
+
+
+def _describe_success(pod: Pod, restarts: Restarts) -> dict[str, Any]:
+    extra: dict[str, Any] = dict(measure_groups(pod))
+    if restarts.last_failure is not None:  # for an operator that has not read the page since
+        extra["lastFailure"] = encode_message(restarts.last_failure.to_json(), _LAST_FAILURE_LIMIT).decode()
+    return extra
+
+
+def _fail_unsaved(pod_end: Failure, unsaved: str) -> Failure:
+    return replace(
+        pod_end,
+        category=NETWORK.name,
+        container_exit_code=EXIT_RETRYABLE,
+        exit_code=EXIT_RETRYABLE,
+        message=f"training succeeded, but {unsaved}",
+        remedy=UPLOAD_REMEDY,
+    )
+
+
+def _fail_stopped(pod_end: Failure, unsaved: str) -> Failure:
+    return replace(
+        pod_end,
+        category=EXIT_CODES[EXIT_PREEMPTED].category,
+        container_exit_code=EXIT_PREEMPTED,
+        exit_code=EXIT_PREEMPTED,
+        message="asked to stop by a signal" + (f"; {unsaved}" if unsaved else ""),
+    )
+
+
+def _fail_with_worker(
+    pod: Pod, failures: Sequence[Failure], restarts: Restarts, metrics: MetricsEndpoint, progress: Mapping[str, float]
+) -> Failure:
+    root_cause = find_root_cause(failures)
+    if not root_cause.traceback or root_cause.evidence == EVIDENCE_EXIT_CODE:
+        root_cause = add_last_lines(pod, root_cause)
+    failure = complete_worker_failure(root_cause, restarts, metrics, progress)
+    if restarts.repeated and failure.signature:
+        failure = replace(failure, repeated=True, container_exit_code=EXIT_USER_ERROR)
+    return failure
+
+
+def _fail_with_agent(
+    pod: Pod, end: AgentEnd, status: int, restarts: Restarts, progress: Mapping[str, float]
+) -> Failure:
+    failure = end.failure or examine_agent_exit(pod, status)
+    message = failure.message
     if restarts.reason:
-        message += f"; the last restart was because of: {restarts.reason}"
-    # An agent that the launcher itself has ended says nothing by how it ended.
-    by_launcher = result.get("type") in ("MasterNotFound", *STORE_PROBLEMS)
-    code = outcome.exit_code if by_launcher else _as_of_shell(status or 1)
-    of_pod.update(message=message, hint=hint, traceback=result.get("traceback", ""), exitCode=code)
-    return finish(outcome, of_pod)
-
-
-def _as_of_shell(code: int) -> int:
-    """Return an exit code as a shell has it: 128 and the signal by which a process died."""
-    return code if code >= 0 else 128 - code
+        message += f"; reason of the last restart: {restarts.reason}"
+    exit_code = to_shell_exit_code(status or 1)
+    if end.reason in _ENDED_BY_LAUNCHER:
+        exit_code = failure.container_exit_code
+    return replace(failure, message=message, exit_code=exit_code, restarts=restarts.count, progress=progress)

@@ -10,7 +10,7 @@ from typing import Any, Callable, Iterable, Optional
 
 from .agreement import RestartCount, RunStep, SharedSnapshot
 from .contract import EXIT_PREEMPTED, RUN_STEP_FILE, STALL_REPORT_FILE, STOPPING_FILE
-from .failure import blame_early_ends, examine
+from .failure_rules import WorkerEnd
 from .files import log
 from .fixed_group import FixedGroup, GroupClosed
 from .fork_server import RankForker
@@ -20,6 +20,7 @@ from .preflight import PreflightError, find_fatal, run_preflight
 from .processes import STOPPED_STATES, kill, process_state
 from .rendezvous import AwakeClock, Heartbeats, RendezvousQuorum, Seats, query_store
 from .stall import SharedStallState
+from .worker_failure import EndedPeers, examine_worker
 
 _CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 _SECONDS_WITHOUT_STORE = 5.0
@@ -213,7 +214,7 @@ class TorchrunPatches:
             self._report({"preflight": report})
             fatal = find_fatal(report, plan)
             if fatal:
-                raise PreflightError("; ".join(f"{check}: {text}" for check, text in fatal.items()))
+                raise PreflightError(fatal, report)
         self._checkpoints.share(agent._store)
         with self._gate:
             started = inner(agent, *args)
@@ -246,20 +247,22 @@ class TorchrunPatches:
             if pod.node == 0:
                 self._run_step.post(agent._store, time.monotonic())
             self._learn_count(time.monotonic())
-        failures = [examine(pod, read_failure(rank, item)) for rank, item in (result.failures or {}).items()]
-        ended, self._failed = 0, bool(failures)
-        if failures and not pod.elastic:
-            ranks, ended = find_early_ends(agent)
-            failures = [blame_early_ends(failure, ranks, ended) for failure in failures]
-        outcomes = [failure["outcome"] for failure in failures]
-        not_counted = all(outcome.secondary or outcome.exit_code == EXIT_PREEMPTED for outcome in outcomes)
+        process_failures = result.failures or {}
+        ended_peers = find_ended_peers(agent) if process_failures and not pod.elastic else EndedPeers()
+        failures = [
+            examine_worker(pod, read_process_failure(rank, failure), ended_peers)
+            for rank, failure in process_failures.items()
+        ]
+        self._failed = bool(failures)
+        not_counted = all(failure.secondary or failure.container_exit_code == EXIT_PREEMPTED for failure in failures)
         may_be_free = bool(failures) and pod.awaits_peers and not_counted and not self._is_stopping
         free = may_be_free and self._quorum.take_free_restart()
         if failures:
             step = self._run_step.read(agent._store) if pod.node and pod.is_multi_node else None
-            again = self._may_restart({"failures": failures, "free": free, "step": step})
-            # Pods that have ended do not come to another rendezvous: it would only time out.
-            agent._remaining_restarts = int(again and not ended)
+            messages = [failure.to_json() for failure in failures]
+            again = self._may_restart({"failures": messages, "free": free, "step": step})
+            # Pods that have ended do not join another rendezvous round: it would only time out.
+            agent._remaining_restarts = int(again and not ended_peers.pods)
         return result
 
     def _open(self, inner: Any, handler: Any, args: Any, env: dict[str, str]) -> Any:
@@ -373,14 +376,16 @@ def _is_first_round(worker_group: Any) -> bool:
     return holder is None or bool(holder.state.round == 0)  # the static rendezvous has one round
 
 
-def find_early_ends(agent: Any) -> tuple[list[int], int]:
-    """Return the ranks of this pod that have ended well while others have not, and how many pods have as a whole.
+def find_ended_peers(agent: Any) -> EndedPeers:
+    """Return the ranks of this pod that have ended with exit code 0, and the number of other pods that have.
 
-    A pod whose ranks have all ended well waits for the others at torchrun's last barrier, which counts in the store.
+    A pod whose ranks have all ended so waits at torchrun's last barrier, which counts the pods in the store.
     """
-    waiting = query_store(lambda: int(agent._store.add(_LAST_BARRIER, 0)))
-    ended = {rank for rank, code in find_exit_codes(agent).items() if code == 0}
-    return sorted(one.global_rank for one in agent._worker_group.workers if one.local_rank in ended), sum(waiting)
+    waiting_pods = query_store(lambda: int(agent._store.add(_LAST_BARRIER, 0)))
+    exit_codes = find_exit_codes(agent)
+    workers = agent._worker_group.workers
+    ranks = sorted(worker.global_rank for worker in workers if exit_codes.get(worker.local_rank) == 0)
+    return EndedPeers(ranks, sum(waiting_pods))
 
 
 def find_exit_codes(agent: Any) -> dict[int, Optional[int]]:
@@ -402,16 +407,23 @@ def have_all_ended(agent: Any, patience: float) -> bool:
     return True
 
 
-def read_failure(rank: int, failure: Any) -> dict[str, Any]:
-    """Return torchrun's ProcessFailure as JSON; scripts under @record have a message with a traceback in it."""
-    text, trace = failure.message, ""
-    if isinstance(text, dict):
-        trace = str(text.get("extraInfo", {}).get("py_callstack", ""))
-        text = str(text.get("message", ""))
+def read_process_failure(rank: int, failure: Any) -> WorkerEnd:
+    """Return torchrun's ProcessFailure; of a script under @record its message contains a traceback."""
+    message = failure.message
+    traceback = ""
+    if isinstance(message, dict):
+        traceback = str(message.get("extraInfo", {}).get("py_callstack", ""))
+        message = str(message.get("message", ""))
     elif failure.error_file_data.get("message") == "<NONE>":
-        text = ""  # torchrun's own advice to use @record
-    about = {"rank": rank, "localRank": failure.local_rank, "exitCode": failure.exitcode, "time": failure.timestamp}
-    return {**about, "type": "", "message": text, "traceback": trace}
+        message = ""  # torchrun's own advice to use @record
+    return WorkerEnd(
+        failure.exitcode,
+        message=message,
+        traceback=traceback,
+        time=failure.timestamp,
+        rank=rank,
+        local_rank=failure.local_rank,
+    )
 
 
 def release_stopped(pids: Iterable[int], *, saves: bool) -> None:

@@ -267,7 +267,7 @@ def _last_failure(attempt: int, pod: PodView, termination: Termination) -> LastF
         category=termination.category,
         message=termination.message,
         traceback=termination.traceback,
-        hint=termination.hint,
+        hint=termination.remedy,
         time=None if moment is None else truncate(datetime.fromtimestamp(moment, UTC)),
         signature=termination.signature,
         step=None if termination.step is None else int(termination.step),

@@ -70,8 +70,8 @@ def _fail(state: State, status: Status, view: JobView) -> Decision:
     ends = [pod.termination for pod in state.pods if pod.termination and pod.termination.container_exit_code]
     reason = failed.reason if failed else c.FETCH_FAILED
     message = ends[-1].message if ends else view.failed_message
-    if ends and ends[-1].hint:
-        message += f"; {ends[-1].hint}"
+    if ends and ends[-1].remedy:
+        message += f"; {ends[-1].remedy}"
     status = _describe(state, status, Fact(c.INPUTS_READY, "False", reason, message))
     ended = dataclasses.replace(state, job=dataclasses.replace(state.job, status=status))
     decision = attempts.fail(ended, None, reason, message)

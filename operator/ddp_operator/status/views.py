@@ -6,12 +6,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-import msgspec
-
 from ddp_operator import constants
-from ddp_operator.failures import Termination, parse_termination
+from ddp_operator.failures import KubeletEvidence, Termination, parse_termination
 from ddp_operator.kubeobjects import EPOCH, find_trainer, parse_time, scheduling_gates
-from ddp_operator.launcher.failure_table import UNKNOWN
 
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 # The kubelet says the same about a try and about the pause before the next one, but for this beginning.
@@ -19,7 +16,7 @@ _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*": (?:\w+: )?')
 
 _MAX_WORDS = 512
 _EVICTED = "Evicted"
-_FULL_DISK = "raise ephemeral-storage in resources, or write to a volume: files in the container and its log count"
+_EXIT_KILLED = 137  # assumed where no container is reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +215,6 @@ def view_pod(raw: Mapping[str, Any]) -> PodView:
     trains = _trainer_state(raw).get("running") is not None
     waiting_reason, waiting_message = ("", "") if trains else _waiting(status, scheduled)
     index = (metadata.get("annotations") or {}).get(constants.ANNOTATION_COMPLETION_INDEX)
-    ended = _trainer_state(raw).get("terminated")
     disruption, ready = conditions.get("DisruptionTarget") or {}, conditions.get("Ready") or {}
     unready_since = parse_time(ready.get("lastTransitionTime")) if ready.get("status") == "False" else None
     # The kubelet takes both conditions away together, the node controller of a silent node only Ready.
@@ -241,8 +237,8 @@ def view_pod(raw: Mapping[str, Any]) -> PodView:
         disrupted=disruption.get("status") == "True",
         waiting_reason=waiting_reason,
         waiting_message=waiting_message,
-        termination=_evicted(raw, _end(ended)) if ended else _other_end(raw),
-        trained=bool(ended),
+        termination=_read_end(raw),
+        trained=bool(_trainer_state(raw).get("terminated")),
         raw=raw,
         disruption=str(disruption.get("reason") or ""),
         disruption_message=str(disruption.get("message") or "")[:_MAX_WORDS],
@@ -291,45 +287,41 @@ def _trainer_state(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return next((one.get("state") or {} for one in found if one.get("name") == trainer), {})
 
 
-def _evicted(raw: Mapping[str, Any], end: Termination) -> Termination:
-    """Return an end as the kubelet describes it where it took the pod for what the pod itself has used up.
+def _read_end(raw: Mapping[str, Any]) -> Termination | None:
+    """Return how a pod ended, by its training container, an init container, or the pod's status; None: it has not."""
+    ended = _trainer_state(raw).get("terminated")
+    if ended:
+        return _parse_end(ended, KubeletEvidence(eviction=_find_eviction(raw)))
 
-    The launcher knows of no more than a signal. A pod that has to go for its neighbours' sake is disrupted, which its
-    condition DisruptionTarget says.
-    """
-    status = raw.get("status") or {}
-    disrupted = any(c.get("type") == "DisruptionTarget" for c in status.get("conditions") or [])
-    if status.get("reason") != _EVICTED or disrupted or end.container_exit_code == constants.EXIT_OK:
-        return end
-    message = f"{_EVICTED}: {status.get('message') or 'by the kubelet'}"[:_MAX_WORDS]
-    return msgspec.structs.replace(end, category=UNKNOWN.name, message=message, hint=_hint(message))
-
-
-def _hint(message: str) -> str:
-    return _FULL_DISK if "ephemeral" in message else ""
-
-
-def _other_end(raw: Mapping[str, Any]) -> Termination | None:
-    """Return what ended a pod whose training container has not said anything."""
     status = raw.get("status") or {}
     if status.get("phase") != "Failed":
         return None
+
+    pod = str((raw.get("metadata") or {}).get("name"))
     sidecars = _sidecars(raw)
     for container in status.get("initContainerStatuses") or []:
         ended = (container.get("state") or {}).get("terminated") or {}
-        if ended.get("exitCode") and container.get("name") not in sidecars:
-            # The Job controller would start the pod anew for ever, as backoffLimit has no end.
-            end = _end(ended)
-            name, pod = container.get("name"), (raw.get("metadata") or {}).get("name")
-            return msgspec.structs.replace(
-                end,
-                container=str(name),
-                permanent=end.permanent and end.container_exit_code != constants.EXIT_USER_ERROR,
-                hint=f"see its log: kubectl logs {pod} -c {name}",
-            )
+        name = container.get("name")
+        if ended.get("exitCode") and name not in sidecars:
+            return _parse_end(ended, KubeletEvidence(pod, init_container=str(name)))
+
     # Evicted or lost with its node: the kubelet reports no container.
-    message = ": ".join(str(status[k]) for k in ("reason", "message") if status.get(k))
-    return msgspec.structs.replace(parse_termination(137, "", message), category=UNKNOWN.name, hint=_hint(message))
+    message = ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
+    return parse_termination(_EXIT_KILLED, "", message, evidence=KubeletEvidence(pod, has_container=False))
+
+
+def _find_eviction(raw: Mapping[str, Any]) -> str:
+    """Return why the kubelet evicted a pod for its own use of resources; empty where it did not.
+
+    The launcher knows only of a signal. A pod that is evicted for the sake of others has the condition
+    DisruptionTarget instead.
+    """
+    status = raw.get("status") or {}
+    conditions = status.get("conditions") or []
+    is_disrupted = any(condition.get("type") == "DisruptionTarget" for condition in conditions)
+    if status.get("reason") != _EVICTED or is_disrupted:
+        return ""
+    return f"{_EVICTED}: {status.get('message') or 'by the kubelet'}"[:_MAX_WORDS]
 
 
 def _sidecars(raw: Mapping[str, Any]) -> frozenset[str]:
@@ -338,12 +330,13 @@ def _sidecars(raw: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(str(one.get("name")) for one in containers if one.get("restartPolicy") == "Always")
 
 
-def _end(terminated: Mapping[str, Any]) -> Termination:
+def _parse_end(terminated: Mapping[str, Any], evidence: KubeletEvidence) -> Termination:
     return parse_termination(
         _int(terminated.get("exitCode")),
         str(terminated.get("reason") or ""),
         str(terminated.get("message") or ""),
         parse_time(terminated.get("finishedAt")),
+        evidence,
     )
 
 

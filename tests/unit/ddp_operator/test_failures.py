@@ -20,8 +20,8 @@ def test_what_the_launcher_says_is_taken() -> None:
     end = parse(
         last_words("CUDAError", rank=5, node=1, exitCode=3, message="boom", traceback="tb", hint="h", restarts=2)
     )
-    assert (end.category, end.rank, end.node, end.exit_code, end.container_exit_code) == ("CUDAError", 5, 1, 3, 82)
-    assert (end.message, end.traceback, end.hint, end.restarts, end.secondary) == ("boom", "tb", "h", 2, False)
+    assert (end.category, end.rank, end.pod_index, end.exit_code, end.container_exit_code) == ("CUDAError", 5, 1, 3, 82)
+    assert (end.message, end.traceback, end.remedy, end.restarts, end.secondary) == ("boom", "tb", "h", 2, False)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_what_the_launcher_says_is_taken() -> None:
 )
 def test_a_terminal_is_told_nothing_by_a_pod(said: str, kept: str) -> None:
     end = parse(last_words(message=said, traceback=said, hint=said))
-    assert (end.message, end.traceback, end.hint) == (kept, kept, kept)
+    assert (end.message, end.traceback, end.remedy) == (kept, kept, kept)
     assert parse(said).message == kept
 
 
@@ -82,7 +82,7 @@ def test_without_words_the_end_is_described(code: int, reason: str, text: str, m
 def test_kubelets_kill_for_memory_wins_over_any_words() -> None:
     end = parse(last_words("UserError"), 137, "OOMKilled")
     assert (end.category, end.secondary) == ("OOM", False)
-    assert "resources.limits.memory" in end.hint
+    assert "resources.limits.memory" in end.remedy
 
 
 @pytest.mark.parametrize("category", ["OOM", "UserError"])
@@ -108,14 +108,13 @@ def test_image_without_the_program_is_a_users_error_that_no_retry_helps(
 ) -> None:
     end = parse(text, 128, reason)
     assert (end.category, end.permanent) == (("UserError", True) if permanent else ("Unknown", False))
-    assert ("is not in the image" in end.hint) is permanent
+    assert ("is not in the image" in end.remedy) is permanent
 
 
-@pytest.mark.parametrize("name", ["secondary", "victim"])
-def test_a_secondary_failure_is_known_by_the_name_of_an_older_launcher_too(name: str) -> None:
+def test_hang_is_secondary_only_where_the_message_states_it() -> None:
     words = last_words("Hang")
     del words["secondary"]
-    assert parse({**words, name: True}, constants.EXIT_HANG).secondary
+    assert parse({**words, "secondary": True}, constants.EXIT_HANG).secondary
     assert not parse(words, constants.EXIT_HANG).secondary
 
 
@@ -142,7 +141,7 @@ def test_garbage_is_mere_text_of_bounded_size(words: str) -> None:
 
 def test_long_strings_are_cut_where_they_say_least() -> None:
     end = parse(last_words("OOM", message="m" * 9000 + "!", traceback="!" + "t" * 9000 + "end", hint="h" * 9000))
-    assert (len(end.message), len(end.traceback), len(end.hint)) == (2048, 2048, 2048)
+    assert (len(end.message), len(end.traceback), len(end.remedy)) == (2048, 2048, 2048)
     assert end.traceback.endswith("end")
     assert end.message.startswith("m")
 
@@ -150,7 +149,7 @@ def test_long_strings_are_cut_where_they_say_least() -> None:
 @pytest.mark.parametrize("number", [2**31, -(2**31), 10**30])
 def test_numbers_that_no_api_server_would_store_are_dropped(number: int) -> None:
     end = parse(last_words("OOM", rank=number, node=number, exitCode=number, restarts=number))
-    assert (end.rank, end.node, end.exit_code) == (None, None, None)
+    assert (end.rank, end.pod_index, end.exit_code) == (None, None, None)
     assert 0 <= end.restarts < 2**31
 
 

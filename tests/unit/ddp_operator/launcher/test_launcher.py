@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from ddp_operator.launcher.agent import AgentProcess
 from ddp_operator.launcher.command_line import PythonLine, split_python_line
 from ddp_operator.launcher.contract import COMMENT_LAST_FAILURE
-from ddp_operator.launcher.failure import examine
-from ddp_operator.launcher.failure_table import Outcome
+from ddp_operator.launcher.failure_record import Failure, encode_message
+from ddp_operator.launcher.failure_rules import WorkerEnd
 from ddp_operator.launcher.files import write_json
 from ddp_operator.launcher.main import run_main
 from ddp_operator.launcher.metrics import MetricsEndpoint, fetch_page, merge_pages, read_progress
@@ -37,8 +37,8 @@ from ddp_operator.launcher.pod import (
     read_pod,
 )
 from ddp_operator.launcher.supervisor import Supervisor
-from ddp_operator.launcher.termination import fit_termination_message
 from ddp_operator.launcher.worker import _OTHER_WAYS, GroupRecorder
+from ddp_operator.launcher.worker_failure import examine_worker
 from ddp_operator.progress import parse_page
 from tests.support.launcher_config import CONFIG, encoded_config, launcher_pod
 
@@ -149,24 +149,26 @@ def test_a_garbage_error_file_changes_nothing(tmp_path: Path, content: bytes) ->
     (tmp_path / "errors").mkdir()
     (tmp_path / "errors" / "0.json").write_bytes(content)
     pod = launcher_pod(tmp_path)
-    seen = {"rank": 0, "localRank": 0, "exitCode": 1, "time": 1.0, "type": "", "message": "", "traceback": ""}
-    found = examine(pod, seen)
-    assert {**found, "remedy": ""} == {**seen, "outcome": Outcome("Unknown", 82), "remedy": ""}
+    failure = examine_worker(pod, WorkerEnd(1, time=1.0))
+    assert failure == Failure(
+        category="Unknown",
+        container_exit_code=82,
+        rank=0,
+        local_rank=0,
+        pod_index=0,
+        exit_code=1,
+        message="worker exited with code 1",
+        remedy=failure.remedy,
+        time=1.0,
+        signature="exit code 1",
+        evidence="ExitCode",
+    )
 
 
 def test_a_script_under_record_is_understood(tmp_path: Path) -> None:
     pod = launcher_pod(tmp_path)
-    seen = {
-        "rank": 0,
-        "localRank": 0,
-        "exitCode": 1,
-        "time": 1.0,
-        "type": "",
-        "message": "KeyError: 'x'",
-        "traceback": "",
-    }
-    examined = examine(pod, seen)
-    assert (examined["type"], examined["message"]) == ("KeyError", "'x'")
+    examined = examine_worker(pod, WorkerEnd(1, message="KeyError: 'x'"))
+    assert (examined.exception_type, examined.message) == ("KeyError", "KeyError: 'x'")
 
 
 # ---- the termination message
@@ -185,18 +187,18 @@ def message(**fields: Any) -> dict[str, Any]:
 
 
 def test_a_short_message_is_kept_whole() -> None:
-    assert json.loads(fit_termination_message(message(traceback="t"))) == message(traceback="t")
+    assert json.loads(encode_message(message(traceback="t"))) == message(traceback="t")
 
 
 def test_a_long_traceback_keeps_its_tail() -> None:
-    cut = json.loads(fit_termination_message(message(traceback="line\n" * 5000 + "ValueError: boom\n")))
+    cut = json.loads(encode_message(message(traceback="line\n" * 5000 + "ValueError: boom\n")))
     assert cut["traceback"].endswith("ValueError: boom\n")
     assert len(cut["traceback"]) > 2000
     assert cut["message"] == "m"
 
 
 def test_a_long_message_and_hint_keep_their_beginning_and_as_much_as_there_is_room_for() -> None:
-    fitted = fit_termination_message(message(message="m" + "x" * 9000, hint="h" + "y" * 900, progress={"step": 1.0}))
+    fitted = encode_message(message(message="m" + "x" * 9000, hint="h" + "y" * 900, progress={"step": 1.0}))
     cut = json.loads(fitted)
     assert cut["message"].startswith("mxx")
     assert (cut["hint"], cut["progress"]) == ("h" + "y" * 900, {})
@@ -210,9 +212,7 @@ def test_a_long_message_and_hint_keep_their_beginning_and_as_much_as_there_is_ro
 )
 def test_any_message_fits_and_is_json(text: str, repeat: int, names: list[str]) -> None:
     long = text * repeat
-    fitted = fit_termination_message(
-        message(message=long, traceback=long, hint=long, progress=dict.fromkeys(names, 1.5))
-    )
+    fitted = encode_message(message(message=long, traceback=long, hint=long, progress=dict.fromkeys(names, 1.5)))
     assert len(fitted) <= 4096
     assert json.loads(fitted.decode("utf-8"))["category"] == "UserError"
 

@@ -65,7 +65,8 @@ def test_what_cannot_be_reached_is_named() -> None:
 def test_a_lone_rank_has_nothing_to_try() -> None:
     plan = PreflightConfig(True, PREFLIGHT_CHECKS, 0)
     report = run_preflight(None, pod(nodes=1), plan, [(0, 0, 1)])
-    assert report == {"seconds": {}, "problems": {}, "rate": None, "transport": None, "direct": None, "pair": None}
+    figures = dict.fromkeys(("rate", "transport", "direct", "pair"))
+    assert report == {"seconds": {}, "problems": {}, **figures, "nccl_failed": False}
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 64, 65, 520, 1000, 5000])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from ddp_operator.launcher.failure_table import CUDA, OOM, Outcome
+from ddp_operator.launcher.failure_record import Failure
+from ddp_operator.launcher.failure_table import CUDA, OOM
 from ddp_operator.launcher.files import write_json
 from ddp_operator.launcher.metrics import MetricsEndpoint
 from ddp_operator.launcher.restarts import Restarts
@@ -24,10 +26,19 @@ class AtStep:
         return 100.0 + rank
 
 
-def failure(message: str = "boom", code: int = 1, exit_code: int = 82) -> dict[str, Any]:
-    outcome = Outcome("UserError", exit_code)
-    words = {"type": "ValueError", "message": message, "traceback": "", "outcome": outcome}
-    return {"rank": 5, "localRank": 1, "time": 1.0, "exitCode": code, **words}
+def failure(message: str = "boom", exit_code: int = 1, container_exit_code: int = 82, **fields: Any) -> Failure:
+    base = Failure(
+        category="UserError",
+        container_exit_code=container_exit_code,
+        rank=5,
+        local_rank=1,
+        exit_code=exit_code,
+        exception_type="ValueError",
+        message=f"ValueError: {message}",
+        time=1.0,
+        signature="ValueError",
+    )
+    return dataclasses.replace(base, **fields)
 
 
 def restarts(folder: Path, budget: int = 2, **pod: Any) -> Restarts:
@@ -48,11 +59,11 @@ def test_a_failure_costs_one_of_the_budget_and_is_the_reason_of_the_restart(tmp_
     [([failure()], None, "boom"), ([], "rank 3 hangs", "rank 3 hangs"), ([], None, "other pods join or leave")],
 )
 def test_what_others_do_costs_nothing(
-    tmp_path: Path, failures: list[dict[str, Any]], stalled: str | None, reason: str
+    tmp_path: Path, failures: list[Failure], stalled: str | None, reason: str
 ) -> None:
     found = restarts(tmp_path, elastic=True)
     if failures:
-        assert found.observe([*failures, failure(exit_code=85)], free=True)
+        assert found.observe([*failures, failure(container_exit_code=85)], free=True)
     found.count_in_place(stalled)
     assert (found.count, found.left) == (1, 2)
     assert reason in found.reason
@@ -60,14 +71,14 @@ def test_what_others_do_costs_nothing(
 
 def test_only_the_pod_whose_rank_failed_spends_the_budget(tmp_path: Path) -> None:
     found = restarts(tmp_path, 1, restarts_without_progress=1)
-    lost = {**failure(exit_code=86), "type": "", "outcome": Outcome("Network", 86, True)}
+    lost = failure(container_exit_code=86, category="Network", secondary=True, signature="")
     assert found.observe([lost], free=True)
     found.count_in_place(None)
     found.forget()
     assert (found.count, found.left) == (1, 1)
     assert found.observe([failure()], free=False)
     found.count_in_place(None)
-    assert not found.observe([failure("other", code=7)], free=False)
+    assert not found.observe([failure("other", signature="exit code 7")], free=False)
 
 
 class SaysNothing(AtStep):
@@ -81,29 +92,28 @@ def test_a_pod_whose_ranks_report_no_step_goes_by_what_pod_0_has_told(tmp_path: 
     """As of a script that prints its steps in rank 0 alone: the same failure with steps in between is no repetition."""
     config = launcher_pod(tmp_path, in_place_restarts=9, node=1, restarts_without_progress=1)
     found = Restarts(config, cast(MetricsEndpoint, SaysNothing()))
-    again = [found.observe([failure(code=3)], free=False, run_step=step) for step in (100, 200, 300, 300)]
+    again = [
+        found.observe([failure(signature="exit code 3")], free=False, run_step=step) for step in (100, 200, 300, 300)
+    ]
     assert (again, found.repeated) == ([True, True, True, False], True)
     assert found.failed_step is None, "the rank has not said it"
-
-
-KILLED = {"type": "", "exitCode": -9}
 
 
 @pytest.mark.parametrize(
     ("found", "again"),
     [
         (failure(), True),
-        (failure(exit_code=81), False),
-        (failure(exit_code=85), False),
-        ({**failure(), "outcome": Outcome(CUDA.name, 82)}, False),
-        ({**failure(), "outcome": Outcome(OOM.name, 84)}, True),
-        ({**failure(), **KILLED, "outcome": Outcome(OOM.name, 84)}, False),
-        ({**failure(), **KILLED, "outcome": Outcome("Unknown", 82)}, True),
+        (failure(container_exit_code=81), False),
+        (failure(container_exit_code=85), False),
+        (failure(category=CUDA.name), False),
+        (failure(category=OOM.name, container_exit_code=84), True),
+        (failure(category=OOM.name, container_exit_code=84, exit_code=137), False),
+        (failure(category="Unknown", exit_code=137), True),
     ],
 )
-def test_a_pod_that_may_be_the_cause_is_not_restarted(tmp_path: Path, found: dict[str, Any], again: bool) -> None:
+def test_a_pod_that_may_be_the_cause_is_not_restarted(tmp_path: Path, found: Failure, again: bool) -> None:
     assert restarts(tmp_path, restarts_without_progress=1).observe([found], free=False) is again
-    assert restarts(tmp_path).observe([found], free=False) is (found["outcome"].exit_code not in (81, 85))
+    assert restarts(tmp_path).observe([found], free=False) is (found.container_exit_code not in (81, 85))
 
 
 @pytest.mark.parametrize(
@@ -115,10 +125,10 @@ def test_failures_without_a_step_in_between_get_new_pods(
 ) -> None:
     pod = restarts(tmp_path, 9, node=node, restarts_without_progress=most)
     answers = []
-    for number, message in enumerate(("first", "second", "third")):
-        one = failure(message, code=number + 3)
-        one.update(type="", outcome=Outcome("Network", 86, secondary))
-        answers.append(pod.observe([one], free=False))
+    for number in range(3):
+        signature = "" if secondary else f"exit code {number + 3}"
+        lost = failure(category="Network", container_exit_code=86, secondary=secondary, signature=signature)
+        answers.append(pod.observe([lost], free=False))
         pod.count_in_place(None)
         pod.forget()
     assert answers == [True, True, again]  # the first came with steps, of the second they are the same
@@ -135,7 +145,7 @@ def test_a_failure_that_comes_again_at_the_same_step_is_a_repetition_until_it_is
     assert [found.observe([failure()], free=False) for _ in range(2)] == [True, False]
     assert found.repeated
     found.forget()
-    assert (found.failures, found.repeated, found.failed_step) == ([], False, None)
+    assert (found.failures, found.repeated, found.failed_step) == ((), False, None)
 
 
 @pytest.mark.parametrize(
@@ -160,4 +170,4 @@ def test_a_pod_ends_with_the_failures_that_no_restart_answers(
     for _ in range(spent):
         found.spend()
     found.repeated = repeated
-    assert bool(found.read_final_errors(running=running)) is final
+    assert bool(found.read_final_failures(running=running)) is final

@@ -19,7 +19,7 @@ from ddp_operator.launcher.torchrun_patches import (
     SignalGate,
     TorchrunPatches,
     adapt_torchrun,
-    find_early_ends,
+    find_ended_peers,
     find_missing_parts,
     have_all_ended,
 )
@@ -95,8 +95,8 @@ def test_who_has_ended_well_is_known_from_the_processes_and_the_store() -> None:
     def lost(key: str, amount: int) -> int:
         raise ConnectionError
 
-    assert find_early_ends(Agent(lambda key, amount: 2)) == ([4], 2)
-    assert find_early_ends(Agent(lost)) == ([4], 0)
+    assert find_ended_peers(Agent(lambda key, amount: 2)) == ([4], 2)
+    assert find_ended_peers(Agent(lost)) == ([4], 0)
 
 
 @pytest.mark.parametrize(("codes", "restarts"), [((None, None), 1), ((0, None), 1), ((None, 1), 0), ((-9, None), 0)])
@@ -133,7 +133,7 @@ def test_pod_0_waits_a_moment_for_the_others_where_its_success_is_enough() -> No
 def test_a_store_that_does_not_answer_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     answered = threading.Event()
     monkeypatch.setattr("ddp_operator.launcher.rendezvous._SECONDS_FOR_STORE", 0.05)
-    assert find_early_ends(Agent(lambda key, amount: int(answered.wait(300)))) == ([4], 0)
+    assert find_ended_peers(Agent(lambda key, amount: int(answered.wait(300)))) == ([4], 0)
     answered.set()
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from ddp_operator.launcher import worker
 from ddp_operator.launcher.contract import METRIC_STALLED
-from ddp_operator.launcher.failure import describe_failure, examine
+from ddp_operator.launcher.failure_rules import WorkerEnd
 from ddp_operator.launcher.failure_table import Outcome
 from ddp_operator.launcher.files import write_json
 from ddp_operator.launcher.metrics import PAGE_TIMEOUT, MetricsEndpoint
@@ -35,6 +35,7 @@ from ddp_operator.launcher.stall import (
     stall_grace_seconds,
 )
 from ddp_operator.launcher.torchrun_patches import release_stopped
+from ddp_operator.launcher.worker_failure import examine_worker
 from ddp_operator.progress import parse_page
 from tests.support.launcher_config import launcher_pod
 
@@ -441,16 +442,14 @@ def test_what_the_watchdog_ended_is_a_hang(tmp_path: Path, action: str, secondar
         "secondary": secondary,
     }
     write_json(os.path.join(one.runtime, "errors", "1.json"), error)
-    failure: dict[str, Any] = {"localRank": 1, "exitCode": -9, "type": "", "message": "", "traceback": "", "time": 1.0}
-    examined = examine(one, failure)
-    assert examined["outcome"] == expected
-    assert describe_failure(examined) == "no step for 10 s: rank 3 is in load"
+    examined = examine_worker(one, WorkerEnd(-9, local_rank=1))
+    assert examined.outcome == expected
+    assert examined.message == "no step for 10 s: rank 3 is in load"
 
 
 def test_an_exit_code_83_of_a_script_is_a_hang_that_fails_the_job_where_asked(tmp_path: Path) -> None:
-    failure: dict[str, Any] = {"localRank": 0, "exitCode": 83, "type": "", "message": "", "traceback": "", "time": 1.0}
-    assert examine(pod(tmp_path, "Restart"), failure)["outcome"].exit_code == 83
-    assert examine(pod(tmp_path, "Fail"), failure)["outcome"].exit_code == 81
+    assert examine_worker(pod(tmp_path, "Restart"), WorkerEnd(83)).container_exit_code == 83
+    assert examine_worker(pod(tmp_path, "Fail"), WorkerEnd(83)).container_exit_code == 81
 
 
 @pytest.mark.parametrize(("saves", "number"), [(True, signal.SIGTERM), (False, signal.SIGKILL)])

@@ -263,7 +263,7 @@ class TestEnd:
         end = view_pod(child_pod(0, "Failed", code=137, status=status)).termination
         assert end is not None
         assert (end.category, end.message) == ("Unknown", "Evicted: ephemeral local storage usage exceeds the limit")
-        assert "ephemeral-storage" in end.hint
+        assert "ephemeral-storage" in end.remedy
 
     @pytest.mark.parametrize(
         "changes",
@@ -278,7 +278,7 @@ class TestEnd:
     def test_a_pod_without_containers_ends_in_the_words_of_its_status(self) -> None:
         end = view_pod(child_pod(0, "Failed", status={"reason": "NodeShutdown", "message": "bye"})).termination
         assert end is not None
-        assert (end.message, end.hint, end.container_exit_code) == ("NodeShutdown: bye", "", 137)
+        assert (end.message, end.remedy, end.container_exit_code) == ("NodeShutdown: bye", "", 137)
         assert not view_pod(child_pod(0, "Failed")).trained
 
     @pytest.mark.parametrize(("code", "permanent"), [(1, False), (constants.EXIT_USER_ERROR, False)])
@@ -292,7 +292,7 @@ class TestEnd:
         end = view_pod(raw).termination
         assert end is not None
         assert (end.container, end.container_exit_code, end.permanent) == ("fetch", code, permanent)
-        assert end.hint == "see its log: kubectl logs train-1-0-abcde -c fetch"
+        assert end.remedy == "see its log: kubectl logs train-1-0-abcde -c fetch"
 
     def test_the_training_containers_own_end_goes_before(self) -> None:
         finished = datetime(2026, 11, 20, 11, tzinfo=UTC)

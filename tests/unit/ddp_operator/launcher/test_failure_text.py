@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from ddp_operator.launcher.contract import ENV_LOCAL_POD
-from ddp_operator.launcher.failure import add_last_lines, classify, name_mismatch
+from ddp_operator.launcher.failure_record import Failure
+from ddp_operator.launcher.failure_rules import WorkerEnd, classify
 from ddp_operator.launcher.failure_table import CATEGORIES, Outcome
-from ddp_operator.launcher.hints import ARGUMENTS_REMEDY, advise, advise_on_program
+from ddp_operator.launcher.failure_text import ARGUMENTS_REMEDY, advise, advise_on_program
 from ddp_operator.launcher.pod import CodeConfig
 from ddp_operator.launcher.rendezvous import describe_absence
 from ddp_operator.launcher.tracebacks import record_exception
+from ddp_operator.launcher.worker_failure import add_last_lines, shorten_mismatch
 from tests.support.launcher_config import launcher_pod
 
 PREAMBLE = (
@@ -32,17 +34,16 @@ MISMATCH = (
 
 @pytest.mark.parametrize("message", [PREAMBLE, MISMATCH], ids=["gloo", "torch"])
 def test_ranks_in_different_collectives_are_the_scripts_error_with_a_remedy(message: str) -> None:
-    outcome = classify(1, "RuntimeError", message, oom_killed=False)
+    outcome = classify(WorkerEnd(1, "RuntimeError", message), oom_killed=False)
     assert outcome == Outcome("UserError", 82)
-    failure = {"type": "RuntimeError", "message": message, "exitCode": 1, "outcome": outcome}
-    assert "the same collectives" in advise(failure, silent=False)
+    assert "the same collectives" in advise(outcome, 1, "RuntimeError", message, only_exit_code=False)
 
 
 def test_ranks_in_different_collectives_are_named_with_them() -> None:
     words = "mismatch between collectives: rank 1 is in BROADCAST of shape [1000], rank 0 is in ALLREDUCE of shape [10]"
-    assert name_mismatch(MISMATCH) == words
+    assert shorten_mismatch(MISMATCH) == words
     for other in ("boom", PREAMBLE, "Detected mismatch between collectives on ranks"):
-        assert name_mismatch(other) == other
+        assert shorten_mismatch(other) == other
 
 
 def test_a_denied_permission_names_the_path_its_owner_and_the_process(tmp_path: Path) -> None:
@@ -55,8 +56,8 @@ def test_a_denied_permission_names_the_path_its_owner_and_the_process(tmp_path: 
     own = f"process of uid {os.geteuid()}, groups "
     assert message.startswith(f"[Errno 13] Permission denied: '{folder}/new/step-1.pt' ({own}")
     assert message.endswith(f"; {folder} is owned by uid {os.geteuid()}, group {folder.stat().st_gid}, mode 0750)")
-    failure = {"type": "PermissionError", "message": message, "exitCode": 1, "outcome": Outcome("UserError", 82)}
-    assert "securityContext.fsGroup" in advise(failure, silent=False)
+    remedy = advise(Outcome("UserError", 82), 1, "PermissionError", message, only_exit_code=False)
+    assert "securityContext.fsGroup" in remedy
 
 
 @pytest.mark.parametrize(
@@ -84,14 +85,12 @@ def test_a_pod_zero_that_is_not_found_is_told_by_the_problem(problem: str, remed
     ],
 )
 def test_an_exit_code_without_a_reason_has_its_advice(code: int, silent: bool, words: str) -> None:
-    failure = {"type": "", "message": "", "exitCode": code, "outcome": Outcome("Unknown", 82)}
-    assert words in advise(failure, silent=silent)
+    assert words in advise(Outcome("Unknown", 82), code, "", "", only_exit_code=silent)
 
 
 @pytest.mark.parametrize(("silent", "words"), [(True, "its last lines in the log"), (False, CATEGORIES["OOM"].remedy)])
 def test_a_known_category_has_its_remedy_unless_the_script_said_nothing(silent: bool, words: str) -> None:
-    failure = {"type": "", "message": "", "exitCode": 1, "outcome": Outcome("OOM", 84)}
-    assert words in advise(failure, silent=silent)
+    assert words in advise(Outcome("OOM", 84), 1, "", "", only_exit_code=silent)
 
 
 PACKED = CodeConfig("/code", "0" * 64, "/workspace", None, "/packages")
@@ -118,9 +117,9 @@ def test_missing_module_has_the_remedy_of_where_the_code_comes_from(
     if local:
         monkeypatch.setenv(ENV_LOCAL_POD, "uid")
     message = "No module named 'einops'"
-    outcome = classify(1, "ModuleNotFoundError", message, oom_killed=False)
-    failure = {"type": "ModuleNotFoundError", "message": message, "exitCode": 1, "outcome": outcome}
-    assert advise(failure, silent=False, code=code).startswith(remedy)
+    outcome = classify(WorkerEnd(1, "ModuleNotFoundError", message), oom_killed=False)
+    advice = advise(outcome, 1, "ModuleNotFoundError", message, only_exit_code=False, code=code)
+    assert advice.startswith(remedy)
 
 
 @pytest.mark.parametrize(
@@ -145,10 +144,9 @@ def test_missing_script_has_the_remedy_of_where_the_code_comes_from(
     ["train.py: error: unrecognized arguments: --epoch3 4", "click.exceptions.NoSuchOption: No such option: --epoch3"],
 )
 def test_wrong_arguments_of_the_script_have_the_arguments_as_remedy(message: str) -> None:
-    outcome = classify(2, "SystemExit", message, oom_killed=False)
-    failure = {"type": "SystemExit", "message": message, "exitCode": 2, "outcome": outcome}
-    assert advise(failure, silent=False) == ARGUMENTS_REMEDY
-    assert advise({**failure, "exitCode": 3}, silent=False) != ARGUMENTS_REMEDY
+    outcome = classify(WorkerEnd(2, "SystemExit", message), oom_killed=False)
+    assert advise(outcome, 2, "SystemExit", message, only_exit_code=False) == ARGUMENTS_REMEDY
+    assert advise(outcome, 3, "SystemExit", message, only_exit_code=False) != ARGUMENTS_REMEDY
 
 
 def test_usage_in_the_last_lines_of_a_program_has_the_arguments_as_remedy(tmp_path: Path) -> None:
@@ -156,6 +154,6 @@ def test_usage_in_the_last_lines_of_a_program_has_the_arguments_as_remedy(tmp_pa
     (tmp_path / "output" / "0.end").write_text(
         "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments: -x\n"
     )
-    failure = {"localRank": 0, "type": "", "message": "", "traceback": "", "exitCode": 2, "remedy": "the log"}
-    assert add_last_lines(launcher_pod(tmp_path), failure)["remedy"] == ARGUMENTS_REMEDY
-    assert add_last_lines(launcher_pod(tmp_path), {**failure, "exitCode": 1})["remedy"] == "the log"
+    pod = launcher_pod(tmp_path)
+    assert add_last_lines(pod, Failure(local_rank=0, exit_code=2, remedy="the log")).remedy == ARGUMENTS_REMEDY
+    assert add_last_lines(pod, Failure(local_rank=0, exit_code=1, remedy="the log")).remedy == "the log"

@@ -1,31 +1,42 @@
-"""What the launcher makes of a failed worker: its category, whether it is secondary, one line about it, and a hint."""
+"""Failures in the pod: outcome, message, remedy and signature of a failed worker or agent, and the root cause."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ddp_operator.launcher.contract import EXIT_RETRYABLE
-from ddp_operator.launcher.failure import (
-    add_last_lines,
-    blame_early_ends,
-    build_signature,
-    classify,
-    describe_failure,
-    ended_silently,
-    examine,
-    examine_agent,
-    find_root_cause,
-    unwrap,
+from ddp_operator.launcher.agent_failure import (
+    MASTER_NOT_FOUND,
+    SUPERSEDED,
+    UNREACHABLE,
+    UNUSABLE,
+    ArgumentError,
+    build_absence_failure,
+    build_store_failure,
+    examine_agent_error,
+    examine_agent_exit,
 )
+from ddp_operator.launcher.contract import EXIT_RETRYABLE
+from ddp_operator.launcher.failure_record import EVIDENCE_ERROR, EVIDENCE_EXIT_CODE, EVIDENCE_STOPPED, Failure
+from ddp_operator.launcher.failure_rules import WorkerEnd, classify
 from ddp_operator.launcher.failure_table import Outcome
-from ddp_operator.launcher.hints import advise
+from ddp_operator.launcher.failure_text import describe_worker_failure
+from ddp_operator.launcher.preflight import PreflightError
+from ddp_operator.launcher.rendezvous import PortTakenError
 from ddp_operator.launcher.restarts import Recurrence
 from ddp_operator.launcher.tracebacks import find_exceptions, fold_libraries, record_exception
+from ddp_operator.launcher.worker_failure import (
+    EndedPeers,
+    add_last_lines,
+    build_signature,
+    examine_worker,
+    find_root_cause,
+    unwrap_helper_error,
+)
 from tests.support.launcher_config import launcher_pod
 
 GLOO = "[pair.cc:553] Connection closed by peer [10.0.0.1]:2456. gloo/transport/tcp"
@@ -104,7 +115,7 @@ GLOO = "[pair.cc:553] Connection closed by peer [10.0.0.1]:2456. gloo/transport/
     ],
 )
 def test_the_outcome_of_a_worker(code: int, kind: str, message: str, expected: Outcome) -> None:
-    assert classify(code, kind, message, oom_killed=False, non_retryable=[2]) == expected
+    assert classify(WorkerEnd(code, kind, message), oom_killed=False, non_retryable=[2]) == expected
 
 
 @pytest.mark.parametrize(
@@ -120,7 +131,7 @@ def test_the_outcome_of_a_worker(code: int, kind: str, message: str, expected: O
         (1, "RuntimeError", "DataLoader worker (pid 7) is killed by signal: Bus error. ", "spec.shm.sizeLimit"),
         (1, "torch.distributed.DistNetworkError", "port: 29500, EADDRINUSE", "no fixed port"),
         (1, "ModuleNotFoundError", "No module named 'einops'", "install it in the image"),
-        (1, "RuntimeError", GLOO, "another rank went away first"),
+        (1, "RuntimeError", GLOO, "another rank or the network failed first"),
         (1, "RuntimeError", "Distributed package doesn't have NCCL built in", "backend gloo"),
         (1, "AttributeError", "module 'torch._C' has no attribute '_cuda_setDevice'", "backend gloo"),
         (1, "RuntimeError", "Cannot access accelerator device when none is available.", "backend gloo"),
@@ -146,17 +157,16 @@ def test_the_outcome_of_a_worker(code: int, kind: str, message: str, expected: O
         (-9, "", "", "the kernel of a node that is short of memory"),
     ],
 )
-def test_the_hint_is_of_this_failure(code: int, kind: str, message: str, remedy: str) -> None:
-    failed = {"type": kind, "message": message, "exitCode": code, "traceback": "Traceback" if kind else ""}
-    found = classify(code, kind, message, oom_killed=False)
-    assert remedy in advise({**failed, "outcome": found}, silent=ended_silently(failed))
+def test_remedy_is_the_one_of_this_failure(code: int, kind: str, message: str, remedy: str, tmp_path: Path) -> None:
+    end = WorkerEnd(code, kind, message, traceback="Traceback" if kind else "")
+    assert remedy in examine_worker(launcher_pod(tmp_path, oom_kills=1 << 30), end).remedy
 
 
 def test_an_exception_that_torch_hands_on_is_told_by_its_last_line() -> None:
     message = "Caught KeyError in DataLoader worker process 1.\nOriginal Traceback (most recent call last):\n  File x\n"
     what = ("KeyError", "'no label' (in DataLoader worker process 1)")
-    assert unwrap("KeyError", f"{message}KeyError: 'no label'\n") == what
-    assert unwrap("KeyError", "Caught it") == ("KeyError", "Caught it")
+    assert unwrap_helper_error("KeyError", f"{message}KeyError: 'no label'\n") == what
+    assert unwrap_helper_error("KeyError", "Caught it") == ("KeyError", "Caught it")
 
 
 def test_an_exception_of_a_spawned_process_is_its_own_and_not_torchs() -> None:
@@ -165,9 +175,9 @@ def test_an_exception_of_a_spawned_process_is_its_own_and_not_torchs() -> None:
         '  File "/lib/torch/distributed/distributed_c10d.py", line 7, in wait\n    work.wait()\n    ^^^^^^^^^^^\n'
         "data.errors.Bad: 2 problems:\nfirst: timed out\n"
     )
-    kind, said = unwrap("torch.multiprocessing.spawn.ProcessRaisedException", message)
+    kind, said = unwrap_helper_error("torch.multiprocessing.spawn.ProcessRaisedException", message)
     assert (kind, said) == ("data.errors.Bad", "2 problems:\nfirst: timed out (in Process 1)")
-    assert classify(1, kind, said, oom_killed=False).category == "UserError"
+    assert classify(WorkerEnd(1, kind, said), oom_killed=False).category == "UserError"
 
 
 def test_a_long_traceback_that_is_handed_on_keeps_its_last_line(tmp_path: Path) -> None:
@@ -179,7 +189,7 @@ def test_a_long_traceback_that_is_handed_on_keeps_its_last_line(tmp_path: Path) 
     record = json.loads(path.read_text())
     assert len(record["message"]) < 10_000
     what = ("OSError", "no img_17.jpg (in DataLoader worker process 1)")
-    assert unwrap(record["type"], record["message"]) == what
+    assert unwrap_helper_error(record["type"], record["message"]) == what
 
 
 @pytest.mark.parametrize(
@@ -198,8 +208,7 @@ def test_a_long_traceback_that_is_handed_on_keeps_its_last_line(tmp_path: Path) 
     ],
 )
 def test_a_failed_worker_is_told_in_a_line(kind: str, message: str, traceback: str, words: str) -> None:
-    failed = {"type": kind, "exitCode": 3, "message": message, "traceback": traceback}
-    assert describe_failure(failed) == words
+    assert describe_worker_failure(3, kind, message, traceback) == words
 
 
 def leave(code: str) -> BaseException:
@@ -232,71 +241,148 @@ def test_what_a_rank_had_said_counts_more_than_how_torchrun_ended_it(tmp_path: P
     (tmp_path / "errors").mkdir()
     error = {"type": "OSError", "message": "truncated", "traceback": "T", "exitCode": 1}
     (tmp_path / "errors" / "0.json").write_text(json.dumps(error))
-    ended = {"rank": 0, "localRank": 0, "exitCode": -15, "time": 1.0, "type": "", "message": "", "traceback": ""}
-    assert examine(pod, ended)["exitCode"] == 1
-    assert examine(pod, {**ended, "exitCode": -9})["exitCode"] == -9
-    assert examine(pod, {**ended, "localRank": 1})["exitCode"] == -15
+    assert examine_worker(pod, WorkerEnd(-15)).exit_code == 1
+    assert examine_worker(pod, WorkerEnd(-9)).exit_code == 137
+    stopped = examine_worker(pod, WorkerEnd(-15, local_rank=1))
+    assert (stopped.exit_code, stopped.evidence) == (143, EVIDENCE_STOPPED)
 
 
-def test_a_rank_that_lost_peers_which_had_ended_well_is_not_called_a_network_failure() -> None:
-    lost = {"rank": 1, "exitCode": 1, "type": "RuntimeError", "message": "Connection closed", "traceback": "T"}
-    secondary = {**lost, "outcome": Outcome("NCCL", 86, True)}
+def test_failure_after_peers_that_ended_with_0_is_the_scripts(tmp_path: Path) -> None:
+    pod = launcher_pod(tmp_path)
+    lost = WorkerEnd(1, "RuntimeError", GLOO, traceback="T", rank=1)
     for ranks, pods, who in (([0], 0, "rank 0"), ([0, 2], 1, "ranks 0, 2"), ([], 1, "1 other pod"), ([], 2, "2 other")):
-        blamed = blame_early_ends(secondary, ranks, pods)
-        assert blamed["outcome"] == Outcome("UserError", 82)
-        words = describe_failure(blamed)
-        assert words.startswith(who)
-        assert "had already ended, with exit code 0, when this rank" in words
-        assert "none may leave the loop before the others" in blamed["remedy"]
-    assert blame_early_ends(secondary, [], 0) is secondary
-    own = {**lost, "outcome": Outcome("UserError", 82)}
-    assert blame_early_ends(own, [0], 1) is own
+        failure = examine_worker(pod, lost, EndedPeers(ranks, pods))
+        assert failure.outcome == Outcome("UserError", 82)
+        assert failure.message.startswith(who)
+        assert "had already ended, with exit code 0, when this rank" in failure.message
+        assert failure.message.endswith(GLOO)
+        assert "no rank may leave the loop before the others" in failure.remedy
+    assert examine_worker(pod, lost, EndedPeers()).outcome == Outcome("Network", 86, True)
+    own = WorkerEnd(1, "ValueError", "boom")
+    assert examine_worker(pod, own, EndedPeers([0], 1)) == examine_worker(pod, own)
+
+
+def torchs(name: str, message: str) -> Exception:
+    """Return an exception of a type that torch defines."""
+    error: Exception = type(name, (Exception,), {})(message)
+    return error
+
+
+REPORT = {"nccl_failed": False, "transport": "Socket"}
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "outcome", "remedy"),
+    ("error", "outcome", "message", "remedy"),
     [
-        ("RendezvousTimeoutError", "", Outcome("Network", 86, True), "check that all pods of the job are scheduled"),
-        ("PortTakenError", "cannot serve the rendezvous on port 1", Outcome("Unknown", 82), "spec.rendezvous.port"),
-        ("PreflightError", "allreduce: NCCL error", Outcome("NCCL", 82), "another rank went away first"),
-        ("ArgumentError", "torchrun refused its arguments", Outcome("UserError", 81), "torchrun's own message"),
-        ("OSError", "EADDRINUSE", Outcome("Unknown", 82), "no fixed port"),
-        ("ValueError", "torchrun failed", Outcome("Unknown", 82), ""),
+        (
+            torchs("RendezvousTimeoutError", ""),
+            Outcome("Network", 86, True),
+            "not all 1 pods joined",
+            "check that all pods of the job are scheduled",
+        ),
+        (
+            torchs("RendezvousConnectionError", "gone"),
+            Outcome("Network", 86, True),
+            "lost the rendezvous at",
+            "earliest",
+        ),
+        (torchs("DistNetworkError", "gone"), Outcome("Network", 86, True), "lost the rendezvous at", "earliest"),
+        (
+            PortTakenError(1, "in use"),
+            Outcome("Unknown", 82),
+            "cannot serve the rendezvous on port 1: in use",
+            "spec.r",
+        ),
+        (
+            PreflightError({"allreduce": "NCCL error"}, {**REPORT, "nccl_failed": True}),
+            Outcome("NCCL", 82),
+            "the preflight failed: allreduce: NCCL error",
+            "another rank or the network failed first",
+        ),
+        (
+            PreflightError({"tcp": "no connection to nccl:1"}, REPORT),
+            Outcome("Network", 82),
+            "the preflight failed: tcp: no connection to nccl:1",
+            "another rank or the network failed first",
+        ),
+        (
+            PreflightError({"transport": "traffic uses Socket", "pairs": "slow"}, REPORT),
+            Outcome("Network", 82),
+            "the preflight failed: transport: traffic uses Socket; pairs: slow",
+            "docs/fabric.md",
+        ),
+        (
+            PreflightError({"transport": "not known"}, {**REPORT, "transport": None}),
+            Outcome("NCCL", 82),
+            "the preflight failed: transport: not known",
+            "docs/fabric.md",
+        ),
+        (ArgumentError(), Outcome("UserError", 81), "torchrun refused its arguments", "torchrun's own message"),
+        (
+            ModuleNotFoundError("No module named 'torch'"),
+            Outcome("UserError", 81),
+            "cannot run torchrun",
+            "has PyTorch",
+        ),
+        (OSError("EADDRINUSE"), Outcome("Unknown", 82), "torchrun failed: OSError: EADDRINUSE", "no fixed port"),
+        (ValueError("bad"), Outcome("Unknown", 82), "torchrun failed: ValueError: bad", ""),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_agent_error_has_its_outcome_message_and_remedy(
+    error: Exception, outcome: Outcome, message: str, remedy: str, tmp_path: Path
+) -> None:
+    failure = examine_agent_error(launcher_pod(tmp_path), error)
+    assert failure.outcome == outcome
+    assert message in failure.message
+    assert failure.remedy == "" if not remedy else remedy in failure.remedy
+    assert failure.exception_type == type(error).__name__
+    assert type(error).__name__ in failure.traceback
+
+
+def test_agent_exit_without_a_report_is_classified_by_its_status(tmp_path: Path) -> None:
+    pod = launcher_pod(tmp_path, oom_kills=1 << 30)
+    killed = examine_agent_exit(pod, -9)
+    assert (killed.outcome, killed.message) == (Outcome("Killed", 82), "torchrun's agent killed by SIGKILL")
+    ended = examine_agent_exit(pod, 1)
+    assert (ended.outcome, ended.message) == (Outcome("Unknown", 82), "torchrun's agent exited with code 1")
+
+
+@pytest.mark.parametrize(
+    ("problem", "outcome", "remedy"),
+    [
+        (SUPERSEDED, Outcome("Network", 86, True), "no action needed"),
+        (UNUSABLE, Outcome("UserError", 81), "secretRef"),
+        (UNREACHABLE, Outcome("Network", 82), "secretRef"),
     ],
 )
-def test_an_end_that_no_worker_caused_has_its_remedy(
-    kind: str, text: str, outcome: Outcome, remedy: str, tmp_path: Path
-) -> None:
-    result = {"type": kind, "message": text}
-    found = examine_agent(launcher_pod(tmp_path), result, 1)
-    assert found[0] == outcome
-    assert found[2] == "" if not remedy else remedy in found[2]
-    assert remedy not in found[1] or not remedy
+def test_store_problem_has_its_outcome_and_remedy(problem: str, outcome: Outcome, remedy: str, tmp_path: Path) -> None:
+    failure = build_store_failure(launcher_pod(tmp_path), problem, "no bucket")
+    assert (failure.outcome, failure.message, failure.exception_type) == (outcome, "no bucket", problem)
+    assert remedy in failure.remedy
+
+
+def test_absence_of_pod_0_is_a_lost_peer(tmp_path: Path) -> None:
+    failure = build_absence_failure(launcher_pod(tmp_path), "nothing listens there yet")
+    assert failure.outcome == Outcome("Network", 86, True)
+    assert failure.exception_type == MASTER_NOT_FOUND
 
 
 def test_sigkill_is_out_of_memory_only_where_the_kernel_says_so() -> None:
-    assert classify(-9, "", "", oom_killed=True) == Outcome("OOM", 84)
-    assert classify(137, "", "", oom_killed=True) == Outcome("OOM", 84)
-    assert classify(-11, "", "", oom_killed=True).category == "Unknown"
+    assert classify(WorkerEnd(-9), oom_killed=True) == Outcome("OOM", 84)
+    assert classify(WorkerEnd(137), oom_killed=True) == Outcome("OOM", 84)
+    assert classify(WorkerEnd(-11), oom_killed=True).category == "Unknown"
 
 
-def failure(
-    rank: int, when: float, *, secondary: bool = False, code: int = 1, kind: str = "ValueError"
-) -> dict[str, Any]:
-    return {
-        "rank": rank,
-        "time": when,
-        "exitCode": code,
-        "type": kind,
-        "outcome": Outcome("x", 82, secondary),
-    }
+def failure(rank: int, when: float, *, secondary: bool = False, evidence: str = EVIDENCE_ERROR) -> Failure:
+    return Failure(rank=rank, time=when, category="x", container_exit_code=82, secondary=secondary, evidence=evidence)
 
 
 def test_the_root_is_the_earliest_failure_that_explains_the_others() -> None:
-    failures = [failure(0, 1, secondary=True), failure(1, 3), failure(2, 2), failure(3, 0, code=-15, kind="")]
-    assert find_root_cause(failures)["rank"] == 2
-    assert find_root_cause([failures[3], failures[0]])["rank"] == 0
-    assert find_root_cause([failures[3]])["rank"] == 3
+    failures = [failure(0, 1, secondary=True), failure(1, 3), failure(2, 2), failure(3, 0, evidence=EVIDENCE_STOPPED)]
+    assert find_root_cause(failures).rank == 2
+    assert find_root_cause([failures[3], failures[0]]).rank == 0
+    assert find_root_cause([failures[3]]).rank == 3
 
 
 def frame(path: str, name: str) -> str:
@@ -361,28 +447,42 @@ def test_of_several_ranks_in_a_shell_a_secondary_failure_is_not_the_cause(tmp_pa
     (tmp_path / "output").mkdir()
     text = f"{TRACE}[rank1]: RuntimeError: {GLOO}\n{TRACE.replace('1]', '0]')}[rank0]: ValueError: bad label\n"
     (tmp_path / "output" / "0.end").write_text(text)
-    ended = {"rank": 0, "localRank": 0, "exitCode": 1, "time": 1.0, "type": "", "message": "", "traceback": ""}
-    completed = add_last_lines(pod, examine(pod, ended))
-    assert (describe_failure(completed), completed["outcome"].secondary) == (
-        "ValueError: bad label",
-        False,
-    )
+    completed = add_last_lines(pod, examine_worker(pod, WorkerEnd(1, time=1.0)))
+    assert (completed.message, completed.secondary) == ("ValueError: bad label", False)
 
 
 def test_a_shell_is_judged_by_the_traceback_in_its_last_lines(tmp_path: Path) -> None:
     pod = launcher_pod(tmp_path)
     (tmp_path / "output").mkdir()
     (tmp_path / "output" / "0.end").write_text(f"{TRACE}[rank1]: RuntimeError: {GLOO}\n")
-    ended = {"rank": 1, "localRank": 0, "exitCode": 1, "time": 1.0, "type": "", "message": "", "traceback": ""}
-    completed = add_last_lines(pod, examine(pod, ended))
-    assert completed["outcome"] == Outcome("Network", 86, True)
-    assert describe_failure(completed) == f"RuntimeError: {GLOO}"
-    assert completed["traceback"].endswith(GLOO)
-    for other in ({"exitCode": 3}, {"exitCode": -9}, {"type": "SystemExit", "message": "1"}):
-        failure = examine(pod, {**ended, **other})
-        completed = add_last_lines(pod, failure)
-        assert {**completed, "traceback": ""} == failure
-        assert completed["traceback"].endswith(GLOO)
+    ended = WorkerEnd(1, time=1.0, rank=1)
+    completed = add_last_lines(pod, examine_worker(pod, ended))
+    assert completed.outcome == Outcome("Network", 86, True)
+    assert completed.message == f"RuntimeError: {GLOO}"
+    assert (completed.rank, completed.time) == (1, 1.0)
+    assert completed.traceback.endswith(GLOO)
+    for changes in ({"exit_code": 3}, {"exit_code": -9}, {"exception_type": "SystemExit", "message": "1"}):
+        failed = examine_worker(pod, ended._replace(**changes))
+        completed = add_last_lines(pod, failed)
+        assert dataclasses.replace(completed, traceback="") == failed
+        assert completed.traceback.endswith(GLOO)
+
+
+@pytest.mark.parametrize(
+    ("end", "evidence"),
+    [
+        (WorkerEnd(3), EVIDENCE_EXIT_CODE),
+        (WorkerEnd(3, "SystemExit", "3"), EVIDENCE_EXIT_CODE),
+        (WorkerEnd(3, "SystemExit", "no data"), EVIDENCE_ERROR),
+        (WorkerEnd(1, "ValueError"), EVIDENCE_ERROR),
+        (WorkerEnd(-9), EVIDENCE_ERROR),
+        (WorkerEnd(-15), EVIDENCE_STOPPED),
+        (WorkerEnd(143), EVIDENCE_ERROR),
+        (WorkerEnd(-15, "ValueError", "boom"), EVIDENCE_ERROR),
+    ],
+)
+def test_evidence_tells_what_a_failure_was_derived_from(end: WorkerEnd, evidence: str, tmp_path: Path) -> None:
+    assert examine_worker(launcher_pod(tmp_path), end).evidence == evidence
 
 
 KEY_ERROR = (
@@ -397,40 +497,38 @@ CHAINED = f"{KEY_ERROR}\nDuring handling of the above exception, another excepti
 )
 
 
-def failed(code: int = 1, kind: str = "", traceback: str = "", outcome: Outcome | None = None) -> dict[str, Any]:
-    found = outcome or classify(code, kind, "words", oom_killed=False)
-    return {"type": kind, "message": "words", "exitCode": code, "traceback": traceback, "outcome": found}
+def signature_of(code: int = 1, kind: str = "", traceback: str = "", outcome: Outcome | None = None) -> str:
+    end = WorkerEnd(code, kind, "words", traceback)
+    return build_signature(end, outcome or classify(end, oom_killed=False))
 
 
 @pytest.mark.parametrize(
-    ("failure", "signature"),
+    ("computed", "expected"),
     [
-        (failed(1, "KeyError", KEY_ERROR), "KeyError at data.py:7"),
-        (failed(1, "pkg.errors.Bad", CHAINED), "Bad at train.py:44"),
-        (failed(1, "SystemExit", KEY_ERROR), "SystemExit at data.py:7"),
-        (failed(1, "torch.OutOfMemoryError", KEY_ERROR), "OutOfMemoryError at data.py:7"),
-        (failed(1, "KeyError"), "KeyError"),
-        (failed(3), "exit code 3"),
-        (failed(-11), "SIGSEGV"),
-        (failed(139), "SIGSEGV"),
-        (failed(-9), ""),
-        (failed(-6), ""),
-        (failed(-15), ""),
-        (failed(EXIT_RETRYABLE), ""),
-        (failed(1, "RuntimeError", KEY_ERROR, Outcome("CUDAError", 82)), ""),
-        (failed(1, "torch.distributed.DistBackendError", KEY_ERROR, Outcome("NCCL", 86, True)), ""),
-        (failed(137, "Hang", KEY_ERROR, Outcome("Hang", 83)), ""),
+        (signature_of(1, "KeyError", KEY_ERROR), "KeyError at data.py:7"),
+        (signature_of(1, "pkg.errors.Bad", CHAINED), "Bad at train.py:44"),
+        (signature_of(1, "SystemExit", KEY_ERROR), "SystemExit at data.py:7"),
+        (signature_of(1, "torch.OutOfMemoryError", KEY_ERROR), "OutOfMemoryError at data.py:7"),
+        (signature_of(1, "KeyError"), "KeyError"),
+        (signature_of(3), "exit code 3"),
+        (signature_of(-11), "SIGSEGV"),
+        (signature_of(139), "SIGSEGV"),
+        (signature_of(-9), ""),
+        (signature_of(-6), ""),
+        (signature_of(-15), ""),
+        (signature_of(EXIT_RETRYABLE), ""),
+        (signature_of(1, "RuntimeError", KEY_ERROR, Outcome("CUDAError", 82)), ""),
+        (signature_of(1, "torch.distributed.DistBackendError", KEY_ERROR, Outcome("NCCL", 86, True)), ""),
+        (signature_of(137, "Hang", KEY_ERROR, Outcome("Hang", 83)), ""),
     ],
 )
-def test_a_signature_is_what_repetitions_of_a_failure_of_the_script_share(
-    failure: dict[str, Any], signature: str
-) -> None:
-    assert build_signature(failure) == signature
+def test_a_signature_is_what_repetitions_of_a_failure_of_the_script_share(computed: str, expected: str) -> None:
+    assert computed == expected
 
 
 def test_the_innermost_place_is_a_librarys_where_none_is_the_scripts() -> None:
     trace = KEY_ERROR.replace("/src/", "/usr/lib/python3.12/site-packages/")
-    assert build_signature(failed(1, "KeyError", trace)) == "KeyError at __init__.py:1015"
+    assert signature_of(1, "KeyError", trace) == "KeyError at __init__.py:1015"
 
 
 class TestRecurrence:
@@ -461,10 +559,10 @@ def test_no_gpu_is_for_good_where_the_pod_was_given_none(
     monkeypatch: pytest.MonkeyPatch, devices: list[str], code: int
 ) -> None:
     monkeypatch.setattr(os, "listdir", lambda path: devices)
-    outcome = classify(1, "RuntimeError", "No CUDA GPUs are available", oom_killed=False)
+    outcome = classify(WorkerEnd(1, "RuntimeError", "No CUDA GPUs are available"), oom_killed=False)
     assert outcome.exit_code == code
 
 
 def test_a_signature_is_short_however_long_an_exceptions_name_is() -> None:
-    seen = {"type": "E" * 500, "message": "", "traceback": "", "exitCode": 1, "outcome": Outcome("UserError", 82)}
-    assert build_signature(seen) == "E" * 200
+    end = WorkerEnd(1, "E" * 500)
+    assert build_signature(end, Outcome("UserError", 82)) == "E" * 200
