@@ -139,7 +139,7 @@ def test_the_same_exception_twice_without_progress_ends_the_pod_in_spite_of_its_
     line = ALONE[: ALONE.index("raise ValueError")].count("\n") + 1
     assert failing.message["signature"] == f"ValueError at train.py:{line}"
     assert (failing.message["repeated"], failing.message["restarts"]) == (True, 1)
-    assert f"not restarted: ValueError at train.py:{line} failed twice without progress in between" in failing.log
+    assert f"not restarted: ValueError at train.py:{line} occurred twice without progress in between" in failing.log
 
 
 def test_static_rendezvous_with_two_workers_a_pod(pods: PodsFactory) -> None:

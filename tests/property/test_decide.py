@@ -16,7 +16,7 @@ from ddp_operator.api.status import Status
 from ddp_operator.progress import Page, parse_page
 from ddp_operator.status.decide import decide, is_finished
 from ddp_operator.status.decision import Decision, DeleteJob, EnsureChildren, Refusal
-from ddp_operator.status.diagnosis import read_failures
+from ddp_operator.status.diagnosis import parse_restart_failures
 from ddp_operator.status.observation import Observation
 from ddp_operator.status.views import NodeView
 from tests.support import strategies
@@ -61,7 +61,10 @@ class Step:
         seen = observe(typed, jobs, pods, self.page, page_requested=self.asked, nodes=self.nodes)
         told = page(answered=self.answered)
         return dataclasses.replace(
-            seen, failures_in_place=read_failures((pod, parse_page(told)) for pod in seen.pods_of(typed.status.attempt))
+            seen,
+            failures_in_place=parse_restart_failures(
+                (pod, parse_page(told)) for pod in seen.pods_of(typed.status.attempt)
+            ),
         )
 
     def decide(self, status: Status, shuffle: random.Random | None = None) -> Decision:

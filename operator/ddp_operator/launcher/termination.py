@@ -50,7 +50,7 @@ def _describe_end(failure: Failure) -> list[str]:
     if failure.secondary:
         lines.append("secondary failure: another rank's failure caused it")
     if failure.repeated:
-        lines.append(f"not restarted: {failure.signature} failed twice without progress in between")
+        lines.append(f"not restarted: {failure.signature} occurred twice without progress in between")
     if failure.remedy:
         lines.append(f"what to do: {failure.remedy}")
     return lines

@@ -33,7 +33,7 @@ from ddp_operator.status import conditions as c
 from ddp_operator.status import kueue, lost_nodes, scheduling, stragglers
 from ddp_operator.status.converge import scrape_interval
 from ddp_operator.status.decide import is_finished
-from ddp_operator.status.diagnosis import MOST_FAILURES, read_failures
+from ddp_operator.status.diagnosis import MOST_FAILURES, parse_restart_failures
 from ddp_operator.status.node_health import LOOK_SECONDS, MOST_NODES, find_trouble, nodes_in_use
 from ddp_operator.status.observation import Children, Observation, Problem, Stall, view_children
 from ddp_operator.status.ownership import may_have_lost_labels
@@ -337,7 +337,7 @@ class Observer:
         pods = children.pods_of(job.status.attempt)
         pages = [(pod, page) for pod in pods if pod.index == 0 and pod.phase == "Running"]
         sampled = stragglers.sample_pods(pods, MOST_FAILURES)
-        return read_failures(pages + await self._read_pages(job, sampled, memory.page_budget))
+        return parse_restart_failures(pages + await self._read_pages(job, sampled, memory.page_budget))
 
 
 def _find_shared(

@@ -16,11 +16,11 @@ from ddp_operator.kubeobjects import truncate
 from ddp_operator.launcher.failure_table import NODE_LOST
 from ddp_operator.status import conditions as c
 from ddp_operator.status import lost_nodes
-from ddp_operator.status.budget import charge, find_limit
+from ddp_operator.status.budget import count_failure, find_limit
 from ddp_operator.status.conditions import Fact, set_conditions
 from ddp_operator.status.decision import AT_ONCE, Decision
 from ddp_operator.status.describe import describe
-from ddp_operator.status.diagnosis import blame_node, find_in_place, read_failures
+from ddp_operator.status.diagnosis import build_node_failure, find_restart_cause, parse_restart_failures
 from ddp_operator.status.observation import State
 from ddp_operator.status.progress import take_final_progress, without_eta
 from ddp_operator.status.replacement import is_consequence, was_lost_lately
@@ -70,12 +70,12 @@ def recover(state: State, newest: JobView) -> Decision:
     return _begin(replace_fields(state, refusal=None), status)
 
 
-def restart(state: State, cause: LastFailure, charged: Restarts) -> Decision:
-    """Begin the next attempt after a failure that was charged to the budget."""
-    status = _next_attempt(state, charged, c.GROUP_RESTART, cause)
+def restart(state: State, cause: LastFailure, restarts: Restarts) -> Decision:
+    """Begin the next attempt after a failure that is counted in ``restarts``."""
+    status = _next_attempt(state, restarts, c.GROUP_RESTART, cause)
     delay = start_delay(status)
     when = f" in {delay.total_seconds():.0f} s" if delay else ""
-    which = f"restart {charged.used} of {state.spec.recovery.max_restarts}{when}"
+    which = f"restart {restarts.used} of {state.spec.recovery.max_restarts}{when}"
     message = describe_restart(which, cause, status.checkpoint)
     return _begin(state, status, Fact(c.RESTARTING, "True", c.GROUP_RESTART, message))
 
@@ -90,19 +90,22 @@ def start_delay(status: Status) -> timedelta:
 
 
 def note_restart_in_place(state: State) -> Decision | None:
-    """Charge what the launchers have done on their own, in the same pods, and tell of it; None: nothing new.
+    """Count restarts by the launchers in the same pods, and report them; None: there are no new ones.
 
-    Without a root cause it is the consequence of something else, such as a pod that was taken away, and free.
+    Without a root cause they are the consequence of something else, such as a lost pod, and not counted.
     """
-    job, status, page = state.job, state.status, state.observation.page
-    again = count_new_restarts(status, page.in_place_restarts) if page is not None else 0
-    if not again:
+    job = state.job
+    status = state.status
+    page = state.observation.page
+    if page is None or not count_new_restarts(status, page.in_place_restarts):
         return None
-    cause, charged = _charge_in_place(state, state.observation.failures_in_place)
-    limit = find_limit(job, cause, charged) if cause is not None and job.counts_in_place else None
+
+    cause, restarts = _count_in_place(state, state.observation.failures_in_place)
+    limit = find_limit(job, cause, restarts) if cause is not None and job.counts_in_place else None
     if limit is not None:
-        return fail(state, cause, *limit)
-    described = describe(state, replace(status, restarts=charged))
+        return fail(state, cause, limit.reason, limit.conclusion)
+
+    described = describe(state, replace(status, restarts=restarts))
     restart = _last_restart(status, state.now, cause, c.RESTARTED_IN_PLACE, level="SamePods")
     if cause is None and status.last_restart is not None and was_lost_lately(state):
         restart = replace(status.last_restart, recovery_seconds=None)  # it began with the loss of a pod
@@ -110,24 +113,24 @@ def note_restart_in_place(state: State) -> Decision | None:
     return Decision(described, requeue_after=AT_ONCE)
 
 
-def _charge_in_place(
-    state: State, said: tuple[tuple[PodView, Termination], ...]
+def _count_in_place(
+    state: State, reported: tuple[tuple[PodView, Termination], ...]
 ) -> tuple[LastFailure | None, Restarts]:
-    """Return the root cause of what pods say of their restarts, and what it leaves of the budget; None: it is free."""
+    """Return the root cause of the restarts that pods report, and the accounting with it; None: it is not counted."""
     status = state.status
-    found = tuple(one for one in said if count_new_restarts(status, one[1].restarts))
-    cause = find_in_place(status.attempt, found)
+    new = tuple((pod, failure) for pod, failure in reported if count_new_restarts(status, failure.restarts))
+    cause = find_restart_cause(status.attempt, new)
     if cause is None or is_consequence(state, cause):
         return None, status.restarts
     if not state.job.counts_in_place:
         return cause, status.restarts
-    # Launchers keep to what the ledger allowed when the attempt began, each for itself.
-    times = len({end.restarts for _, end in found if not end.secondary})
-    return cause, charge(state.job, cause, state.pods, state.now, times)
+    # Each launcher applies the limit that was left when the attempt began.
+    times = len({failure.restarts for _, failure in new if not failure.secondary})
+    return cause, count_failure(state.job, cause, state.pods, state.now, times)
 
 
 def restart_free(state: State, cause: LastFailure | None, reason: str) -> Decision:
-    """Begin the next attempt after what is not charged to the budget: a disruption, a resumption."""
+    """Begin the next attempt after an interruption that is not counted: a disruption, a resumption."""
     before = replace(state.status.restarts, free=state.status.restarts.free + 1)
     cause = _first_report(state.status.last_failure, cause)
     status = _next_attempt(state, before, reason, cause)
@@ -177,7 +180,7 @@ def record_lost_nodes(state: State, found: tuple[tuple[PodView, str], ...], *, e
             )
         status = replace(status, restarts=restarts)
     if explains or pod.attempt == status.attempt:
-        status = replace(status, last_failure=blame_node(pod.attempt, pod, message, state.now))
+        status = replace(status, last_failure=build_node_failure(pod.attempt, pod, message, state.now))
     return Decision(status, requeue_after=AT_ONCE)
 
 
@@ -212,10 +215,10 @@ def succeed(state: State) -> Decision:
         Fact(c.SUCCEEDED, "True", *_success(state)),
         Fact(c.FAILED, "False", c.FINISHED),
     ]
-    # Of restarts after the last look at the pages, the pods' last words tell.
+    # Restarts after the last read of the pages are in the termination messages.
     ends = [(pod, pod.termination) for pod in state.pods.newest.values() if pod.termination]
-    cause, charged = _charge_in_place(state, read_failures(ends))
-    status = replace(state.status, restarts=charged)
+    cause, restarts = _count_in_place(state, parse_restart_failures(ends))
+    status = replace(state.status, restarts=restarts)
     if cause is not None:
         restart = _last_restart(status, state.now, cause, c.RESTARTED_IN_PLACE, level="SamePods")
         status = replace(status, last_failure=cause, last_restart=restart)
@@ -242,7 +245,7 @@ def _success(state: State) -> tuple[str, str]:
 
 
 def fail(state: State, cause: LastFailure | None, reason: str, conclusion: str) -> Decision:
-    """End badly. ``conclusion``: why there is no further attempt; it may be empty where a cause says it."""
+    """Fail the job. ``conclusion``: why there is no further attempt; empty where ``cause`` alone is the reason."""
     status, message = state.status, conclusion
     if cause is not None:
         status = replace(status, last_failure=replace(cause, conclusion=conclusion))
@@ -252,7 +255,7 @@ def fail(state: State, cause: LastFailure | None, reason: str, conclusion: str) 
 
 
 def _first_report(before: LastFailure | None, cause: LastFailure | None) -> LastFailure | None:
-    """Return a failure as it was reported first: of a lost node, what is seen of its pods later says less."""
+    """Return the first report of a failure: later observations of a lost node's pods are less precise."""
     if before is None or cause is None or cause.category != NODE_LOST.name:
         return cause
     same = (before.attempt, before.category, before.node_name) == (cause.attempt, cause.category, cause.node_name)

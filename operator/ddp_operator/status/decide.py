@@ -7,7 +7,6 @@ desired state of the child objects. Nothing about the past is kept elsewhere: a 
 import dataclasses
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from functools import partial
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -17,7 +16,7 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_status
 from ddp_operator.api.status import Status
-from ddp_operator.status import attempts, budget, lost_nodes
+from ddp_operator.status import attempts, lost_nodes
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact, set_conditions
 from ddp_operator.status.converge import (
@@ -31,20 +30,18 @@ from ddp_operator.status.converge import (
     find_late_joiner_deadline,
 )
 from ddp_operator.status.decision import Decision, Refusal
-from ddp_operator.status.diagnosis import Diagnosis, blame_image, diagnose, is_guess
+from ddp_operator.status.diagnosis import Diagnosis, build_image_failure, is_inferred
+from ddp_operator.status.failure_policy import Verdict, judge_attempt
 from ddp_operator.status.inputs import fetch_inputs
 from ddp_operator.status.node_health import nodes_to_leave
 from ddp_operator.status.observation import Observation, State
 from ddp_operator.status.progress import without_eta
-from ddp_operator.status.replacement import is_replaced, is_replacing
 from ddp_operator.status.usage import account
 from ddp_operator.status.views import PodView
 from ddp_operator.status.waiting import (
     active_deadline,
     pending_deadline,
     size_waits,
-    waiting_since,
-    was_suspending,
 )
 
 # While the decision waits for a silent pod: a change of its node sends no event.
@@ -125,24 +122,11 @@ def _record_lost_nodes(state: State) -> Decision | None:
     return attempts.record_lost_nodes(state, lost, explains=_explains(state, lost))
 
 
-def _diagnose_attempt(state: State) -> Decision | None:
-    """Handle the failure of the attempt, if it has failed."""
-    job = state.job
-    if job.spec.suspend:
+def _judge_failure(state: State) -> Decision | None:
+    if state.spec.suspend:
         return None
-    diagnosis = diagnose(
-        state.status.attempt,
-        state.attempt_job,
-        state.pods,
-        state.now,
-        is_replaced=partial(is_replaced, state),
-        since=state.now if was_suspending(job) else waiting_since(job, state.attempt_job),
-        nodes=state.observation.nodes,
-    )
-    if diagnosis is None:
-        return None
-    unseen = diagnosis.secondary_only and any(pod.alive for pod in state.pods)
-    return dataclasses.replace(_handle_failure(state, diagnosis), needs_fresh_read=unseen)
+    verdict = judge_attempt(state)
+    return None if verdict is None else _carry_out(state, verdict)
 
 
 def _check_active_deadline(state: State) -> Decision | None:
@@ -163,7 +147,7 @@ def _check_pending_deadline(state: State) -> Decision | None:
     message = f"not all pods were running within pendingDeadlineSeconds ({state.spec.pending_deadline_seconds})"
     if scheduled is not None and scheduled.status == "False":
         message += f"; last: {scheduled.message}"
-    cause = blame_image(state.status.attempt, state.pods, state.now)
+    cause = build_image_failure(state.status.attempt, state.pods, state.now)
     return attempts.fail(state, cause, c.PENDING_DEADLINE_EXCEEDED, message)
 
 
@@ -196,7 +180,7 @@ _STEPS: Final[tuple[Callable[[State], Decision | None], ...]] = (
     _complete,
     attempts.note_restart_in_place,
     _record_lost_nodes,
-    _diagnose_attempt,
+    _judge_failure,
     _check_active_deadline,
     _check_pending_deadline,
     _resize,
@@ -223,38 +207,23 @@ def is_finished(status: Status) -> bool:
     return status.is_true(c.SUCCEEDED) or status.is_true(c.FAILED)
 
 
-def _handle_failure(state: State, diagnosis: Diagnosis) -> Decision:
-    cause = diagnosis.cause
+def _carry_out(state: State, verdict: Verdict) -> Decision:
+    """Return the decision that carries out a verdict on a failure."""
+    cause = verdict.diagnosis.cause
     if cause is None:
-        return _await_report(state, diagnosis)
-    final = budget.is_final(state.job, diagnosis, state.pods, state.now)
-    if final is not None:
-        return attempts.fail(state, cause, *final)
-    free = _why_free(state, diagnosis)
-    if free:
-        return attempts.restart_free(state, cause, free)
-    charged = budget.charge(state.job, cause, state.pods, state.now)
-    limit = budget.find_limit(state.job, cause, charged)
-    if limit is not None:
-        return attempts.fail(state, cause, *limit)
-    return attempts.restart(state, cause, charged)
-
-
-def _why_free(state: State, diagnosis: Diagnosis) -> str:
-    """Return the reason of Restarting for a failure that is not counted; empty: it counts against maxRestarts."""
-    if diagnosis.disruption and not state.spec.recovery.count_disruptions:
-        return c.DISRUPTED
-    if diagnosis.secondary_only and _ended_in_suspension(state):
-        return c.RESUMED
-    if diagnosis.secondary_only and is_replacing(state):
-        return c.DISRUPTED  # the peers' wait for the replacement pod has timed out
-    if diagnosis.secondary_only and state.attempt_job is not None and state.attempt_job.suspended:
-        return c.DISRUPTED  # its queue took the pods back
-    return ""
+        decision = _await_report(state, verdict.diagnosis)
+    elif verdict.limit is not None:
+        decision = attempts.fail(state, cause, verdict.limit.reason, verdict.limit.conclusion)
+    elif verdict.restarts is not None:
+        decision = attempts.restart(state, cause, verdict.restarts)
+    else:
+        decision = attempts.restart_free(state, cause, verdict.reason)
+    is_uncertain = verdict.diagnosis.secondary_only and any(pod.alive for pod in state.pods)
+    return dataclasses.replace(decision, needs_fresh_read=is_uncertain)
 
 
 def _await_report(state: State, diagnosis: Diagnosis) -> Decision:
-    """Report which pod the decision waits for, and change nothing else."""
+    """Report which pod is waited for before a failure counts, and change nothing else."""
     fact = Fact(c.PROGRESSING, "False", c.WAITING_FOR_PEERS, diagnosis.waiting)
     status = replace(
         state.status,
@@ -268,15 +237,6 @@ def _await_report(state: State, diagnosis: Diagnosis) -> Decision:
     return Decision(status, requeue_after=min(seconds, _RECHECK_NODE))
 
 
-def _ended_in_suspension(state: State) -> bool:
-    """Tell whether the attempt ended while it was suspended: a slower pod then reports a lost peer."""
-    if was_suspending(state.job):
-        return True
-    failed_at = state.attempt_job.failed_at if state.attempt_job else None
-    resumed = state.status.start_time
-    return failed_at is not None and resumed is not None and failed_at < resumed
-
-
 def _explains(state: State, lost: tuple[tuple[PodView, str], ...]) -> bool:
     """Tell whether lost pods are the cause of the failure after which the current attempt began."""
     failure = state.status.last_failure
@@ -285,7 +245,7 @@ def _explains(state: State, lost: tuple[tuple[PodView, str], ...]) -> bool:
         failure is not None
         and failure.attempt in attempts
         and failure.attempt == state.status.attempt - 1
-        and is_guess(failure)
+        and is_inferred(failure)
     )
 
 

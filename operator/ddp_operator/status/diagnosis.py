@@ -1,4 +1,4 @@
-"""Whether an attempt has failed, and why: the earliest root cause across its pods, not a secondary failure."""
+"""Whether an attempt has failed, and its root cause across all pods: the earliest failure that is not secondary."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,31 +16,35 @@ from ddp_operator.status.lost_nodes import find_node_problem, is_lost_with_node
 from ddp_operator.status.observation import Pods
 from ddp_operator.status.views import JobView, NodeView, PodView
 
-# A pod that was killed longer before the first secondary failure has long been replaced: it is not the cause.
+# A pod that was killed longer before the first secondary failure has been replaced since: it is not the cause.
 _SAME_INCIDENT = timedelta(seconds=120)
-
+_MAX_MESSAGE = 1024
 
 MOST_FAILURES = 128
-"""Pods whose pages are read for the failure behind a restart in the same pods."""
+"""Pods whose pages are read for the failure before a restart in the same pods."""
+
+PodEnd = tuple[PodView, Termination]
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """An attempt's failure.
 
-    ``cause`` is None while only secondary failures are reported and better may come: ``waiting`` says which pod is
-    waited for, and until when. ``disruption``: a pod was taken away, which is not counted. ``secondary_only``: all
-    reports are of secondary failures. ``permanent``: another attempt would fail as well. ``repeated``: the pod itself
-    has seen that failure before, without progress in between.
+    ``cause`` is None while pods report only secondary failures and another pod may still report the cause: ``waiting``
+    describes that pod, ``until`` limits the wait.
     """
 
     cause: LastFailure | None
     permanent: bool = False
+    """Whether another attempt would fail as well."""
     disruption: bool = False
+    """Whether a pod was deleted, evicted or lost with its node, which is not counted."""
     secondary_only: bool = False
+    """Whether all reported failures are secondary."""
     waiting: str = ""
     until: datetime | None = None
     repeated: bool = False
+    """Whether the pod has seen the same failure before, without progress in between."""
 
 
 def diagnose(
@@ -55,138 +59,198 @@ def diagnose(
 ) -> Diagnosis | None:
     """Return the diagnosis of an attempt, or None where it has not failed.
 
-    ``is_replaced``: whether a lost pod gets a successor in the Job; otherwise the attempt is over. What was deleted
-    before ``since`` was deleted by a suspension. ``nodes``: those that were asked after.
+    ``is_replaced``: whether the Job replaces a lost pod; otherwise the attempt is over. A suspension deleted the pods
+    that were deleted before ``since``. ``nodes``: the nodes that were queried, by name.
     """
-    ended = [(pod, pod.termination) for pod in pods if pod.termination and pod.termination.container_exit_code != 0]
+    ended = _list_failed_ends(pods)
     fatal = [(pod, end) for pod, end in ended if _ends_attempt(pod, end)]
-    job_failed = job is not None and job.failed
-    if not fatal and not job_failed:
-        return _diagnose_taken(attempt, job, pods, is_replaced, since)
+    if not fatal and not (job is not None and job.failed):
+        return _diagnose_loss(attempt, job, pods, is_replaced, since)
+
+    first = _find_first_time(job, fatal)
     roots = [(pod, end) for pod, end in fatal if not end.secondary]
-    times = [end.time for _, end in fatal if end.time is not None]
-    if not times and job is not None and job.failed_at is not None:
-        times = [job.failed_at.timestamp()]
-    first = datetime.fromtimestamp(min(times), UTC) if times else None
     if all(CATEGORIES[end.category].symptom for _, end in roots):
-        taken = [pod for pod in pods if _was_taken_before(pod, first, job)]
-        if taken:
-            return _disruption(attempt, min(taken, key=_taken_order))
-        for pod in pods:
-            if problem := find_node_problem(pod, nodes or {}):
-                return Diagnosis(blame_node(attempt, pod, problem, now), disruption=True)
+        loss = _find_earlier_loss(attempt, job, pods, first, nodes or {}, now)
+        if loss is not None:
+            return loss
     if roots:
         pod, end = min(roots, key=_order)
-        repeated = end.permanent and end.repeated
-        return Diagnosis(_last_failure(attempt, pod, end), permanent=end.permanent, repeated=repeated)
-    if (wait := _wait_for_peers(pods, fatal, first, now)) is not None:
+        failure = build_last_failure(attempt, pod, end)
+        return Diagnosis(failure, permanent=end.permanent, repeated=end.permanent and end.repeated)
+
+    wait = _wait_for_peers(pods, fatal, first, now)
+    if wait is not None:
         return wait
-    # No root cause was reported: a signal-killed pod is a likelier one than those that lost their peer.
-    killed = [(pod, end) for pod, end in ended if _is_of_incident(end, first) and not _was_stopped(end, first)]
-    if killed:
-        pod, end = min(killed, key=lambda item: (item[1].secondary, _order(item)))
-        # Where all ranks of all pods wait for each other, every hang is secondary; watchdog.action may still be Fail.
-        permanent = any(one.permanent for _, one in fatal)
-        return Diagnosis(_last_failure(attempt, pod, end), permanent=permanent, secondary_only=True)
-    message = (job.failed_message if job else "") or "the Job failed"
-    failure = LastFailure(attempt=attempt, category=UNKNOWN.name, message=message, time=truncate(first or now))
-    return Diagnosis(failure, secondary_only=True)
+    return _diagnose_secondary(attempt, job, ended, fatal, first, now)
 
 
-def read_failures(said: Iterable[tuple[PodView, Page | Termination]]) -> tuple[tuple[PodView, Termination], ...]:
-    """Return what pods say, on their pages or at their ends, of the failures after which they restarted the workers."""
-    found = ((pod, parse_termination(constants.EXIT_RETRYABLE, text=one.last_failure)) for pod, one in said)
-    return tuple((pod, end) for pod, end in found if end.restarts)
+def _list_failed_ends(pods: Iterable[PodView]) -> list[PodEnd]:
+    ends = ((pod, pod.termination) for pod in pods)
+    return [(pod, end) for pod, end in ends if end is not None and end.container_exit_code != constants.EXIT_OK]
 
 
-def find_in_place(attempt: int, found: tuple[tuple[PodView, Termination], ...]) -> LastFailure | None:
-    """Return the root cause of the latest restart in the same pods, or None where only secondary ones are reported."""
-    roots = [(pod, end) for pod, end in found if not end.secondary]
+def _find_first_time(job: JobView | None, fatal: Iterable[PodEnd]) -> datetime | None:
+    """Return when the first pod failed, or the Job where no pod reports a time."""
+    times = [end.time for _, end in fatal if end.time is not None]
+    if times:
+        return datetime.fromtimestamp(min(times), UTC)
+    if job is not None and job.failed_at is not None:
+        return datetime.fromtimestamp(job.failed_at.timestamp(), UTC)
+    return None
+
+
+def _find_earlier_loss(
+    attempt: int,
+    job: JobView | None,
+    pods: tuple[PodView, ...],
+    first: datetime | None,
+    nodes: Mapping[str, NodeView],
+    now: datetime,
+) -> Diagnosis | None:
+    """Return the loss of a pod or a node before the ``first`` failure, which explains lost peers better."""
+    lost_pods = [pod for pod in pods if _was_lost_before(pod, first, job)]
+    if lost_pods:
+        failure = _build_loss(attempt, min(lost_pods, key=_loss_order))
+        return Diagnosis(failure, disruption=True)
+    for pod in pods:
+        problem = find_node_problem(pod, nodes)
+        if problem:
+            return Diagnosis(build_node_failure(attempt, pod, problem, now), disruption=True)
+    return None
+
+
+def _diagnose_secondary(
+    attempt: int,
+    job: JobView | None,
+    ended: list[PodEnd],
+    fatal: list[PodEnd],
+    first: datetime | None,
+    now: datetime,
+) -> Diagnosis:
+    """Return the diagnosis where no pod reports a root cause: a killed pod is likelier than one that lost its peer."""
+    candidates = [(pod, end) for pod, end in ended if _is_of_incident(end, first) and not _was_stopped(end, first)]
+    if not candidates:
+        message = (job.failed_message if job else "") or "the Job failed"
+        failure = LastFailure(attempt=attempt, category=UNKNOWN.name, message=message, time=truncate(first or now))
+        return Diagnosis(failure, secondary_only=True)
+
+    pod, end = min(candidates, key=lambda candidate: (candidate[1].secondary, _order(candidate)))
+    # Where all ranks of all pods wait for each other, every hang is secondary; watchdog.action may still be Fail.
+    permanent = any(fatal_end.permanent for _, fatal_end in fatal)
+    return Diagnosis(build_last_failure(attempt, pod, end), permanent=permanent, secondary_only=True)
+
+
+def parse_restart_failures(reports: Iterable[tuple[PodView, Page | Termination]]) -> tuple[PodEnd, ...]:
+    """Return the failures before restarts in the same pods, which pods report on their pages or when they succeed."""
+    parsed = ((pod, parse_termination(constants.EXIT_RETRYABLE, text=report.last_failure)) for pod, report in reports)
+    return tuple((pod, failure) for pod, failure in parsed if failure.restarts)
+
+
+def find_restart_cause(attempt: int, failures: tuple[PodEnd, ...]) -> LastFailure | None:
+    """Return the root cause of the latest restart in the same pods; None where all reported failures are secondary."""
+    roots = [(pod, failure) for pod, failure in failures if not failure.secondary]
     if not roots:
         return None
-    latest = max(end.restarts for _, end in roots)
-    return _last_failure(attempt, *min((one for one in roots if one[1].restarts == latest), key=_order))
+
+    latest = max(failure.restarts for _, failure in roots)
+    pod, failure = min(((pod, failure) for pod, failure in roots if failure.restarts == latest), key=_order)
+    return build_last_failure(attempt, pod, failure)
 
 
-def blame_node(attempt: int, pod: PodView, message: str, now: datetime) -> LastFailure:
+def build_node_failure(attempt: int, pod: PodView, message: str, now: datetime) -> LastFailure:
     """Return the failure of a pod whose node is lost."""
-    return _blame(attempt, pod, NODE_LOST, f"the pod was lost with its node: {message}", now)
+    return _build_failure(attempt, pod, NODE_LOST, f"the pod was lost with its node: {message}", now)
 
 
-def blame_image(attempt: int, pods: Pods, now: datetime) -> LastFailure | None:
-    """Return the failure of an attempt whose image never came, or None where it waited for something else."""
-    pod = next((pod for pod in pods.newest.values() if pod.alive and pod.waiting_reason == c.IMAGE_PULL), None)
-    return None if pod is None else _blame(attempt, pod, IMAGE_PULL, pod.waiting_message[:1024], now)
+def build_image_failure(attempt: int, pods: Pods, now: datetime) -> LastFailure | None:
+    """Return the failure of an attempt whose image was not pulled; None where it waited for something else."""
+    for pod in pods.newest.values():
+        if pod.alive and pod.waiting_reason == c.IMAGE_PULL:
+            return _build_failure(attempt, pod, IMAGE_PULL, pod.waiting_message[:_MAX_MESSAGE], now)
+    return None
 
 
-def is_guess(failure: LastFailure) -> bool:
-    """Tell whether a failure is what survivors made of it, so that a lost node explains it better."""
+def is_inferred(failure: LastFailure) -> bool:
+    """Tell whether surviving pods only inferred a failure, so that a lost node is the better explanation."""
     category = CATEGORIES.get(failure.category, UNKNOWN)
     return category.vague or (category is NODE_LOST and failure.rank is not None)
 
 
-def _diagnose_taken(
+def _diagnose_loss(
     attempt: int,
     job: JobView | None,
     pods: tuple[PodView, ...],
     is_replaced: Callable[[PodView], bool],
     since: datetime | None,
 ) -> Diagnosis | None:
-    """Diagnose an attempt that lost a pod while its Job goes on: it would wait for the Job controller's back-off."""
-    if job is None or job.finished or job.deleting or job.suspended or (job.suspend_changed and job.started is None):
-        return None  # its own end takes its pods away, or a suspension, also one that is not lifted yet
-    # Whole seconds: what was deleted in the one in which the Job was resumed had run before.
-    resumed = job.suspend_changed + timedelta(seconds=1) if job.suspend_changed else None
-    before = max(filter(None, (since, resumed)), default=None)
-    replaced = {pod.index for pod in pods if pod.alive and pod.has_run and not pod.deleting and not pod.disrupted}
-    lost = [
-        pod
-        for pod in pods
-        if pod.has_run
-        and pod.phase != "Succeeded"
-        and pod.index not in replaced
-        and not (before and pod.deleted_at and pod.deleted_at < before)
-        and not is_replaced(pod)
-    ]
-    taken = [pod for pod in lost if pod.disrupted or pod.deleting]
-    if taken:
-        return _disruption(attempt, min(taken, key=_taken_order))
+    """Diagnose an attempt that lost a pod while its Job runs: it would wait for the Job controller's back-off."""
+    if job is None or not _is_active(job):
+        return None
+
+    lost = [pod for pod in _list_lost_pods(job, pods, since) if not is_replaced(pod)]
+    disrupted = [pod for pod in lost if pod.disrupted or pod.deleting]
+    if disrupted:
+        return Diagnosis(_build_loss(attempt, min(disrupted, key=_loss_order)), disruption=True)
     killed = [(pod, pod.termination) for pod in lost if pod.termination]
     if killed:
-        # A script that says by its own exit code that it was preempted is no disruption: it would go on for ever.
-        return Diagnosis(_last_failure(attempt, *min(killed, key=_order)))
+        # A script whose own exit code reports a preemption is no disruption: it would be restarted forever.
+        pod, end = min(killed, key=_order)
+        return Diagnosis(build_last_failure(attempt, pod, end))
     return None
 
 
-def _was_taken_before(pod: PodView, first: datetime | None, job: JobView | None) -> bool:
-    """Tell whether a pod was taken away before its peers failed, not because of it."""
+def _is_active(job: JobView) -> bool:
+    """Tell whether lost pods of a Job were not deleted by its own end or by a suspension, also one not yet lifted."""
+    is_resuming = job.suspend_changed is not None and job.started is None
+    return not (job.finished or job.deleting or job.suspended or is_resuming)
+
+
+def _list_lost_pods(job: JobView, pods: tuple[PodView, ...], since: datetime | None) -> list[PodView]:
+    """Return the pods that ran and have no running successor, without those that a suspension deleted."""
+    # Times have whole seconds: a pod that was deleted in the second of the resumption had run before it.
+    resumed = job.suspend_changed + timedelta(seconds=1) if job.suspend_changed else None
+    before = max(filter(None, (since, resumed)), default=None)
+    running = {pod.index for pod in pods if pod.alive and pod.has_run and not pod.deleting and not pod.disrupted}
+
+    lost = []
+    for pod in pods:
+        was_suspended = before is not None and pod.deleted_at is not None and pod.deleted_at < before
+        if pod.has_run and pod.phase != "Succeeded" and pod.index not in running and not was_suspended:
+            lost.append(pod)
+    return lost
+
+
+def _was_lost_before(pod: PodView, first: datetime | None, job: JobView | None) -> bool:
+    """Tell whether a pod was lost before its peers failed, and not because of their failure."""
     if pod.disrupted:
         end = pod.termination
         return end is None or _is_of_incident(end, first)
-    # The Job controller deletes the other pods of a Job that failed. Its clock is the better one to compare with.
+
+    # The Job controller deletes the other pods of a failed Job. Its clock is the better one to compare with.
     failed = (job.failed_at if job else None) or first
     if pod.phase == "Succeeded" or pod.deleted_at is None or failed is None:
         return False
     return timedelta(0) < failed - pod.deleted_at <= _SAME_INCIDENT
 
 
-def find_taken(attempt: int, pods: Iterable[PodView]) -> LastFailure | None:
-    """Return the loss of the pod that was taken away first; None: none was."""
-    taken = [pod for pod in pods if pod.has_run and pod.phase != "Succeeded" and (pod.disrupted or pod.deleting)]
-    return _disruption(attempt, min(taken, key=_taken_order)).cause if taken else None
+def find_disruption(attempt: int, pods: Iterable[PodView]) -> LastFailure | None:
+    """Return the loss of the pod that was deleted, evicted or preempted first; None where no pod was."""
+    lost = [pod for pod in pods if pod.has_run and pod.phase != "Succeeded" and (pod.disrupted or pod.deleting)]
+    return _build_loss(attempt, min(lost, key=_loss_order)) if lost else None
 
 
-def _disruption(attempt: int, pod: PodView) -> Diagnosis:
+def _build_loss(attempt: int, pod: PodView) -> LastFailure:
     category = NODE_LOST if is_lost_with_node(pod) else PREEMPTED
-    how = f"{pod.disruption}: {pod.disruption_message}" if pod.disrupted else "it was deleted"
-    moment = pod.termination.time if pod.termination else None
-    time = datetime.fromtimestamp(moment, UTC) if moment is not None else pod.deleted_at
-    code = pod.termination.exit_code if pod.termination else None
-    failure = _blame(attempt, pod, category, f"the pod was taken away: {how}".rstrip(": "), time, code)
-    return Diagnosis(failure, disruption=True)
+    reason = f"{pod.disruption}: {pod.disruption_message}" if pod.disrupted else "it was deleted"
+    end = pod.termination
+    time = pod.deleted_at
+    if end is not None and end.time is not None:
+        time = datetime.fromtimestamp(end.time, UTC)
+    exit_code = end.exit_code if end is not None else None
+    return _build_failure(attempt, pod, category, f"the pod was lost: {reason}".rstrip(": "), time, exit_code)
 
 
-def _blame(
+def _build_failure(
     attempt: int, pod: PodView, category: Category, message: str, time: datetime | None, exit_code: int | None = None
 ) -> LastFailure:
     return LastFailure(
@@ -202,43 +266,68 @@ def _blame(
     )
 
 
-def _taken_order(pod: PodView) -> tuple[bool, datetime, int, str]:
+def build_last_failure(attempt: int, pod: PodView, end: Termination) -> LastFailure:
+    """Return the failure that a pod reports as ``status.lastFailure`` has it."""
+    return LastFailure(
+        attempt=attempt,
+        rank=end.rank,
+        node=pod.index,
+        pod=pod.name,
+        node_name=pod.node_name,
+        container=end.container,
+        exit_code=end.exit_code,
+        category=end.category,
+        message=end.message,
+        traceback=end.traceback,
+        hint=end.remedy,
+        time=None if end.time is None else truncate(datetime.fromtimestamp(end.time, UTC)),
+        signature=end.signature,
+        step=None if end.step is None else int(end.step),
+    )
+
+
+def _loss_order(pod: PodView) -> tuple[bool, datetime, int, str]:
     return (not pod.disrupted, pod.deleted_at or EPOCH, pod.index, pod.name)
 
 
 def _ends_attempt(pod: PodView, end: Termination) -> bool:
     if end.category == OOM.name:
-        # The kubelet reports SIGKILL for it, and a new pod would meet the same limit.
+        # The kubelet reports SIGKILL for it, and a new pod would reach the same limit.
         return True
     return end.container_exit_code not in constants.REPLACED_EXIT_CODES and not pod.disrupted
 
 
 def _wait_for_peers(
-    pods: tuple[PodView, ...], failed: list[tuple[PodView, Termination]], since: datetime | None, now: datetime
+    pods: tuple[PodView, ...], failed: list[PodEnd], since: datetime | None, now: datetime
 ) -> Diagnosis | None:
-    """Return for whom and until when to wait: for pods that have neither ended nor reported; None: not any longer."""
+    """Return which pods may still report the cause, and until when; None where the wait is over."""
     silent = sorted((pod for pod in pods if pod.alive), key=lambda pod: (not pod.has_run, pod.index))
     if since is None or not silent:
         return None
     peer = silent[0]
-    wait = timedelta(seconds=SILENT_POD_SECONDS if peer.has_run else SILENT_START_SECONDS)
-    if abs(now - since) > wait:  # also where clocks disagree by more than that
+    limit = timedelta(seconds=SILENT_POD_SECONDS if peer.has_run else SILENT_START_SECONDS)
+    if abs(now - since) > limit:  # also where clocks disagree by more than that
         return None
-    others = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
-    report = "the Job has failed"
-    if failed:
-        pod, end = min(failed, key=_order)
-        report = f"pod {pod.index} reports a secondary failure ({end.category})"
-    until = since + wait
+
+    until = since + limit
+    more = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
+    verb = "have" if more else "has"
     text = (
-        f"{report}; pod {peer.index} ({peer.name}, node {peer.node_name or 'unknown'}){others} has neither ended nor "
-        f"reported: waiting for it until {format_time(until)}, in case its node is lost"
+        f"{_describe_reports(failed)}; pod {peer.index} ({peer.name}, node {peer.node_name or 'unknown'}){more} {verb} "
+        f"neither ended nor reported: waiting until {format_time(until)}, in case its node is lost"
     )
     return Diagnosis(None, waiting=text, until=until)
 
 
+def _describe_reports(failed: list[PodEnd]) -> str:
+    if not failed:
+        return "the Job has failed"
+    pod, end = min(failed, key=_order)
+    return f"pod {pod.index} reports a secondary failure ({end.category})"
+
+
 def _was_stopped(end: Termination, first: datetime | None) -> bool:
-    """Tell whether a pod only did as told when the Job controller ended what was left of a Job that had failed."""
+    """Tell whether a pod stopped on request, when the Job controller deleted the remaining pods of a failed Job."""
     stopped = end.container_exit_code == constants.EXIT_PREEMPTED
     return stopped and first is not None and end.time is not None and end.time > first.timestamp()
 
@@ -249,26 +338,6 @@ def _is_of_incident(end: Termination, first: datetime | None) -> bool:
     return first - datetime.fromtimestamp(end.time, UTC) <= _SAME_INCIDENT
 
 
-def _order(item: tuple[PodView, Termination]) -> tuple[float, int, str]:
-    pod, end = item
+def _order(pod_end: PodEnd) -> tuple[float, int, str]:
+    pod, end = pod_end
     return (end.time if end.time is not None else float("inf"), pod.index, pod.name)
-
-
-def _last_failure(attempt: int, pod: PodView, termination: Termination) -> LastFailure:
-    moment = termination.time
-    return LastFailure(
-        attempt=attempt,
-        rank=termination.rank,
-        node=pod.index,
-        pod=pod.name,
-        node_name=pod.node_name,
-        container=termination.container,
-        exit_code=termination.exit_code,
-        category=termination.category,
-        message=termination.message,
-        traceback=termination.traceback,
-        hint=termination.remedy,
-        time=None if moment is None else truncate(datetime.fromtimestamp(moment, UTC)),
-        signature=termination.signature,
-        step=None if termination.step is None else int(termination.step),
-    )

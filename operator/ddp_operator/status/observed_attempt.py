@@ -11,7 +11,7 @@ from ddp_operator.api.job import JobSize
 from ddp_operator.api.status import Condition, LastFailure, Nodes, Status
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
-from ddp_operator.status.diagnosis import find_taken
+from ddp_operator.status.diagnosis import find_disruption
 from ddp_operator.status.observation import Pods, State
 from ddp_operator.status.progress import apply_metrics, take_final_progress
 from ddp_operator.status.waiting import waits_in_queue
@@ -72,7 +72,7 @@ def observe_attempt(state: State, status: Status, restart: Fact | None) -> Obser
         rendezvoused=rendezvoused,
         was_joined=was_joined,
         waits_in_queue=waits_in_queue(job, observation.job(status.attempt)),
-        lost=find_taken(status.attempt, pods.newest.values()),
+        lost=find_disruption(status.attempt, pods.newest.values()),
         reported=_read_progress(state, status, pods, was_joined=was_joined),
     )
 

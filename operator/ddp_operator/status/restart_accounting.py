@@ -13,7 +13,7 @@ from ddp_operator.api.status import LastFailure, LastRestart, Restarts, Status
 from ddp_operator.kubeobjects import EPOCH, truncate
 from ddp_operator.progress import Page
 from ddp_operator.status import conditions as c
-from ddp_operator.status.diagnosis import find_in_place
+from ddp_operator.status.diagnosis import find_restart_cause
 from ddp_operator.status.observed_attempt import ObservedAttempt
 from ddp_operator.status.progress import count_in_place, take_final_progress
 from ddp_operator.status.replacement import is_consequence
@@ -127,7 +127,7 @@ def _finish_restart(restart: LastRestart | None, page: Page, now: datetime) -> L
 def _update_last_failure(attempt: ObservedAttempt) -> LastFailure | None:
     """Return the last failure; a newer one after which workers restarted in the same pods takes its place."""
     known = attempt.recorded.last_failure
-    failure = find_in_place(attempt.recorded.attempt, attempt.state.observation.failures_in_place)
+    failure = find_restart_cause(attempt.recorded.attempt, attempt.state.observation.failures_in_place)
     if failure is None or is_consequence(attempt.state, failure) or _is_older(failure, known):
         return known
     return failure

@@ -9,7 +9,7 @@ from ddp_operator import constants
 from ddp_operator.api.status import LastFailure
 from ddp_operator.kubeobjects import format_time
 from ddp_operator.launcher.failure_table import CATEGORIES
-from ddp_operator.status.diagnosis import Diagnosis, blame_node, diagnose, find_in_place, is_guess
+from ddp_operator.status.diagnosis import Diagnosis, build_node_failure, diagnose, find_restart_cause, is_inferred
 from ddp_operator.status.views import view_job, view_pod
 from tests.support.builders import NOW, child_job, child_pod, last_words
 
@@ -148,7 +148,7 @@ class TestSecondaryFailures:
         waiting = diagnosis(ended(0, 86), peer, seconds=seconds)
         assert waiting is not None
         assert waiting.cause is None
-        assert "waiting for it until" in waiting.waiting
+        assert "waiting until" in waiting.waiting
         assert blamed(diagnosis(ended(0, 86), peer, seconds=seconds + 1)) == (0, "NCCL")
 
     def test_are_believed_when_nobody_is_left(self) -> None:
@@ -223,7 +223,7 @@ class TestPolicy:
 
 
 def test_a_lost_node_is_blamed_with_its_remedy() -> None:
-    failure = blame_node(3, view_pod(child_pod(1, attempt=3, node="node-b")), "the node is gone", NOW)
+    failure = build_node_failure(3, view_pod(child_pod(1, attempt=3, node="node-b")), "the node is gone", NOW)
     assert (failure.attempt, failure.node, failure.pod) == (3, 1, "train-3-1-abcde")
     assert (failure.node_name, failure.time) == ("node-b", NOW)
     assert failure.message == "the pod was lost with its node: the node is gone"
@@ -244,8 +244,8 @@ class TestWaiting:
         later = ended(3, constants.EXIT_PEER_LOST, seconds=0.5)
         words = self.words(later, ended(2, constants.EXIT_PEER_LOST), child_pod(0, "Pending", node=""), child_pod(1))
         assert words.startswith(
-            "pod 2 reports a secondary failure (NCCL); pod 1 (train-1-1-abcde, node node-a) and 1 more has neither "
-            "ended nor reported: waiting for it until "
+            "pod 2 reports a secondary failure (NCCL); pod 1 (train-1-1-abcde, node node-a) and 1 more have neither "
+            "ended nor reported: waiting until "
         )
 
     def test_says_so_where_no_pod_has_reported_and_the_node_is_unknown(self) -> None:
@@ -256,7 +256,7 @@ class TestWaiting:
 class TestInPlace:
     def found(self, *reports: dict[str, Any]) -> Any:
         pods = [view_pod(child_pod(index, "Failed", code=82, message=one)) for index, one in enumerate(reports)]
-        return find_in_place(1, tuple((pod, pod.termination) for pod in pods if pod.termination))
+        return find_restart_cause(1, tuple((pod, pod.termination) for pod in pods if pod.termination))
 
     def test_the_latest_root_cause_counts_and_of_these_the_earliest(self) -> None:
         def report(restarts: int, time: float, message: str, *, secondary: bool = False) -> dict[str, Any]:
@@ -286,7 +286,7 @@ class TestInPlace:
 def test_a_lost_node_explains_what_survivors_made_of_it_and_not_a_failure_with_a_cause(
     category: str, rank: int | None, guess: bool
 ) -> None:
-    assert is_guess(LastFailure(attempt=1, category=category, rank=rank)) is guess
+    assert is_inferred(LastFailure(attempt=1, category=category, rank=rank)) is guess
 
 
 @pytest.mark.parametrize("suspended", ["True", "False"])

@@ -12,7 +12,7 @@ from ddp_operator.progress import parse_page
 from ddp_operator.status import lost_nodes
 from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import AT_ONCE, Decision, DeleteJob, FailPod
-from ddp_operator.status.diagnosis import blame_node
+from ddp_operator.status.diagnosis import build_node_failure
 from ddp_operator.status.transitions import transition_events
 from ddp_operator.status.views import NodeView, view_node, view_pod
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
@@ -238,7 +238,7 @@ class TestRepeatedFailure:
         found = decision.status.condition("Failed")
         assert found is not None
         assert found.message.startswith(
-            "the same KeyError at train.py:42 twice without progress in between, not tried again; last: UserError"
+            "not restarted: KeyError at train.py:42 occurred twice without progress in between; last: UserError"
         )
 
     @pytest.mark.parametrize(
@@ -375,7 +375,7 @@ class TestLostNode:
         typed = job(status=STARTED, nodes=2)
         lost_pod = view_pod(self.STUCK)
         status = replace(
-            STARTED, last_failure=blame_node(1, lost_pod, NOT_READY.message, NOW), failed_nodes=("node-b",)
+            STARTED, last_failure=build_node_failure(1, lost_pod, NOT_READY.message, NOW), failed_nodes=("node-b",)
         )
         gone = child_pod(1, "Failed", disrupted="DeletionByTaintManager", node="node-b")
         decision = run(child_pod(0), gone, status=status)

@@ -12,7 +12,7 @@ from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import CreatePod, Decision, SuspendJob
-from ddp_operator.status.diagnosis import read_failures
+from ddp_operator.status.diagnosis import parse_restart_failures
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
 
 LATER = NOW + timedelta(seconds=9)
@@ -138,7 +138,7 @@ def test_what_the_others_did_about_a_loss_is_free_for_a_while(minutes: int, coun
     told = parse_page(page(answered=last_words("Preempted", exitCode=85, restarts=1), restarts=1, phase="Running"))
     pods = [child_pod(0), child_pod(1)]
     seen = observe(typed, [JOB], pods, told)
-    seen = dataclasses.replace(seen, failures_in_place=read_failures([(seen.pods[0], told)]))
+    seen = dataclasses.replace(seen, failures_in_place=parse_restart_failures([(seen.pods[0], told)]))
     assert decide(typed, seen, NOW).status.restarts.counted == counted
 
 

@@ -1,0 +1,90 @@
+"""What follows a failure of the current attempt: wait, restart with new pods, or fail the job.
+
+A lost pod that its Job replaces (``replacement.is_replaced``) is no failure of the attempt. Pure.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from ddp_operator.api.status import LastFailure, Restarts
+from ddp_operator.status import conditions as c
+from ddp_operator.status.budget import Limit, count_failure, find_limit, find_permanent_limit
+from ddp_operator.status.diagnosis import Diagnosis, diagnose
+from ddp_operator.status.observation import State
+from ddp_operator.status.replacement import is_replaced, is_replacing
+from ddp_operator.status.waiting import waiting_since, was_suspending
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What follows a failure.
+
+    ``Wait`` for the report of another pod; ``Restart``, counted in ``restarts``; ``RestartFree``, which is not counted,
+    with the ``reason`` of the condition Restarting; or ``Fail`` the job because of ``limit``.
+    """
+
+    action: Literal["Wait", "Restart", "RestartFree", "Fail"]
+    diagnosis: Diagnosis
+    reason: str = ""
+    restarts: Restarts | None = None
+    limit: Limit | None = None
+
+
+def judge_attempt(state: State) -> Verdict | None:
+    """Return what follows the failure of the current attempt; None: it has not failed."""
+    job, now = state.job, state.now
+    diagnosis = diagnose(
+        state.status.attempt,
+        state.attempt_job,
+        state.pods,
+        now,
+        is_replaced=partial(is_replaced, state),
+        since=now if was_suspending(job) else waiting_since(job, state.attempt_job),
+        nodes=state.observation.nodes,
+    )
+    if diagnosis is None:
+        return None
+    if diagnosis.cause is None:
+        return Verdict("Wait", diagnosis)
+    return _judge_failure(state, diagnosis, diagnosis.cause)
+
+
+def _judge_failure(state: State, diagnosis: Diagnosis, cause: LastFailure) -> Verdict:
+    limit = find_permanent_limit(state.job, diagnosis, state.pods, state.now)
+    if limit is not None:
+        return Verdict("Fail", diagnosis, limit=limit)
+
+    reason = _find_free_reason(state, diagnosis)
+    if reason:
+        return Verdict("RestartFree", diagnosis, reason=reason)
+
+    restarts = count_failure(state.job, cause, state.pods, state.now)
+    limit = find_limit(state.job, cause, restarts)
+    if limit is not None:
+        return Verdict("Fail", diagnosis, limit=limit)
+    return Verdict("Restart", diagnosis, restarts=restarts)
+
+
+def _find_free_reason(state: State, diagnosis: Diagnosis) -> str:
+    """Return the reason of the condition Restarting for a failure that is not counted; empty: it is counted."""
+    if diagnosis.disruption and not state.spec.recovery.count_disruptions:
+        return c.DISRUPTED
+    if not diagnosis.secondary_only:
+        return ""
+    if _ended_in_suspension(state):
+        return c.RESUMED
+    if is_replacing(state):
+        return c.DISRUPTED  # the other pods have waited for a new one as long as their time limit allows
+    if state.attempt_job is not None and state.attempt_job.suspended:
+        return c.DISRUPTED  # the queue has evicted the pods
+    return ""
+
+
+def _ended_in_suspension(state: State) -> bool:
+    """Tell whether the attempt ended while its pods were being stopped: a slower pod then reports a lost peer."""
+    if was_suspending(state.job):
+        return True
+    failed_at = state.attempt_job.failed_at if state.attempt_job else None
+    resumed = state.status.start_time
+    return failed_at is not None and resumed is not None and failed_at < resumed
