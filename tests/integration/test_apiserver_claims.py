@@ -84,7 +84,7 @@ async def test_one_whose_claims_cannot_be_counted_is_told_what_to_set(
     apply(plane, gpu_claim(every, namespace=actors.namespace))
     await actors.create(resource("j", namespace=actors.namespace, template=claiming({"name": "gpus"})))
     found = await actors.resource("j", lambda found: reason_of(found) == "InvalidSpec")
-    assert "asks for All devices; set spec.procPerNode to a number" in str(found["status"]["conditions"])
+    assert "requests All devices; set spec.procPerNode to a number" in str(found["status"]["conditions"])
 
 
 @pytest.mark.parametrize("kind", [CLAIM_KIND, CLAIM_TEMPLATE_KIND])

@@ -253,7 +253,7 @@ async def test_what_a_field_needs_may_be_the_profiles(
     await actors.create(with_profile("queued", scheduling={"queue": "q"}))
     refused = await actors.resource("queued", reason_is("InvalidSpec"))
     assert "spec.scheduling.queue: Invalid value: " in str(refused["status"]["conditions"])
-    assert "is for Volcano; set gang: Volcano" in str(refused["status"]["conditions"])
+    assert "needs scheduling.gang: Volcano" in str(refused["status"]["conditions"])
 
 
 async def test_an_upgrade_with_other_defaults_changes_no_job_that_has_begun(

@@ -1,6 +1,7 @@
-"""The CRD's CEL rules, evaluated without an API server (``ddp render``, ``ddp run``). Needs cel-expr-python.
+"""Evaluate the CRD's CEL rules without an API server (``ddp render``, ``ddp run``). Requires cel-expr-python.
 
-That is CEL's own C++ evaluator: an evaluator in Python took longer to import than the rest of ``ddp run``'s checks.
+cel-expr-python wraps the C++ evaluator of CEL. A pure Python evaluator took longer to import than all other checks of
+``ddp run`` together.
 """
 
 from collections.abc import Mapping
@@ -17,32 +18,36 @@ _ABSENT = object()
 
 
 def check_rules(resource: Mapping[str, Any], old: Mapping[str, Any] | None = None) -> list[FieldError]:
-    """Return what ``kubectl apply`` would refuse by CEL.
+    """Return the errors that ``kubectl apply`` would report for CEL rules.
 
-    ``resource`` must carry its defaults already, as it does when the API server evaluates a rule. Transition rules are
-    evaluated only when ``old``, the stored object, is given.
+    ``resource`` must have its defaults, as in an API server. Transition rules are evaluated only if ``old``, the
+    stored object, is given.
     """
     errors = []
     for rule in RULES:
         node = _lookup(resource, rule.at)
-        if node is _ABSENT or (rule.is_transition and (old is None or _lookup(old, rule.at) is _ABSENT)):
+        if node is _ABSENT:
             continue
-        bindings = {"self": _visible(rule, node)}
+        bindings = {"self": _select_readable(rule, node)}
         if rule.is_transition:
-            bindings["oldSelf"] = _visible(rule, _lookup(old, rule.at))
-        if not _fits(bindings):  # its own field's rule refuses it
-            holds = isinstance(node, Mapping)
-        else:  # the API server takes a rule that cannot be evaluated for one that does not hold
-            holds = _program(rule.cel).eval(data=bindings).value() is True
+            old_node = _lookup(old, rule.at)
+            if old is None or old_node is _ABSENT:
+                continue
+            bindings["oldSelf"] = _select_readable(rule, old_node)
+
+        if _has_cel_numbers(bindings):
+            # The API server treats a rule that fails to evaluate as a rule that does not hold.
+            holds = _compile(rule.cel).eval(data=bindings).value() is True
+        else:
+            holds = isinstance(node, Mapping)  # the rule of the member with that number refuses it
         if not holds:
-            # As the API server: it shows the value of the node that carries the rule, and leaves objects out.
-            message = _program(rule.explanation).eval(data=bindings).value() if rule.explanation else rule.message
+            message = _compile(rule.explanation).eval(data=bindings).value() if rule.explanation else rule.message
             errors.append(FieldError(f"{rule.at}{rule.field}".lstrip("."), message, node))
     return errors
 
 
-def _visible(rule: Rule, value: Any) -> Any:
-    """Return what a rule may look at. A template may hold numbers that CEL has no type for."""
+def _select_readable(rule: Rule, value: Any) -> Any:
+    """Return the part of a value that a rule reads. A template may have numbers without a CEL type."""
     if rule.is_transition or not isinstance(value, Mapping):
         return value
     if "metadata" in value:
@@ -50,12 +55,12 @@ def _visible(rule: Rule, value: Any) -> Any:
     return {name: member for name, member in value.items() if name != "template"}
 
 
-def _fits(value: Any) -> bool:
-    """Return whether every number is one that CEL has a type for: integers have 64 bits."""
+def _has_cel_numbers(value: Any) -> bool:
+    """Return whether CEL has a type for every number in a value: its integers have 64 bits."""
     if isinstance(value, Mapping):
-        return all(_fits(member) for member in value.values())
+        return all(_has_cel_numbers(member) for member in value.values())
     if isinstance(value, list | tuple):
-        return all(_fits(member) for member in value)
+        return all(_has_cel_numbers(member) for member in value)
     return not isinstance(value, int) or -(2**63) <= value < 2**63
 
 
@@ -66,7 +71,7 @@ def _environment() -> Any:
 
 
 @cache
-def _program(text: str) -> Any:
+def _compile(text: str) -> Any:
     return _environment().compile(text)
 
 

@@ -1,6 +1,6 @@
-"""Resource claims (DRA): how many GPUs the training container gets by them. Pure.
+"""Resource claims (DRA): the number of GPUs that the training container gets by them. Pure.
 
-Devices are told to be GPUs by the name of their DeviceClass, as the vendors' drivers install it.
+A device is a GPU if its DeviceClass has a name that the vendors' drivers install for GPUs.
 """
 
 import hashlib
@@ -21,91 +21,111 @@ _NUMBER: Final = "set spec.procPerNode to a number"
 
 @dataclass(frozen=True, slots=True)
 class ClaimReference:
-    """An object that the pods' resourceClaims name and the training container uses."""
+    """A claim or template that the pods' resourceClaims name and the training container uses."""
 
     path: str
     kind: str
     name: str
     requests: frozenset[str]
-    """Which of its requests the container gets; empty: all."""
+    """The requests of the claim that the container uses; empty: all."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.kind} {self.name}"
 
 
 def find_claims(spec: Spec) -> tuple[ClaimReference, ...]:
-    """Return what the training container claims. What has not the shape of a pod's claims is not there yet."""
+    """Return the claims of the training container. Malformed entries are skipped: the API server refuses them."""
     pod = _object(spec.template.spec)
-    wanted: dict[Any, set[Any]] = {}
-    for one in _objects(_trainer_resources(pod).get("claims")):
-        wanted.setdefault(str(one.get("name")), set()).add(str(one.get("request") or ""))
-    found = []
+
+    requests_by_claim: dict[str, set[str]] = {}
+    for claim in _objects(_trainer_resources(pod).get("claims")):
+        name = str(claim.get("name"))
+        request = str(claim.get("request") or "")
+        requests_by_claim.setdefault(name, set()).add(request)
+
+    references = []
     for index, entry in enumerate(_objects(pod.get("resourceClaims"))):
-        requests = wanted.get(str(entry.get("name")))
+        requests = requests_by_claim.get(str(entry.get("name")))
+        if requests is None:
+            continue
+        selected = frozenset() if "" in requests else frozenset(requests)
         for field, kind in _SOURCES.items():
-            if requests is not None and entry.get(field):
+            if entry.get(field):
                 path = f"spec.template.spec.resourceClaims[{index}].{field}"
-                some = frozenset() if "" in requests else frozenset(requests)
-                found.append(ClaimReference(path, kind, str(entry[field]), some))
-    return tuple(found)
+                references.append(ClaimReference(path, kind, str(entry[field]), selected))
+    return tuple(references)
 
 
 def digest_claims(spec: Spec, references: Sequence[ClaimReference]) -> str:
-    """Return a digest of all on which a count rests, but for the objects that are named."""
-    basis = [[one.path, one.kind, one.name, sorted(one.requests)] for one in references]
+    """Return a digest of the fields of the spec that a count depends on. It does not cover the claims themselves."""
+    basis = [[reference.path, reference.kind, reference.name, sorted(reference.requests)] for reference in references]
     return hashlib.sha256(json.dumps([spec.proc_per_node, basis]).encode()).hexdigest()[:16]
 
 
 def is_counted(spec: Spec) -> bool:
-    """Tell whether procPerNode follows from the number of GPUs."""
+    """Return whether procPerNode depends on the number of GPUs."""
     return spec.proc_per_node in ("auto", "gpu")
 
 
 def assume_claimed(spec: Spec) -> int:
-    """Return as many GPUs as procPerNode needs, where they cannot be counted."""
-    asked = spec.proc_per_node
-    return asked if isinstance(asked, int) else int(is_counted(spec))
+    """Return the number of GPUs that procPerNode needs, for claims that cannot be counted."""
+    if isinstance(spec.proc_per_node, int):
+        return spec.proc_per_node
+    return int(is_counted(spec))
 
 
 def count_claimed(spec: Spec, objects: Iterable[tuple[ClaimReference, Mapping[str, Any]]]) -> int:
-    """Return how many GPUs these objects give the training container of each pod.
+    """Return the number of GPUs of the training container in each pod, from its claims and templates.
 
-    Raises: InvalidManifest where procPerNode follows from a number that they do not tell.
+    Raises: InvalidManifest if procPerNode depends on the number, and the claims do not determine it.
     """
-    gpus, others = 0, set[str]()
+    gpus = 0
+    unknown_classes: set[str] = set()
     for reference, raw in objects:
         for request in _requests(reference.kind, raw):
             name = str(request.get("name"))
             if reference.requests and name not in reference.requests:
                 continue
             alternatives = _objects(request.get("firstAvailable")) or [_object(request.get("exactly")) or request]
-            counts = {_count(device) for device in alternatives}
+            counts = {_count_gpus(device) for device in alternatives}
             if len(counts) > 1 or None in counts:
                 if not is_counted(spec):
                     return assume_claimed(spec)
-                why = "has alternatives with different numbers of GPUs" if len(counts) > 1 else "asks for All devices"
-                words = f"cannot be counted: request {name} of {reference.kind} {reference.name} {why}; {_NUMBER}"
-                raise InvalidManifest([FieldError(reference.path, words)])
+                if len(counts) > 1:
+                    reason = "has alternatives with different numbers of GPUs"
+                else:
+                    reason = "requests All devices"
+                message = (
+                    f"the number of GPUs is unknown: request {name} of {reference.kind} {reference.name} {reason}; "
+                    f"{_NUMBER}"
+                )
+                raise InvalidManifest([FieldError(reference.path, message)])
             gpus += counts.pop() or 0
-            others |= {str(device.get("deviceClassName")) for device in alternatives} - {*GPU_DEVICE_CLASSES}
+            unknown_classes |= {str(device.get("deviceClassName")) for device in alternatives} - {*GPU_DEVICE_CLASSES}
+
     resources = _trainer_resources(spec.template.spec)
-    if others and not gpus and not count_gpus(resources) and is_counted(spec):
-        words = f"no GPU is asked for by a DeviceClass that is known as one (asked for: {', '.join(sorted(others))})"
-        raise InvalidManifest([FieldError("spec.procPerNode", f"{words}; {_NUMBER}", spec.proc_per_node)])
+    if unknown_classes and not gpus and not count_gpus(resources) and is_counted(spec):
+        message = (
+            "no request names a DeviceClass that is known to be of GPUs (requested: "
+            f"{', '.join(sorted(unknown_classes))}); {_NUMBER}"
+        )
+        raise InvalidManifest([FieldError("spec.procPerNode", message, spec.proc_per_node)])
     return gpus
 
 
-def _count(device: Mapping[str, Any]) -> int | None:
-    """Return how many GPUs a device request asks for; None: it does not say."""
-    # Administrative access is for looking at devices that others use.
+def _count_gpus(device: Mapping[str, Any]) -> int | None:
+    """Return the number of GPUs that a device request asks for, or None if it does not determine the number."""
+    # Administrative access serves to monitor devices that other pods use.
     if device.get("deviceClassName") not in GPU_DEVICE_CLASSES or device.get("adminAccess"):
         return 0
-    number = device.get("count")
-    return None if device.get("allocationMode") == "All" else number if isinstance(number, int) else 1
+    if device.get("allocationMode") == "All":
+        return None
+    count = device.get("count")
+    return count if isinstance(count, int) else 1
 
 
 def _requests(kind: str, raw: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the device requests of a claim or a template; v1beta1 has no ``exactly`` around what is exact."""
+    """Return the device requests of a claim or a template. Requests of v1beta1 have no field ``exactly``."""
     spec = _object(raw.get("spec"))
     spec = _object(spec.get("spec")) if kind == CLAIM_TEMPLATE_KIND else spec
     return _objects(_object(spec.get("devices")).get("requests"))

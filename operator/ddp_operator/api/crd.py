@@ -1,8 +1,8 @@
 """The CustomResourceDefinitions, generated from ``spec.py``, ``status.py`` and ``rules.py``.
 
-``python -m ddp_operator.api.crd`` prints the job's, or that of a kind of profiles; ``make generate`` writes them to
-``deploy/crds``.
-A structural schema has no ``$ref`` and no ``anyOf`` over types, so this walks the types itself and inlines everything.
+``python -m ddp_operator.api.crd`` prints the definition of the job, or that of a kind of profile. ``make generate``
+writes them to ``deploy/crds``. A structural schema has neither ``$ref`` nor ``anyOf`` over types, so this module walks
+the types and inlines all of them.
 """
 
 import inspect
@@ -23,7 +23,7 @@ _SCALARS = {mi.IntType: "integer", mi.FloatType: "number", mi.StrType: "string",
 
 
 def build_schema(cls: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the structural schema of a struct, with descriptions and with defaults at every level that has any."""
+    """Return the structural schema of a struct, with its descriptions and defaults at every level."""
     return _convert(mi.type_info(cls))
 
 
@@ -41,9 +41,8 @@ def _convert(info: mi.Type) -> dict[str, Any]:
     if isinstance(info, mi.VarTupleType | mi.ListType):
         return {"type": "array", "items": _convert(info.item_type)}
     if isinstance(info, mi.AnyType):
-        # Kubernetes' own types (a pod's spec) are not repeated here: the API server checks them at dry-run. No type is
-        # given either: of an object whose members it does not know, the API server's == in CEL compares the number, and
-        # the values only of those that both sides have.
+        # The API server checks types of Kubernetes, such as a pod's spec, in the dry run. The schema has no type: for
+        # an object with unknown members, == in CEL would compare the number of members and only the common ones.
         return {"x-kubernetes-preserve-unknown-fields": True}
     if isinstance(info, mi.DateTimeType):
         return {"type": "string", "format": "date-time"}
@@ -82,31 +81,33 @@ def _convert_struct(info: mi.StructType) -> dict[str, Any]:
 
 
 def without_defaults(schema: Any) -> Any:
-    """Return a copy without ``default`` (status is written whole; a default there would invent facts)."""
+    """Return a copy without ``default``: a default in the status would state facts that nobody observed."""
     if not isinstance(schema, dict):
         return schema
     return {name: without_defaults(value) for name, value in schema.items() if name != "default"}
 
 
 DEFAULTED: Final = ("nodes", "suspend")
-"""Fields of a spec that the API server fills in: the scale subresource reads the number of nodes."""
+"""Fields of a spec with a default in the CRD: the scale subresource reads the number of nodes."""
 
 
 def build_spec_schema() -> dict[str, Any]:
-    """Return the schema of a spec as it is stored, which a profile may complete; the operator fills in the defaults."""
-    whole = build_schema(Spec)
-    spec, needed = _optional(whole)
+    """Return the schema of a stored spec. The operator adds the values of a profile, and the defaults."""
+    complete = build_schema(Spec)
+    spec, required = _make_optional(complete)
     for name in DEFAULTED:
-        spec["properties"][name] = whole["properties"][name]
-    spec["properties"]["profileRef"]["required"] = [needed.pop(needed.index("profileRef.name")).partition(".")[2]]
-    # A schema's own `required` would ask it of a job with a profile too.
-    there = {path: _unless_there(path) for path in needed}
-    listed = " + ".join(f"({one} ? '' : 'spec.{path} ')" for path, one in there.items())
+        spec["properties"][name] = complete["properties"][name]
+    required.remove("profileRef.name")
+    spec["properties"]["profileRef"]["required"] = ["name"]
+
+    # `required` in the schema would apply to jobs with a profile too, so a CEL rule checks the others.
+    checks = {path: _is_set_or_not_needed(path) for path in required}
+    missing = " + ".join(f"({check} ? '' : 'spec.{path} ')" for path, check in checks.items())
     spec["x-kubernetes-validations"] = [
         {
-            "rule": f"has(self.profileRef) || ({' && '.join(there.values())})",
-            "message": f"{', '.join(needed)} have no default; add what is missing, or name a profile that has it",
-            "messageExpression": f"({listed}).trim().replace(' ', ', ')"
+            "rule": f"has(self.profileRef) || ({' && '.join(checks.values())})",
+            "message": f"{', '.join(required)} have no default; add what is missing, or name a profile that has it",
+            "messageExpression": f"({missing}).trim().replace(' ', ', ')"
             " + ': no default; add it, or name a profile that has it in spec.profileRef'",
             "reason": "FieldValueRequired",
         }
@@ -114,28 +115,35 @@ def build_spec_schema() -> dict[str, Any]:
     return spec
 
 
-def _optional(schema: dict[str, Any], path: str = "") -> tuple[dict[str, Any], list[str]]:
-    """Return a schema in which objects may lack members and get no defaults, and the paths of what was required.
+def _make_optional(schema: dict[str, Any], path: str = "") -> tuple[dict[str, Any], list[str]]:
+    """Return the schema without defaults and required members, and the paths of the formerly required members.
 
-    What has no type stays required: CEL could not ask for it.
+    A member without a type stays required, because CEL cannot read it.
     """
-    kept = {name: value for name, value in schema.items() if name not in ("default", "required")}
+    optional = {name: value for name, value in schema.items() if name not in ("default", "required")}
     if "properties" not in schema:
-        return kept, []
+        return optional, []
+
     required = schema.get("required", ())
     untyped = [name for name in required if "type" not in schema["properties"][name]]
-    kept |= {"required": untyped} if untyped else {}
-    kept["properties"], paths = {}, [f"{path}{name}" for name in required if name not in untyped]
+    if untyped:
+        optional["required"] = untyped
+    paths = [f"{path}{name}" for name in required if name not in untyped]
+
+    optional["properties"] = {}
     for name, child in schema["properties"].items():
-        kept["properties"][name], below = _optional(child, f"{path}{name}.")
-        paths += below
-    return kept, paths
+        optional_child, child_paths = _make_optional(child, f"{path}{name}.")
+        optional["properties"][name] = optional_child
+        paths += child_paths
+    return optional, paths
 
 
-def _unless_there(path: str) -> str:
-    """Return CEL that is true where the member at a path is there, or an object that would hold it is not."""
-    holders = (path[:end] for end, letter in enumerate(path) if letter == ".")
-    return f"({' || '.join([*(f'!has(self.{one})' for one in holders), f'has(self.{path})'])})"
+def _is_set_or_not_needed(path: str) -> str:
+    """Return CEL that is true if the member at ``path`` is set, or an object above it is not."""
+    parents = [path[:end] for end, letter in enumerate(path) if letter == "."]
+    conditions = [f"!has(self.{parent})" for parent in parents]
+    conditions.append(f"has(self.{path})")
+    return f"({' || '.join(conditions)})"
 
 
 COLUMNS: tuple[tuple[str, str, str, int], ...] = (
@@ -159,13 +167,13 @@ COLUMNS: tuple[tuple[str, str, str, int], ...] = (
 
 
 def print_columns(status: Status) -> list[Any]:
-    """Return what `kubectl get ddp` prints of a status."""
+    """Return the cells that `kubectl get ddp` prints for a status."""
     resource = {"status": msgspec.to_builtins(status)}
     return [read_column(resource, path) for _, _, path, priority in COLUMNS if not priority]
 
 
 def read_column(resource: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a column's JSONPath; None: there is none."""
+    """Return the value at a column's JSONPath, or None if there is none."""
     value: Any = resource
     for step in path.strip(".").split("."):
         value = value.get(step) if isinstance(value, Mapping) else None
@@ -173,7 +181,7 @@ def read_column(resource: Mapping[str, Any], path: str) -> Any:
 
 
 def build_crd() -> dict[str, Any]:
-    """Return the CustomResourceDefinition as JSON. Pure: the same classes give the same object."""
+    """Return the CustomResourceDefinition of the job."""
     scale = {
         "specReplicasPath": ".spec.nodes",
         "statusReplicasPath": ".status.nodes.desired",
@@ -194,7 +202,7 @@ _PROFILES: Final = {
 
 
 def build_profile_crd(kind: str) -> dict[str, Any]:
-    """Return the CustomResourceDefinition of a kind of profiles: for all namespaces, or of one."""
+    """Return the CustomResourceDefinition of a kind of profile, cluster-scoped or namespaced."""
     scope, short = _PROFILES[kind]
     columns = [
         {"name": "Locked", "type": "string", "jsonPath": ".spec.locked"},
@@ -238,7 +246,7 @@ def build_resource_schema() -> dict[str, Any]:
     conditions["x-kubernetes-list-map-keys"] = ["type"]
     schema: dict[str, Any] = {
         "type": "object",
-        "description": "Distributed PyTorch training: torchrun in as many pods as asked for, watched and restarted.",
+        "description": "Distributed PyTorch training: torchrun in a number of pods, monitored and restarted.",
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string"},
@@ -248,25 +256,26 @@ def build_resource_schema() -> dict[str, Any]:
             "status": status,
         },
     }
-    _add_rules(schema, "", RULES)
+    _add_rules(schema, RULES)
     _bound_lists(schema["properties"]["spec"])
     return schema
 
 
 def build_profile_schema() -> dict[str, Any]:
-    """Return the schema of a profile. Of its job the rules hold that lie within a group of fields."""
-    job, _ = _optional(build_schema(Spec))
+    """Return the schema of a profile. It includes the rules that concern a single group of fields."""
+    job, _ = _make_optional(build_schema(Spec))
     _bound_lists(job)
-    job["description"] = "A part of a DDPTrainingJob's spec, under the job's own values."
+    job["description"] = "Part of a DDPTrainingJob's spec. The job's own values take precedence."
     for name in NOT_OF_PROFILES:
         del job["properties"][name]
     lockable = [path for path in list_fields(job) if not path.startswith("template")]
     in_template = r"^template[.](spec|metadata)([.][A-Za-z]+|\[[^\[\]]+\])*$"
     locked = {
         "type": "array",
-        "description": "Fields that a job may not set otherwise than job has them; where job has none, not at all. "
-        "Such as recovery.maxRestarts or, in the template, template.spec.nodeSelector, "
-        "template.spec.containers[trainer].env[NCCL_DEBUG]: [NAME] is an item by its name, or a member of any name.",
+        "description": "Fields that a job may not set to another value than the one below job; if job has no value, "
+        "the job may not set the field. Examples: recovery.maxRestarts, template.spec.nodeSelector, "
+        "template.spec.containers[trainer].env[NCCL_DEBUG]. [NAME] selects an item by its name, or a member of any "
+        "name.",
         "maxItems": 256,
         "items": {"type": "string", "maxLength": 512},
         "x-kubernetes-list-type": "set",
@@ -274,13 +283,13 @@ def build_profile_schema() -> dict[str, Any]:
             {
                 "rule": f"self.all(path, path in {lockable} || path.matches(r'{in_template}'))",
                 "message": "must be fields of a job's spec without the leading spec., such as recovery.maxRestarts or "
-                f"template.spec.nodeSelector, and not {', '.join(NOT_OF_PROFILES)}; correct or remove the others",
+                f"template.spec.nodeSelector, except {', '.join(NOT_OF_PROFILES)}; correct or remove the others",
             }
         ],
     }
     schema: dict[str, Any] = {
         "type": "object",
-        "description": "What a platform gives the jobs that name it in spec.profileRef, and what they may not change.",
+        "description": "Values and locked fields for the jobs that name this profile in spec.profileRef.",
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string"},
@@ -288,50 +297,56 @@ def build_profile_schema() -> dict[str, Any]:
             "metadata": {"type": "object"},
             "spec": {
                 "type": "object",
-                "description": "What jobs get.",
+                "description": "Values and locked fields.",
                 "properties": {"job": job, "locked": locked},
             },
         },
     }
-    of_groups = [rule for rule in RULES if rule.at.startswith("spec.") and rule.at.split(".")[1] in job["properties"]]
-    _add_rules({"properties": {"spec": job}}, "spec.job", of_groups)
+    group_rules = [rule for rule in RULES if rule.at.startswith("spec.") and rule.at.split(".")[1] in job["properties"]]
+    _add_rules({"properties": {"spec": job}}, group_rules)
     return schema
 
 
 NOT_OF_PROFILES: Final = ("nodes", "suspend", "profileRef", "code")
-"""Fields of a spec that are each job's own."""
+"""Fields of a spec that a profile cannot have."""
 
 
 def list_fields(schema: Mapping[str, Any], path: str = "") -> list[str]:
-    """Return the paths of all members of an object, of those in objects below too."""
-    found = []
+    """Return the paths of all members of an object schema, including nested ones."""
+    paths = []
     for name, child in schema.get("properties", {}).items():
-        found += [f"{path}{name}", *list_fields(child, f"{path}{name}.")]
-    return found
+        paths.append(f"{path}{name}")
+        paths += list_fields(child, f"{path}{name}.")
+    return paths
 
 
-def _add_rules(schema: dict[str, Any], root: str, rules: Iterable[Rule]) -> None:
-    """Put CEL rules at their nodes."""
+def _add_rules(schema: dict[str, Any], rules: Iterable[Rule]) -> None:
+    """Add CEL rules to their schema nodes."""
     for rule in rules:
         node = schema
         for name in rule.at.split(".") if rule.at else ():
             node = node["properties"][name]
         entry = {"rule": rule.cel, "message": rule.message}
-        entry |= {"messageExpression": rule.explanation} if rule.explanation else {}
-        entry |= {"fieldPath": rule.field} if rule.field and rule.field != ".metadata.name" else {}
+        if rule.explanation:
+            entry["messageExpression"] = rule.explanation
+        if rule.field and rule.field != ".metadata.name":
+            entry["fieldPath"] = rule.field
         node.setdefault("x-kubernetes-validations", []).append(entry)
 
 
 def _bound_lists(spec: dict[str, Any]) -> None:
-    """Give lists under CEL a length: the API server estimates a rule's cost from it and refuses unbounded ones."""
+    """Bound lists and strings that CEL rules read: the API server estimates a rule's cost from these bounds."""
     spec["properties"]["recovery"]["properties"]["nonRetryableExitCodes"]["maxItems"] = 255
-    code = [("code", name) for name, one in spec["properties"]["code"]["properties"].items() if one["type"] == "string"]
+
     inputs = spec["properties"]["inputs"]
-    inputs["maxItems"] = 16  # what is reported of each fits into a termination message
+    inputs["maxItems"] = 16  # a termination message has room for the reports of as many
     for name in ("url", "mountPath", "claimName", "checksum", "name"):
         inputs["items"]["properties"][name]["maxLength"] = 2048
-    saves = [("checkpoint", name) for name in ("path", "claimName", "url")]
-    for path in (("shm", "sizeLimit"), *saves, *code):
+
+    code_fields = spec["properties"]["code"]["properties"]
+    code_paths = [("code", name) for name, field in code_fields.items() if field["type"] == "string"]
+    checkpoint_paths = [("checkpoint", name) for name in ("path", "claimName", "url")]
+    for path in (("shm", "sizeLimit"), *checkpoint_paths, *code_paths):
         node = spec
         for name in path:
             node = node["properties"][name]
@@ -345,6 +360,5 @@ def render_crd(definition: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    definitions = [build_crd(), *(build_profile_crd(kind) for kind in _PROFILES)]
-    [wanted] = [one for one in definitions if one["spec"]["names"]["kind"] == (sys.argv[1:] or [constants.KIND])[0]]
-    sys.stdout.write(render_crd(wanted))
+    kind = sys.argv[1] if len(sys.argv) > 1 else constants.KIND
+    sys.stdout.write(render_crd(build_crd() if kind == constants.KIND else build_profile_crd(kind)))

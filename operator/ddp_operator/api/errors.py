@@ -1,4 +1,4 @@
-"""How bad input is reported: one sentence that names the field, what is wrong, and the remedy."""
+"""Errors of invalid input: each names the field, the problem and the remedy."""
 
 import difflib
 import json
@@ -13,7 +13,7 @@ _MISSING: Any = object()
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """One refused field. Printed as the API server prints a CEL refusal, so that every tool says the same words."""
+    """One refused field. Its text equals the API server's text for a CEL rule, so all tools print the same message."""
 
     path: str
     message: str
@@ -22,15 +22,17 @@ class FieldError:
     def __str__(self) -> str:
         if self.value is _MISSING:
             return f"{self.path}: {self.message}" if self.path else self.message
-        if isinstance(self.value, dict | list | tuple):  # the API server leaves these out
+        if isinstance(self.value, dict | list | tuple):  # the API server omits their values
             return f"{self.path}: Invalid value: {self.message}"
         return f"{self.path}: Invalid value: {hide_credentials(json.dumps(self.value, default=str))}: {self.message}"
 
 
 def check_strings(pairs: Any, path: str) -> FieldError | None:
     """Return the refusal of labels or annotations that do not map strings to strings."""
-    if pairs is None or (
-        isinstance(pairs, Mapping) and all(isinstance(one, str) for pair in pairs.items() for one in pair)
+    if pairs is None:
+        return None
+    if isinstance(pairs, Mapping) and all(
+        isinstance(key, str) and isinstance(value, str) for key, value in pairs.items()
     ):
         return None
     return FieldError(path, "must map strings to strings; quote numbers and booleans")
@@ -39,16 +41,21 @@ def check_strings(pairs: Any, path: str) -> FieldError | None:
 def unknown_member(name: str, parent: str, known: Sequence[str], *, belongs: str = "") -> FieldError:
     """Return the refusal of a field that is not among the known members of ``parent``.
 
-    ``belongs``: what to write instead, where that is known; otherwise the members are named.
+    ``belongs``: the remedy, if it is known. Otherwise the remedy is the most similar member, or a list of all members.
     """
     full = f"{parent}.{name}" if parent else name
-    close = difflib.get_close_matches(name, known, n=1)
-    remedy = belongs or (f"did you mean {close[0]}?" if close else f"known fields: {', '.join(known)}")
+    similar = difflib.get_close_matches(name, known, n=1)
+    if belongs:
+        remedy = belongs
+    elif similar:
+        remedy = f"did you mean {similar[0]}?"
+    else:
+        remedy = f"known fields: {', '.join(known)}"
     return FieldError("", f'unknown field "{full}"; {remedy}')
 
 
 class InvalidManifest(ValueError):
-    """The input is refused; ``errors`` holds every reason found, in reading order, at least one."""
+    """The input is invalid. ``errors`` has at least one reason, in reading order."""
 
     def __init__(self, errors: Sequence[FieldError]) -> None:
         assert errors

@@ -1,4 +1,4 @@
-"""``spec.inputs``: data and models that are fetched before a job gets pods with GPUs."""
+"""``spec.inputs``: data and models to fetch before a job gets pods with GPUs."""
 
 import hashlib
 import re
@@ -15,55 +15,64 @@ class _Fields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, ren
 
 
 class NodeCache(_Fields, frozen=True, kw_only=True):
-    """A folder of each node, which all jobs there share; nobody deletes from it."""
+    """A folder on each node, shared by all jobs of the node. Nothing deletes files from it."""
 
-    path: Annotated[str, Meta(description="Absolute path on the nodes, on a disk with room for all that is cached.")]
+    path: Annotated[str, Meta(description="Absolute path on the nodes, on a disk with room for all cached inputs.")]
 
 
 class Input(_Fields, frozen=True, kw_only=True):
-    """Data or a model, fetched by a pod without GPUs before there are others, and mounted read-only in these."""
+    """Data or a model. A pod without GPUs fetches it before the training pods are created; they mount it read-only."""
 
-    name: Annotated[str | None, Meta(description="As messages have it. Unset: the last part of the URL.")] = None
+    name: Annotated[str | None, Meta(description="Name in messages. Unset: the last part of the URL.")] = None
     url: Annotated[
         str,
         Meta(
-            description="A file, or all files below a folder or prefix: https://, file://, or what fsspec and its "
-            "plug-ins in the image know: s3://, gs://, hf://, … It is fetched once; what is there is not fetched again."
+            description="A file, or all files below a folder or prefix: https://, file://, or any scheme of fsspec and "
+            "its plug-ins in the image: s3://, gs://, hf://, … Files that were fetched before are not fetched again."
         ),
     ]
     mount_path: Annotated[
-        str, Meta(description="Absolute path in the container of the folder with the file, or of that folder.")
+        str,
+        Meta(
+            description="Absolute path in the container: of the fetched folder, or of a folder with the fetched file."
+        ),
     ]
     claim_name: Annotated[
         str | None,
-        Meta(description="PersistentVolumeClaim to keep it in. Several inputs and jobs may share one; or nodeCache."),
+        Meta(
+            description="PersistentVolumeClaim that stores the input; several inputs and jobs may share it. Set either "
+            "this or nodeCache."
+        ),
     ] = None
     node_cache: NodeCache | None = None
     checksum: Annotated[
         str | None,
-        Meta(description="sha256: and 64 hexadecimal digits, of an input of one file. Another file ends the job."),
+        Meta(
+            description="For an input of one file: sha256: and 64 hexadecimal digits. The job fails if the file "
+            "differs."
+        ),
     ] = None
     secret_ref: Annotated[
         SecretReference | None,
         Meta(
-            description="Secret whose keys are environment variables while it is fetched: those of the plug-in, such "
-            "as AWS_ACCESS_KEY_ID or HF_TOKEN; for https:// HTTP_AUTHORIZATION, the header's value."
+            description="Secret whose keys become environment variables of the fetching pod: credentials of the "
+            "plug-in, such as AWS_ACCESS_KEY_ID or HF_TOKEN. For https://: HTTP_AUTHORIZATION, the value of the header."
         ),
     ] = None
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """The name of the input in messages."""
         return self.name or self.url.partition("?")[0].rstrip("/").rpartition("/")[2] or self.url
 
     @property
     def key(self) -> str:
-        """Its folder in a claim or cache: the same for all jobs that want the same."""
+        """The name of its folder in a claim or cache: equal for all jobs with the same URL and checksum."""
         readable = re.sub(r"[^a-z0-9.]+", "-", self.label.lower()).strip("-.")[:40]
         return f"{readable}-{hashlib.sha256(f'{self.url} {self.checksum}'.encode()).hexdigest()[:12]}"
 
     @property
     def place(self) -> str:
-        """Where it is kept, as text: one of the same text is the same."""
+        """The location that stores it. Inputs with equal locations share their files."""
         where = f"node:{self.node_cache.path.rstrip('/')}" if self.node_cache else f"claim:{self.claim_name}"
         return f"{where}/{INPUTS_FOLDER}/{self.key}"

@@ -1,4 +1,4 @@
-"""The whole resource as the rest of the operator sees it."""
+"""The parsed resource: metadata, typed spec and typed status."""
 
 import hashlib
 import json
@@ -13,13 +13,13 @@ from ddp_operator.api.rules import ONCE_RUN
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Status
 
-# The fixed limits that can end a job, or an attempt of it; the others are fields of the spec. docs/api.md has all.
+# Fixed limits that can end a job or an attempt. Further limits are fields of the spec; docs/api.md lists all.
 CRASH_LOOP_FAILURES: Final = 3
 SILENT_POD_SECONDS: Final = 60
-"""A pod that runs may be on a lost node. Kubernetes finds that out after 50 seconds (40 before 1.32), and a kubelet
-that lives has reported by then too; the next attempt could not begin before the end of that pod anyway."""
+"""Wait for the report of a running pod after a failure. The pod may be on a lost node, which Kubernetes detects after
+50 seconds (40 before 1.32)."""
 SILENT_START_SECONDS: Final = 15
-"""Secondary failures are often reported first: the pod that caused them still writes its traceback."""
+"""Wait for the root cause. Secondary failures are often reported first, while the cause still writes its traceback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class JobSize:
 
 @dataclass(frozen=True, slots=True)
 class DDPTrainingJob:
-    """A parsed ``DDPTrainingJob``: identity, typed spec, typed status."""
+    """A parsed ``DDPTrainingJob``."""
 
     name: str
     namespace: str
@@ -55,19 +55,21 @@ class DDPTrainingJob:
 
     @property
     def in_place_restarts(self) -> int:
-        """How often the launchers of an attempt that begins now may restart the workers in the same pods."""
-        asked, restarts = self.spec.recovery.in_place_restarts, self.status.restarts
-        if asked is not None:
-            return asked
-        # The failure that would be one too many in a row has to be the operator's to judge.
-        last_try = restarts.without_progress >= CRASH_LOOP_FAILURES - 1
-        if self.spec.rendezvous.backend == "static" or last_try:
+        """The number of restarts in the same pods that the launchers may do in an attempt that starts now."""
+        recovery = self.spec.recovery
+        restarts = self.status.restarts
+        if recovery.in_place_restarts is not None:
+            return recovery.in_place_restarts
+
+        # The next failure without progress may end the job, which only the operator decides.
+        next_failure_may_end_job = restarts.without_progress >= CRASH_LOOP_FAILURES - 1
+        if self.spec.rendezvous.backend == "static" or next_failure_may_end_job:
             return 0
-        return max(0, self.spec.recovery.max_restarts - restarts.used)
+        return max(0, recovery.max_restarts - restarts.used)
 
     @property
     def spares(self) -> int:
-        """How many pods there are beside the nodes."""
+        """The number of spare pods in addition to the nodes."""
         return self.spec.spares or 0
 
     @property
@@ -86,33 +88,35 @@ class DDPTrainingJob:
 
     @property
     def claimed_gpus(self) -> int:
-        """How many GPUs each pod has by resource claims."""
+        """The number of GPUs that each pod gets by resource claims."""
         return self.status.claims.gpus if self.status.claims is not None else 0
 
     @property
     def tracking_run(self) -> str:
-        """The identity of the job's run in trackers; empty where it is not tracked.
+        """The identity of the job's run in trackers; empty without tracking.
 
-        The name tells people which one it is, the UID tells it from another resource of the same name.
+        The UID distinguishes the run from that of a later job with the same name.
         """
         tracking = self.spec.tracking
-        return "" if tracking is None else tracking.run_id or f"{self.name}-{self.uid[:8]}"
+        if tracking is None:
+            return ""
+        return tracking.run_id or f"{self.name}-{self.uid[:8]}"
 
     @property
     def counts_in_place(self) -> bool:
-        """Whether a restart in the same pods counts towards recovery.maxRestarts: it has no budget of its own."""
+        """Whether restarts in the same pods count towards recovery.maxRestarts, as they have no separate limit."""
         return self.spec.recovery.in_place_restarts is None
 
     @property
     def spec_digest(self) -> str:
-        """A digest of the fields of the spec by which a Job is replaced where they change before a pod has run."""
+        """A digest of the fields whose change replaces the Job before a pod has run."""
         fields = msgspec.to_builtins(self.spec)
         kept = {name: fields[name] for name in (*ONCE_RUN, "inputs") if name in fields}
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def owner_reference(job: DDPTrainingJob, *, controller: bool = True) -> dict[str, Any]:
-    """Return the owner reference that every child carries, so that deletion works with the operator down."""
+    """Return the owner reference of every child: Kubernetes then deletes children while the operator is down too."""
     return {
         "apiVersion": constants.API_VERSION,
         "kind": constants.KIND,
@@ -124,13 +128,16 @@ def owner_reference(job: DDPTrainingJob, *, controller: bool = True) -> dict[str
 
 
 def kueue_metadata(job: DDPTrainingJob) -> dict[str, dict[str, str]]:
-    """Return the labels and annotations of the resource that are for Kueue, which looks for them at the Job."""
-    domain = constants.KUEUE_DOMAIN
-    labels, annotations = (
-        {key: value for key, value in given.items() if f".{key}".partition("/")[0].endswith(f".{domain}")}
-        for given in (job.labels, job.annotations)
-    )
+    """Return the resource's labels and annotations for Kueue. Kueue reads them from the Job."""
+    labels = _select_kueue_keys(job.labels)
+    annotations = _select_kueue_keys(job.annotations)
     if constants.KUEUE_MIN_PARALLELISM in annotations:
         # With fewer pods at a time than completions, the last indices would run after the others have ended.
         annotations[constants.KUEUE_SYNC_COMPLETIONS] = "true"
     return {"labels": labels, "annotations": annotations}
+
+
+def _select_kueue_keys(pairs: Mapping[str, str]) -> dict[str, str]:
+    """Return the pairs whose key has Kueue's domain, or a subdomain of it."""
+    suffix = f".{constants.KUEUE_DOMAIN}"
+    return {key: value for key, value in pairs.items() if f".{key}".partition("/")[0].endswith(suffix)}

@@ -1,7 +1,7 @@
-"""A job's own values over those of its profile, by the rules by which Kubernetes merges a patch into a pod template.
+"""Merge a job's own values into those of its profile, with the rules of a strategic merge patch of Kubernetes.
 
-There is no kept library for it in Python. What is no pod template has no list that is merged, so one function serves
-both.
+No maintained Python library implements them. Only pod templates have lists that are merged, so one function serves the
+template and the remaining spec.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,16 +22,16 @@ MERGE_KEYS: Final = {
     "schedulingGates": "name",
     "topologySpreadConstraints": "topologyKey",
 }
-"""Lists of a pod template that are merged item by item, and what tells the items apart:
+"""Lists of a pod template that are merged item by item, and the field that identifies an item: the
 ``x-kubernetes-patch-merge-key`` of Kubernetes' OpenAPI. Every other list, such as args and tolerations, is replaced."""
 ALTERNATIVES: Final = frozenset({"env", "resourceClaims", "volumes"})
-"""Lists whose items have one of several sources. An item that is given again keeps no member that it does not name,
-since with two sources it would be refused: ``retainKeys`` in Kubernetes, which has no such strategy for env."""
+"""Lists whose items have exactly one of several sources. An own item keeps no member of the base's item that it does
+not name, because an item with two sources is invalid: ``retainKeys`` in Kubernetes, which env does not have there."""
 DIRECTIVE: Final = "$patch"
 
 
 def merge(base: Any, own: Any, field: str = "") -> Any:
-    """Return ``own`` over ``base``, both left as they are; ``field``: the name of the member that holds them.
+    """Return ``own`` merged into ``base``, without changing either. ``field``: the name of the member that has them.
 
     A null removes a member. ``$patch: replace`` in an object or in a list keeps nothing of the base, and an item of a
     merged list with ``$patch: delete`` removes the base's.
@@ -59,9 +59,9 @@ def _is_keyed(items: Any, key: str) -> bool:
 
 
 def _merge_items(base: Sequence[Any], own: Sequence[Any], key: str, *, keep: bool) -> list[Any]:
-    """Merge lists of objects. The own items keep their order; one of the base alone stays before those it was before.
+    """Merge lists of objects. Own items keep their order; an item of the base alone stays before its successors.
 
-    ``keep``: an own item keeps the members of the base's that it does not name.
+    ``keep``: an own item keeps the members of the base's item that it does not name.
     """
     if any(item.get(DIRECTIVE) == "replace" for item in own):
         return [item for item in own if DIRECTIVE not in item]

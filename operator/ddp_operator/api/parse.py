@@ -1,7 +1,7 @@
-"""From YAML or JSON to typed values; every refusal names the field and the remedy.
+"""Parse YAML or JSON into typed values. Every refusal names the field and the remedy.
 
-``parse_resource`` is what the operator does with an object that the API server has already validated.
-``parse_manifest`` does the API server's part as well (schema, defaults, CEL rules), for tools that work without one.
+``parse_resource`` parses an object that an API server has validated. ``parse_manifest`` also does the validation of
+the API server (schema, defaults, CEL rules), for tools that work without one.
 """
 
 import math
@@ -25,21 +25,21 @@ from ddp_operator.api.status import Status
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One file: the training job with its defaults, and the other objects that came with it (ConfigMaps, …)."""
+    """The objects of one file: the training job with its defaults, and others such as ConfigMaps."""
 
     job: DDPTrainingJob
     resource: Mapping[str, Any]
     others: tuple[Mapping[str, Any], ...] = ()
     written: Mapping[str, Any] = field(default_factory=dict)
-    """The job as the file has it, without defaults."""
+    """The job of the file, without defaults."""
     completed: Mapping[str, Any] = field(default_factory=dict)
-    """The spec as the file and its profile have it, without defaults."""
+    """The spec of the file merged with its profile, without defaults."""
     children: tuple[Mapping[str, Any], ...] = ()
-    """The children of its first attempt in the order of creation, once that has been checked too."""
+    """The children of the first attempt in the order of creation. ``validation`` sets them."""
 
 
 def parse_status(raw: Mapping[str, Any]) -> Status:
-    """Return a resource's status. An unreadable one counts as none: the next pass writes it anew."""
+    """Return the status of a resource. An invalid status counts as empty: the next pass overwrites it."""
     try:
         return msgspec.convert(raw.get("status") or {}, Status)
     except msgspec.ValidationError:
@@ -49,7 +49,7 @@ def parse_status(raw: Mapping[str, Any]) -> Status:
 def parse_resource(raw: Mapping[str, Any], spec: Spec | None = None, locked: tuple[str, ...] = ()) -> DDPTrainingJob:
     """Return the typed resource.
 
-    ``spec``: what has been made of this generation's already; ``locked``: what the job's profile locks.
+    ``spec``: the parsed spec of this generation, if it is known. ``locked``: the fields that the job's profile locks.
 
     Raises: InvalidManifest.
     """
@@ -73,72 +73,88 @@ def parse_resource(raw: Mapping[str, Any], spec: Spec | None = None, locked: tup
 
 
 FindProfile = Callable[[str, str, str], Mapping[str, Any] | None]
-"""Returns a profile by its kind, the namespace that the job names, if any, and its name."""
+"""Returns a profile by its kind, the namespace that the job names (or ""), and its name; None if there is none."""
 
 
 def find_none(kind: str, namespace: str, name: str) -> None:
-    """Return None: no profile is known."""
+    """Return None for every profile."""
 
 
 def find_among(documents: Iterable[Mapping[str, Any]], otherwise: FindProfile = find_none) -> FindProfile:
-    """Return what finds profiles among these objects, whatever their namespaces."""
-    found = {(one.get("kind"), (one.get("metadata") or {}).get("name")): one for one in documents}
-    return lambda kind, namespace, name: found.get((kind, name)) or otherwise(kind, namespace, name)
+    """Return a function that finds profiles among these objects, in any namespace, and then by ``otherwise``."""
+    by_name = {(document.get("kind"), (document.get("metadata") or {}).get("name")): document for document in documents}
+    return lambda kind, namespace, name: by_name.get((kind, name)) or otherwise(kind, namespace, name)
 
 
 def parse_manifest(text: str, code: Mapping[str, Any] | None = None, profiles: FindProfile = find_none) -> Manifest:
-    """Return the one training job in a YAML file (which may hold other objects too), fully checked offline.
+    """Return the training job of a YAML file, fully checked offline. The file may have further objects.
 
-    ``code``: what its spec.code is to be, but for what only the file says there (mountPath).
-    Its profile is looked for in the file, then by ``profiles``.
+    ``code``: replaces spec.code, except mountPath and pip of the file.
+    ``profiles``: finds a profile that is not in the file.
 
     Raises: InvalidManifest.
     """
     documents = load_documents(text)
-    ours = [d for d in documents if d.get("kind") == constants.KIND]
-    if len(ours) != 1:
-        kinds = {str(d.get("kind")) for d in documents}
-        found = ", ".join(sorted(kinds)) or "nothing"
-        problem = "no" if not ours else f"{len(ours)} objects of"
-        convertible = "PyTorchJob" in kinds and not ours
-        remedy = "convert the PyTorchJob with `ddp convert`" if convertible else "it must have exactly one"
-        words = f"the file has {problem} kind {constants.KIND} (found: {found}); {remedy}"
-        raise InvalidManifest([FieldError("kind", words)])
-    raw = ours[0]
-    if raw.get("apiVersion") != constants.API_VERSION:
-        words = f"must be {constants.API_VERSION}; change it"
-        raise InvalidManifest([FieldError("apiVersion", words, raw.get("apiVersion"))])
+    raw = _select_job(documents)
     _check_shape(raw)
-    others = tuple(d for d in documents if d is not raw)
+    others = tuple(document for document in documents if document is not raw)
+
     if code is not None and isinstance(raw.get("spec"), Mapping):
-        kept = {name: value for name, value in (raw["spec"].get("code") or {}).items() if name in ("mountPath", "pip")}
+        written = raw["spec"].get("code") or {}
+        kept = {name: written[name] for name in written if name in ("mountPath", "pip")}
         raw = {**raw, "spec": {**raw["spec"], "code": {**kept, **code}}}
+
     own = _as_stored(raw.get("spec"), _spec_schema())
     completed, locked = _complete(raw, own, find_among(others, profiles))
     job = parse_resource(dict(raw) | {"spec": completed}, locked=locked)
     spec = msgspec.json.decode(msgspec.json.encode(job.spec))
-    from ddp_operator.api.cel import check_rules  # needs cel-expr-python, which the operator's image does not carry
 
-    # The API server is given the job as it is written, the operator then asks it about the whole.
-    for part in (own, spec) if job.spec.profile_ref else (spec,):
-        errors = check_rules(dict(raw) | {"spec": _with_defaults(part, build_spec_schema())})
+    from ddp_operator.api.cel import check_rules  # needs cel-expr-python, which the operator's image does not have
+
+    # As in a cluster: the API server checks the job without its profile, then the operator has it check the whole.
+    for checked in (own, spec) if job.spec.profile_ref else (spec,):
+        errors = check_rules(dict(raw) | {"spec": _with_defaults(checked, build_spec_schema())})
         if errors:
             raise InvalidManifest(errors)
+
     resource = dict(raw) | {"spec": _with_defaults(spec, _spec_schema())}
     return Manifest(job, resource, others, dict(raw) | {"spec": own}, completed)
 
 
+def _select_job(documents: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the only training job among the objects of a file. Raises: InvalidManifest."""
+    jobs = [document for document in documents if document.get("kind") == constants.KIND]
+    if len(jobs) != 1:
+        kinds = {str(document.get("kind")) for document in documents}
+        listed = ", ".join(sorted(kinds)) or "nothing"
+        problem = f"{len(jobs)} objects of" if jobs else "no"
+        remedy = "it must have exactly one"
+        if "PyTorchJob" in kinds and not jobs:
+            remedy = "convert the PyTorchJob with `ddp convert`"
+        message = f"the file has {problem} kind {constants.KIND} (found: {listed}); {remedy}"
+        raise InvalidManifest([FieldError("kind", message)])
+
+    [job] = jobs
+    version = job.get("apiVersion")
+    if version != constants.API_VERSION:
+        message = f"must be {constants.API_VERSION}; change it"
+        raise InvalidManifest([FieldError("apiVersion", message, version)])
+    return job
+
+
 def _complete(raw: Mapping[str, Any], own: Any, profiles: FindProfile) -> tuple[Any, tuple[str, ...]]:
-    """Return the spec of a manifest with its profile, and what that locks. Raises: InvalidManifest."""
+    """Return the spec of a manifest merged with its profile, and the locked fields. Raises: InvalidManifest."""
     reference = profile_reference(raw)
     if reference is None:
         return own, ()
     kind, name = reference
-    found = profiles(kind, raw["metadata"].get("namespace") or "", name)
-    if found is None:
-        words = f"there is no {kind} {name}; create it, give a file that has it with --profiles, or correct the name"
-        raise InvalidManifest([FieldError("spec.profileRef", words)])
-    profile = read_profile(found)
+    raw_profile = profiles(kind, raw["metadata"].get("namespace") or "", name)
+    if raw_profile is None:
+        message = (
+            f"{kind} {name} does not exist; create it, pass a file that has it with --profiles, or correct the name"
+        )
+        raise InvalidManifest([FieldError("spec.profileRef", message)])
+    profile = read_profile(raw_profile)
     spec, errors = complete_spec(own, profile)
     if errors:
         raise InvalidManifest(errors)
@@ -146,31 +162,40 @@ def _complete(raw: Mapping[str, Any], own: Any, profiles: FindProfile) -> tuple[
 
 
 def _check_shape(raw: Mapping[str, Any]) -> None:
-    """Check what lies outside spec: the API server's object meta and unknown top-level fields."""
-    below = {name: f"it belongs below spec: spec.{name}" for name in _SPEC}
-    unknown = [str(name) for name in raw if name not in _TOP_LEVEL]
-    errors = [unknown_member(name, "", _TOP_LEVEL, belongs=below.get(name, "")) for name in unknown]
-    metadata = raw.get("metadata")
-    name = metadata.get("name") if isinstance(metadata, Mapping) else None
-    if metadata is not None and not isinstance(metadata, Mapping):
-        errors.append(FieldError("metadata", "must be an object with a name"))
-    elif name is not None and not isinstance(name, str):
-        errors.append(FieldError("metadata.name", "must be a string; quote it", name))
-    elif not name:
-        errors.append(FieldError("metadata.name", "Required value: add a name"))
-    elif isinstance(metadata, Mapping):
-        errors += [unknown_member(str(name), "metadata", _METADATA) for name in metadata if name not in _METADATA]
-        checked = (check_strings(metadata.get(part), f"metadata.{part}") for part in ("labels", "annotations"))
-        errors += filter(None, checked)
-        namespace = metadata.get("namespace")
-        if namespace is not None and not isinstance(namespace, str):
-            errors.append(FieldError("metadata.namespace", "must be a string", namespace))
+    """Check the top-level fields and the metadata. Raises: InvalidManifest."""
+    errors = []
+    for name in map(str, raw):
+        if name not in _TOP_LEVEL:
+            remedy = f"it belongs below spec: spec.{name}" if name in _SPEC else ""
+            errors.append(unknown_member(name, "", _TOP_LEVEL, belongs=remedy))
+    errors += _check_metadata(raw.get("metadata"))
     if errors:
         raise InvalidManifest(errors)
 
 
+def _check_metadata(metadata: Any) -> list[FieldError]:
+    """Return the errors of the metadata that the API server would report."""
+    if metadata is not None and not isinstance(metadata, Mapping):
+        return [FieldError("metadata", "must be an object with a name")]
+    name = (metadata or {}).get("name")
+    if name is not None and not isinstance(name, str):
+        return [FieldError("metadata.name", "must be a string; quote it", name)]
+    if not metadata or not name:
+        return [FieldError("metadata.name", "Required value: add a name")]
+
+    errors = [unknown_member(str(member), "metadata", _METADATA) for member in metadata if member not in _METADATA]
+    for member in ("labels", "annotations"):
+        error = check_strings(metadata.get(member), f"metadata.{member}")
+        if error is not None:
+            errors.append(error)
+    namespace = metadata.get("namespace")
+    if namespace is not None and not isinstance(namespace, str):
+        errors.append(FieldError("metadata.namespace", "must be a string", namespace))
+    return errors
+
+
 _CONTAINER = "spec.template.spec.containers"
-# What other operators and torchrun call it, or where Kubernetes has it: field of spec -> what to write instead.
+# Names of other operators, torchrun and Kubernetes for fields that have another name or place here -> the remedy.
 _ELSEWHERE = {
     **dict.fromkeys(
         ("gpu", "gpus", "gpuPerNode", "gpusPerNode", "numGpus"),
@@ -188,7 +213,7 @@ _ELSEWHERE = {
 }
 _SPEC = frozenset(field.encode_name for field in msgspec.structs.fields(Spec))
 _TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec", "status")
-# ObjectMeta of Kubernetes; those a user writes come first.
+# Members of Kubernetes' ObjectMeta; those that users write come first.
 _METADATA = (
     *("name", "namespace", "labels", "annotations", "generateName", "finalizers", "ownerReferences"),
     *("creationTimestamp", "deletionGracePeriodSeconds", "deletionTimestamp", "generation", "managedFields"),
@@ -206,9 +231,9 @@ def _parse_spec(raw: Any) -> Spec:
 
 
 def _as_stored(value: Any, schema: Mapping[str, Any]) -> Any:
-    """Return a value as the API server stores it: without nulls, 2.0 as 2. What Kubernetes defines is left alone."""
+    """Return a value as the API server stores it: without nulls, and 2.0 as 2. Types of Kubernetes are unchanged."""
     if isinstance(value, int | float) and not -(2**63) <= value < 2**63:
-        return math.inf  # no integer of 64 bits: a number of another type, and not finite so that it stays one
+        return math.inf  # not an integer of 64 bits; an infinite float is never converted back to an integer
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
@@ -219,7 +244,7 @@ def _as_stored(value: Any, schema: Mapping[str, Any]) -> Any:
     return {
         key: _as_stored(item, known.get(key, {}))
         for key, item in value.items()
-        if item is not None or key not in known  # kubectl refuses an unknown field also where it is null
+        if item is not None or key not in known  # kubectl refuses an unknown field even if its value is null
     }
 
 
@@ -229,38 +254,47 @@ def _spec_schema() -> dict[str, Any]:
 
 
 def _explain(text: str) -> FieldError:
-    """Turn msgspec's sentence into ours."""
-    match = re.fullmatch(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", text, re.DOTALL)
+    """Convert an error message of msgspec to the API server's message, with a remedy."""
+    match = re.fullmatch(r"(?P<problem>.*?)(?: - at `\$(?P<path>.*)`)?", text, re.DOTALL)
     assert match
     path = "spec" + (match["path"] or "")
-    what = match["what"]
-    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", what)
+    problem = match["problem"]
+
+    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", problem)
     if unknown:
+        name = unknown[1]
         known = tuple(_schema_at(path).get("properties", ()))
-        return unknown_member(unknown[1], path, known, belongs=_ELSEWHERE.get(unknown[1], "") if path == "spec" else "")
-    missing = re.fullmatch(r"Object missing required field `(.*)`", what)
+        remedy = _ELSEWHERE.get(name, "") if path == "spec" else ""
+        return unknown_member(name, path, known, belongs=remedy)
+
+    missing = re.fullmatch(r"Object missing required field `(.*)`", problem)
     if missing:
         return FieldError(f"{path}.{missing[1]}", "Required value: it has no default; add it")
-    wrong_type = re.fullmatch(r"Expected `(.*)`, got `(.*)`", what)
+
+    wrong_type = re.fullmatch(r"Expected `(.*)`, got `(.*)`", problem)
     if wrong_type:
-        wanted, got = _json_type(wrong_type[1].replace(" | null", "")), _json_type(wrong_type[2])
-        words = f'{path} in body must be of type {wanted}: "{got}"'  # as the API server says it
-        return FieldError(path, f"{words}; {_remedy(wanted, path)}", got)
-    wrong_choice = re.fullmatch(r"Invalid enum value '?(.*?)'?", what)
+        expected = _json_type(wrong_type[1].replace(" | null", ""))
+        actual = _json_type(wrong_type[2])
+        message = f'{path} in body must be of type {expected}: "{actual}"; {_find_type_remedy(expected, path)}'
+        return FieldError(path, message, actual)
+
+    wrong_choice = re.fullmatch(r"Invalid enum value '?(.*?)'?", problem)
     if wrong_choice:
         allowed = ", ".join(f'"{choice}"' for choice in _schema_at(path).get("enum", ()))
         return FieldError(path, f'Unsupported value: "{wrong_choice[1]}": supported values: {allowed}')
-    return FieldError(path, what)
+
+    return FieldError(path, problem)
 
 
-def _remedy(wanted: str, path: str) -> str:
-    """Return how to write a value of that type."""
-    if wanted == "object" and (members := _schema_at(path).get("properties")):
+def _find_type_remedy(expected: str, path: str) -> str:
+    """Return how to write a value of a JSON type."""
+    members = _schema_at(path).get("properties")
+    if expected == "object" and members:
         return f"write its fields below it: {', '.join(members)}"
-    return _REMEDIES.get(wanted, "write one")
+    return _TYPE_REMEDIES.get(expected, "write one")
 
 
-_REMEDIES = {
+_TYPE_REMEDIES = {
     "integer": "write a whole number, without quotes",
     "boolean": "write true or false, without quotes",
     "string": "quote it",
@@ -283,7 +317,7 @@ def _schema_at(path: str) -> dict[str, Any]:
 
 
 def _with_defaults(value: Any, schema: Mapping[str, Any]) -> Any:
-    """Fill in defaults as the API server does, at every level that is present or has a default itself."""
+    """Add defaults as the API server does: at every level that is present or has a default."""
     if not isinstance(value, Mapping) or "properties" not in schema:
         return value
     filled = dict(value)
@@ -302,17 +336,17 @@ _MOST_DEPTH = 100
 
 
 def _refuse_expansion() -> InvalidManifest:
-    words = (
+    message = (
         f"not valid YAML: expands to more than {_MOST_NODES} values, {_MOST_CHARACTERS >> 20} MiB or {_MOST_DEPTH} "
-        "levels; write it with fewer aliases (*name), or split it"
+        "levels; use fewer aliases (*name), or split the file"
     )
-    return InvalidManifest([FieldError("the file", words)])
+    return InvalidManifest([FieldError("the file", message)])
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """PyYAML takes the last of two equal keys silently; kubectl refuses them, so we do.
+    """Loader that refuses equal keys, as kubectl does; PyYAML uses the last of them silently.
 
-    What aliases and merges expand to is bounded for the whole file: a node counts each time that it is referred to.
+    It bounds the expanded size of the file: a node counts each time that an alias or a merge refers to it.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -334,7 +368,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return node
 
     def compose_document(self) -> Any:
-        """Read a document, and count what it expands to. Raises: InvalidManifest."""
+        """Read a document and count its expanded size. Raises: InvalidManifest."""
         self._expanded = {}
         document = super().compose_document()
         nodes, characters = self._measure(document)
@@ -345,7 +379,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return document
 
     def _measure(self, node: Any) -> tuple[int, int]:
-        """Return how many nodes and characters a node expands to. Its depth is bounded already."""
+        """Return the expanded size of a node, in nodes and characters. Its depth is bounded already."""
         known = self._expanded.get(id(node))
         if known is not None:
             return known
@@ -375,7 +409,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-# kubectl hands an unquoted date on as the text it is; so do we.
+# An unquoted date stays a string, as in kubectl.
 _UniqueKeyLoader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -383,23 +417,23 @@ _UniqueKeyLoader.yaml_implicit_resolvers = {
 
 
 def load_documents(text: str) -> list[dict[str, Any]]:
-    """Return the objects of a YAML file, as kubectl would read them. Raises: InvalidManifest."""
+    """Return the objects of a YAML file, as kubectl reads them. Raises: InvalidManifest."""
     if len(text) > _MOST_TEXT:
-        words = f"has more than {_MOST_TEXT >> 20} MiB; give the path of a manifest, and keep data elsewhere"
-        raise InvalidManifest([FieldError("the file", words)])
+        message = f"has more than {_MOST_TEXT >> 20} MiB; pass the path of a manifest, and store data elsewhere"
+        raise InvalidManifest([FieldError("the file", message)])
     try:
-        documents = [d for d in yaml.load_all(text, Loader=_UniqueKeyLoader) if d is not None]
+        documents = [document for document in yaml.load_all(text, Loader=_UniqueKeyLoader) if document is not None]
     except InvalidManifest:
         raise
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"
-        problem = getattr(error, "problem", None) or "is no YAML"
+        problem = getattr(error, "problem", None) or "cannot be parsed"
         raise InvalidManifest([FieldError(where, f"not valid YAML: {problem}; fix the file there")]) from None
     except (ValueError, RecursionError, UnicodeError) as error:
         raise InvalidManifest([FieldError("the file", f"not valid YAML: {error}")]) from None
     for document in documents:
         if not isinstance(document, dict):
-            words = "contains something that is not a Kubernetes object; remove it, or give the path of a job's YAML"
-            raise InvalidManifest([FieldError("the file", words)])
+            message = "contains a document that is not a Kubernetes object; remove it, or pass the path of a job's YAML"
+            raise InvalidManifest([FieldError("the file", message)])
     return documents

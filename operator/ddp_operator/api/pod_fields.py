@@ -1,6 +1,6 @@
-"""The fields of a pod that people write most, for refusals that name the one which was meant.
+"""The most used fields of a pod, for refusals that suggest the intended field.
 
-Kubernetes itself decides which fields exist. A test compares this table with its schemas.
+A test compares this table with the schemas of Kubernetes.
 """
 
 import difflib
@@ -59,11 +59,11 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
 """The path of an object, with ``[]`` for the items of a list -> its fields."""
 _CONTAINERS: Final = re.escape(POD) + r"\.(initC|c)ontainers\[\]"
 _REPORTED: Final = 10
-_NAME_LIMIT: Final = 64  # characters of a name for which similar ones are searched
+_NAME_LIMIT: Final = 64  # no similar field is searched for a longer name
 
 
 def unknown_field(path: str) -> FieldError:
-    """Return the refusal of a field that Kubernetes does not know, with the one that was probably meant."""
+    """Return the refusal of a field that Kubernetes does not know. It suggests the field that was probably meant."""
     parent, _, name = path.rpartition(".")
     return FieldError("", f'unknown field "{path}"; {_find_remedy(_without_indices(parent), name)}')
 
@@ -80,7 +80,7 @@ def _find_remedy(parent: str, name: str) -> str:
 
 
 def _find_similar(name: str, known: tuple[str, ...]) -> str:
-    """Return the field that is spelt like ``name``, or short for it (env for environment); empty if there is none."""
+    """Return the field with a similar spelling, or a prefix of ``name`` (env for environment); empty if none."""
     if len(name) > _NAME_LIMIT:
         return ""
     nearly_equal = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
@@ -114,6 +114,6 @@ def _without_indices(path: str) -> str:
 
 
 def explain_refusal(message: str) -> str:
-    """Return what an API server says of a child in the words in which the same is said offline, where it is known."""
+    """Return an API server's message about a child. Messages about unknown fields become those of offline checks."""
     unknown = re.findall(r'unknown field "([^"]+)"', message)
     return "\n".join(str(unknown_field(path)) for path in unknown[:_REPORTED]) or message

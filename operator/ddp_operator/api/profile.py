@@ -1,4 +1,4 @@
-"""Profiles: what a platform gives a job and locks. Pure: the profile and the job's own spec give the whole one."""
+"""Profiles: values that a platform gives to jobs, and locked fields. Pure."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from ddp_operator.kubeobjects import find_trainer
 _ABSENT: Final[Any] = object()
 _POD: Final = "template.spec."
 _MOUNTS: Final = f"containers[{TRAINER_CONTAINER}].volumeMounts"
-# What a job's pods get by fields of its spec beside the template: paths below template.spec by field.
+# Fields of a spec outside the template that change the pods -> the paths below template.spec that they change.
 _FILLED: Final[Mapping[str, tuple[str, ...]]] = {
     "inputs": ("volumes", _MOUNTS),
     "checkpoint": ("volumes", _MOUNTS),
@@ -42,7 +42,7 @@ _FILLED: Final[Mapping[str, tuple[str, ...]]] = {
     "tracking.mlflow.secretRef": (f"containers[{TRAINER_CONTAINER}].envFrom",),
     "tracking.wandb.secretRef": (f"containers[{TRAINER_CONTAINER}].envFrom",),
 }
-_BELOW_TEMPLATE: Final = ("checkpoint.graceSeconds", "scheduling.gang")  # where the template sets it, that wins
+_BELOW_TEMPLATE: Final = ("checkpoint.graceSeconds", "scheduling.gang")  # the template's value takes precedence
 _DEFAULTS: Final[Mapping[str, str]] = {
     "network.profile": "auto",
     "scheduling.gang": "None",
@@ -53,7 +53,7 @@ _STEP: Final = re.compile(r"[^.\[\]]+|\[[^\[\]]+\]")
 
 
 def profile_reference(resource: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return kind and name of the profile that a resource names; None: none, or nothing that could be a name."""
+    """Return kind and name of the profile that a resource names; None if it names none, or the name is no string."""
     spec = resource.get("spec")
     reference = spec.get("profileRef") if isinstance(spec, Mapping) else None
     if not isinstance(reference, Mapping) or not isinstance(reference.get("name"), str):
@@ -62,14 +62,17 @@ def profile_reference(resource: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def read_profile(raw: Mapping[str, Any], defaults: Profile | None = None) -> Profile:
-    """Return what a job takes of a profile as it is now, with a digest of that. Raises: InvalidManifest.
+    """Return a copy of a profile's values and locks, with their digest. Raises: InvalidManifest.
 
-    ``defaults``: what it has where neither the job nor the profile sets it.
+    ``defaults``: values of fields that neither the job nor the profile sets.
     """
     spec = raw.get("spec") or {}
-    job, locked = spec.get("job") or {}, spec.get("locked") or []
+    job = spec.get("job") or {}
+    locked = spec.get("locked") or []
     if not isinstance(job, Mapping) or not isinstance(locked, list):
-        raise InvalidManifest([FieldError("spec", "must have an object job and a list locked; see docs/profiles.md")])
+        raise InvalidManifest(
+            [FieldError("spec", "job must be an object and locked a list; correct the profile, see docs/profiles.md")]
+        )
     if defaults is not None:
         job = {**job, **merge(defaults.job, {name: job[name] for name in defaults.job if name in job})}
     digest = hashlib.sha256(json.dumps([job, locked], sort_keys=True).encode()).hexdigest()[:16]
@@ -77,54 +80,56 @@ def read_profile(raw: Mapping[str, Any], defaults: Profile | None = None) -> Pro
 
 
 def complete_spec(own: Mapping[str, Any], profile: Profile) -> tuple[dict[str, Any], list[FieldError]]:
-    """Return a job's whole spec, and where its own values differ from locked ones: there it has the profile's.
+    """Return a job's complete spec, and the errors of own values that differ from locked ones.
 
-    ``own``: the spec as it is written, without defaults.
+    In the returned spec a locked field has the profile's value. ``own``: the written spec, without defaults.
     """
-    base, own = same_trainer(profile.job, own)
+    base, own = unify_trainer_names(profile.job, own)
     spec: dict[str, Any] = merge(base, own)
     trainer = find_trainer(spec.get("template") or {}).get("name", TRAINER_CONTAINER)
     errors = []
     for path in profile.locked:
         steps = _STEP.findall(path.replace(f"containers[{TRAINER_CONTAINER}]", f"containers[{trainer}]"))
-        wanted, found = _read(base, steps), _read(spec, steps)
-        if found != wanted:
-            errors.append(_explain_lock(path, profile, wanted, found))
-        own, spec = _drop(own, base, steps)
-    for field, path in _list_filled(profile.locked):
+        locked_value = _read(base, steps)
+        value = _read(spec, steps)
+        if value != locked_value:
+            errors.append(_explain_lock(path, profile, locked_value, value))
+        own, spec = _drop_change(own, base, steps)
+
+    for field, path in _list_indirect_changes(profile.locked):
         steps = _STEP.findall(field)
-        wanted = _read_filled(base, field)
-        found = _read_filled(spec, field)
+        value = _read_pod_change(spec, field)
         overridden = field in _BELOW_TEMPLATE and _read(spec, _STEP.findall(path)) is not _ABSENT
-        if found == wanted or overridden:
+        if value == _read_pod_change(base, field) or overridden:
             continue
-        errors.append(_explain_filled(field, path, profile, found))
-        own, spec = _drop(own, base, steps)
+        errors.append(_explain_indirect_change(field, path, profile, value))
+        own, spec = _drop_change(own, base, steps)
+
     policy = spec.get("networkPolicy")
     if isinstance(policy, Mapping) and not policy.get("enabled"):
-        # What the profile would let through was set for one that is enabled, and is refused without.
+        # The job disables the profile's policy. The profile's other members would be refused without `enabled`.
         kept = {"enabled", *(own.get("networkPolicy") or ())}
         spec["networkPolicy"] = {name: value for name, value in policy.items() if name in kept}
     return spec, errors
 
 
-def _drop(own: Mapping[str, Any], base: Mapping[str, Any], steps: list[str]) -> tuple[Any, dict[str, Any]]:
-    """Return a job's own values without what they change at these steps, and the spec that they give then.
+def _drop_change(own: Mapping[str, Any], base: Mapping[str, Any], steps: list[str]) -> tuple[Any, dict[str, Any]]:
+    """Return a job's own values without their change at these steps, and the spec that results.
 
-    Left out is the value itself or, where that is not enough, what the job has around it.
+    The change is the value itself or, if the result still differs, an object around it.
     """
-    wanted = _read(base, steps)
+    base_value = _read(base, steps)
     spec: dict[str, Any] = merge(base, own)
     for end in range(len(steps), 0, -1):
-        if _read(spec, steps) == wanted:
+        if _read(spec, steps) == base_value:
             break
         own = _without(own, steps[:end])
         spec = merge(base, own)
     return own, spec
 
 
-def _list_filled(locked: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each field beside the template by which a job would change what is locked there, and the lock."""
+def _list_indirect_changes(locked: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each field outside the template that changes a locked path of the template, and that lock."""
     for field, paths in _FILLED.items():
         parts = [_STEP.findall(f"{_POD}{path}") for path in paths]
         for lock in locked:
@@ -134,8 +139,8 @@ def _list_filled(locked: Sequence[str]) -> Iterator[tuple[str, str]]:
                 break
 
 
-def _read_filled(spec: Mapping[str, Any], field: str) -> Any:
-    """Return what a field gives to the pods; a default, and a checkpoint on a volume of the template, is nothing."""
+def _read_pod_change(spec: Mapping[str, Any], field: str) -> Any:
+    """Return the value of a field that changes pods; _ABSENT for a default, or a checkpoint on a template's volume."""
     value = _read(spec, _STEP.findall(field))
     if value == _DEFAULTS.get(field, _ABSENT):
         return _ABSENT
@@ -145,7 +150,7 @@ def _read_filled(spec: Mapping[str, Any], field: str) -> Any:
 
 
 def _read_checkpoint_volume(spec: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> Any:
-    trainer = find_trainer(spec["template"]) if _containers(spec) else {}
+    trainer = find_trainer(spec["template"]) if _list_containers(spec) else {}
     mounts = trainer.get("volumeMounts")
     path = str(checkpoint.get("path")).rstrip("/")
     mounted = isinstance(mounts, list) and path in {
@@ -154,16 +159,17 @@ def _read_checkpoint_volume(spec: Mapping[str, Any], checkpoint: Mapping[str, An
     return _ABSENT if mounted else (path, checkpoint.get("claimName"))
 
 
-def _explain_filled(field: str, path: str, profile: Profile, found: Any) -> FieldError:
-    words = (
-        f"changes what {profile.kind} {profile.name} locks at {path}, as it adds to the pods; leave it out, "
-        "or name another profile"
+def _explain_indirect_change(field: str, path: str, profile: Profile, value: Any) -> FieldError:
+    message = (
+        f"changes {path} of the pods, which {profile.kind} {profile.name} locks; leave it out, or name another profile"
     )
-    return FieldError(f"spec.{field}", words, *((found,) if isinstance(found, str) else ()))
+    if isinstance(value, str):
+        return FieldError(f"spec.{field}", message, value)
+    return FieldError(f"spec.{field}", message)
 
 
 def find_locked_part(pod: Mapping[str, Any], name: str, locked: Sequence[str]) -> Any:
-    """Return what of a member of a template's pod is locked; None: nothing that the template sets."""
+    """Return the locked part of a member of the template's pod spec; None if no part of it is locked and set."""
     value = pod.get(name)
     kept: dict[str, Any] = {}
     for lock in locked:
@@ -181,14 +187,16 @@ def find_locked_part(pod: Mapping[str, Any], name: str, locked: Sequence[str]) -
     return kept or None
 
 
-def _explain_lock(path: str, profile: Profile, wanted: Any, found: Any) -> FieldError:
-    value = "" if wanted is _ABSENT else f" at {json.dumps(wanted, sort_keys=True)[:200]}"
-    words = f"locked{value} by {profile.kind} {profile.name}; leave it out, or name another profile"
-    return FieldError(f"spec.{path}", words, *(() if found is _ABSENT else (found,)))
+def _explain_lock(path: str, profile: Profile, locked_value: Any, value: Any) -> FieldError:
+    locked_at = "" if locked_value is _ABSENT else f" at {json.dumps(locked_value, sort_keys=True)[:200]}"
+    message = f"locked{locked_at} by {profile.kind} {profile.name}; leave it out, or name another profile"
+    if value is _ABSENT:
+        return FieldError(f"spec.{path}", message)
+    return FieldError(f"spec.{path}", message, value)
 
 
 def describe_values(value: Any, path: str = "", field: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every value below with its path, in the form in which it can be locked."""
+    """Yield every nested value with its path, in the notation of a profile's locks."""
     key = MERGE_KEYS.get(field)
     if isinstance(value, Mapping) and value:
         for name, member in value.items():
@@ -202,43 +210,56 @@ def describe_values(value: Any, path: str = "", field: str = "") -> Iterator[tup
         yield path, value
 
 
-def same_trainer(base: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Give the training containers of both one name, so that they are merged: they are the same whatever it is."""
-    theirs, ours = _containers(base), _containers(own)
-    if not theirs or not ours:
+def unify_trainer_names(base: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return both specs with one name for their training containers, so that a merge combines these."""
+    base_containers = _list_containers(base)
+    own_containers = _list_containers(own)
+    if not base_containers or not own_containers:
         return base, own
-    trainer, mine = find_trainer(base["template"]), find_trainer(own["template"])
-    name = mine.get("name") or trainer.get("name") or TRAINER_CONTAINER
-    if any(one is not trainer and one.get("name") == name for one in theirs):
-        return base, own  # another container of the profile's
-    return _rename(base, theirs, trainer, name), _rename(own, ours, mine, name)
+
+    base_trainer = find_trainer(base["template"])
+    own_trainer = find_trainer(own["template"])
+    name = own_trainer.get("name") or base_trainer.get("name") or TRAINER_CONTAINER
+    if any(container is not base_trainer and container.get("name") == name for container in base_containers):
+        return base, own  # another container of the profile has that name
+
+    return (
+        _rename_container(base, base_containers, base_trainer, name),
+        _rename_container(own, own_containers, own_trainer, name),
+    )
 
 
-def _containers(spec: Mapping[str, Any]) -> list[Any]:
+def _list_containers(spec: Mapping[str, Any]) -> list[Any]:
+    """Return the containers of a spec's template; none if they are malformed."""
     pod = (spec.get("template") or {}).get("spec")
-    found = pod.get("containers") if isinstance(pod, Mapping) else None
-    usable = isinstance(found, list) and all(isinstance(one, Mapping) for one in found)
-    return found if usable and found is not None else []
+    containers = pod.get("containers") if isinstance(pod, Mapping) else None
+    if not isinstance(containers, list) or not all(isinstance(container, Mapping) for container in containers):
+        return []
+    return containers
 
 
-def _rename(spec: Mapping[str, Any], containers: list[Any], one: Any, name: str) -> dict[str, Any]:
-    renamed = [{**item, "name": name} if item is one else item for item in containers]
+def _rename_container(spec: Mapping[str, Any], containers: list[Any], renamed: Any, name: str) -> dict[str, Any]:
+    containers = [{**container, "name": name} if container is renamed else container for container in containers]
     template = spec["template"]
-    return {**spec, "template": {**template, "spec": {**template["spec"], "containers": renamed}}}
+    return {**spec, "template": {**template, "spec": {**template["spec"], "containers": containers}}}
 
 
 def _find(value: Any, step: str) -> Any:
-    """Return the key or the index of a member: [NAME] is an item by its merge key, or a member of any name."""
+    """Return the key or the index of a member. [NAME] selects an item by its merge key, or a member of any name."""
     name = step.strip("[]")
     if isinstance(value, Mapping):
         return name if name in value else _ABSENT
-    items = enumerate(value) if isinstance(value, list) else ()
+    if not isinstance(value, list):
+        return _ABSENT
+    for index, item in enumerate(value):
+        if isinstance(item, Mapping) and name in _list_merge_values(item):
+            return index
+    return _ABSENT
+
+
+def _list_merge_values(item: Mapping[str, Any]) -> set[str]:
+    """Return the values of an item's members that are a merge key of any list."""
     keys = set(MERGE_KEYS.values())
-    named = (place for place, item in items if isinstance(item, Mapping) and name in _texts(item, keys))
-    return next(named, _ABSENT)
-
-
-def _texts(item: Mapping[str, Any], keys: set[str]) -> set[str]:
     return {str(item[key]) for key in keys & item.keys()}
 
 

@@ -1,10 +1,10 @@
-"""Rules of the spec as CEL, kept as data: they go into the CRD, and ``parse`` evaluates the very same text offline.
+"""CEL rules of the spec as data: the CRD contains them, and ``cel`` evaluates the same text offline.
 
-``at`` is the schema node that carries the rule (``self`` there), ``field`` the field that a refusal names, relative to
-it. A rule whose text holds ``oldSelf`` speaks about a change; it is evaluated only where an old object is at hand.
+``at`` is the schema node of the rule (its ``self``). ``field`` is the field that a refusal names, relative to ``at``.
+A rule whose text contains ``oldSelf`` is a transition rule; it is evaluated only if the stored object is known.
 
-Of a spec only ``nodes`` and ``suspend`` are always there: the schema has no other defaults, so that what a job leaves
-to its profile can be told from what it sets. A rule that looks at several fields takes ``_given`` for the others.
+The stored spec has defaults for ``nodes`` and ``suspend`` only: the operator must distinguish fields that the job sets
+from fields that it leaves to its profile. A rule that reads several fields uses ``_value_or_default`` for the others.
 """
 
 from dataclasses import dataclass
@@ -24,11 +24,11 @@ class Rule:
     message: str
     field: str = ""
     explanation: str = ""
-    """What is said instead of ``message`` where only the values tell it: CEL that makes a text of them."""
+    """CEL of a message that depends on values (``messageExpression``); used instead of ``message``."""
 
     @property
     def is_transition(self) -> bool:
-        """True where the rule compares with the stored object."""
+        """True if the rule compares with the stored object."""
         return "oldSelf" in self.cel
 
 
@@ -36,37 +36,39 @@ def _between(at: str, least: int, most: int, remedy: str) -> Rule:
     return Rule(at, f"self >= {least} && self <= {most}", f"must be between {least} and {most}; {remedy}")
 
 
-def _given(path: str, default: str | int | bool | list[str]) -> str:
-    """Return CEL for the value of a member at a path, or what it is where nobody gives it."""
-    value = str(default).lower() if isinstance(default, bool) else repr(default)
-    return f"({_is_there(path)} ? self.{path} : {value})"
+def _value_or_default(path: str, default: str | int | bool | list[str]) -> str:
+    """Return CEL for the value of the member at ``path``, or ``default`` if the member is absent."""
+    literal = str(default).lower() if isinstance(default, bool) else repr(default)
+    return f"({_is_set(path)} ? self.{path} : {literal})"
 
 
-def _is_there(path: str) -> str:
-    """Return CEL for whether there is a member at a path, and all above it."""
+def _is_set(path: str) -> str:
+    """Return CEL that is true if the member at ``path``, and every object above it, is set."""
     parts = path.split(".")
     return " && ".join(f"has(self.{'.'.join(parts[:end])})" for end in range(1, len(parts) + 1))
 
 
-# The operator asks about a whole spec, with all groups that a job has anyway; what lacks one may be completed yet.
+# A spec that lacks one of the groups with defaults is not complete: a profile may still add to it.
 _GROUPS = [
     field.encode_name for field in msgspec.structs.fields(Spec) if field.default_factory is not msgspec.NODEFAULT
 ]
-_PART = f"(has(self.profileRef) && !({' && '.join(map(_is_there, _GROUPS))}))"
+_IS_INCOMPLETE = f"(has(self.profileRef) && !({' && '.join(map(_is_set, _GROUPS))}))"
 
 
-def _companion(path: str, wanted: str, message: str) -> Rule:
-    """Return a rule that a member at a path has no meaning without others, which a profile may have instead."""
-    return Rule("spec", f"{_PART} || !({_is_there(path)}) || {wanted}", message, field=f".{path}")
+def _requires(path: str, condition: str, message: str) -> Rule:
+    """Return the rule that the member at ``path`` requires a condition on other members. A profile may set those."""
+    return Rule("spec", f"{_IS_INCOMPLETE} || !({_is_set(path)}) || {condition}", message, field=f".{path}")
 
 
-_BACKEND = _given("rendezvous.backend", Rendezvous().backend)
-_REQUIRED = _given("network.require", False)
-_CHECKS = _given("preflight.checks", [])
-_PORTS = _given("rendezvous.port", Rendezvous().port), _given("metrics.port", Metrics().port)
+_BACKEND = _value_or_default("rendezvous.backend", Rendezvous().backend)
+_REQUIRED = _value_or_default("network.require", False)
+_CHECKS = _value_or_default("preflight.checks", [])
+_HEALTH_CONDITIONS = _value_or_default("recovery.nodeHealth.conditions", [])
+_HEALTH_TAINTS = _value_or_default("recovery.nodeHealth.taints", [])
+_PORTS = _value_or_default("rendezvous.port", Rendezvous().port), _value_or_default("metrics.port", Metrics().port)
 
 ONCE_STARTED = ("profileRef", "elastic", "spares", "rendezvous", "metrics", "scheduling", "networkPolicy", "inputs")
-"""Fixed from attempt 1 on: objects that serve all attempts are built from them."""
+"""Immutable from attempt 1: the objects that all attempts share are built from them."""
 ONCE_RUN = (
     "procPerNode",
     "shm",
@@ -80,47 +82,58 @@ ONCE_RUN = (
     "code",
     "tracking",
 )
-"""Fixed once a pod has run; until then an edit replaces the attempt's Job."""
+"""Immutable after the first pod has run; until then an edit replaces the attempt's Job."""
 _DEADLINES = ("activeDeadlineSeconds", "pendingDeadlineSeconds")
 ONCE_ENDED = ("nodes", "suspend", "recovery", "idle", *_DEADLINES, "processGroupPolicy")
-"""Fixed once the job has ended: nothing would follow an edit."""
+"""Immutable after the job has ended: an edit would have no effect."""
 
 
 def _immutable() -> Rule:
-    """Return the rule of what may not be changed any more: a job that no pod has run of can be fixed, a later one not.
+    """Return the rule of the immutable fields, which depend on how far the job is.
 
-    One rule for all of them, and it asks first whether it is the status that changes, because then the spec does not
-    (they are written at different places). An API server evaluates all rules at each write, also of a status, and
-    copies the schema of all members whenever a rule looks at one: a rule for each field cost a third of such a write.
+    This is one rule for all fields, because the API server evaluates all rules at each write, also of the status, and
+    copies the schema of all members whenever a rule reads one: a rule for each field cost a third of such a write. The
+    rule first compares the status: a write that changes the status cannot change the spec.
     """
-    ended = "has(self.status.completionTime)"
-    run = f"({ended} || has(self.status.firstRunTime))"
-    groups = ((ONCE_STARTED, ""), (ONCE_RUN, run), (ONCE_ENDED, ended))
-    same, changed = [], []
-    for names, when in groups:
-        kept = [
-            f"has(self.spec.{name}) == has(oldSelf.spec.{name})"
-            f" && (!has(self.spec.{name}) || self.spec.{name} == oldSelf.spec.{name})"
-            for name in names
-        ]
-        same.append(f"(!{when} || ({' && '.join(kept)}))" if when else " && ".join(kept))
-        listed = " + ".join(f"({one} ? '' : 'spec.{name} ')" for name, one in zip(names, kept, strict=True))
-        changed.append(f"({when} ? {listed} : '')" if when else listed)
-    again = "delete the job and create it again"
+    has_ended = "has(self.status.completionTime)"
+    has_run = f"({has_ended} || has(self.status.firstRunTime))"
+    groups = ((ONCE_STARTED, ""), (ONCE_RUN, has_run), (ONCE_ENDED, has_ended))
+    unchanged_groups = []
+    changed_names = []
+    for names, condition in groups:
+        comparisons = {name: _is_unchanged(name) for name in names}
+        all_unchanged = " && ".join(comparisons.values())
+        listed = " + ".join(f"({unchanged} ? '' : 'spec.{name} ')" for name, unchanged in comparisons.items())
+        if condition:
+            unchanged_groups.append(f"(!{condition} || ({all_unchanged}))")
+            changed_names.append(f"({condition} ? {listed} : '')")
+        else:
+            unchanged_groups.append(all_unchanged)
+            changed_names.append(listed)
+    remedy = "delete the job and create it again"
     return Rule(
         "",
         "!has(self.status) || !has(oldSelf.status) || self.status != oldSelf.status"
-        f" || !has(self.status.attempt) || self.status.attempt == 0 || ({' && '.join(same)})",
+        f" || !has(self.status.attempt) || self.status.attempt == 0 || ({' && '.join(unchanged_groups)})",
         f"{', '.join(ONCE_STARTED)} can't be changed once the job has started; {', '.join(ONCE_RUN)} once a pod has "
-        f"run; {', '.join(ONCE_ENDED)} once the job has ended; {again}",
+        f"run; {', '.join(ONCE_ENDED)} once the job has ended; {remedy}",
         field=".spec",
-        explanation=f"""({" + ".join(changed)}).trim().replace(' ', ', ') + """
-        f"""({ended} ? " can't be changed once the job has ended" : " can't be changed once the job has started") + """
-        f"""\"; {again}\"""",
+        explanation=f"""({" + ".join(changed_names)}).trim().replace(' ', ', ') + """
+        f"""({has_ended} ? " can't be changed once the job has ended" """
+        """: " can't be changed once the job has started") + """
+        f"""\"; {remedy}\"""",
     )
 
 
-# Bounds beyond any real job: they keep numbers within what Kubernetes and Python can hold.
+def _is_unchanged(name: str) -> str:
+    """Return CEL that is true if a field of the spec equals that of the stored object."""
+    return (
+        f"has(self.spec.{name}) == has(oldSelf.spec.{name})"
+        f" && (!has(self.spec.{name}) || self.spec.{name} == oldSelf.spec.{name})"
+    )
+
+
+# Bounds beyond any real job, which Kubernetes and Python can represent.
 _YEAR = 366 * 24 * 3600
 _MAX_RESTARTS = 10_000
 _MAX_STEPS = 2**31 - 1
@@ -139,8 +152,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "",
         "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-        "metadata.name must be lower-case letters, digits and '-', begin with a letter and end with a letter or digit, "
-        "because a Service is named after it; change it",
+        "metadata.name must consist of lower-case letters, digits and '-', start with a letter and end with a letter "
+        "or digit, because the job's Service has the same name; change it",
         field=".metadata.name",
     ),
     Rule(
@@ -149,18 +162,18 @@ RULES: tuple[Rule, ...] = (
         "must consist of lower-case letters, digits, '-' and '.'; change it",
     ),
     _between("spec.nodes", 1, MAX_NODES, "to stop all pods, set suspend: true"),
-    _between("spec.spares", 0, 16, "0 has no pod wait"),
+    _between("spec.spares", 0, 16, "to have no spare pods, set it to 0"),
     Rule(
         "spec",
         f"!has(self.spares) || self.spares == 0 || (self.nodes > 1 && !has(self.elastic) && {_BACKEND} != 'static')",
-        "need a job of fixed size, 2 nodes or more and the c10d rendezvous, as they take the place of pods other than "
-        "pod 0; set spares to 0, or change nodes, elastic or rendezvous.backend",
+        "needs a job of fixed size with 2 nodes or more and the c10d rendezvous, because a spare replaces any pod "
+        "except pod 0; set spares to 0, or change nodes, elastic or rendezvous.backend",
         field=".spares",
     ),
     Rule(
         "spec.elastic",
         "(!has(self.minNodes) || self.minNodes >= 1) && (!has(self.maxNodes)"
-        f" || ({_given('minNodes', 1)} <= self.maxNodes && self.maxNodes <= {MAX_NODES}))",
+        f" || ({_value_or_default('minNodes', 1)} <= self.maxNodes && self.maxNodes <= {MAX_NODES}))",
         f"must be 1 <= minNodes <= maxNodes <= {MAX_NODES}; change them",
     ),
     Rule(
@@ -192,22 +205,23 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "spec",
         " != ".join(_PORTS),
-        "must differ from rendezvous.port, since pod 0 listens on both; change one of them",
+        "must differ from rendezvous.port, because pod 0 listens on both; change one of them",
         field=".metrics.port",
     ),
-    _between("spec.metrics.epochs", 1, _MAX_STEPS, "leave it out if the log has it"),
-    _between("spec.rendezvous.joinTimeoutSeconds", 10, _YEAR, "pods need a few seconds to find each other"),
+    _between("spec.metrics.epochs", 1, _MAX_STEPS, "leave it out if the log shows the total"),
+    _between("spec.rendezvous.joinTimeoutSeconds", 10, _YEAR, "pods need a few seconds to join"),
     Rule(
         "spec",
-        f"{_BACKEND} != 'static' || {_given('recovery.inPlaceRestarts', 0)} == 0",
-        "must be 0 with the static rendezvous, which can't restart workers; set it to 0 or use backend: c10d",
+        f"{_BACKEND} != 'static' || {_value_or_default('recovery.inPlaceRestarts', 0)} == 0",
+        "must be 0 with the static rendezvous, which can't restart workers; set it to 0 or set rendezvous.backend: "
+        "c10d",
         field=".recovery.inPlaceRestarts",
     ),
-    _between("spec.recovery.inPlaceRestarts", 0, _MAX_RESTARTS, "0 turns restarts in the same pods off"),
-    _companion(
+    _between("spec.recovery.inPlaceRestarts", 0, _MAX_RESTARTS, "0 disables restarts in the same pods"),
+    _requires(
         "recovery.nodeHealth",
-        f"size({_given('recovery.nodeHealth.conditions', [])}) + size({_given('recovery.nodeHealth.taints', [])}) > 0",
-        "needs conditions or taints that are trouble, such as conditions: [Xid*]; add them or remove nodeHealth",
+        f"size({_HEALTH_CONDITIONS}) + size({_HEALTH_TAINTS}) > 0",
+        "needs conditions or taints, such as conditions: [Xid*]; add one or remove nodeHealth",
     ),
     *(
         Rule(
@@ -217,7 +231,7 @@ RULES: tuple[Rule, ...] = (
         )
         for name in ("conditions", "taints")
     ),
-    _between("spec.recovery.maxRestarts", 0, _MAX_RESTARTS, "0 lets the first failure end the job"),
+    _between("spec.recovery.maxRestarts", 0, _MAX_RESTARTS, "with 0 the first failure ends the job"),
     _between("spec.recovery.resetAfterSteps", 1, _MAX_STEPS, "leave it out to use 1000"),
     _between("spec.recovery.forceDeleteAfterSeconds", 0, _YEAR, "leave it out to use 120"),
     Rule(
@@ -229,25 +243,27 @@ RULES: tuple[Rule, ...] = (
         _between(f"spec.watchdog.{name}", 1, _YEAR, "to only report hangs, set action: Report")
         for name in ("startSeconds", "stallSeconds", "checkpointSeconds")
     ),
-    _between("spec.idle.minutes", 1, _YEAR // 60, "leave out idle to let GPUs be held"),
+    _between("spec.idle.minutes", 1, _YEAR // 60, "remove idle to allow idle GPUs"),
     _between("spec.preflight.minMegabytesPerSecond", 0, 10**7, "leave it out to accept any bandwidth"),
-    _companion(
+    _requires(
         "preflight.minMegabytesPerSecond",
         f"self.preflight.minMegabytesPerSecond == 0 || {_REQUIRED} || 'allreduce' in {_CHECKS} || 'pairs' in {_CHECKS}",
-        "needs the check allreduce, which measures it; add allreduce to checks or remove this",
+        "needs the check allreduce, which measures the bandwidth; add allreduce to preflight.checks or remove this "
+        "field",
     ),
     Rule(
         "spec",
-        f"!{_REQUIRED} || {_given('preflight.mode', Preflight().mode)} != 'Off'",
-        "needs the preflight, which finds out what NCCL uses; set preflight.mode to Warn or Fail, or remove this",
+        f"!{_REQUIRED} || {_value_or_default('preflight.mode', Preflight().mode)} != 'Off'",
+        "needs the preflight, which detects the network that NCCL uses; set preflight.mode to Warn or Fail, or "
+        "remove this field",
         field=".network.require",
     ),
-    _between("spec.network.minPairMegabytesPerSecond", 0, 10**7, "leave it out to use the profile's"),
-    _companion(
+    _between("spec.network.minPairMegabytesPerSecond", 0, 10**7, "leave it out to use the minimum of the profile"),
+    _requires(
         "network.minPairMegabytesPerSecond",
         f"self.network.minPairMegabytesPerSecond == 0 || {_REQUIRED} || 'pairs' in {_CHECKS}",
-        "needs the check pairs, which measures it; add pairs to preflight.checks, set network.require: true, or "
-        "remove this",
+        "needs the check pairs, which measures the bandwidth; add pairs to preflight.checks, set network.require: "
+        "true, or remove this field",
     ),
     Rule(
         "spec.checkpoint.path",
@@ -257,45 +273,47 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "spec.checkpoint.url",
         "self.matches('^[a-z][a-z0-9+.-]*://[^ ]+$') && !self.matches('^(data|https?|memory)://')",
-        "must be a folder of a store that can be written to, such as s3://bucket/prefix; change it",
+        "must be the URL of a writable folder, such as s3://bucket/prefix; change it",
     ),
     Rule(
         "spec.checkpoint",
         "!has(self.url) || (!has(self.claimName) && !has(self.shared))",
-        "must not have url beside claimName or shared: it takes their place, for one job alone; remove it or these",
+        "must not have url together with claimName or shared, because a url replaces the claim and serves one job "
+        "only; remove url, or claimName and shared",
     ),
     *(
-        _companion(f"checkpoint.{name}", "has(self.checkpoint.url)", "is about the url; set that or remove this")
+        _requires(f"checkpoint.{name}", "has(self.checkpoint.url)", "needs checkpoint.url; set it or remove this field")
         for name in ("secretRef", "keep")
     ),
-    _between("spec.checkpoint.keep", 1, 1000, "leave it out to keep 3"),
-    _between("spec.checkpoint.graceSeconds", 0, _YEAR, "0 kills the pods at once"),
+    _between("spec.checkpoint.keep", 1, 1000, "leave it out to keep 3 snapshots"),
+    _between("spec.checkpoint.graceSeconds", 0, _YEAR, "with 0 pods are killed at once"),
     Rule(
         "spec.code",
         "[has(self.configMapName), has(self.claimName), has(self.image)].filter(one, one).size() == 1",
-        "must have one of configMapName, claimName and image; `ddp submit --workdir` writes it",
+        "must have exactly one of configMapName, claimName and image; use `ddp submit --workdir`, which sets it",
     ),
     Rule(
         "spec.code",
         "has(self.path) == has(self.claimName)",
-        "is the archive's path in the claim claimName; set both or remove it",
+        "must be set together with claimName: it is the path of the archive in the claim; set both or none",
         field=".path",
     ),
     Rule(
         "spec.code.digest",
         "self.matches('^[0-9a-f]{64}$')",
-        "must be a SHA-256 in hex, of 64 characters; `ddp submit --workdir` writes it",
+        "must be a SHA-256 of 64 hexadecimal digits; use `ddp submit --workdir`, which sets it",
     ),
     Rule(
         "spec.code.image",
         "self.matches('^[^ @]+@sha256:[0-9a-f]{64}$')",
-        "must be an image by its digest, repository@sha256:…, for a tag may move and pods that come later would get "
-        "other code; `ddp submit --workdir --code-image` writes it",
+        "must name the image by its digest, repository@sha256:…, because a tag can move and later pods would run "
+        "different code; use `ddp submit --workdir --code-image`, which sets it",
     ),
     Rule(
         "spec.code.mountPath",
         "self.matches('^/[^:]*[^/:]$') && !self.contains('/..') && !self.startsWith('/opt/ddp-')",
-        "must be an absolute path other than / and the operator's own folders, such as /workspace; change it",
+        "must be an absolute path such as /workspace, and neither / nor a folder /opt/ddp-…, which the operator uses; "
+        "change it",
     ),
     *(
         Rule(
@@ -305,15 +323,15 @@ RULES: tuple[Rule, ...] = (
         )
         for name, where in (("path", "claim"), ("pip", "folder"))
     ),
-    _companion(
+    _requires(
         "tracking",
         "has(self.tracking.tensorboard) || has(self.tracking.mlflow) || has(self.tracking.wandb)",
-        "names no tracker; add tensorboard, mlflow or wandb, or remove it",
+        "needs a tracker; add tensorboard, mlflow or wandb, or remove tracking",
     ),
     Rule(
         "spec.tracking.runId",
         "self.matches('^[A-Za-z0-9_-]{1,64}$')",
-        "must be at most 64 letters, digits, '-' and '_'; leave it out to use the job's name and UID",
+        "must be 1 to 64 letters, digits, '-' and '_'; leave it out to use the job's name and UID",
     ),
     Rule(
         "spec.tracking.tensorboard.path",
@@ -325,15 +343,16 @@ RULES: tuple[Rule, ...] = (
         "self.matches('^[0-9]+([.][0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?$')",
         "must be a quantity such as 8Gi; leave it out to use half of the node's memory",
     ),
-    _companion(
+    _requires(
         "scheduling.queue",
         "(has(self.scheduling.gang) && self.scheduling.gang == 'Volcano')",
-        "is for Volcano; set gang: Volcano, or remove it: for Kueue, set the label kueue.x-k8s.io/queue-name",
+        "needs scheduling.gang: Volcano; set that, or remove this field and set the label "
+        "kueue.x-k8s.io/queue-name for Kueue",
     ),
-    _companion(
+    _requires(
         "scheduling.topologyKey",
         "(has(self.scheduling.placement) && self.scheduling.placement != 'Any')",
-        "needs placement: Pack or Spread; set one or remove it",
+        "needs scheduling.placement: Pack or Spread; set one of them or remove this field",
     ),
     Rule(
         "spec.scheduling.topologyKey",
@@ -349,10 +368,10 @@ RULES: tuple[Rule, ...] = (
         for name in ("schedulerName", "queue", "priorityClassName")
     ),
     *(
-        _companion(
+        _requires(
             f"networkPolicy.{name}",
             f"{empty}(has(self.networkPolicy.enabled) && self.networkPolicy.enabled)",
-            "has no effect without enabled: true; set that or remove it",
+            "has no effect without networkPolicy.enabled: true; set that or remove this field",
         )
         for name, empty in (("egressCidrs", "size(self.networkPolicy.egressCidrs) == 0 || "), ("metricsFrom", ""))
     ),

@@ -1,13 +1,14 @@
 """``DDPTrainingJob.spec`` as typed, frozen values. The CRD's schema and its defaults are generated from these classes.
 
-Bounds are CEL rules in ``rules.py`` rather than constraints here: a rule can say the remedy, and ``kubectl apply`` and
-``ddp render`` then print the same sentence.
+Bounds are CEL rules in ``rules.py`` rather than constraints here: the message of a rule includes the remedy, and
+``kubectl apply`` and ``ddp render`` print the same message.
 """
 
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
+from ddp_operator.api.defaults import MAX_RESTARTS
 from ddp_operator.api.inputs import Input
 from ddp_operator.api.tracking import SecretReference, Tracking
 from ddp_operator.constants import CODE_FOLDER, DEFAULT_METRICS_PORT, DEFAULT_RENDEZVOUS_PORT
@@ -22,20 +23,25 @@ class Rendezvous(_Fields, frozen=True, kw_only=True):
 
     backend: Annotated[
         Literal["c10d", "static"],
-        Meta(description="c10d: agents meet at a store on pod 0, and again after a failure. static: fixed node ranks."),
+        Meta(
+            description="c10d: agents join a rendezvous at a store on pod 0, and rejoin it after a failure. static: "
+            "fixed node ranks."
+        ),
     ] = "c10d"
     port: Annotated[int, Meta(description="Port of the rendezvous store on pod 0, 1024 to 65535.")] = (
         DEFAULT_RENDEZVOUS_PORT
     )
     join_timeout_seconds: Annotated[
-        int, Meta(description="Seconds that a pod waits for the master and for all other pods before it fails.")
+        int, Meta(description="Seconds that a pod waits for pod 0 and for all other pods before it fails.")
     ] = 600
 
 
 class Elastic(_Fields, frozen=True, kw_only=True):
     """Bounds within which the number of pods may change while the job runs, without a new Job."""
 
-    min_nodes: Annotated[int, Meta(description="Training continues while this many pods are left, 1 to maxNodes.")] = 1
+    min_nodes: Annotated[
+        int, Meta(description="Training continues while at least this many pods run, 1 to maxNodes.")
+    ] = 1
     max_nodes: Annotated[int, Meta(description="Maximum of spec.nodes, at most 5000.")]
 
 
@@ -48,164 +54,170 @@ class Shm(_Fields, frozen=True, kw_only=True):
 
 
 class NodeHealth(_Fields, frozen=True, kw_only=True):
-    """Trouble that detectors report on the nodes of the pods. Names may be shell patterns, such as Xid*."""
+    """Node conditions and taints that mark a pod's node as unhealthy. Names may be shell patterns, such as Xid*."""
 
     conditions: Annotated[
-        tuple[str, ...], Meta(description="Types of node conditions that are trouble while their status is True.")
+        tuple[str, ...],
+        Meta(description="Types of node conditions. A node is unhealthy while the status of one of them is True."),
     ] = ()
-    taints: Annotated[tuple[str, ...], Meta(description="Keys of taints that are trouble, whatever their effect.")] = ()
+    taints: Annotated[
+        tuple[str, ...],
+        Meta(description="Keys of taints. A node is unhealthy while it has one of them, with any effect."),
+    ] = ()
     action: Annotated[
         Literal["Migrate", "Report"] | None,
         Meta(
-            description="Migrate: the pods save and stop, and a new attempt, which is not counted, avoids the node. "
-            "Report, also where unset: the condition NodesHealthy and an Event."
+            description="Migrate: the pods save a checkpoint and stop, and a new attempt avoids the node. It does not "
+            "count towards maxRestarts. Report: the operator sets the condition NodesHealthy to False and emits an "
+            "Event. Unset: Report."
         ),
     ] = None
 
 
 class Recovery(_Fields, frozen=True, kw_only=True):
-    """What happens after a failure. The workers are restarted in the same pods first, then all pods, in a new Job."""
+    """Restarts after a failure: first of the workers in the same pods, then of all pods, in a new Job."""
 
     in_place_restarts: Annotated[
         int | None,
         Meta(
-            description="How often the workers of an attempt are restarted in the same pods, apart from maxRestarts. "
-            "Unset: as often as maxRestarts allows, and counted there, unless the pods may be the cause; never with "
-            "the static rendezvous."
+            description="Maximum restarts of an attempt's workers in the same pods. They do not count towards "
+            "maxRestarts. Unset: each of them counts towards maxRestarts, which is then the limit, and new pods are "
+            "created where the pods may be the cause. Always 0 with the static rendezvous."
         ),
     ] = None
     max_restarts: Annotated[
         int,
         Meta(
-            description="How often training is started again after a failure: in the same pods where that can help, "
-            "else with new pods, in a new Job."
+            description="Maximum restarts after failures: in the same pods where that can help, otherwise with new "
+            "pods, in a new Job."
         ),
-    ] = 3
+    ] = MAX_RESTARTS.cluster
     reset_after_steps: Annotated[
         int,
         Meta(
-            description="A checkpoint this many steps beyond the one at the last counted restart starts the count for "
-            "maxRestarts again at 0."
+            description="A checkpoint this many steps beyond the one at the last counted restart resets the count for "
+            "maxRestarts to 0."
         ),
     ] = 1000
     count_disruptions: Annotated[
-        bool, Meta(description="Whether evictions, preemptions and lost nodes count towards maxRestarts too.")
+        bool, Meta(description="True: restarts after evictions, preemptions and lost nodes count towards maxRestarts.")
     ] = False
     non_retryable_exit_codes: Annotated[
         tuple[int, ...],
-        Meta(description="Exit codes of the training script after which no restart is tried, each 1 to 255."),
+        Meta(description="Exit codes of the training script after which the job is not restarted, each 1 to 255."),
     ] = (2, 126, 127)
     force_delete_after_seconds: Annotated[
         int,
         Meta(
-            description="Seconds that a deleted pod on a node that is gone or not ready may delay the job before it "
-            "is marked as failed and removed."
+            description="Seconds that the operator waits for a terminating pod on a deleted or unready node before it "
+            "marks the pod as failed and removes it."
         ),
     ] = 120
     avoid_failed_nodes: Annotated[
         bool,
         Meta(
-            description="Keep later attempts off nodes that were lost (status.failedNodes), unless the job can't be "
+            description="True: pods of later attempts avoid lost nodes (status.failedNodes), unless the job cannot be "
             "scheduled without them."
         ),
     ] = True
     node_health: Annotated[
-        NodeHealth | None, Meta(description="Unset: nodes are looked at only where a pod does not end.")
+        NodeHealth | None,
+        Meta(description="Unset: the operator reads a node only while a pod on it does not terminate."),
     ] = None
     warm_start: Annotated[
         Literal["Auto", "Off"] | None,
         Meta(
-            description="Auto, also where unset: a pod imports PyTorch once, and its ranks are forked from that one "
-            "at each start and restart. Off: each rank starts in a fresh interpreter."
+            description="Auto: a pod imports PyTorch once and forks its ranks from that process at each start and "
+            "restart. Off: each rank starts in a new interpreter. Unset: Auto."
         ),
     ] = None
 
 
 class Watchdog(_Fields, frozen=True, kw_only=True):
-    """What happens when training makes no progress. A step, or a call of ``heartbeat()``, is progress."""
+    """Detection of hangs: training that makes no progress. A step, or a call of ``heartbeat()``, is progress."""
 
     start_seconds: Annotated[
-        int, Meta(description="Seconds that the workers may take from their start to their first step.")
+        int, Meta(description="Maximum seconds from the start of the workers to their first step.")
     ] = 900
     stall_seconds: Annotated[
         int,
         Meta(
-            description="Seconds without a step or heartbeat of any rank of a pod. For a script that reports neither: "
-            "seconds in which its workers use no CPU, or its log shows no step, before that is reported."
+            description="Maximum seconds without a step or heartbeat of any rank of a pod. If the script reports "
+            "neither: maximum seconds without CPU use of its workers, or without a step in its log."
         ),
     ] = 300
     checkpoint_seconds: Annotated[
-        int, Meta(description="The same while a rank reports that it is saving a checkpoint.")
+        int, Meta(description="As stallSeconds, while a rank reports that it is saving a checkpoint.")
     ] = 1800
     action: Annotated[
         Literal["Restart", "Fail", "Report"],
         Meta(
-            description="What follows a hang, once all stacks are in the log. Restart: as after any failure, in the "
-            "same pods first. Fail: the job fails. Report: nothing. A script whose steps only metrics.logPatterns show "
-            "is stopped only if none of its ranks computes (docs/pod-contract.md); one that has shown no step is only "
-            "reported."
+            description="Action after a hang, once the launcher has written all stacks to the log. Restart: restart "
+            "the workers, as after any failure. Fail: fail the job. Report: report the hang only. If only "
+            "metrics.logPatterns show the steps, the workers are stopped only while no rank computes "
+            "(docs/pod-contract.md). If no step was seen yet, a hang is only reported."
         ),
     ] = "Restart"
 
 
 class Preflight(_Fields, frozen=True, kw_only=True):
-    """Network checks before training, once all pods of an attempt have joined. The results are in the status."""
+    """Network checks before training, once all pods of an attempt have joined. The status has the results."""
 
     mode: Annotated[
         Literal["Off", "Warn", "Fail"],
-        Meta(description="Fail: a failed check ends the attempt. Warn: it is only reported. Off: no checks."),
+        Meta(description="Fail: a failed check fails the attempt. Warn: it is only reported. Off: no checks."),
     ] = "Warn"
     checks: Annotated[
         tuple[Literal["dns", "tcp", "allreduce", "pairs"], ...],
         Meta(
-            description="dns: the names of pod 0 and of the next pod. tcp: connections to both. allreduce: bandwidth "
-            "over all ranks, by NCCL on GPUs and gloo on CPUs; it takes a second, and some more on GPUs. pairs: "
-            "the same, and bandwidth between pods two by two, each with at most eight others."
+            description="dns: resolve the names of pod 0 and of the next pod. tcp: connect to both. allreduce: measure "
+            "the bandwidth over all ranks, with NCCL on GPUs and gloo on CPUs; this takes about a second, and a few "
+            "on GPUs. pairs: allreduce, and measure the bandwidth between pairs of pods, at most eight for each pod."
         ),
     ] = ("dns", "tcp")
     min_megabytes_per_second: Annotated[
-        int, Meta(description="The all-reduce check fails below this bus bandwidth, in 10^6 bytes a second.")
+        int, Meta(description="Minimum bus bandwidth for the check allreduce, in 10^6 bytes per second.")
     ] = 0
 
 
 class Network(_Fields, frozen=True, kw_only=True):
-    """The network between the nodes, and whether training may begin on another one (docs/fabric.md). Pods of one node
-    alone get nothing of it."""
+    """The network between the nodes, and whether training may start on a different one (docs/fabric.md). It has no
+    effect on a job with a single pod."""
 
     profile: Annotated[
         Literal["auto", "socket", "ib", "roce", "efa", "tcpxo"],
         Meta(
-            description="What the pods get below the template, which wins: variables, devices, capabilities, sidecars. "
-            "auto: nothing. socket: TCP alone. ib: InfiniBand. roce: RDMA over Ethernet. efa: AWS. tcpxo: "
-            "GPUDirect-TCPXO of GKE."
+            description="Set of environment variables, devices, capabilities and sidecars that is added to the pods. "
+            "Values in the template take precedence. auto: none. socket: TCP only. ib: InfiniBand. roce: RDMA over "
+            "Ethernet. efa: AWS EFA. tcpxo: GPUDirect-TCPXO of GKE."
         ),
     ] = "auto"
     require: Annotated[
         bool,
         Meta(
-            description="True: the preflight's all-reduce is made, and the attempt fails before training where NCCL "
-            "uses another network than the profile's (auto: where it uses sockets), or a pair of pods is too slow."
+            description="True: the preflight runs the check allreduce. The attempt fails before training if NCCL uses "
+            "a different network than the profile's (auto: if it uses sockets), or if a pair of pods is too slow."
         ),
     ] = False
     min_pair_megabytes_per_second: Annotated[
         int | None,
         Meta(
-            description="The check pairs fails where the bandwidth between two pods is below this, in 10^6 bytes a "
-            "second. Unset: what the profile expects of any machine."
+            description="Minimum bandwidth between two pods for the check pairs, in 10^6 bytes per second. Unset: the "
+            "minimum of the profile."
         ),
     ] = None
 
 
 class Idle(_Fields, frozen=True, kw_only=True):
-    """What happens when GPUs are held for long without a step, whatever the pods do meanwhile."""
+    """Action when the job holds GPUs without a step for long, in whatever state its pods are."""
 
     minutes: Annotated[int, Meta(description="Minutes without a step or a heartbeat while pods hold GPUs.")]
     action: Annotated[
         Literal["Report", "Suspend"] | None,
         Meta(
-            description="Suspend: spec.suspend is set, and the job goes on when it is resumed. Report, also where "
-            "unset: an Event and the condition Idle. A script that runs in all pods and has never reported a step is "
-            "only reported."
+            description="Suspend: the operator sets spec.suspend to true; resume the job to continue. Report: the "
+            "operator emits an Event and sets the condition Idle. Unset: Report. If the script runs in all pods and "
+            "has never reported a step, the operator only reports."
         ),
     ] = None
 
@@ -217,45 +229,44 @@ class Checkpoint(_Fields, frozen=True, kw_only=True):
     claim_name: Annotated[
         str | None,
         Meta(
-            description="PersistentVolumeClaim mounted there, shared by all pods. "
-            "Unset: what the pod template mounts at the path, else a volume that lives as long as the pod."
+            description="PersistentVolumeClaim mounted at the path, shared by all pods. "
+            "Unset: the volume that the pod template mounts there, otherwise a volume that is deleted with the pod."
         ),
     ] = None
     url: Annotated[
         str | None,
         Meta(
-            description="Folder in a store that keeps what is saved at the path, instead of a claim: "
-            "s3://bucket/prefix, gs://…, file://…, or what else fsspec and its plug-ins in the image know. The newest "
-            "whole snapshot is fetched before the ranks start; pod 0 uploads changes in the background. One for each "
-            "job."
+            description="Folder in an object store for copies of the path, instead of a claim: s3://bucket/prefix, "
+            "gs://…, file://…, or any scheme of fsspec and its plug-ins in the image. Pods fetch the newest complete "
+            "snapshot before the ranks start; pod 0 uploads changes in the background. Each job needs its own folder."
         ),
     ] = None
     secret_ref: Annotated[
         SecretReference | None,
         Meta(
-            description="Secret whose keys become environment variables of the trainer container: those of the store, "
-            "such as AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL."
+            description="Secret whose keys become environment variables of the trainer container: credentials of the "
+            "object store, such as AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL."
         ),
     ] = None
-    keep: Annotated[
-        int | None, Meta(description="Snapshots of the path that are kept at the url, the newest ones. Unset: 3.")
-    ] = None
+    keep: Annotated[int | None, Meta(description="Number of newest snapshots that are kept at the url. Unset: 3.")] = (
+        None
+    )
     shared: Annotated[
         bool | None,
         Meta(
-            description="True: other jobs may write to the claim at the same time, because each writes its own files. "
-            "Otherwise the job waits until every started job with the same claim has ended."
+            description="True: other jobs may write to the claim at the same time; each must write its own files. "
+            "Otherwise the job waits until all started jobs with the same claim have ended."
         ),
     ] = None
-    grace_seconds: Annotated[int, Meta(description="Seconds that a pod has after SIGTERM to save a checkpoint.")] = 120
+    grace_seconds: Annotated[int, Meta(description="Seconds after SIGTERM for a pod to save a checkpoint.")] = 120
 
 
 class Code(_Fields, frozen=True, kw_only=True):
-    """The folder that the training command runs in, packed by `ddp submit --workdir`. Each pod unpacks it once,
-    before its ranks start. One of configMapName, claimName and image has the archive."""
+    """The working directory of the training command, packed by `ddp submit --workdir`. Each pod unpacks it once,
+    before its ranks start. Exactly one of configMapName, claimName and image holds the archive."""
 
     digest: Annotated[
-        str, Meta(description="SHA-256 of the archive's tar, in hex. A pod that finds another archive fails.")
+        str, Meta(description="SHA-256 of the archive's tar, in hex. A pod fails if its archive has another digest.")
     ]
     config_map_name: Annotated[str | None, Meta(description="ConfigMap whose key code.tar.gz is the archive.")] = None
     claim_name: Annotated[str | None, Meta(description="PersistentVolumeClaim with the archive.")] = None
@@ -263,16 +274,16 @@ class Code(_Fields, frozen=True, kw_only=True):
     image: Annotated[
         str | None,
         Meta(
-            description="OCI image with the archive as /code.tar.gz, by its digest, mounted as an image volume "
+            description="OCI image, named by its digest, with the archive as /code.tar.gz; mounted as an image volume "
             "(Kubernetes 1.35, or 1.31 with the feature gate ImageVolume)."
         ),
     ] = None
-    commit: Annotated[str | None, Meta(description="Commit of the git repository that the folder is in.")] = None
-    dirty: Annotated[bool | None, Meta(description="True: the folder differed from that commit.")] = None
+    commit: Annotated[str | None, Meta(description="Git commit of the folder.")] = None
+    dirty: Annotated[bool | None, Meta(description="True: the folder has changes since that commit.")] = None
     mount_path: Annotated[
         str | None,
         Meta(
-            description="Where the pods have the folder, and the working directory of the command. Unset: /workspace."
+            description="Path of the folder in the pods, and the working directory of the command. Unset: /workspace."
         ),
     ] = None
     pip: Annotated[
@@ -285,7 +296,7 @@ class Code(_Fields, frozen=True, kw_only=True):
 
     @property
     def folder(self) -> str:
-        """Where the pods have the folder."""
+        """The path of the folder in the pods."""
         return (self.mount_path or CODE_FOLDER).rstrip("/")
 
 
@@ -298,43 +309,44 @@ class Metrics(_Fields, frozen=True, kw_only=True):
     log_patterns: Annotated[
         tuple[str, ...],
         Meta(
-            description="Python regular expressions, searched in each line of a rank's output instead of those of "
-            "known training loops (docs/your-script.md). Their named groups are the progress of a script that does not "
-            "export it: step, totalSteps, epoch, epochs, loss, learningRate, samples (processed by the rank), "
-            "samplesPerSecond (of all ranks, where samples is not given), valAccuracy, valLoss; for example "
-            "'step (?P<step>[0-9]+)'."
+            description="Python regular expressions that find progress in the log of a script that does not export "
+            "metrics. The launcher searches each output line of a rank for them, instead of the patterns of known "
+            "training loops (docs/your-script.md). Named groups: step, totalSteps, epoch, epochs, loss, learningRate, "
+            "samples (processed by the rank), samplesPerSecond (of all ranks, if there is no group samples), "
+            "valAccuracy, valLoss. Example: 'step (?P<step>[0-9]+)'."
         ),
     ] = ()
     epochs: Annotated[
         int | None,
         Meta(
-            description="Total epochs of the run, if the log shows the epoch, but neither a line nor an option of the "
-            "command, such as --epochs 3, shows their number."
+            description="Total number of epochs, for a log that shows the current epoch only. Not needed if a log line "
+            "or an option of the command, such as --epochs 3, has the total."
         ),
     ] = None
 
 
 class Scheduling(_Fields, frozen=True, kw_only=True):
-    """Which scheduler places the pods, and how. For Kueue, set its label kueue.x-k8s.io/queue-name on the job."""
+    """Scheduler and placement of the pods. For Kueue, set its label kueue.x-k8s.io/queue-name on the job."""
 
     gang: Annotated[
         Literal["None", "Coscheduling", "Volcano"],
         Meta(
-            description="All pods of an attempt start or none. Coscheduling: the scheduler plug-in's PodGroup. "
-            "Volcano: Volcano's PodGroup. None: pod by pod, as the cluster's scheduler does (Kueue still admits them "
-            "together, and so does Kubernetes' own gang scheduling where it is enabled)."
+            description="Gang scheduling: start all pods of an attempt or none. Coscheduling: with a PodGroup of the "
+            "coscheduling plug-in. Volcano: with a PodGroup of Volcano. None: the scheduler starts pods one by one; "
+            "Kueue, and Kubernetes' own gang scheduling where it is enabled, still admit them together."
         ),
     ] = "None"
     scheduler_name: Annotated[
-        str | None, Meta(description="Scheduler of the pods. Unset: the gang's own, else the cluster's default.")
+        str | None,
+        Meta(description="schedulerName of the pods. Unset: that of the gang scheduler, otherwise the default."),
     ] = None
-    queue: Annotated[str | None, Meta(description="Volcano's queue. Unset: its default one.")] = None
+    queue: Annotated[str | None, Meta(description="Queue of Volcano. Unset: its default queue.")] = None
     priority_class_name: Annotated[str | None, Meta(description="PriorityClass of the pods.")] = None
     placement: Annotated[
         Literal["Any", "Pack", "Spread"],
         Meta(
             description="Pack: pods prefer to share a topology domain, so that a node's GPUs are filled first. "
-            "Spread: pods prefer different domains. Any: as the scheduler likes."
+            "Spread: pods prefer different domains. Any: no preference."
         ),
     ] = "Any"
     topology_key: Annotated[
@@ -344,65 +356,65 @@ class Scheduling(_Fields, frozen=True, kw_only=True):
 
 
 class Peer(_Fields, frozen=True, kw_only=True):
-    """Who may connect, as in `from` of a NetworkPolicy."""
+    """A client that may connect, as in `from` of a NetworkPolicy."""
 
-    namespace_selector: Annotated[Any, Meta(description="Namespaces by their labels.")] = None
-    pod_selector: Annotated[Any, Meta(description="Pods by their labels.")] = None
-    ip_block: Annotated[Any, Meta(description="A range of addresses; not together with a selector.")] = None
+    namespace_selector: Annotated[Any, Meta(description="Label selector of namespaces.")] = None
+    pod_selector: Annotated[Any, Meta(description="Label selector of pods.")] = None
+    ip_block: Annotated[Any, Meta(description="Range of addresses; not together with a selector.")] = None
 
 
 class NetworkPolicy(_Fields, frozen=True, kw_only=True):
-    """Limits the pods' network traffic; needs a network plug-in that enforces NetworkPolicies."""
+    """Limits on the pods' network traffic. The network plug-in must enforce NetworkPolicies."""
 
     enabled: Annotated[
         bool,
         Meta(
-            description="True: pods talk only to pods of the same job, to DNS and to egressCidrs, and only the "
-            "operator and metricsFrom reach them from elsewhere, at their metrics' port."
+            description="True: pods may connect only to pods of the same job, DNS and egressCidrs. Besides pods of the "
+            "same job, only the operator and metricsFrom may connect to them, at the metrics port."
         ),
     ] = False
     egress_cidrs: Annotated[
-        tuple[str, ...], Meta(description="Further addresses that the pods may reach, such as 10.0.0.0/8.")
+        tuple[str, ...], Meta(description="Further address ranges that the pods may connect to, such as 10.0.0.0/8.")
     ] = ()
     metrics_from: Annotated[
         tuple[Peer, ...] | None,
         Meta(
-            description="Who besides the operator may read the pods' metrics, as `from` of a NetworkPolicy has it "
+            description="Clients that may read the pods' metrics besides the operator, as in `from` of a NetworkPolicy "
             "(namespaceSelector, podSelector, ipBlock). Unset: pods labelled app.kubernetes.io/name=prometheus in any "
-            "namespace. []: nobody."
+            "namespace. []: none."
         ),
     ] = None
 
 
 class Template(_Fields, frozen=True, kw_only=True):
-    """Pod template. The container named trainer (or the only one) runs the training script in its command/args; any
-    image with Python and torch will do."""
+    """Pod template. The container named trainer (or the only one) runs the training script in its command/args. Its
+    image needs Python and torch."""
 
     metadata: Annotated[Any, Meta(description="Labels and annotations of the pods.")] = None
-    spec: Annotated[Any, Meta(description="The pods, as in a Job: containers, volumes, nodeSelector, …")]
+    spec: Annotated[Any, Meta(description="Pod spec, as in a Job: containers, volumes, nodeSelector, …")]
 
 
 class ProfileRef(_Fields, frozen=True, kw_only=True):
-    """A profile of the platform: it gives what the job leaves out, and locks what the job may not change."""
+    """Reference to a profile: the values of fields that the job does not set, and locks on fields."""
 
     kind: Annotated[
         Literal["ClusterDDPTrainingProfile", "DDPTrainingProfile"] | None,
         Meta(
-            description="ClusterDDPTrainingProfile, also where unset: one for all namespaces. DDPTrainingProfile: one "
-            "of the job's own namespace."
+            description="ClusterDDPTrainingProfile: a profile for all namespaces. DDPTrainingProfile: a profile of the "
+            "job's namespace. Unset: ClusterDDPTrainingProfile."
         ),
     ] = None
-    name: Annotated[str, Meta(description="Name of the profile; `ddp profile list` lists them.")]
+    name: Annotated[str, Meta(description="Name of the profile; `ddp profile list` shows all of them.")]
 
 
 class Spec(_Fields, frozen=True, kw_only=True):
-    """The desired job."""
+    """Desired state of the job."""
 
     profile_ref: Annotated[
         ProfileRef | None,
         Meta(
-            description="The profile that completes this spec. The job takes it when it starts; what is edited in it "
-            "later does not change the job (docs/profiles.md)."
+            description="Profile that completes this spec. The operator copies it when the job starts; later edits of "
+            "the profile do not change the job (docs/profiles.md)."
         ),
     ] = None
 
@@ -411,20 +423,20 @@ class Spec(_Fields, frozen=True, kw_only=True):
         int | str,
         Meta(
             description="Worker processes per pod: a number, gpu (one per GPU of the limits and resource "
-            "claims; docs/reference.md has their names), cpu (one per CPU in the limits), or auto (gpu if there are "
-            "GPUs, else 1)."
+            "claims; docs/reference.md lists the resource names), cpu (one per CPU of the limits), or auto (gpu if the "
+            "pod has GPUs, otherwise 1)."
         ),
     ] = "auto"
     spares: Annotated[
         int | None,
         Meta(
-            description="Pods beside the nodes, 0 to 16, that have imported PyTorch and wait; the place of a pod that "
-            "is lost, other than pod 0, is taken by one at once. They use resources and quota as every other pod."
+            description="Number of spare pods, 0 to 16, in addition to nodes. A spare imports PyTorch and waits; it "
+            "replaces a lost pod, other than pod 0, at once. Spares use resources and quota as any other pod."
         ),
     ] = None
     elastic: Elastic | None = None
     suspend: Annotated[
-        bool, Meta(description="True: no pod runs; running pods get SIGTERM and their grace time first.")
+        bool, Meta(description="True: no pod runs. Running pods get SIGTERM and their grace time first.")
     ] = False
     template: Template
     code: Code | None = None
@@ -432,13 +444,13 @@ class Spec(_Fields, frozen=True, kw_only=True):
     shm: Shm = field(default_factory=Shm)
     recovery: Recovery = field(default_factory=Recovery)
     watchdog: Watchdog = field(default_factory=Watchdog)
-    idle: Annotated[Idle | None, Meta(description="Unset: GPUs may be held as long as the job is active.")] = None
+    idle: Annotated[Idle | None, Meta(description="Unset: the job may hold GPUs as long as it is active.")] = None
     preflight: Preflight = field(default_factory=Preflight)
-    network: Annotated[Network | None, Meta(description="Unset: as NCCL finds it (profile auto).")] = None
+    network: Annotated[Network | None, Meta(description="Unset: NCCL selects the network (profile auto).")] = None
     checkpoint: Checkpoint | None = None
     inputs: Annotated[
         tuple[Input, ...] | None,
-        Meta(description="Data and models that are fetched before the job asks for GPUs, at most 16: docs/inputs.md."),
+        Meta(description="Data and models to fetch before the job requests GPUs, at most 16 (docs/inputs.md)."),
     ] = None
     metrics: Metrics = field(default_factory=Metrics)
     tracking: Tracking | None = None
@@ -447,45 +459,49 @@ class Spec(_Fields, frozen=True, kw_only=True):
     active_deadline_seconds: Annotated[
         int | None,
         Meta(
-            description="Seconds that the job may be active before it fails. Time in which it is suspended or queued "
-            "does not count: as for a batch/v1 Job, the clock starts again when the job is resumed or admitted."
+            description="Maximum seconds that the job is active before it fails. Time while it is suspended or queued "
+            "does not count. As for a batch/v1 Job, the time restarts when the job is resumed or admitted."
         ),
     ] = None
     pending_deadline_seconds: Annotated[
         int | None,
         Meta(
-            description="Seconds that the job may wait until all pods of an attempt run before it fails: in a queue, "
-            "for a node, for an image. The clock starts again with each attempt, when the job is resumed, and when a "
-            "queue admits the job or evicts its pods."
+            description="Maximum seconds until all pods of an attempt run, before the job fails: time in a queue, for "
+            "a node, for an image. The time restarts with each attempt, when the job is resumed, and when a queue "
+            "admits the job or evicts its pods."
         ),
     ] = None
     success_policy: Annotated[
         Literal["AllNodes", "RankZero"],
-        Meta(description="Which pods must succeed: all, or pod 0, where rank 0 is; the others are then stopped."),
+        Meta(
+            description="AllNodes: the job succeeds when all pods succeed. RankZero: it succeeds when pod 0, which has "
+            "rank 0, succeeds; the operator then stops the remaining pods."
+        ),
     ] = "AllNodes"
     process_group_policy: Annotated[
         Literal["Warn", "Fail", "Ignore"] | None,
         Meta(
-            description="What happens if all pods succeed although no process group (torch.distributed) spanned all "
-            "ranks, so that they did not train together. Warn: the condition Distributed is False, and an Event says "
-            "so. Fail: the job fails. Ignore: nothing, and launchers inside the command (bash -c 'torchrun …') are "
-            "accepted. Unset: Warn."
+            description="Action if all pods succeed, but no process group (torch.distributed) spanned all ranks: they "
+            "did not train together. Warn: the operator sets the condition Distributed to False and emits an Event. "
+            "Fail: the job fails. Ignore: none, and launchers inside the command (bash -c 'torchrun …') are accepted. "
+            "Unset: Warn."
         ),
     ] = None
     clean_pod_policy: Annotated[
         Literal["All", "Running", "None"],
         Meta(
-            description="What happens to the pods when the job ends. Running: pods that still run are stopped, the "
-            "others stay for their logs. All: all pods are deleted. None: all pods stay as they are."
+            description="Pods to delete when the job ends. Running: pods that still run; finished pods stay for their "
+            "logs. All: all pods. None: no pod."
         ),
     ] = "Running"
     ttl_seconds_after_finished: Annotated[
-        int | None, Meta(description="Seconds after which this resource is deleted once it has succeeded or failed.")
+        int | None, Meta(description="Seconds after success or failure until this resource is deleted.")
     ] = None
     security_profile: Annotated[
         Literal["Default", "Restricted"],
         Meta(
             description="Default: no privilege escalation, seccomp RuntimeDefault. Restricted: also non-root and no "
-            "capabilities, so that the pods pass the restricted Pod Security Standard. Values in the template win."
+            "capabilities, so that the pods pass the restricted Pod Security Standard. Values in the template take "
+            "precedence."
         ),
     ] = "Default"

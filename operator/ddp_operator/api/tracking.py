@@ -1,4 +1,4 @@
-"""``spec.tracking``: which trackers of experiments the ranks report to, as one run over all attempts of a job."""
+"""``spec.tracking``: the experiment trackers that the ranks report to, as one run over all attempts of a job."""
 
 from typing import Annotated
 
@@ -21,18 +21,19 @@ class TensorBoard(_Fields, frozen=True, kw_only=True):
     path: Annotated[
         str,
         Meta(
-            description="Absolute path in the container, on a volume that outlives the pods. Each run has a folder of "
-            "its own in it, which the script finds in TENSORBOARD_LOGGING_DIR."
+            description="Absolute path in the container, on a volume that outlives the pods. Each run gets its own "
+            "folder in it; the script reads its path from TENSORBOARD_LOGGING_DIR."
         ),
     ]
 
 
 class MLflow(_Fields, frozen=True, kw_only=True):
-    """A run of MLflow, which the launcher finds or creates before the ranks start."""
+    """A run in MLflow. The launcher finds or creates it before the ranks start."""
 
     tracking_uri: Annotated[str, Meta(description="MLFLOW_TRACKING_URI, such as http://mlflow.team:5000.")]
     experiment: Annotated[
-        str | None, Meta(description="MLFLOW_EXPERIMENT_NAME; created if it is not there. Unset: MLflow's default.")
+        str | None,
+        Meta(description="MLFLOW_EXPERIMENT_NAME; created if it does not exist. Unset: MLflow's default."),
     ] = None
     secret_ref: Annotated[
         SecretReference | None,
@@ -41,25 +42,25 @@ class MLflow(_Fields, frozen=True, kw_only=True):
 
 
 class WandB(_Fields, frozen=True, kw_only=True):
-    """A run of Weights & Biases."""
+    """A run in Weights & Biases."""
 
     project: Annotated[str | None, Meta(description="WANDB_PROJECT.")] = None
-    entity: Annotated[str | None, Meta(description="WANDB_ENTITY: the team or user whose project it is.")] = None
-    base_url: Annotated[str | None, Meta(description="WANDB_BASE_URL of a server of your own.")] = None
+    entity: Annotated[str | None, Meta(description="WANDB_ENTITY: the team or user that owns the project.")] = None
+    base_url: Annotated[str | None, Meta(description="WANDB_BASE_URL of a self-hosted server.")] = None
     secret_ref: Annotated[SecretReference | None, Meta(description="Credentials, such as WANDB_API_KEY.")] = None
 
 
 class Tracking(_Fields, frozen=True, kw_only=True):
-    """Trackers of experiments. All attempts, pods and restarts of the job are one run there; variables that the
-    template sets itself win."""
+    """Experiment trackers. All attempts, pods and restarts of the job are one run in each of them. Environment
+    variables in the template take precedence."""
 
-    run_name: Annotated[str | None, Meta(description="What the run is called. Unset: the job's name.")] = None
+    run_name: Annotated[str | None, Meta(description="Name of the run. Unset: the job's name.")] = None
     run_id: Annotated[
         str | None,
         Meta(
-            description="Identity of the run: letters, digits, - and _, at most 64. Set it to go on with the run of "
-            "an earlier job (status.tracking.runId). Unset: name and UID, so that a job that is created again is "
-            "another run."
+            description="Identity of the run: at most 64 letters, digits, - and _. Set it to status.tracking.runId of "
+            "an earlier job to continue that job's run. Unset: the job's name and UID, so that a recreated job starts "
+            "a new run."
         ),
     ] = None
     tensorboard: TensorBoard | None = None

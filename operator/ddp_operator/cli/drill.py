@@ -26,9 +26,9 @@ from typing import IO, Any, Final, NoReturn, Self
 import yaml
 
 from ddp_operator import constants
+from ddp_operator.api.defaults import MAX_RESTARTS
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import load_documents, parse_manifest, parse_resource
-from ddp_operator.api.spec import Recovery as RecoverySpec
 from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.cli import probe
 from ddp_operator.cli.arguments import add_cluster_arguments, add_output_argument, open_client
@@ -386,7 +386,7 @@ class LocalRun:
         self._command = [sys.executable, "-P", "-c", _RUN, "run", self._target(), "--plain", "--name", "drill"]
         self._command += ["--runs-dir", str(self._runs), *options]
         if self._is_script:
-            self._command += ["--max-restarts", str(RecoverySpec().max_restarts)]
+            self._command += ["--max-restarts", str(MAX_RESTARTS.drill)]
         if extra:
             self._command += ["--", *extra]
         self._process: subprocess.Popen[bytes] | None = None

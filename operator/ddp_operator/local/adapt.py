@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ddp_operator import constants
+from ddp_operator.api.defaults import MAX_RESTARTS
 from ddp_operator.api.job import JobSize
 from ddp_operator.cluster import Object
 from ddp_operator.kubeobjects import count_pod_gpus, find_trainer, is_gpu
@@ -153,7 +154,7 @@ def adapt_resource(
         trainer["args"] = [*(trainer.get("args") or ()), *changes.extra_args]
     spec["recovery"] = dict(spec.get("recovery") or {})
     if (recovery or {}).get("maxRestarts") is None:
-        spec["recovery"]["maxRestarts"] = 0
+        spec["recovery"]["maxRestarts"] = MAX_RESTARTS.local
     if changes.max_restarts is not None:
         spec["recovery"]["maxRestarts"] = changes.max_restarts
     if spec.get("idle"):

@@ -14,7 +14,7 @@ import yaml
 
 from ddp_operator.api.errors import FieldError
 from ddp_operator.api.merge import merge
-from ddp_operator.api.profile import same_trainer
+from ddp_operator.api.profile import unify_trainer_names
 from ddp_operator.api.spec import Network, Spec
 from ddp_operator.constants import PREFLIGHT_CHECKS
 from ddp_operator.kubeobjects import count_pod_gpus, find_trainer
@@ -89,7 +89,7 @@ def merge_fabric(spec: Spec) -> dict[str, Any]:
     fabric = load_fabric(_between_nodes(spec).profile)
     if not fabric.template:
         return own
-    base, top = same_trainer({"template": fabric.template}, {"template": own})
+    base, top = unify_trainer_names({"template": fabric.template}, {"template": own})
     trainer, resources = find_trainer(base["template"]), find_trainer(own).get("resources") or {}
     asked = {*(resources.get("limits") or {}), *(resources.get("requests") or {})}
     # A limit of ours beside a request of theirs would be refused: of a device both must be the same.

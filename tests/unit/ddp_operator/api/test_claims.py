@@ -64,10 +64,10 @@ def test_the_container_gets_the_requests_that_it_names(uses: list[Json], gpus: i
 
 
 UNCOUNTABLE: dict[str, tuple[list[Json], str]] = {
-    "all": ([exactly(allocationMode="All")], "request r of ResourceClaimTemplate h100 asks for All devices"),
+    "all": ([exactly(allocationMode="All")], "request r of ResourceClaimTemplate h100 requests All devices"),
     "alternatives": ([first(4, 8)], "request r of ResourceClaimTemplate h100 has alternatives with different numbers"),
-    "unknown classes": ([first(2, 4, device="b200"), exactly("s", "a100")], "(asked for: a100, b200)"),
-    "an unknown class": ([exactly(device="h100")], "no GPU is asked for by a DeviceClass that is known as one"),
+    "unknown classes": ([first(2, 4, device="b200"), exactly("s", "a100")], "(requested: a100, b200)"),
+    "an unknown class": ([exactly(device="h100")], "no request names a DeviceClass that is known to be of GPUs"),
 }
 
 

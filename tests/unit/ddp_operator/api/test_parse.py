@@ -13,7 +13,7 @@ from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Status
 from tests.support.builders import resource, template
 
-NO_OBJECT = "the file: contains something that is not a Kubernetes object; remove it, or give the path of a job's YAML"
+NO_OBJECT = "the file: contains a document that is not a Kubernetes object; remove it, or pass the path of a job's YAML"
 
 
 def parse(**spec: Any) -> Spec:
@@ -255,7 +255,7 @@ def nest(levels: int, width: int) -> str:
     ids=["aliases", "long text", "alias of itself", "merges", "depth", "values", "sum of documents"],
 )
 def test_manifest_that_expands_too_far_is_refused(text: str) -> None:
-    with pytest.raises(InvalidManifest, match=r"the file: not valid YAML: expands to more than .* with fewer aliases"):
+    with pytest.raises(InvalidManifest, match=r"the file: not valid YAML: expands to more than .* use fewer aliases"):
         load_documents(text)
 
 

@@ -218,17 +218,17 @@ class TestManifest:
     @pytest.mark.parametrize(
         ("own", "base", "words"),
         [
-            ({}, None, "there is no ClusterDDPTrainingProfile gpu"),
+            ({}, None, "ClusterDDPTrainingProfile gpu does not exist"),
             ({"recovery": {"maxRestarts": 1}}, BASE, "spec.recovery.maxRestarts: Invalid value: 1: locked at 9"),
             ({"nodes": 2}, {"elastic": {"minNodes": 3, "maxNodes": 4}}, "spec.nodes: .*elastic.minNodes"),
             (
                 {"scheduling": {"topologyKey": "zone"}},
                 {"scheduling": {"gang": "None"}},
-                "topologyKey: .*needs placement",
+                "topologyKey: .*needs scheduling.placement",
             ),
             ({"checkpoint": {"claimName": "c"}}, {}, "spec.checkpoint.path: Required value"),
-            ({"profileRef": {"name": "-"}}, BASE, "there is no"),
-            ({"profileRef": {"kind": "Other", "name": "gpu"}}, BASE, "there is no Other gpu"),
+            ({"profileRef": {"name": "-"}}, BASE, "- does not exist"),
+            ({"profileRef": {"kind": "Other", "name": "gpu"}}, BASE, "Other gpu does not exist"),
         ],
     )
     def test_is_refused_by_its_field(self, own: dict[str, Any], base: Any, words: str) -> None:

@@ -141,7 +141,7 @@ class TestWaits:
         await harness.settle()
         assert (harness.state("Accepted"), harness.requeue) == (("False", "Forbidden"), 10.0)
         message = harness.condition("Accepted").message
-        assert "let the operator get it (docs/security.md), or set spec.procPerNode to a number" in message
+        assert "grant the operator get on it (docs/security.md), or set spec.procPerNode to a number" in message
         harness.cluster.hidden = False
         await harness.settle()
         assert processes(harness) == 4
@@ -155,7 +155,7 @@ class TestWaits:
     async def test_for_a_number_where_it_cannot_be_counted(self) -> None:
         harness = await harness_of(ALL).settle()
         assert (harness.status.phase, harness.status.reason, harness.jobs()) == ("Rejected", "InvalidSpec", [])
-        assert "asks for All devices; set spec.procPerNode to a number" in harness.condition("Accepted").message
+        assert "requests All devices; set spec.procPerNode to a number" in harness.condition("Accepted").message
         harness.edit(procPerNode=8)
         await harness.settle()
         assert (processes(harness), claimed(harness)) == (8, 8)
