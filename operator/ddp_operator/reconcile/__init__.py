@@ -1,4 +1,4 @@
-"""One idempotent, level-triggered pass: observe, decide, execute, and at most one write of the status."""
+"""The reconcile pass, idempotent and level-triggered: observe, decide, execute, write the status at most once."""
 
 from ddp_operator.reconcile.reconciler import Reconciler
 

@@ -1,7 +1,7 @@
-"""How much a job may have read of its pods' metrics pages: bytes and seconds a minute, for all pods together.
+"""Limit for reading the metrics pages of a job's pods: bytes and seconds per minute, for all pods together.
 
-A job chooses when its pods' pages are read, by its restart counter, and what is on them. Pod 0's page has an interval
-and is not counted.
+A user controls the content of these pages, and through the restart counter when the operator reads them. The page of
+pod 0 has its own interval and does not count.
 """
 
 from dataclasses import dataclass
@@ -12,27 +12,27 @@ from ddp_operator.progress import PageParser
 
 PERIOD: Final = 60.0
 MAX_BYTES: Final = 16 << 20
-"""In a period: 127 pods with 16 ranks each, whose pages are some 64 KiB, can be read once."""
+"""Bytes per period: enough to read 127 pods with 16 ranks each once, with pages of about 64 KiB."""
 MAX_SECONDS: Final = 15.0
-"""In a period. As long does a worker wait that other jobs wait for."""
+"""Seconds per period. The worker is not available to other jobs during that time."""
 MAX_SECONDS_AT_ONCE: Final = 5.0
 PAGES_AT_ONCE: Final = 16
 
 
 class PageTooLong(ValueError):
-    """The budget of bytes is spent."""
+    """The page exceeds the remaining bytes of the budget."""
 
 
 @dataclass(slots=True)
 class PageBudget:
-    """What is left in the current period."""
+    """The remaining bytes and seconds of the current period."""
 
     since: datetime | None = None
     bytes_left: int = MAX_BYTES
     seconds_left: float = MAX_SECONDS
 
     def renew(self, now: datetime) -> None:
-        """Start a period where the last one is over; a clock that was set back ends it too."""
+        """Start a new period if the current one is over. A clock that was set back ends it too."""
         if self.since is None or abs((now - self.since).total_seconds()) >= PERIOD:
             self.since = now
             self.bytes_left = MAX_BYTES
@@ -40,23 +40,23 @@ class PageBudget:
 
     @property
     def spent(self) -> bool:
-        """Whether no page is read any more in this period."""
+        """Whether the budget of this period is used up."""
         return self.bytes_left <= 0 or self.seconds_left <= 0
 
     def use_seconds(self, seconds: float) -> None:
-        """Count time that was spent on pages."""
+        """Subtract the time that pages took."""
         self.seconds_left -= seconds
 
 
 class CountedParser(PageParser):
-    """A parser whose page is counted against a budget."""
+    """A parser that counts its page against a budget."""
 
     def __init__(self, budget: PageBudget) -> None:
         super().__init__()
         self._budget = budget
 
     def feed(self, piece: bytes) -> None:
-        """Read the lines that this piece completes. Raises: PageTooLong."""
+        """Parse the lines that this piece completes. Raises: PageTooLong."""
         self._budget.bytes_left -= len(piece)
         if self._budget.bytes_left < 0:
             raise PageTooLong

@@ -1,7 +1,7 @@
-"""Which profile a job has: the one that it has taken, or takes now.
+"""Find the profile of a job: the copy in its status, or the profile as it is now.
 
-A job takes a copy into its status before anything is made of it, and keeps that one: what is edited in a profile or
-in the operator's defaults, or that a profile is deleted, changes no job that has started.
+The operator stores a copy in the status before it creates any child, and keeps it. Later edits of a profile or of the
+operator's defaults, or the deletion of a profile, do not change a started job.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,53 +16,66 @@ from ddp_operator.api.status import Profile
 from ddp_operator.cluster import Cluster, Refused, Snapshot
 from ddp_operator.constants import JOB_DEFAULTS, PROFILE_KIND
 from ddp_operator.manifests.template import check_network_policy
+from ddp_operator.reconcile.refusals import refuse_invalid, refuse_read
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decision import Refusal
 
 
-def read_job_defaults(given: Mapping[str, Any]) -> Profile | None:
-    """Return what jobs have that do not set it, from a part of a spec; None: nothing. Raises: InvalidManifest."""
+def read_job_defaults(settings: Mapping[str, Any]) -> Profile | None:
+    """Return the operator's defaults for jobs as a profile, from part of a spec. None: it sets nothing.
+
+    Raises: InvalidManifest.
+    """
     names = ("networkPolicy", "securityProfile")
-    errors = [unknown_member(name, "", names) for name in given if name not in names]
-    spec = parse_resource({"metadata": {}, "spec": {"template": {"spec": {}}, **given}}).spec
+    errors = [unknown_member(name, "", names) for name in settings if name not in names]
+    spec = parse_resource({"metadata": {}, "spec": {"template": {"spec": {}}, **settings}}).spec
     errors += check_network_policy(spec.network_policy)
     if errors:
         raise InvalidManifest(errors)
-    written = msgspec.json.decode(msgspec.json.encode(spec))  # lists as they come back from an API server
-    job = {name: value for name, value in written.items() if name in names and value}
-    return read_profile({"kind": JOB_DEFAULTS, "metadata": {"name": ""}, "spec": {"job": job}}) if job else None
+
+    stored = msgspec.json.decode(msgspec.json.encode(spec))  # with lists, as an API server returns them
+    job = {name: value for name, value in stored.items() if name in names and value}
+    if not job:
+        return None
+    return read_profile({"kind": JOB_DEFAULTS, "metadata": {"name": ""}, "spec": {"job": job}})
 
 
 async def find_profile(cluster: Cluster, snapshot: Snapshot, defaults: Profile | None) -> Profile | Refusal | None:
-    """Return the profile of a job, or why it has to wait for it; None: it has none. Raises: ClusterError.
+    """Return the profile of a job, or the reason why the job has to wait for it. None: it has no profile.
 
-    ``defaults``: what a job that begins has where neither it nor its profile sets it.
+    ``defaults``: values of fields that neither the job nor its profile sets. Raises: ClusterError.
     """
-    reference, status = profile_reference(snapshot.resource), parse_status(snapshot.resource)
-    taken = status.profile
+    reference = profile_reference(snapshot.resource)
+    status = parse_status(snapshot.resource)
     if reference is None:
-        return taken if status.attempt or snapshot.jobs else defaults
+        return status.profile if status.attempt or snapshot.jobs else defaults
+
     kind, name = reference
-    # A Job without an attempt in status: that one was lost, and the Job was made with this copy.
-    if taken is not None and (status.attempt or (snapshot.jobs and (taken.kind, taken.name) == reference)):
-        return taken
+    copy = status.profile
+    # A Job without an attempt in the status: the write of the status was lost, the Job was built from this copy.
+    if copy is not None and (status.attempt or (snapshot.jobs and (copy.kind, copy.name) == reference)):
+        return copy
+
     namespace = snapshot.resource["metadata"]["namespace"]
-    what = f"spec.profileRef: {kind} {name}"
+    subject = f"spec.profileRef: {kind} {name}"
     try:
         raw = await cluster.profile(kind, namespace, name)
     except Refused as error:
-        hint = "" if kind == PROFILE_KIND else f", or name a {PROFILE_KIND} of namespace {namespace}"
-        return Refusal(c.FORBIDDEN, f"{what}: {error.message}; let the operator get it (docs/profiles.md){hint}")
+        remedy = "grant the operator get on it (docs/profiles.md)"
+        if kind != PROFILE_KIND:
+            remedy += f", or name a {PROFILE_KIND} of namespace {namespace}"
+        return refuse_read(subject, error, remedy)
     if raw is None:
         where = f" in namespace {namespace}" if kind == PROFILE_KIND else ""
-        message = f"{what} does not exist{where}; the job starts once it does, or when another is named"
-        return Refusal(c.PROFILE_NOT_FOUND, message)
+        return Refusal(c.PROFILE_NOT_FOUND, f"{subject} does not exist{where}; create it or correct the name")
     try:
         return read_profile({**raw, "kind": kind}, defaults)
     except InvalidManifest as error:
-        return Refusal(c.INVALID_SPEC, f"{what}: {error}")
+        return refuse_invalid(error, subject)
 
 
-def refuse_changes(locked: Sequence[FieldError]) -> Refusal | None:
-    """Return the refusal of a spec that sets fields which its profile has locked."""
-    return Refusal(c.PROFILE_LOCKED, "\n".join(map(str, locked))) if locked else None
+def refuse_changes(errors: Sequence[FieldError]) -> Refusal | None:
+    """Return the refusal of a spec that changes fields which its profile locks; None if there are no such errors."""
+    if not errors:
+        return None
+    return Refusal(c.PROFILE_LOCKED, "\n".join(map(str, errors)))

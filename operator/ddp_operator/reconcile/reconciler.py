@@ -1,19 +1,21 @@
-"""The pass: observe, decide, execute, write the status and tell what changed.
+"""The reconcile pass: observe, decide, execute, write the status, emit Events.
 
-Every event calls the same ``reconcile``; it reads what is and moves it towards what status says shall be. It knows only
-the ``Cluster`` protocol, so the same code runs jobs on an API server and on this machine.
+Every event leads to the same ``reconcile``, which reads the state and moves it towards the state that the status
+declares. It uses the ``Cluster`` protocol only, so the same code runs jobs on an API server and on this machine.
 """
 
 import logging
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 
 import msgspec
 from msgspec.structs import replace
 
 from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_status
 from ddp_operator.api.status import Profile, Status
 from ddp_operator.cluster import Cluster, ClusterError, Conflict, Event, Key, Object, Refused, Snapshot
@@ -23,6 +25,7 @@ from ddp_operator.reconcile.executor import Executor
 from ddp_operator.reconcile.node_reports import NodeReports
 from ddp_operator.reconcile.observer import Memory, Observer, seconds_since
 from ddp_operator.reconcile.profiles import find_profile, refuse_changes
+from ddp_operator.reconcile.refusals import refuse_invalid
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decide import decide, is_finished, report_refused, report_unreadable
 from ddp_operator.status.decision import AT_ONCE, Refusal
@@ -33,25 +36,47 @@ from ddp_operator.status.transitions import NodeFailed, Transition, find_transit
 logger = logging.getLogger(__name__)
 
 MINOR_INTERVAL = 30.0
-"""Seconds between two writes of one status that change nothing which `kubectl get` prints."""
-# Whoever changed the resource meanwhile will be heard of by an event; this is in case that event was it.
+"""Seconds between two writes of a status if no column of `kubectl get` changes."""
+# Seconds until the pass after a conflict, in case the watch event of the conflicting change was delivered before.
 _AFTER_CONFLICT = 0.5
-# Until a status that the API server refuses is written again; what helps is done to the definition or to the spec.
+# Seconds until a refused status is written again; a fix changes the definitions or the spec.
 _AFTER_REFUSED_STATUS = 60.0
-# A timer that fires a little early shall find that it is due.
+# Tolerance for timers that fire early.
 _EARLY = 0.9
-# Until a spec that this version cannot read is read again: what helps is done to the definition.
+# Seconds until a spec that this version cannot read is read again; a fix changes the definitions.
 _AFTER_UNREADABLE = 300.0
-# Until a profile or a claim that is not there, or does not complete the job, is looked at again.
+# Seconds until a profile or a claim that does not exist, or is invalid, is read again.
 _AFTER_NO_PROFILE = 10.0
 
 
 class StatusRefused(Exception):
-    """The API server refuses the status, which is reported; nothing else can be done for the job until it does not."""
+    """The API server refuses the status, which is reported. The operator does nothing for the job until it accepts."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentPass:
+    """The input of one pass. ``fresh``: the snapshot is from the API server, not from a cache."""
+
+    key: Key
+    snapshot: Snapshot
+    memory: Memory
+    fresh: bool
+
+    @property
+    def resource(self) -> Object:
+        """The resource as observed."""
+        return self.snapshot.resource
+
+
+@dataclass(frozen=True, slots=True)
+class PassEnd:
+    """A step ended the pass. ``requeue_after``: seconds until the next one; None: at the next event."""
+
+    requeue_after: float | None
 
 
 class Reconciler:
-    """Reconciles resources of one cluster. What it remembers of them a restart may lose."""
+    """Reconciles the resources of one cluster. Its memory of them may be lost at a restart."""
 
     def __init__(
         self,
@@ -73,158 +98,203 @@ class Reconciler:
         self._memory: defaultdict[Key, Memory] = defaultdict(Memory)
 
     async def reconcile(self, key: Key) -> float | None:
-        """Make one pass.
+        """Run one pass.
 
-        Returns seconds until the next pass is wanted without an event: None for never, 0 for at once.
-        Raises: ClusterError where a call failed that may succeed later; call again after a back-off.
+        Returns the seconds until the next pass if no event triggers one: None for never, 0 for at once.
+        Raises: ClusterError if a call failed that may succeed later; call again after a back-off.
         """
         try:
-            return await self._pass(key)
+            return await self._run_pass(key)
         except Conflict:
             return _AFTER_CONFLICT
         except StatusRefused:
             return _AFTER_REFUSED_STATUS
 
-    async def _pass(self, key: Key, *, fresh: bool = False) -> float | None:
-        """Make one pass; ``fresh``: on what the API server has, not on a cache. Raises: Conflict, ClusterError."""
+    async def _run_pass(self, key: Key, *, fresh: bool = False) -> float | None:
+        """Run one pass. ``fresh``: read from the API server, not from a cache. Raises: Conflict, ClusterError."""
         snapshot = await (self._cluster.fetch(key) if fresh else self._cluster.observe(key))
         if snapshot is None:
             self._forget(key)
             return None
-        memory = self._memory[key]
         if "deletionTimestamp" in snapshot.resource["metadata"]:
-            return None  # owner references take the children away
-        profile = await find_profile(self._cluster, snapshot, self._defaults)
+            return None  # Kubernetes deletes the children by their owner references
+        current = CurrentPass(key, snapshot, self._memory[key], fresh)
+
+        profile = await self._settle_profile(current)
+        if isinstance(profile, PassEnd):
+            return profile.requeue_after
+        job = await self._parse_job(current, profile)
+        if isinstance(job, PassEnd):
+            return job.requeue_after
+        claims_refusal = await self._settle_claims(current, job)
+        if isinstance(claims_refusal, PassEnd):
+            return claims_refusal.requeue_after
+        return await self._reconcile_job(current, job, claims_refusal)
+
+    async def _settle_profile(self, current: CurrentPass) -> Profile | PassEnd | None:
+        """Return the job's profile once the status has a copy of it. Raises: Conflict, ClusterError."""
+        profile = await find_profile(self._cluster, current.snapshot, self._defaults)
         if isinstance(profile, Refusal):
-            return await self._tell(key, snapshot, report_refused(snapshot.resource, profile, self._clock()))
-        if profile is not None or "profile" in (snapshot.resource.get("status") or {}):
-            status = parse_status(snapshot.resource)
-            if status.profile != profile:  # taken before anything is made of it
-                await self._write(key, snapshot.resource, status, replace(status, profile=profile), memory)
-                return AT_ONCE
+            return await self._refuse(current, profile)
+        if profile is None and "profile" not in (current.resource.get("status") or {}):
+            return None
+        status = parse_status(current.resource)
+        if status.profile == profile:
+            return profile
+        await self._write(current, status, replace(status, profile=profile))
+        return PassEnd(AT_ONCE)
+
+    async def _parse_job(self, current: CurrentPass, profile: Profile | None) -> DDPTrainingJob | PassEnd:
+        """Return the typed job, completed by its profile. Raises: Conflict, ClusterError."""
         try:
-            job = memory.parse(snapshot.resource, profile)
+            return current.memory.parse(current.resource, profile)
         except InvalidManifest as error:
-            if not fresh:
-                # Another definition shows other fields of the same version of a resource, so that no watch tells of it.
-                return await self._pass(key, fresh=True)
+            if not current.fresh:
+                # A changed definition changes the visible fields of a stored resource, and no watch reports that.
+                return PassEnd(await self._run_pass(current.key, fresh=True))
             if profile is None:
-                statuses = report_unreadable(snapshot.resource, error, self._clock())
-                return await self._tell(key, snapshot, statuses, _AFTER_UNREADABLE)
-            invalid = Refusal(c.INVALID_SPEC, f"with {profile.kind} {profile.name}".rstrip() + f": {error}")
-            return await self._tell(key, snapshot, report_refused(snapshot.resource, invalid, self._clock()))
-        claims, unclaimed = await find_claimed_gpus(self._cluster, job, begun=bool(snapshot.jobs)), None
+                old, new = report_unreadable(current.resource, error, self._clock())
+                return await self._report(current, old, new, _AFTER_UNREADABLE)
+            return await self._refuse(current, refuse_invalid(error, f"with {profile.kind} {profile.name}".rstrip()))
+
+    async def _settle_claims(self, current: CurrentPass, job: DDPTrainingJob) -> Refusal | PassEnd | None:
+        """Return None once the status has the number of claimed GPUs; of a started job the refusal of new claims.
+
+        Raises: Conflict, ClusterError.
+        """
+        claims = await find_claimed_gpus(self._cluster, job, has_job=bool(current.snapshot.jobs))
         if isinstance(claims, Refusal):
-            if not job.status.attempt:
-                return await self._tell(key, snapshot, report_refused(snapshot.resource, claims, self._clock()))
-            unclaimed = claims
-        elif claims != job.status.claims:  # counted before anything is made of it
-            await self._write(key, snapshot.resource, job.status, replace(job.status, claims=claims), memory)
-            return AT_ONCE
-        observation = await self._observer.observe(key, job, snapshot, memory)
-        refusal = refuse_changes(memory.locked) or unclaimed or await self._executor.check(job, observation, memory)
+            return claims if job.status.attempt else await self._refuse(current, claims)
+        if claims == job.status.claims:
+            return None
+        await self._write(current, job.status, replace(job.status, claims=claims))
+        return PassEnd(AT_ONCE)
+
+    async def _reconcile_job(
+        self, current: CurrentPass, job: DDPTrainingJob, claims_refusal: Refusal | None
+    ) -> float | None:
+        """Observe, decide, execute and write the status. Returns the seconds until the next pass.
+
+        Raises: Conflict, ClusterError.
+        """
+        memory = current.memory
+        observation = await self._observer.observe(current.key, job, current.snapshot, memory)
+        refusal = refuse_changes(memory.locked) or claims_refusal
+        if refusal is None:
+            refusal = await self._executor.check(job, observation, memory)
         decision = decide(job, observation, self._clock(), refusal, self._progress_interval)
-        if decision.needs_fresh_read and not fresh:
-            # Watches may show the Job's end before that of the pod to blame, or of the one that has the last step.
-            return await self._pass(key, fresh=True)
+        if decision.needs_fresh_read and not current.fresh:
+            # Watches may deliver the end of the Job before that of the pod with the root cause or the last step.
+            return await self._run_pass(current.key, fresh=True)
+
         refusal, wait = await self._executor.execute(job, observation, decision.actions, memory)
         if refusal is not None:
             decision = decide(job, observation, self._clock(), refusal, self._progress_interval)
-        limit = job.spec.recovery.max_restarts
-        postponed = await self._write(key, snapshot.resource, job.status, decision.status, memory, limit)
-        if is_finished(decision.status):
-            self._forget(key)
-        waits = (decision.requeue_after, wait, observation.recheck_after, postponed)
-        return min((seconds for seconds in waits if seconds is not None), default=None)
 
-    async def _tell(
-        self, key: Key, snapshot: Snapshot, statuses: tuple[Status, Status], again: float = _AFTER_NO_PROFILE
-    ) -> float | None:
-        """Write that a job cannot be looked at. Returns when it is tried again. Raises: Conflict, ClusterError."""
-        old, new = statuses
-        postponed = await self._write(key, snapshot.resource, old, new, self._memory[key])
-        return None if is_finished(old) else postponed or again
+        max_restarts = job.spec.recovery.max_restarts
+        postponed = await self._write(current, job.status, decision.status, max_restarts)
+        if is_finished(decision.status):
+            self._forget(current.key)
+        delays = (decision.requeue_after, wait, observation.recheck_after, postponed)
+        return min((delay for delay in delays if delay is not None), default=None)
+
+    async def _refuse(self, current: CurrentPass, refusal: Refusal) -> PassEnd:
+        """Write a refusal to the status and end the pass. Raises: Conflict, ClusterError."""
+        old, new = report_refused(current.resource, refusal, self._clock())
+        return await self._report(current, old, new, _AFTER_NO_PROFILE)
+
+    async def _report(self, current: CurrentPass, old: Status, new: Status, retry_after: float) -> PassEnd:
+        """Write why the job cannot be reconciled and end the pass. Raises: Conflict, ClusterError."""
+        postponed = await self._write(current, old, new)
+        return PassEnd(None if is_finished(old) else postponed or retry_after)
 
     async def _write(
-        self,
-        key: Key,
-        resource: Object,
-        old: Status,
-        new: Status,
-        memory: Memory,
-        limit: int | None = None,
+        self, current: CurrentPass, old: Status, new: Status, max_restarts: int | None = None
     ) -> float | None:
-        """Write ``new`` where it differs from what ``resource`` has, at the version that it was decided on.
+        """Write ``new`` if it differs from ``old``, the status of the observed resource version.
 
-        ``limit``: that of counted restarts. Returns in how many seconds it can be written where that has to wait.
-        Raises: Conflict, ClusterError.
+        ``max_restarts``: the limit that an Event about a restart names. Returns the seconds until the write is due, if
+        it is postponed. Raises: Conflict, ClusterError, StatusRefused.
         """
+        memory = current.memory
         if memory.status_shortened:
             new = shorten_status(new)
         if new == old:
             return None
         now = self._clock()
-        since = seconds_since(memory.status_written, now)
-        if since < MINOR_INTERVAL and is_minor_change(old, new):
-            return MINOR_INTERVAL - since
+        since_write = seconds_since(memory.status_written, now)
+        if since_write < MINOR_INTERVAL and is_minor_change(old, new):
+            return MINOR_INTERVAL - since_write
         if seconds_since(memory.status_refused, now) < _AFTER_REFUSED_STATUS * _EARLY:
             raise StatusRefused
+
         memory.status_written = now
         if not memory.status_shortened:
             new = extend_history(new, now)
-        await self._patch_status(key, resource, old, new, memory)
+        await self._patch_status(current, old, new)
+        await self._publish_transitions(current, old, new, now, max_restarts)
+        return None
+
+    async def _publish_transitions(
+        self, current: CurrentPass, old: Status, new: Status, now: datetime, max_restarts: int | None
+    ) -> None:
+        """Count the transitions of a written status and emit its Events. A failed call loses Events only."""
+        namespace = current.key.namespace
         transitions = find_transitions(old, new, now)
         if self._on_transition is not None:
             for transition in transitions:
-                self._on_transition(key.namespace, transition)
-        # The status is written, so an event that is lost now is lost; nothing else may be.
+                self._on_transition(namespace, transition)
         with suppress(ClusterError):
-            for event in transition_events(old, new, limit):
-                await self._cluster.emit(resource, event)
+            for event in transition_events(old, new, max_restarts):
+                await self._cluster.emit(current.resource, event)
             for transition in transitions:
                 if isinstance(transition, NodeFailed):
-                    await self._report_node(transition.node, key.namespace, now)
-        return None
+                    await self._report_node(transition.node, namespace, now)
 
-    async def _patch_status(self, key: Key, resource: Object, old: Status, new: Status, memory: Memory) -> None:
-        """Write a status: shortened, where the API server refuses the whole, else report the refusal.
+    async def _patch_status(self, current: CurrentPass, old: Status, new: Status) -> None:
+        """Write a status. If the API server refuses it, write it shortened, otherwise report the refusal.
 
         Raises: Conflict, ClusterError, StatusRefused.
         """
-        version = resource["metadata"]["resourceVersion"]
+        key = current.key
+        memory = current.memory
+        version = current.resource["metadata"]["resourceVersion"]
         try:
             await self._cluster.patch_status(key, msgspec.to_builtins(new), resource_version=version)
             memory.status_refused = None
             return
         except Refused as error:
             message = error.message
+
         shortened = shorten_status(new)
         if shortened != new:
             with suppress(Refused):
                 await self._cluster.patch_status(key, msgspec.to_builtins(shortened), resource_version=version)
-                logger.warning("%s: the API server refuses the status, it is shortened: %s", key, message)
+                logger.warning("%s: the API server refused the status; wrote it shortened: %s", key, message)
                 memory.status_shortened = True
                 return
+
         now = self._clock()
-        first = memory.status_refused is None
+        is_first = memory.status_refused is None
         memory.status_refused = now
-        if first:
-            logger.warning("%s: %s", key, describe_refused_status(message))
-            await self._cluster.emit(resource, Event("Warning", c.STATUS_REFUSED, describe_refused_status(message)))
-        report = report_refused_status(old, message, resource, now)
+        if is_first:
+            description = describe_refused_status(message)
+            logger.warning("%s: %s", key, description)
+            await self._cluster.emit(current.resource, Event("Warning", c.STATUS_REFUSED, description))
+        report = report_refused_status(old, message, current.resource, now)
         if report != old:
             with suppress(Refused):
                 await self._cluster.patch_status(key, msgspec.to_builtins(report), resource_version=version)
         raise StatusRefused
 
     async def _report_node(self, node: str, namespace: str, now: datetime) -> None:
-        """Post an Event about a node that jobs of two namespaces report within a day, once."""
+        """Emit one Event about a node if jobs of two namespaces reported it within a day."""
         if self._node_reports.add(node, namespace, now):
             text = (
                 "jobs with GPUs in two namespaces failed on this node within a day, as reported by pods; "
                 "verify its GPUs before you cordon it"
             )
-            # The kubelet's Events about its node have the name for a UID, and so `kubectl describe node` finds them.
+            # `kubectl describe node` finds Events whose UID is the name of the node, like those of the kubelet.
             about = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node, "uid": node}}
             await self._cluster.emit(about, Event("Warning", "FailsTrainingJobs", text))
 

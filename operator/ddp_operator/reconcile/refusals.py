@@ -1,0 +1,28 @@
+"""Convert errors of the API server, and invalid input, into the refusals that the condition Accepted reports."""
+
+from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.api.pod_fields import explain_refusal
+from ddp_operator.cluster import Refused, ServerError
+from ddp_operator.status import conditions as c
+from ddp_operator.status.decision import Refusal
+
+
+def refuse_write(error: Refused) -> Refusal:
+    """Return the refusal of a job whose child the API server does not accept."""
+    reason = c.INVALID_SPEC if error.reason == "Invalid" else c.FORBIDDEN
+    return Refusal(reason, explain_refusal(error.message))
+
+
+def refuse_read(subject: str, error: Refused, remedy: str) -> Refusal:
+    """Return the refusal of a job that names an object which the operator may not read."""
+    return Refusal(c.FORBIDDEN, f"{subject}: {error.message}; {remedy}")
+
+
+def refuse_failing_server(error: ServerError) -> Refusal:
+    """Return the refusal of a job whose child the API server repeatedly fails to create."""
+    return Refusal(c.SERVER_ERROR, f"the API server fails to create {error.message}")
+
+
+def refuse_invalid(error: InvalidManifest, subject: str = "") -> Refusal:
+    """Return the refusal of an invalid spec. ``subject``: the object that is invalid, if it is not the job itself."""
+    return Refusal(c.INVALID_SPEC, f"{subject}: {error}" if subject else str(error))
