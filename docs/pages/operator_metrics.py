@@ -11,7 +11,7 @@ from ddp_operator.launcher.failure_table import CATEGORIES
 from ddp_operator.status import conditions as c
 from ddp_operator.status.transitions import RECOVERY_LEVELS, NodeFailed, Used
 from ddp_operator.status.usage import PRODUCTIVE
-from ddp_operator.telemetry import NOT_ACCEPTED, OTHER, PHASES, Metrics
+from ddp_operator.telemetry import NOT_ACCEPTED, OTHER, PHASES, OperatorMetrics
 
 SAMPLE_RESOURCE: Final = msgspec.json.encode(
     {
@@ -42,7 +42,7 @@ gauges about jobs are counted from the resources at every scrape.
 
 def write_page() -> str:
     """Return the page as Markdown."""
-    metrics = Metrics(lambda: 0.0, lambda: (SAMPLE_RESOURCE,))
+    metrics = OperatorMetrics(lambda: 0.0, lambda: (SAMPLE_RESOURCE,))
     metrics.on_call("get", "pods", "200")
     metrics.on_transition("team", Used(PRODUCTIVE, 1))
     metrics.on_transition("team", NodeFailed("node"))

@@ -1,4 +1,4 @@
-"""``python -m ddp_operator``: the operator as a process."""
+"""``python -m ddp_operator``: run the operator."""
 
 import argparse
 import asyncio
@@ -16,7 +16,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the operator until SIGTERM or SIGINT; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m ddp_operator",
-        description="Watch DDPTrainingJob resources and run them as Jobs. Settings come from the environment:",
+        description="Watch DDPTrainingJob resources and run them as Jobs. Configure it by environment variables:",
         epilog=describe(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -31,8 +31,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(settings: Settings) -> int:
-    # Kopf imports the official client and pykube where they are installed, only to recognise their objects. That
-    # costs half a second and 20 MB in an environment that has them for the command line; the operator uses neither.
+    # Kopf imports the official client and pykube, if they are installed, only to recognise their objects. That takes
+    # 0.5 s and 20 MB, and the operator uses neither.
     for module in ("kubernetes", "kubernetes_asyncio", "pykube"):
         sys.modules.setdefault(module, None)  # type: ignore[arg-type]
     import kopf
@@ -42,8 +42,8 @@ def _run(settings: Settings) -> int:
 
     identity = settings.identity or new_identity()
     _configure_logging(settings)
-    # Every event and pass makes objects by the thousand, few of them in cycles: by default a sixth of a burst's CPU
-    # time goes into looking for those.
+    # Events and passes create thousands of objects, few of them in cycles. With the default thresholds, garbage
+    # collection takes a sixth of the CPU time of a burst.
     gc.set_threshold(20_000, 20, 50)
     try:
         asyncio.run(
@@ -51,7 +51,7 @@ def _run(settings: Settings) -> int:
                 clusterwide=not settings.namespaces,
                 namespaces=settings.namespaces,
                 standalone=True,
-                # Without it Kopf reads the login name, and the user of a pod may have none.
+                # Without an identity Kopf reads the login name, which a pod may not have.
                 identity=identity,  # type: ignore[arg-type]  # Kopf does not export its type
                 memo=kopf.Memo(settings=replace(settings, identity=identity)),
             )

@@ -1,9 +1,9 @@
-"""What Kopf calls: two ends of a life, a login, and raw watch events. Nothing is decided here.
+"""Kopf's handlers: startup, cleanup, login, and raw watch events. They make no decisions.
 
-Raw events (``on.event``) alone leave the custom resource clean: Kopf's create, update and delete handlers, its daemons
-and timers all put a finalizer or annotations on it, and a finalizer blocks deletion while the operator is down.
+Kopf's other handlers, its daemons and its timers add a finalizer or annotations to the resource, and a finalizer
+blocks deletion while the operator is down. Raw events (``on.event``) do not change the resource.
 
-``python -m ddp_operator`` and ``kopf run -m ddp_operator.handlers`` both lead here.
+``python -m ddp_operator`` and ``kopf run -m ddp_operator.handlers`` use this module.
 """
 
 import asyncio
@@ -25,15 +25,15 @@ logger = logging.getLogger(__name__)
 
 WATCH_CONNECT_TIMEOUT = 10.0
 RESOURCES_A_PAGE = 25
-"""Kopf parses a page of a list at once, and a resource may have a megabyte."""
+"""Objects in one page of a list: Kopf parses a page at once, and a resource may have a megabyte."""
 KOPF_REQUEST_TIMEOUT = 30.0
 
-# `kopf run` takes no identity. Without this variable it reads the login name, and the user of a pod may have none.
+# `kopf run` has no option for the identity. Without this variable it reads the login name, which a pod may not have.
 os.environ.setdefault("POD_ID", new_identity())
 
 
-class Forever:
-    """Delays between Kopf's attempts, without an end: an API server that is away for an hour is no reason to exit."""
+class EndlessBackoff:
+    """Infinite delays between Kopf's attempts: the operator keeps running while the API server is unavailable."""
 
     def __iter__(self) -> Iterator[float]:
         yield from (0.5, 1, 2, 3, 5)
@@ -42,23 +42,24 @@ class Forever:
 
 
 class NoTraceback(logging.Filter):
-    """Leaves out where in Kopf an answer of the API server was taken up: what the server said is in the line itself."""
+    """Removes tracebacks of Kopf's errors about API calls: the log line has the API server's message."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let every record pass."""
+        """Remove the traceback, and keep every record."""
         if record.exc_info and type(record.exc_info[1]).__module__.startswith("kopf."):
-            record.exc_info, record.exc_text = None, None
+            record.exc_info = None
+            record.exc_text = None
         return True
 
 
 class NoDiffBase(kopf.DiffBaseStorage):
-    """Keeps no last-handled state: nothing asks for it, and the default copies the whole object for every event."""
+    """Stores no last-handled state. Raw events do not need it, and the default copies the object for every event."""
 
     def fetch(self, *, body: kopf.Body) -> None:
-        """Nothing was stored."""
+        """Return None: no state is stored."""
 
     def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:
-        """Nothing is worth storing."""
+        """Return an empty state."""
         return kopf.BodyEssence()
 
     def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
@@ -67,7 +68,7 @@ class NoDiffBase(kopf.DiffBaseStorage):
 
 @kopf.on.startup(errors=kopf.ErrorsMode.PERMANENT)
 async def start(memo: kopf.Memo, settings: kopf.OperatorSettings, **_: Any) -> None:
-    """Configure Kopf, check the cluster, and start the workers; one clear line if that is not possible."""
+    """Configure Kopf, check the cluster and start the workers. On failure, log one line and exit."""
     configure(settings)
     try:
         own = memo.get("settings") or Settings.from_env()
@@ -75,28 +76,28 @@ async def start(memo: kopf.Memo, settings: kopf.OperatorSettings, **_: Any) -> N
         memo.operator = Operator(own, on_lost=memo.get("on_lost") or end_at_once)
         await memo.operator.start()
     except asyncio.CancelledError:
-        await memo.operator.stop()  # told to end while it stood by: Kopf calls no cleanup then
+        await memo.operator.stop()  # terminated on standby, when Kopf calls no cleanup handler
         raise
     except (SettingsError, StartupError) as exc:
         if "operator" in memo:
             await memo.operator.stop()
         logger.error("cannot start: %s", exc)
-        await asyncio.sleep(0.01)  # Kopf's other tasks complain if they end before they have begun
-        # Kopf would turn any other exception into three tracebacks around this one line.
+        await asyncio.sleep(0.01)  # Kopf's other tasks log an error if they are cancelled before they start
+        # Kopf logs three tracebacks for any other exception.
         raise SystemExit(1) from None
 
 
 @kopf.on.cleanup()
 async def stop(memo: kopf.Memo, **_: Any) -> None:
-    """End the workers."""
+    """Stop the workers."""
     if "operator" in memo:
         loss = await memo.operator.find_loss()
         await memo.operator.stop()
         if loss is not None:
-            logger.error("ending: %s", loss)
-            raise SystemExit(1)  # as at the start: three tracebacks would say less than this line
-    # Stopped in the midst of handing an event on, a watch of Kopf 1.45 leaves the task that waits for a pause behind,
-    # and Kopf then waits five seconds for it.
+            logger.error("exiting: %s", loss)
+            raise SystemExit(1)  # Kopf logs three tracebacks for any other exception
+    # A watch of Kopf 1.45 that is cancelled while it delivers an event does not cancel its task that waits for a
+    # pause. Kopf would wait five seconds for that task.
     for task in asyncio.all_tasks():
         if task.get_name().startswith("pause-waiter for "):
             task.cancel()
@@ -104,19 +105,19 @@ async def stop(memo: kopf.Memo, **_: Any) -> None:
 
 @kopf.on.login()
 async def login(memo: kopf.Memo, **_: Any) -> kopf.ConnectionInfo:
-    """Give Kopf the same credentials as the own client's."""
+    """Return the credentials of the operator's own client to Kopf."""
     info: kopf.ConnectionInfo = await memo.operator.login()
     return info
 
 
 @kopf.on.event(GROUP, VERSION, PLURAL)
 async def on_event(memo: kopf.Memo, event: kopf.RawEvent, **_: Any) -> None:
-    """Note a change of a custom resource."""
+    """Pass a watch event of a custom resource to the operator."""
     memo.operator.on_event(KIND, event["type"], event["object"])
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
-    """Set Kopf up so that it watches, and does nothing else."""
+    """Configure Kopf to watch resources only."""
     settings.peering.standalone = True
     settings.posting.enabled = False
     settings.scanning.disabled = True
@@ -125,24 +126,24 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.connect_timeout = WATCH_CONNECT_TIMEOUT
     settings.watching.inactivity_timeout = SILENCE
     settings.networking.request_timeout = KOPF_REQUEST_TIMEOUT
-    settings.networking.error_backoffs = Forever()
-    # An event is stored in microseconds, so that a task that waits for the next one of the same object is waste.
+    settings.networking.error_backoffs = EndlessBackoff()
+    # An event takes microseconds, so a task need not wait for the next event of the same object.
     settings.queueing.idle_timeout = 0.1
-    # Kopf says for every event that its handler succeeded.
+    # Kopf logs for every event that its handler succeeded.
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)
     for module in ("observation", "orchestration", "queueing", "running"):
         logging.getLogger(f"kopf._core.reactor.{module}").addFilter(NoTraceback())
 
 
 def _check_namespaces(own: Settings, *, clusterwide: bool) -> None:
-    """Hold `kopf run`'s flags against the settings: the own client must see what Kopf watches."""
+    """Check that the flags of `kopf run` and the settings name the same namespaces. Raises: SettingsError."""
     if clusterwide and own.namespaces:
-        names = " ".join(f"-n {name}" for name in own.namespaces)
+        flags = " ".join(f"-n {name}" for name in own.namespaces)
         raise SettingsError(
-            f"DDP_OPERATOR_NAMESPACES names some namespaces, Kopf was told to serve all: start it with {names}"
+            f"`kopf run` serves all namespaces, but DDP_OPERATOR_NAMESPACES names some; start `kopf run` with {flags}"
         )
     if not clusterwide and not own.namespaces:
         raise SettingsError(
-            "Kopf was told to serve some namespaces: set DDP_OPERATOR_NAMESPACES to the same ones, "
-            "or start it with --all-namespaces"
+            "`kopf run` serves some namespaces, but DDP_OPERATOR_NAMESPACES is not set; set it to the same namespaces, "
+            "or start `kopf run` with --all-namespaces"
         )

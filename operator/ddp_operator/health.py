@@ -1,4 +1,4 @@
-"""The operator's pages: /healthz, /readyz and /metrics, on connections that are bounded in number and time."""
+"""The operator's HTTP endpoints /healthz, /readyz and /metrics, with a limited number and lifetime of connections."""
 
 import asyncio
 import socket
@@ -8,21 +8,21 @@ from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from ddp_operator.kube.client import StartupError
-from ddp_operator.telemetry import Metrics
+from ddp_operator.telemetry import OperatorMetrics
 
 MAX_CONNECTIONS = 64
-"""Open connections. One more closes the oldest, so that probes always get through."""
+"""Open connections. A further one closes the oldest, so that probes can always connect."""
 CONNECTION_SECONDS = 10.0
-"""Lifetime of a connection, whatever is sent on it. Probes and Prometheus connect again."""
+"""Lifetime of a connection. Probes and Prometheus reconnect."""
 _PAGE_SECONDS = 1.0
-"""The metrics page is generated once in this time, whoever asks how often."""
+"""Minimum interval between two generations of the metrics page."""
 
 
 class HealthServer:
-    """Serve the three pages. ``alive`` and ``ready`` return a reason why not, or None when all is well."""
+    """Serves the three endpoints. ``alive`` and ``ready`` return a problem, or None."""
 
     def __init__(
-        self, metrics: Metrics, *, port: int, alive: Callable[[], str | None], ready: Callable[[], str | None]
+        self, metrics: OperatorMetrics, *, port: int, alive: Callable[[], str | None], ready: Callable[[], str | None]
     ) -> None:
         self._metrics = metrics
         self._configured_port = port
@@ -54,8 +54,8 @@ class HealthServer:
         except OSError as exc:
             await self.stop()
             raise StartupError(
-                f"port {self._configured_port} for health and metrics is not free ({exc.strerror}): "
-                "set DDP_OPERATOR_HEALTH_PORT"
+                f"cannot listen on port {self._configured_port} for health and metrics ({exc.strerror}); "
+                "set DDP_OPERATOR_HEALTH_PORT to a free port"
             ) from None
 
         loop = asyncio.get_running_loop()
@@ -78,7 +78,7 @@ class HealthServer:
         return _build_probe_response(self._ready())
 
     async def _serve_metrics(self, _: web.Request) -> web.Response:
-        # A thread counts all resources, each of which may hold a megabyte. Readers wait for one page.
+        # A thread counts all resources, each of up to a megabyte. Concurrent requests share one page.
         async with self._page_lock:
             now = asyncio.get_running_loop().time()
             if now >= self._page_until:
@@ -100,7 +100,7 @@ class BoundedConnection(asyncio.Protocol):
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Register the connection; close the oldest one where there are too many."""
+        """Register the connection; close the oldest one if there are too many."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._connections[transport] = None
@@ -137,7 +137,7 @@ class BoundedConnection(asyncio.Protocol):
 
 
 def _listen(port: int) -> socket.socket:
-    """Return a socket for IPv6 and IPv4 alike, so that port 0 means one port and not one for each."""
+    """Return one socket for IPv6 and IPv4, so that port 0 selects a single port for both."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))

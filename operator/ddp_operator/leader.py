@@ -1,15 +1,15 @@
-"""Leadership: of several operators one works, the others stand by. A Lease in the operator's own namespace says which.
+"""Leader election with a Lease in the operator's own namespace. The leader works; other operators are on standby.
 
-The rules are those of client-go: the leader renews the Lease, and a candidate takes it over once it has not seen it
-change for as long as the Lease says, by its own clock, so that no two clocks need to agree. Two things are stricter.
+The rules are those of client-go: the leader renews the Lease. A candidate takes it over after it has not observed a
+change for the duration of the Lease, by its own clock, so clocks need not be synchronized. Two rules are stricter.
 
-**Fence.** A leader writes nothing after the time for which its last renewal is good, counted from before that call was
-sent; ``remaining`` says how long that still is, and the client asks it before every write. A leader that was frozen for
-a minute and wakes up is thus silent before it knows that another one leads.
+**Fence.** A leader starts no write after its last renewal has expired, counted from before that call was sent. The
+client reads the remaining time from ``remaining`` before every write. A leader that was frozen for a minute therefore
+writes nothing, even before it knows that another operator leads.
 
-**An API server that is away costs no restart.** While nobody can be asked, the leader is fenced and goes on asking.
-If its Lease then still names it, nobody else can have led meanwhile, and it goes on. If it names anybody else,
-leadership is lost, and the process must end at once: what it remembers belongs to a past that is over.
+**No restart while the API server is unavailable.** The leader is fenced and keeps trying to renew. If its Lease still
+names it afterwards, no other operator has led meanwhile, and it continues. If the Lease names another holder, the
+process exits at once, because its cached state is outdated.
 """
 
 import asyncio
@@ -32,29 +32,29 @@ logger = logging.getLogger(__name__)
 
 LEASE: Final = "Lease"
 RETRY_SHARE: Final = 2 / 15
-"""Share of the duration between two renewals, and between two looks of a candidate: 2 of 15 seconds, as client-go."""
+"""Interval between two renewals, or two reads of a candidate, as share of the duration: 2 of 15 s, as in client-go."""
 CALL_SHARE: Final = 1 / 3
 FENCE_SHARE: Final = 2 / 3
-"""Share of the duration after which a leader that was not renewed begins no more write. The rest is for its last one
-to arrive, which is given no more time than that, not even by the kernel (``ApiClient.unheard``)."""
+"""Share of the duration after which a leader without a renewal starts no write. The remaining share is the time limit
+of the last write; the kernel enforces it too (``ApiClient.unheard``)."""
 
 Body = Mapping[str, Any]
 
 
 def monotonic() -> float:
-    """Return seconds that also count while the machine sleeps, where the system can tell."""
+    """Return a monotonic time in seconds that includes sleep of the machine, if the system provides it."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
 def new_identity() -> str:
-    """Return a name for this process that no other one has."""
+    """Return a unique name for this process."""
     return f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
-    """A Lease as it was seen, and since when it looks like that (by this process's clock)."""
+class LeaseObservation:
+    """An observed version of the Lease. ``since``: its first observation, by this process's clock."""
 
     version: str
     holder: str
@@ -62,28 +62,28 @@ class Sighting:
     since: float
 
 
-def observe_lease(lease: Body, before: Sighting | None, now: float) -> Sighting:
-    """Return what a Lease says. One that looks as it did before has been so since then."""
+def observe_lease(lease: Body, last: LeaseObservation | None, now: float) -> LeaseObservation:
+    """Return the observation of a Lease: ``last`` if the version is unchanged."""
+    version = str(lease["metadata"].get("resourceVersion", ""))
+    if last is not None and last.version == version:
+        return last
     spec = lease.get("spec") or {}
-    seen = Sighting(
-        version=str(lease["metadata"].get("resourceVersion", "")),
+    return LeaseObservation(
+        version=version,
         holder=str(spec.get("holderIdentity") or ""),
         duration=float(spec.get("leaseDurationSeconds") or 0),
         since=now,
     )
-    if before is not None and before.version == seen.version:
-        return before
-    return seen
 
 
-def may_take(seen: Sighting, identity: str, now: float) -> bool:
-    """Say whether a candidate may take the Lease: nobody's, its own, or not renewed for as long as it holds."""
-    return seen.holder in ("", identity) or now >= seen.since + seen.duration
+def may_take(lease: LeaseObservation, identity: str, now: float) -> bool:
+    """Return whether a candidate may take the Lease: it is unowned, its own, or has expired."""
+    return lease.holder in ("", identity) or now >= lease.since + lease.duration
 
 
 @dataclass(eq=False, kw_only=True)
 class Leader:
-    """One candidate. ``acquire`` it, ask ``remaining`` before each write, ``release`` it after the last one."""
+    """A candidate. Call ``acquire``, read ``remaining`` before each write, call ``release`` after the last write."""
 
     client: ApiClient
     namespace: str
@@ -94,16 +94,16 @@ class Leader:
     clock: Callable[[], float] = monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     follows: str = ""
-    """Who leads, while this process stands by."""
+    """The leader's identity, while this process is on standby."""
     _lease: Body = field(default_factory=dict)
-    """The Lease as our last renewal left it."""
+    """The Lease after the last own renewal."""
     _good_until: float = float("-inf")
     _task: asyncio.Task[None] | None = None
 
     def remaining(self) -> float:
-        """Return for how many seconds a write that begins now may take; 0 where none may begin."""
-        left = self._good_until - self.clock()
-        return left if left > self.duration * (1 - FENCE_SHARE) else 0.0
+        """Return the maximum seconds for a write that starts now; 0 if no write may start."""
+        seconds = self._good_until - self.clock()
+        return seconds if seconds > self.duration * (1 - FENCE_SHARE) else 0.0
 
     @property
     def leads(self) -> bool:
@@ -111,36 +111,35 @@ class Leader:
         return self.remaining() > 0
 
     async def acquire(self) -> None:
-        """Wait until this process leads, then keep the Lease renewed. Raises: StartupError."""
-        seen: Sighting | None = None
+        """Wait until this process leads, then keep the Lease renewed in the background. Raises: StartupError."""
+        lease: LeaseObservation | None = None
         while True:
             try:
-                seen = await self._try(seen)
+                lease = await self._try_to_take(lease)
             except ClusterError as exc:
-                logger.warning("cannot read or take the lease: %s", exc)
+                logger.warning("cannot acquire lease %s: %s; retrying", self._lease_path, exc)
             if self.leads:
                 break
-            if seen is not None and seen.holder != self.follows:
-                self.follows = seen.holder
+            if lease is not None and lease.holder != self.follows:
+                self.follows = lease.holder
                 logger.info(
-                    "standing by: %s leads by the Lease %s/%s; "
-                    "an operator for other namespaces needs a Lease of its own: set %sLEASE_NAME",
-                    self.follows or "nobody",
-                    self.namespace,
-                    self.name,
+                    "on standby: %s holds lease %s; "
+                    "to run an operator for other namespaces beside it, set %sLEASE_NAME to another lease",
+                    self.follows or "no operator",
+                    self._lease_path,
                     PREFIX,
                 )
-            await self.sleep(self._pause())
+            await self.sleep(self._compute_pause())
         self.follows = ""
-        logger.info("leading as %s", self.identity)
-        self._task = asyncio.create_task(self._keep(), name="lease")
+        logger.info("became leader as %s", self.identity)
+        self._task = asyncio.create_task(self._keep_renewed(), name="lease")
 
     async def release(self) -> None:
-        """Give the Lease up, so that another one need not wait for its end. Call it after the last write."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        """Release the Lease, so that a candidate need not wait until it expires. Call it after the last write."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
         if not self.leads:
             return
         self._good_until = float("-inf")
@@ -148,60 +147,66 @@ class Leader:
         try:
             await self._call("PUT", {**self._lease, "spec": spec})
         except (ClusterError, ApiError) as exc:
-            logger.info("the lease could not be released: %s", exc)
+            logger.info("cannot release lease %s: %s; candidates wait until it expires", self._lease_path, exc)
 
-    async def _try(self, before: Sighting | None) -> Sighting | None:
-        """Look at the Lease once and take it if that is allowed. Returns what was seen; None where a race was lost."""
+    @property
+    def _lease_path(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    async def _try_to_take(self, last: LeaseObservation | None) -> LeaseObservation | None:
+        """Read the Lease once and take it if that is allowed. Returns its observation; None if a race was lost.
+
+        Raises: ClusterError, StartupError.
+        """
         try:
-            lease = await self._read()
-            if lease is None:
-                await self._hold("POST", self._build())
+            raw = await self._read()
+            if raw is None:
+                await self._write_own("POST", self._build())
                 return None
-            seen = observe_lease(lease, before, self.clock())
-            if may_take(seen, self.identity, self.clock()):
-                await self._hold("PUT", self._taken(lease, seen))
+            lease = observe_lease(raw, last, self.clock())
+            if may_take(lease, self.identity, self.clock()):
+                await self._write_own("PUT", self._replace_holder(raw, lease.holder))
         except ApiError as exc:
             if exc.status == 409:
-                return None  # another candidate was quicker
-            raise StartupError(
-                f"the lease {self.namespace}/{self.name} cannot be taken: {exc} (HTTP {exc.status})"
-            ) from exc
-        return seen
+                return None  # another candidate was faster
+            raise StartupError(f"cannot acquire lease {self._lease_path}: {exc} (HTTP {exc.status})") from exc
+        return lease
 
-    async def _keep(self) -> None:
+    async def _keep_renewed(self) -> None:
         while True:
-            await self.sleep(self._pause())
-            led = self.leads
+            await self.sleep(self._compute_pause())
+            was_leading = self.leads
             try:
-                kept = await self._renew()
+                is_holder = await self._renew()
             except (ClusterError, ApiError) as exc:
-                then = "trying again" if self.leads else "nothing is written until it is"
-                logger.warning("the lease cannot be renewed; %s: %s", then, exc)
+                state = "still leading" if self.leads else "writes are suspended until it is renewed"
+                logger.warning("cannot renew lease %s: %s; retrying, %s", self._lease_path, exc, state)
                 continue
-            if not kept:
+            if not is_holder:
                 self._good_until = float("-inf")
-                logger.error("leadership is lost: ending at once, so that another operator can work")
+                logger.error("lost leadership: lease %s has another holder or was deleted; exiting", self._lease_path)
                 self.on_lost()
                 return
-            if not led:
-                logger.warning("the lease is renewed, and nobody else has held it: going on")
+            if not was_leading:
+                logger.warning("renewed lease %s, which no other operator has held; resuming", self._lease_path)
 
     async def _renew(self) -> bool:
-        """Renew once. Returns False where the Lease is not ours any more. Raises: ClusterError, ApiError."""
+        """Renew the Lease once. Returns False if it names another holder. Raises: ClusterError, ApiError."""
         try:
-            await self._hold("PUT", _renewed(self._lease))
+            await self._write_own("PUT", _set_renew_time(self._lease))
             return True
         except ApiError as exc:
             if exc.status not in (404, 409):
                 raise
-        # Changed by another, or by a renewal of our own whose answer was lost.
+        # Another client changed the Lease, or the response of an own renewal was lost.
         lease = await self._read()
         if lease is None or (lease.get("spec") or {}).get("holderIdentity") != self.identity:
             return False
-        await self._hold("PUT", _renewed(lease))
+        await self._write_own("PUT", _set_renew_time(lease))
         return True
 
     async def _read(self) -> Body | None:
+        """Return the Lease, or None if it does not exist. Raises: ClusterError, ApiError."""
         try:
             return await self._call("GET")
         except ApiError as exc:
@@ -218,14 +223,14 @@ class Leader:
                     method, path(LEASE, self.namespace, name), body=body, kind=plural(LEASE), urgent=True
                 )
         except TimeoutError:
-            raise ClusterError(f"{method} of the lease: no answer within {seconds:.3g} s") from None
+            raise ClusterError(f"{method} of lease {self._lease_path} timed out after {seconds:.3g} s") from None
         return answer
 
-    async def _hold(self, method: str, lease: Body) -> None:
-        """Write a Lease that names us. It is good from before the call: nobody can have seen it earlier."""
-        begun = self.clock()
+    async def _write_own(self, method: str, lease: Body) -> None:
+        """Write a Lease that names this process. It expires after its duration, counted from before the call."""
+        started = self.clock()
         self._lease = await self._call(method, lease)
-        self._good_until = begun + self.duration
+        self._good_until = started + self.duration
 
     def _build(self) -> Body:
         now = _now()
@@ -242,17 +247,18 @@ class Leader:
             },
         }
 
-    def _taken(self, lease: Body, seen: Sighting) -> Body:
+    def _replace_holder(self, lease: Body, holder: str) -> Body:
+        """Return the Lease with this process as its holder instead of ``holder``."""
         spec: dict[str, Any] = {**(lease.get("spec") or {}), **self._build()["spec"]}
         transitions = int((lease.get("spec") or {}).get("leaseTransitions") or 0)
-        spec["leaseTransitions"] = transitions + (seen.holder != self.identity)
+        spec["leaseTransitions"] = transitions + (holder != self.identity)
         return {**lease, "spec": spec}
 
-    def _pause(self) -> float:
+    def _compute_pause(self) -> float:
         return self.duration * RETRY_SHARE * random.uniform(1.0, 1.2)
 
 
-def _renewed(lease: Body) -> Body:
+def _set_renew_time(lease: Body) -> Body:
     return {**lease, "spec": {**lease["spec"], "renewTime": _now()}}
 
 

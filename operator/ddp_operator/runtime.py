@@ -1,4 +1,4 @@
-"""The running operator: client, store, queue and reconcile wired together, apart from how events come in; its pages."""
+"""The running operator: connects client, cache, queue, reconciler and health server. ``handlers`` delivers events."""
 
 import asyncio
 import logging
@@ -26,35 +26,36 @@ from ddp_operator.manifests.children import load_launcher
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.reconcile.profiles import read_job_defaults
 from ddp_operator.settings import PREFIX, Settings, SettingsError
-from ddp_operator.telemetry import Metrics
+from ddp_operator.telemetry import OperatorMetrics
 from ddp_operator.workqueue import WorkQueue
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_NAMESPACE = "default"
-"""The own namespace of an operator that runs outside a cluster, where its kubeconfig names none."""
-PAUSE, LONGEST_PAUSE, PAUSE_EACH = 0.2, 1.0, 0.001
-"""Seconds between two passes over one job; for each of its children, so that a pass over a thousand pods, which make
-news all the time while they start, takes a small share of a core. The Job controller looks at a Job's pods once a
-second."""
+"""The operator's own namespace if it runs outside a cluster and its kubeconfig has no namespace."""
+SHORTEST_PAUSE = 0.2
+"""Minimum seconds between two passes over one job."""
+LONGEST_PAUSE = 1.0
+PAUSE_PER_CHILD = 0.001
+"""Further seconds for each child: a thousand starting pods cause events all the time, and each pass reads all pods."""
 
 
 def end_at_once() -> None:
-    """End the process without another call to anybody: not even those that a regular end makes."""
+    """Exit without any further call to the API server, including those of a graceful shutdown."""
     logging.shutdown()
     os._exit(1)
 
 
 class Operator:
-    """Everything that lives as long as the process. Create, start and stop it inside one event loop.
+    """The parts of the operator's process. Create, start and stop it in one event loop.
 
-    ``on_lost`` is called when another operator has taken over. Raises: SettingsError.
+    ``on_lost`` is called after another operator has become the leader. Raises: SettingsError.
     """
 
     def __init__(self, settings: Settings, *, on_lost: Callable[[], None] = end_at_once) -> None:
         self.settings = settings
         self.store = ObjectCache()
-        self.metrics = Metrics(lambda: float(len(self.queue)), lambda: self.store.bodies(KIND))
+        self.metrics = OperatorMetrics(lambda: float(len(self.queue)), lambda: self.store.bodies(KIND))
         self._watched = [(kind, where) for kind in ("Job", "Pod") for where in settings.namespaces or (None,)]
         self.client = ApiClient(
             self.login,
@@ -73,7 +74,10 @@ class Operator:
             on_transition=self.metrics.on_transition,
         )
         self.queue: WorkQueue[Key] = WorkQueue(
-            self.reconciler.reconcile, workers=settings.workers, pause=self._pause, on_result=self.metrics.on_reconcile
+            self.reconciler.reconcile,
+            workers=settings.workers,
+            pause=self._compute_pause,
+            on_result=self.metrics.on_reconcile,
         )
         self.sync = Resync(
             self.client,
@@ -90,12 +94,12 @@ class Operator:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def login(self) -> kopf.ConnectionInfo:
-        """Read the credentials anew (for the own client and for Kopf's)."""
+        """Read the credentials, for the own client and for Kopf's."""
         return await login(self.settings.kubeconfig)
 
     async def start(self) -> None:
-        """Check what must be there, wait until no other operator leads, then start to work. Raises: StartupError."""
-        load_launcher()  # a tenth of a second that no job has to wait for
+        """Check the cluster, wait until this operator is the leader, then start the workers. Raises: StartupError."""
+        load_launcher()  # it takes 0.1 s, and is cached for the first job
         await self.health.start()
         home = (await self.client.connect()).default_namespace or DEFAULT_NAMESPACE
         await check_cluster(self.client, self.settings.namespaces, home=home)
@@ -111,18 +115,20 @@ class Operator:
         await self.leader.acquire()
         self._tasks = [
             asyncio.create_task(self.sync.run(), name="synchroniser"),
-            asyncio.create_task(self._work(), name="start of the workers"),
+            asyncio.create_task(self._start_workers(), name="start of the workers"),
         ]
         for kind, namespace in self._watched:
             watching = watch(self.client, kind, namespace, CHILD_SELECTOR, self.on_event)
             self._tasks.append(asyncio.create_task(watching, name=f"watch of {kind}s"))
 
     async def find_loss(self) -> str | None:
-        """Return what has gone without which no operator can work; None before the start, or where all is there."""
-        return None if self.leader is None or not self.leader.leads else await find_loss(self.client)
+        """Return the requirement that was removed while the operator ran, such as the CRD; None: nothing is missing."""
+        if self.leader is None or not self.leader.leads:
+            return None
+        return await find_loss(self.client)
 
     async def stop(self) -> None:
-        """End all own tasks and connections. Kopf waits five seconds for whatever is left behind here."""
+        """Cancel all own tasks and close all connections. Kopf waits five seconds for remaining tasks."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -134,23 +140,24 @@ class Operator:
         await self.health.stop()
 
     def on_event(self, kind: str, event_type: str | None, obj: Any) -> None:
-        """Take in one watch event; ``event_type`` is None for an object of a listing."""
+        """Apply a watch event to the cache. ``event_type`` is None for an object of a list."""
         if event_type == "DELETED":
             key = self.store.remove(kind, obj)
         else:
             meta = obj["metadata"]
             if event_type is None and self.store.entry(kind, meta.get("namespace", ""), meta["name"]) is not None:
-                self.sync.nudge()  # listed though known: a watch began anew, and may have missed deletions
+                self.sync.nudge()  # a cached object was listed: a watch restarted and may have missed deletions
             key = self.store.apply(kind, obj)
         self._time_start(kind, event_type, obj["metadata"])
         if key is not None:
             self._on_change(key)
 
     def _time_start(self, kind: str, event_type: str | None, meta: Any) -> None:
-        """Measure from the news of a new resource to that of its first Job (no news for the store: we made it)."""
-        now, key = asyncio.get_running_loop().time(), key_of(kind, meta)
+        """Measure the time from the event of a new resource to the event of its first Job."""
+        key = key_of(kind, meta)
         if key is None:
             return
+        now = asyncio.get_running_loop().time()
         if kind == KIND and event_type == "ADDED":
             self._arrived[key] = now
         elif kind == KIND and event_type == "DELETED":
@@ -159,13 +166,13 @@ class Operator:
             self.metrics.create_to_job.observe(now - self._arrived.pop(key))
 
     def _on_change(self, key: Key) -> None:
-        if key.name:  # what many share is looked at when one of them is
+        if key.name:  # a key without a name is of a shared object; the passes of its users read it
             self.queue.add(key)
 
-    def _pause(self, key: Key) -> float:
-        return max(PAUSE, min(LONGEST_PAUSE, PAUSE_EACH * self.store.count_children(key)))
+    def _compute_pause(self, key: Key) -> float:
+        return max(SHORTEST_PAUSE, min(LONGEST_PAUSE, PAUSE_PER_CHILD * self.store.count_children(key)))
 
-    async def _work(self) -> None:
+    async def _start_workers(self) -> None:
         await self.sync.synced.wait()
         logger.info("ready: serving %s", ", ".join(self.settings.namespaces) or "all namespaces")
         self.queue.start()
@@ -175,17 +182,17 @@ class Operator:
             if task.done() and not task.cancelled() and task.exception() is not None:
                 return f"{task.get_name()} ended: {task.exception()}"
         if self.sync.synced.is_set() and not self.queue.alive and self._tasks and self._tasks[1].done():
-            return "a worker ended"
+            return "a reconcile worker ended unexpectedly"
         return None
 
     def _ready(self) -> str | None:
         if self.leader is not None and self.leader.follows:
-            return None  # it stands by, ready to take over
-        return None if self.sync.synced.is_set() else "the caches are not filled yet"
+            return None  # on standby, ready to become the leader
+        return None if self.sync.synced.is_set() else "the caches are not synchronized yet"
 
 
 def _read_defaults(settings: Settings) -> Profile | None:
-    """Return what jobs have that do not set it. Raises: SettingsError."""
+    """Return the settings' defaults for jobs. Raises: SettingsError."""
     try:
         return read_job_defaults(settings.job_defaults)
     except InvalidManifest as error:

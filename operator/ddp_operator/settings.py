@@ -1,7 +1,7 @@
-"""The operator's settings: environment variables in, one frozen value out.
+"""The operator's settings, read from environment variables.
 
-Every variable begins with ``DDP_OPERATOR_``. Unknown ones are not refused, because Kubernetes itself puts variables of
-that form into the pod when a Service is named ``ddp-operator`` (service links).
+Every variable has the prefix ``DDP_OPERATOR_``. Unknown ones are not refused, because Kubernetes adds variables with
+that prefix to the pod if a Service is named ``ddp-operator`` (service links).
 """
 
 import os
@@ -16,19 +16,19 @@ _Name = Annotated[str, Meta(pattern="^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
 
 
 class SettingsError(ValueError):
-    """A setting has a value that cannot be used. The message names the variable and what to write instead."""
+    """A setting has an invalid value. The message names the variable and describes valid values."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What an administrator may choose. The defaults are fit for production. Intervals and times are in seconds."""
+    """Settings for administrators, with defaults for production. Intervals and times are in seconds."""
 
     namespaces: Annotated[
-        tuple[_Name, ...], Meta(description="names of the namespaces to serve, separated by commas; unset: all")
+        tuple[_Name, ...], Meta(description="namespaces to serve, separated by commas; unset: all")
     ] = ()
-    workers: Annotated[int, Meta(ge=1, le=1024, description="resources reconciled at the same time")] = 16
-    qps: Annotated[float, Meta(ge=0.1, le=100_000, description="API calls a second, on average")] = 500
-    burst: Annotated[int, Meta(ge=1, le=100_000, description="API calls at once after a quiet time")] = 1000
-    call_timeout: Annotated[float, Meta(ge=0.5, le=600, description="seconds until an API call counts as failed")] = 30
+    workers: Annotated[int, Meta(ge=1, le=1024, description="number of concurrent reconciles")] = 16
+    qps: Annotated[float, Meta(ge=0.1, le=100_000, description="average API calls per second")] = 500
+    burst: Annotated[int, Meta(ge=1, le=100_000, description="API calls in a burst")] = 1000
+    call_timeout: Annotated[float, Meta(ge=0.5, le=600, description="timeout of an API call in seconds")] = 30
     progress_interval: Annotated[
         float, Meta(ge=1, le=3600, description="seconds between progress updates of a job")
     ] = 10
@@ -42,19 +42,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     health_port: Annotated[
         int, Meta(ge=0, le=65_535, description="port of /healthz, /readyz and /metrics; 0: a free one")
     ] = 8080
-    lease_name: Annotated[
-        _Name, Meta(description="Lease, in the own namespace, whose holder works; others stand by")
-    ] = "ddp-operator"
+    lease_name: Annotated[_Name, Meta(description="Lease for leader election, in the operator's own namespace")] = (
+        "ddp-operator"
+    )
     lease_seconds: Annotated[
-        int, Meta(ge=3, le=3600, description="seconds after which a silent leader is succeeded")
+        int, Meta(ge=3, le=3600, description="seconds without a renewal until a standby becomes the leader")
     ] = 15
     job_defaults: Annotated[
         dict[str, Any],
-        Meta(description="networkPolicy and securityProfile of jobs that do not set them, as a spec in JSON"),
+        Meta(description="defaults of networkPolicy and securityProfile for jobs, as part of a spec in JSON"),
     ] = {}
     identity: Annotated[
         str | None,
-        Meta(description="holder of the Lease; no two processes may share it; unset: host name and a random part"),
+        Meta(description="unique identity for leader election; unset: host name and a random suffix"),
     ] = None
     kubeconfig: str | None = None
     """$KUBECONFIG; None: the service account of the pod, else ~/.kube/config."""
@@ -65,22 +65,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         env = os.environ if env is None else env
         values: dict[str, object] = {"kubeconfig": env.get("KUBECONFIG") or None}
         for name, (kind, text) in _describe_variables().items():
-            given = env.get(f"{PREFIX}{name.upper()}", "").strip()
-            value: object = given
+            variable = f"{PREFIX}{name.upper()}"
+            written = env.get(variable, "").strip()
+            value: object = written
             if name == "namespaces":
-                value = tuple(dict.fromkeys(filter(None, map(str.strip, given.split(",")))))
+                value = tuple(dict.fromkeys(filter(None, map(str.strip, written.split(",")))))
             elif name in ("log_format", "log_level"):
-                value = given.lower()
+                value = written.lower()
             try:
-                if name == "job_defaults" and given:
-                    value = msgspec.json.decode(given)
-                values |= {name: msgspec.convert(value, kind, strict=False)} if value else {}
+                if name == "job_defaults" and written:
+                    value = msgspec.json.decode(written)
+                if value:
+                    values[name] = msgspec.convert(value, kind, strict=False)
             except msgspec.DecodeError as error:
                 problem = str(error).partition(" - at")[0].partition(", got")[0]
                 problem = problem.replace("`int`", "a whole number").replace("`float`", "a number")
-                raise SettingsError(
-                    f"{PREFIX}{name.upper()}: {given!r} cannot be used: {problem}. It sets: {text}"
-                ) from None
+                raise SettingsError(f"{variable}: {written!r} is invalid: {problem}. Set it to: {text}") from None
         return cls(**values)  # type: ignore[arg-type]
 
 
@@ -90,11 +90,12 @@ def describe() -> str:
 
 
 def _describe_variables() -> dict[str, tuple[object, str]]:
-    """Return the type of every setting with a variable of ours, and what that is."""
-    found = {}
+    """Return type and description of every setting with a ``DDP_OPERATOR_`` variable, by the name of the field."""
+    variables: dict[str, tuple[object, str]] = {}
     for field in msgspec.structs.fields(Settings):
-        about = [part.description for part in getattr(field.type, "__metadata__", ()) if part.description]
+        descriptions = [part.description for part in getattr(field.type, "__metadata__", ()) if part.description]
+        if not descriptions:
+            continue
         default = f" (default: {field.default})" if field.default not in (None, (), msgspec.NODEFAULT) else ""
-        if about:
-            found[field.name] = (field.type, f"{about[0]}{default}")
-    return found
+        variables[field.name] = (field.type, f"{descriptions[0]}{default}")
+    return variables

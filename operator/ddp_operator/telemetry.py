@@ -1,7 +1,6 @@
-"""What the operator says about itself, as Prometheus series: its own work, and the jobs that it serves.
+"""The operator's Prometheus metrics: its own work, and the jobs that it serves.
 
-Labels are bounded: verbs, a few kinds, statuses, phases, reasons and categories that are constants, and the namespaces
-that hold jobs.
+Label values are bounded: verbs, kinds, statuses, phases, reasons and categories are constants; namespaces have jobs.
 """
 
 from collections import Counter as Count
@@ -31,18 +30,18 @@ from ddp_operator.status.transitions import (
     Used,
 )
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nobody reads
+disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the number of series
 
 PHASES: Final[tuple[str, ...]] = get_args(Phase)
 PENDING: Final = "Pending"
-"""The phase of a resource that nothing has been written about yet."""
+"""The phase of a resource without a status."""
 CAUSES: Final = ("Conflict", "Cluster", "Bug")
 SHORT: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30)
 LONG: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
 OTHER: Final = "Other"
 MAX_NODE_LABELS: Final = 1024
 NOT_ACCEPTED: Final = "NotAccepted"
-"""Reason of a job that has begun, or would, and that the operator or the API server refuses to carry on."""
+"""Reason label of a job whose condition Accepted is not True."""
 
 
 class _Status(msgspec.Struct):
@@ -53,7 +52,7 @@ class _Status(msgspec.Struct):
 
 
 class _Resource(msgspec.Struct):
-    """As much of a resource as is counted; decoding no more than that takes some microseconds."""
+    """The counted fields of a resource. Decoding only these takes some microseconds."""
 
     metadata: dict[str, Any]
     status: _Status = msgspec.field(default_factory=_Status)
@@ -62,130 +61,154 @@ class _Resource(msgspec.Struct):
 _DECODER: Final = msgspec.json.Decoder(_Resource)
 
 
-class Fleet(Collector):
-    """Counts the remembered resources at every scrape: right after a restart, and with no series to forget to lower."""
+class JobCollector(Collector):
+    """Counts the cached resources at every scrape, so the counts are correct right after a restart."""
 
     def __init__(self, bodies: Callable[[], Iterable[bytes]]) -> None:
         self._bodies = bodies
 
     def collect(self) -> Iterator[Metric]:
-        """Count."""
-        phases: Count[tuple[str, str]] = Count()
-        waiting: Count[tuple[str, str]] = Count()
-        nodes: Count[tuple[str, str]] = Count()
-        goodputs: dict[str, list[float]] = {}
+        """Yield the metrics of all cached resources."""
+        counts = _JobCounts()
         for body in self._bodies():
-            try:
-                found = _DECODER.decode(body)
-            except msgspec.ValidationError:  # stored by another version of the CRD; the reconcile says so in status
-                found = _Resource({})
-            namespace, status = str(found.metadata.get("namespace", "")), found.status
-            phases[namespace, status.phase if status.phase in PHASES else PENDING] += 1
-            if status.phase in ("Running", "Pending", "Restarting"):
-                for state in ("desired", "ready"):
-                    nodes[namespace, state] += status.nodes.get(state, 0)
-                if status.goodput is not None:
-                    goodputs.setdefault(namespace, []).append(_share(status.goodput))
-                for condition in status.conditions:
-                    kind, reason = condition.get("type"), condition.get("reason")
-                    if kind == c.SCHEDULED and condition.get("status") == "False":
-                        waiting[namespace, reason if reason in c.SCHEDULED_REASONS else OTHER] += 1
-                    if kind == c.ACCEPTED and condition.get("status") != "True":
-                        waiting[namespace, NOT_ACCEPTED] += 1
-        for name, text, label, counts in (
-            ("jobs", "Resources by phase.", "phase", phases),
-            (
-                "waiting_jobs",
-                f"Jobs without all of their pods, by the reason of the condition Scheduled; {NOT_ACCEPTED}: Accepted "
-                "is not True.",
-                "reason",
-                waiting,
-            ),
-            ("nodes", "Pods of jobs that are not over: desired, and ready.", "state", nodes),
-        ):
-            family = GaugeMetricFamily(f"ddp_operator_{name}", text, labels=("namespace", label))
-            for labels, count in sorted(counts.items()):
-                family.add_metric(labels, count)
-            yield family
-        family = GaugeMetricFamily(
-            "ddp_operator_goodput_ratio",
-            "Goodput (metrics.md) of jobs that are not over and have made steps: their mean, and the lowest.",
-            labels=("namespace", "of"),
+            counts.add(body)
+        yield _build_gauge("jobs", "Jobs by phase.", "phase", counts.phases)
+        yield _build_gauge(
+            "waiting_jobs",
+            f"Jobs without all of their pods, by the reason of the condition Scheduled; {NOT_ACCEPTED}: Accepted is "
+            "not True.",
+            "reason",
+            counts.waiting,
         )
-        for namespace, shares in sorted(goodputs.items()):
-            family.add_metric((namespace, "mean"), sum(shares) / len(shares))
-            family.add_metric((namespace, "lowest"), min(shares))
-        yield family
+        yield _build_gauge("nodes", "Desired and ready pods of unfinished jobs.", "state", counts.nodes)
+        yield _build_goodput_gauge(counts.goodputs)
 
 
-def _share(text: str) -> float:
-    """Return a goodput; one that another version has written in another form is none."""
+class _JobCounts:
+    """Counts of resources by namespace and a second label."""
+
+    def __init__(self) -> None:
+        self.phases: Count[tuple[str, str]] = Count()
+        self.waiting: Count[tuple[str, str]] = Count()
+        self.nodes: Count[tuple[str, str]] = Count()
+        self.goodputs: dict[str, list[float]] = {}
+
+    def add(self, body: bytes) -> None:
+        """Count one resource."""
+        try:
+            resource = _DECODER.decode(body)
+        except msgspec.ValidationError:  # stored under another version of the CRD; its status reports that
+            resource = _Resource({})
+        namespace = str(resource.metadata.get("namespace", ""))
+        status = resource.status
+        self.phases[namespace, status.phase if status.phase in PHASES else PENDING] += 1
+        if status.phase in ("Running", "Pending", "Restarting"):
+            self._add_active(namespace, status)
+
+    def _add_active(self, namespace: str, status: _Status) -> None:
+        for state in ("desired", "ready"):
+            self.nodes[namespace, state] += status.nodes.get(state, 0)
+        if status.goodput is not None:
+            self.goodputs.setdefault(namespace, []).append(_parse_goodput(status.goodput))
+        for condition in status.conditions:
+            kind = condition.get("type")
+            reason = condition.get("reason")
+            if kind == c.SCHEDULED and condition.get("status") == "False":
+                self.waiting[namespace, reason if reason in c.SCHEDULED_REASONS else OTHER] += 1
+            if kind == c.ACCEPTED and condition.get("status") != "True":
+                self.waiting[namespace, NOT_ACCEPTED] += 1
+
+
+def _build_gauge(name: str, text: str, label: str, counts: Count[tuple[str, str]]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"ddp_operator_{name}", text, labels=("namespace", label))
+    for labels, count in sorted(counts.items()):
+        family.add_metric(labels, count)
+    return family
+
+
+def _build_goodput_gauge(goodputs: dict[str, list[float]]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(
+        "ddp_operator_goodput_ratio",
+        "Mean and lowest goodput (metrics.md) of unfinished jobs that have reported steps.",
+        labels=("namespace", "of"),
+    )
+    for namespace, shares in sorted(goodputs.items()):
+        family.add_metric((namespace, "mean"), sum(shares) / len(shares))
+        family.add_metric((namespace, "lowest"), min(shares))
+    return family
+
+
+def _parse_goodput(text: str) -> float:
+    """Return a goodput from 0 to 1; 0 for a text that is not a number."""
     try:
         return min(1.0, max(0.0, float(text)))
     except ValueError:
         return 0.0
 
 
-class Metrics:
-    """The series, and what feeds them."""
+class OperatorMetrics:
+    """The metrics registry, and methods that update it."""
 
     def __init__(self, queue_depth: Callable[[], float], bodies: Callable[[], Iterable[bytes]] = tuple) -> None:
-        self.registry = registry = CollectorRegistry()
+        registry = CollectorRegistry()
+        self.registry = registry
         ProcessCollector(registry=registry)
-        registry.register(Fleet(bodies))
-        counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
-        self.leads = Gauge(
-            "ddp_operator_leader", "1 where this operator works, 0 where it stands by.", registry=registry
-        )
+        registry.register(JobCollector(bodies))
+        counter = partial(Counter, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        self.leads = Gauge("ddp_operator_leader", "1: this operator is the leader, 0: on standby.", registry=registry)
         self.reconcile_seconds = histogram(
             "ddp_operator_reconcile_duration_seconds", "Duration of one reconcile of one resource.", buckets=SHORT
         )
         self.reconcile_errors = counter(
             "ddp_operator_reconcile_errors_total",
-            "Reconciles that failed and will be repeated, by cause: Conflict, Cluster (the API server) or Bug.",
+            "Failed reconciles, which are retried, by cause: Conflict, Cluster (the API server) or Bug.",
             ["cause"],
         )
         depth = Gauge("ddp_operator_queue_depth", "Resources that wait for a worker.", registry=registry)
         depth.set_function(queue_depth)
         self.api_requests = counter(
             "ddp_operator_api_requests_total",
-            "Calls to the API server, watches not counted.",
+            "Calls to the API server, without watches.",
             ["verb", "resource", "code"],
         )
         self.create_to_job = histogram(
             "ddp_operator_create_to_job_duration_seconds",
-            "From the news of a new resource to its first Job; jobs that were there at the operator's start left out.",
+            "From the watch event of a new resource to the event of its first Job; without jobs that existed at the "
+            "operator's start.",
             buckets=SHORT,
         )
         self.start_to = histogram(
             "ddp_operator_start_to_stage_duration_seconds",
-            "From the start (or resumption) of a first attempt until all ranks have joined, and to its first step.",
+            "From the start or resumption of a first attempt until all ranks have joined, and until its first step.",
             ["stage"],
             buckets=LONG,
         )
         self.restarts = counter(
             "ddp_operator_restarts_total",
-            "Restarts by level (process: in the same pods, pod: replaced, group: a new attempt) and category of the "
-            "failure; None: no failure, a change of size.",
+            "Restarts by level (process: in the same pods, pod: one pod replaced, group: a new attempt) and category "
+            "of the failure; None: a change of size.",
             ["level", "category"],
         )
-        self.failures = counter("ddp_operator_failures_total", "Failures by category, whatever followed.", ["category"])
-        self.finished = counter("ddp_operator_finished_jobs_total", "Jobs that have ended, by result.", ["result"])
+        self.failures = counter(
+            "ddp_operator_failures_total", "Failures by category, with or without a restart.", ["category"]
+        )
+        self.finished = counter("ddp_operator_finished_jobs_total", "Finished jobs by result.", ["result"])
         self.gpu_seconds = counter(
             "ddp_operator_gpu_seconds_total",
-            "GPU-seconds by what GPUs were held for (status.usage): Productive, Waiting (for the first step), or what "
-            "they were lost to: a category of failure, Resized, Stalled. Repeated steps are in both of the two. "
-            "profile: the name of the jobs' profile, or empty.",
+            "GPU-seconds by purpose (status.usage): Productive, Waiting (for the first step), or the cause of lost "
+            "time: a category of failure, Resized, Stalled. Repeated steps count as productive and as lost. profile: "
+            "the name of the jobs' profile, or empty.",
             ["namespace", "profile", "purpose"],
         )
         self.node_failures = counter(
             "ddp_operator_node_failures_total",
-            "Failures of jobs with GPUs that were a node's, as reported by pods: it was lost, a GPU error was on it, "
-            f"or it was left for its conditions. {OTHER}: of further nodes, beyond {MAX_NODE_LABELS}.",
+            "Failures of jobs with GPUs that a node caused, as reported by pods: the node was lost, had a GPU error, "
+            f"or was left because of its conditions. {OTHER}: further nodes beyond {MAX_NODE_LABELS}.",
             ["node"],
         )
         self._node_labels: set[str] = set()
-        # Every series that is known beforehand is made, so that its first increase can be seen by ``increase()``.
+        # Create all known series, so that ``increase()`` includes their first increase.
         for cause in CAUSES:
             self.reconcile_errors.labels(cause)
         for stage in STAGES:
@@ -202,15 +225,20 @@ class Metrics:
         """Count one reconcile."""
         self.reconcile_seconds.observe(seconds)
         if error is not None:
-            known = "Conflict" if isinstance(error, Conflict) else "Cluster"
-            self.reconcile_errors.labels(known if isinstance(error, ClusterError) else "Bug").inc()
+            if isinstance(error, Conflict):
+                cause = "Conflict"
+            elif isinstance(error, ClusterError):
+                cause = "Cluster"
+            else:
+                cause = "Bug"
+            self.reconcile_errors.labels(cause).inc()
 
     def on_call(self, verb: str, resource: str, code: str) -> None:
         """Count one call to the API server."""
         self.api_requests.labels(verb, resource, code).inc()
 
     def on_transition(self, namespace: str, transition: Transition) -> None:
-        """Count what a pass has found."""
+        """Count a transition of a job's status."""
         match transition:
             case Failed(category):
                 self.failures.labels(category).inc()
@@ -226,7 +254,7 @@ class Metrics:
                 self.gpu_seconds.labels(namespace, profile, purpose).inc(gpu_seconds)
 
     def _label_node(self, node: str) -> str:
-        """Return a node's label; pods name nodes, so that the number of labels is bounded."""
+        """Return the label of a node. Pods report the names, so the number of labels is bounded."""
         if len(self._node_labels) < MAX_NODE_LABELS:
             self._node_labels.add(node)
         return node if node in self._node_labels else OTHER

@@ -1,7 +1,7 @@
-"""What an API server with the operator would say about a file, said without one.
+"""Validate a file as an API server and the operator do, without a cluster.
 
-``ddp render`` and ``ddp run`` both begin here: the CRD's schema, defaults and CEL rules, then the operator's own checks
-of the pod template, then Kubernetes' schemas of the objects to be created where kubernetes-validate is installed.
+``ddp render`` and ``ddp run`` check the CRD's schema, defaults and CEL rules, then the operator's own rules for the pod
+template, then, if kubernetes-validate is installed, the children against the schemas of Kubernetes.
 """
 
 import dataclasses
@@ -19,17 +19,17 @@ from ddp_operator.api.status import ClaimedGpus
 from ddp_operator.constants import POD_GROUP
 from ddp_operator.manifests.children import PLACEHOLDER_UID, build_children
 
-# The oldest Kubernetes that the operator supports; what it takes, newer ones take too.
+# The oldest supported Kubernetes; newer ones accept what it accepts.
 _KUBERNETES = "1.31"
 
 
 def check_manifest(
     text: str, code: Mapping[str, Any] | None = None, profiles: FindProfile = find_none, *, exact: bool = False
 ) -> Manifest:
-    """Return the manifest in ``text``, with what the operator would create for it. Raises: InvalidManifest.
+    """Return the manifest in ``text``, with the children of its first attempt. Raises: InvalidManifest.
 
-    ``code``: where its spec.code is to come from. ``profiles``: finds profiles that the file does not have. ``exact``:
-    the GPUs of resource claims are counted, by those in the file; else they are as many as the spec needs.
+    ``code``: replaces spec.code. ``profiles``: finds profiles that are not in the file. ``exact``: count the GPUs of
+    resource claims from the claims in the file; otherwise assume as many as the spec needs.
     """
     manifest = parse_manifest(text, code, profiles)
     unknown = find_unknown_fields(manifest.job.spec.template.spec)
@@ -49,17 +49,21 @@ def check_manifest(
 
 
 def _count_claimed(manifest: Manifest) -> int:
-    """Return the GPUs that each pod claims. Raises: InvalidManifest where the file does not tell."""
-    spec, find, found = manifest.job.spec, find_among(manifest.others), []
-    for one in find_claims(spec):
-        raw = find(one.kind, "", one.name)
+    """Return the GPUs that each pod claims. Raises: InvalidManifest if a claim is needed and not in the file."""
+    spec = manifest.job.spec
+    find_object = find_among(manifest.others)
+    objects = []
+    for reference in find_claims(spec):
+        raw = find_object(reference.kind, "", reference.name)
         if raw is not None:
-            found.append((one, raw))
+            objects.append((reference, raw))
         elif is_counted(spec):
-            words = f"cannot be known without a cluster, as {one.kind} {one.name} is not in the file"
-            remedy = "add it to the file, or set this to a number"
-            raise InvalidManifest([FieldError("spec.procPerNode", f"{words}; {remedy}", spec.proc_per_node)])
-    return count_claimed(spec, found)
+            message = (
+                f"depends on {reference.kind} {reference.name}, which is not in the file; add it to the file, or set "
+                "procPerNode to a number"
+            )
+            raise InvalidManifest([FieldError("spec.procPerNode", message, spec.proc_per_node)])
+    return count_claimed(spec, objects)
 
 
 def _check_schemas(children: Iterable[Mapping[str, Any]]) -> Iterator[FieldError]:
@@ -69,7 +73,7 @@ def _check_schemas(children: Iterable[Mapping[str, Any]]) -> Iterator[FieldError
         return
     for child in children:
         if child["kind"] == POD_GROUP:
-            continue  # no kind of Kubernetes' own
+            continue  # a custom resource
         try:
             kubernetes_validate.validate(dict(child), _KUBERNETES, strict=True)
         except kubernetes_validate.ValidationError as error:
@@ -77,7 +81,7 @@ def _check_schemas(children: Iterable[Mapping[str, Any]]) -> Iterator[FieldError
 
 
 def _explain(error: Any) -> Iterator[FieldError]:
-    """Name the fields as the API server does. A Job's ``spec.template`` lies where the resource's own does."""
+    """Yield refusals with the API server's field names. A Job and the resource both have ``spec.template``."""
     path = ""
     for step in error.path:
         path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else str(step)

@@ -1,8 +1,7 @@
-"""A keyed work queue: what is to be reconciled, by whom, and when again.
+"""A keyed work queue with retries, back-off and requeue times.
 
-A key waits at most once, is worked on by at most one worker, and is worked on again after a change that came in
-meanwhile. That is all the ordering a level-triggered reconcile needs: it reads what is, so it may miss any number of
-intermediate states, but never the last one.
+A key waits at most once, at most one worker processes it, and it is processed again after a change during its
+processing. A level-triggered reconcile needs no further ordering: it may miss intermediate states, but not the last.
 """
 
 import asyncio
@@ -24,20 +23,20 @@ LAST_BACKOFF = 60.0
 
 
 def backoff(failures: int) -> float:
-    """Return the seconds to wait after the ``failures``-th failure in a row (1 is the first), without jitter."""
-    # The exponent is bounded as well: after a night of failures 2.0 ** failures would overflow.
+    """Return the seconds to wait after consecutive failures (1 is the first), without jitter."""
+    # The exponent is bounded too, because 2.0 ** failures overflows after a night of failures.
     return min(LAST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(failures - 1, 16))
 
 
 class WorkQueue(Generic[K]):
     """Calls ``work(key)`` for every added key, on up to ``workers`` tasks.
 
-    ``work`` returns in how many seconds it wants to be called again even if nothing happens (None: only on ``add``).
-    The latest answer counts: a run caused by an event replaces the time that an earlier run had asked for. When it
-    raises, the key comes back after an exponential delay of its own, so that a broken key never slows another one.
+    ``work`` returns the seconds until its next call if the key is not added before (None: only on ``add``). The latest
+    result counts. If ``work`` raises, the key is retried after an exponential back-off per key, so a failing key does
+    not delay others.
 
-    After a call a key rests for ``pause(key)`` seconds, unless it wants to be called at once: a Job and its pods make
-    news several times within a moment, and one look at all of it is enough.
+    After a call a key pauses for ``pause(key)`` seconds, unless ``work`` returned 0: a Job and its pods cause several
+    events within a moment, and one call handles all of them.
     """
 
     def __init__(
@@ -62,21 +61,21 @@ class WorkQueue(Generic[K]):
         self._tasks: list[asyncio.Task[None]] = []
 
     def __len__(self) -> int:
-        """Return how many keys wait for a worker (the ones being worked on and the ones with a timer not counted)."""
+        """Return the number of keys that wait for a worker, without active keys and keys with a timer."""
         return len(self._ready)
 
     @property
     def active(self) -> int:
-        """How many keys are being worked on, or rest."""
+        """The number of keys that are processed or pause."""
         return len(self._active)
 
     @property
     def alive(self) -> bool:
-        """Whether every worker that was started still runs."""
+        """Whether the workers were started and all of them still run."""
         return bool(self._tasks) and not any(task.done() for task in self._tasks)
 
     def add(self, key: K) -> None:
-        """Ask for one call of ``work(key)`` as soon as a worker is free."""
+        """Request a call of ``work(key)`` as soon as a worker is free."""
         if key in self._active:
             self._again.add(key)
         elif key not in self._queued:
@@ -86,7 +85,7 @@ class WorkQueue(Generic[K]):
             self._wakeup.release()
 
     def add_after(self, key: K, seconds: float) -> None:
-        """Ask for one call of ``work(key)`` in so many seconds; replaces an earlier wish of this kind."""
+        """Request a call of ``work(key)`` after some seconds. This replaces an earlier such request."""
         self._cancel_timer(key)
         if seconds <= 0:
             self.add(key)
@@ -99,9 +98,9 @@ class WorkQueue(Generic[K]):
             self._tasks.append(asyncio.create_task(self._run(), name=f"reconcile worker {number}"))
 
     async def stop(self) -> None:
-        """Cancel the workers in the midst of their work and forget all timers.
+        """Cancel the workers and all timers.
 
-        Nothing is lost by that: a later process finds the same state of the cluster and goes on from there.
+        An interrupted call is safe: a later process continues from the state of the cluster.
         """
         for timer in self._timers.values():
             timer.cancel()
@@ -136,22 +135,22 @@ class WorkQueue(Generic[K]):
             if not pause or delay == 0 or key in self._failures:
                 self._release(key, delay)
             else:
-                rest = asyncio.get_running_loop().call_later(pause, self._release, key, delay, pause)
-                self._timers[key] = rest
+                loop = asyncio.get_running_loop()
+                self._timers[key] = loop.call_later(pause, self._release, key, delay, pause)
 
-    def _release(self, key: K, delay: float | None, rested: float = 0.0) -> None:
-        """Let a key be worked on again: now if something changed meanwhile, or when it wanted to be."""
+    def _release(self, key: K, delay: float | None, paused: float = 0.0) -> None:
+        """End the processing of a key. Queue it now if it was added meanwhile, otherwise after its delay."""
         self._timers.pop(key, None)
         self._active.discard(key)
         again = key in self._again
         self._again.discard(key)
         if again and key not in self._failures:
             self.add(key)
-        elif delay is not None:  # a failure waits even if something changed meanwhile: that may be its own echo
-            self.add_after(key, delay - rested)
+        elif delay is not None:  # a failed key waits even if it was added: its own writes may have caused that
+            self.add_after(key, delay - paused)
 
     async def _attempt(self, key: K) -> float | None:
-        """Call ``work`` once; turn what it raises into a delay."""
+        """Call ``work`` once and return the delay until the next call, also if it raises."""
         started = time.monotonic()
         error: BaseException | None = None
         try:
@@ -161,11 +160,11 @@ class WorkQueue(Generic[K]):
             failures = self._failures[key] = self._failures.get(key, 0) + 1
             delay = backoff(failures) * random.uniform(0.8, 1.2)
             if isinstance(exc, ClusterError):
-                # The network, a full or restarting API server, a lost race: expected, and nothing for a traceback.
+                # Errors of the network or the API server, and lost races, are expected and need no traceback.
                 level = logging.WARNING if failures > 3 else logging.DEBUG
-                logger.log(level, "%s: %s; trying again in %.1f s", key, str(exc) or type(exc).__name__, delay)
+                logger.log(level, "%s: %s; retrying in %.1f s", key, str(exc) or type(exc).__name__, delay)
             else:
-                logger.exception("%s: the reconcile failed; trying again in %.1f s", key, delay)
+                logger.exception("%s: internal error in the reconcile; retrying in %.1f s", key, delay)
         else:
             self._failures.pop(key, None)
         if self._on_result is not None:

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from ddp_operator import constants
 from ddp_operator.launcher import contract as launcher
 from ddp_operator.launcher import log_patterns
-from ddp_operator.telemetry import Metrics
+from ddp_operator.telemetry import OperatorMetrics
 from ddp_trainer.observability.metrics_table import BUCKETS, METRICS
 from tests.support import ROOT
 
@@ -27,7 +27,7 @@ PARTS = re.compile(r"_(bucket|sum|count)$")
 
 
 def list_operator_families() -> list[tuple[str, str]]:
-    registry: CollectorRegistry = Metrics(lambda: 0.0).registry
+    registry: CollectorRegistry = OperatorMetrics(lambda: 0.0).registry
     families = [(family.name, family.type) for family in registry.collect() if family.name.startswith("ddp_")]
     return [(name + "_total" if kind == "counter" else name, kind) for name, kind in families]
 

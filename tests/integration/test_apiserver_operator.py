@@ -263,7 +263,7 @@ async def test_a_killed_leader_is_succeeded_and_nothing_is_made_twice(
             resource = await actors.phase(f"job{number}", "Running")
             assert (resource["status"]["attempt"], resource["status"]["restarts"]["total"]) == (1, 0)
         assert len(await actors.list("Job")) == 5
-        assert "leading as" in second.log
+        assert "became leader as" in second.log
         lease = json.loads(plane.kubectl("get", "lease", namespace, "-n", "ddp-operator", "-o", "json").stdout)
         assert lease["spec"]["leaseTransitions"] == 1
 

@@ -15,7 +15,7 @@ from ddp_operator.constants import METRIC_LAUNCHER_PHASE, METRIC_LAUNCHER_RESTAR
 from ddp_operator.launcher.log_patterns import LOG_GROUPS
 from ddp_operator.status.transitions import Used
 from ddp_operator.status.usage import PRODUCTIVE
-from ddp_operator.telemetry import Metrics
+from ddp_operator.telemetry import OperatorMetrics
 from ddp_trainer.observability.metrics_table import METRICS
 from docs.pages.operator_metrics import SAMPLE_RESOURCE
 from tests.support import ROOT
@@ -33,7 +33,7 @@ def exported() -> set[str]:
     suffixes = {"histogram": ("_bucket", "_sum", "_count")}
     names = {metric.name + end for metric in METRICS for end in suffixes.get(metric.kind, ("",))}
     names |= {METRIC_LAUNCHER_PHASE, METRIC_LAUNCHER_RESTARTS, *LOG_GROUPS.values()}
-    operator = Metrics(lambda: 0.0, lambda: (SAMPLE_RESOURCE,))
+    operator = OperatorMetrics(lambda: 0.0, lambda: (SAMPLE_RESOURCE,))
     operator.on_reconcile(0.1, None)
     operator.on_call("get", "pods", "200")
     operator.on_transition("team", Used(PRODUCTIVE, 1))

@@ -93,7 +93,7 @@ async def test_the_other_one_stands_by_and_takes_over_when_the_leader_ends(
     assert holder(server) == "first"
     await actors.create(job_manifest("job0"))
     await actors.child_job("job0-1")
-    assert "standing by: first leads" in second.log
+    assert "on standby: first holds lease" in second.log
     assert writes(server, "second") == []
     assert "watch" not in {call[0] for call in server.calls_of("second")}
     assert "\nddp_operator_leader 0.0" in await asyncio.to_thread(page, second)
@@ -143,10 +143,10 @@ async def test_a_leader_that_was_frozen_wakes_up_silent_and_ends(
     after = writes(server, "first")
     assert after[: len(before)] == before
     assert len(after) <= len(before) + 1  # it may have been stopped between the fence and the call
-    assert "leadership is lost" in first.log
+    assert "lost leadership" in first.log
     assert "Traceback" not in first.log
     assert holder(server) == "second"
-    assert "leadership is lost" not in second.log
+    assert "lost leadership" not in second.log
 
 
 async def test_a_leader_that_cannot_renew_writes_nothing_and_goes_on_afterwards(

@@ -288,7 +288,7 @@ async def test_it_is_not_alive_without_its_workers(server: StandIn, actors: Clus
     worker.get_loop().call_soon_threadsafe(worker.cancel)
     await actors.until(worker.done, "the end of a worker")
     async with aiohttp.ClientSession(running.url) as session, session.get("/healthz") as response:
-        assert (response.status, await response.text()) == (503, "a worker ended\n")
+        assert (response.status, await response.text()) == (503, "a reconcile worker ended unexpectedly\n")
 
 
 async def test_it_is_not_ready_before_its_caches_are(server: StandIn, actors: ClusterActors, start: Start) -> None:

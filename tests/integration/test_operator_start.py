@@ -93,7 +93,7 @@ async def test_a_crd_that_is_deleted_ends_it_in_words_and_its_return_lets_it_sta
         assert process.wait(PATIENCE) == 1
     assert "Traceback" not in operator.log
     last = operator.log.splitlines()[-1]
-    assert "ending: the custom resource ddptrainingjobs.ddp-operator.dev is not installed: run `kubectl apply" in last
+    assert "exiting: the custom resource ddptrainingjobs.ddp-operator.dev is not installed: run `kubectl apply" in last
     assert server.get("Lease", "ddp-operator")["spec"]["holderIdentity"] == ""  # type: ignore[index]
     server.install()
     with operator:

@@ -16,12 +16,12 @@ import pytest
 
 from ddp_operator import health
 from ddp_operator.health import HealthServer
-from ddp_operator.telemetry import Metrics
+from ddp_operator.telemetry import OperatorMetrics
 
 
 @pytest.fixture
 async def server() -> AsyncIterator[HealthServer]:
-    running = HealthServer(Metrics(lambda: 0.0), port=0, alive=lambda: None, ready=lambda: "not yet")
+    running = HealthServer(OperatorMetrics(lambda: 0.0), port=0, alive=lambda: None, ready=lambda: "not yet")
     await running.start()
     yield running
     await running.stop()
@@ -109,7 +109,7 @@ async def test_health_answers_while_metrics_are_counted(monkeypatch: pytest.Monk
         return b"counted"
 
     monkeypatch.setattr(health, "generate_latest", count)
-    server = HealthServer(Metrics(lambda: 0.0), port=0, alive=lambda: None, ready=lambda: None)
+    server = HealthServer(OperatorMetrics(lambda: 0.0), port=0, alive=lambda: None, ready=lambda: None)
     await server.start()
     try:
         async with aiohttp.ClientSession(f"http://localhost:{server.port}") as session:

@@ -12,7 +12,7 @@ import pytest
 from ddp_operator import leader
 from ddp_operator.cluster import ClusterError
 from ddp_operator.kube.client import ApiError, StartupError
-from ddp_operator.leader import FENCE_SHARE, Leader, Sighting, may_take, new_identity, observe_lease
+from ddp_operator.leader import FENCE_SHARE, Leader, LeaseObservation, may_take, new_identity, observe_lease
 
 DURATION = 15
 RENEWAL = DURATION * 2 / 15 * 1.2
@@ -137,7 +137,7 @@ class TestObservedLease:
         [("", 0, True), ("me", 0, True), ("other", 0, False), ("other", 14.9, False), ("other", 15, True)],
     )
     def test_lease_is_free_without_a_holder_or_without_renewal(self, holder: str, age: float, free: bool) -> None:
-        assert may_take(Sighting("1", holder, 15.0, 100.0), "me", 100.0 + age) is free
+        assert may_take(LeaseObservation("1", holder, 15.0, 100.0), "me", 100.0 + age) is free
 
     def test_emptied_lease_has_no_holder(self) -> None:
         seen = observe_lease({"metadata": {}, "spec": None}, None, 0.0)
@@ -171,10 +171,10 @@ class TestAcquire:
         await settle()
         second = Candidate(place, "b").run()
         await place.advance(1)
-        told = next(words for words in caplog.messages if words.startswith("standing by"))
-        assert "a leads by the Lease home/ddp-operator;" in told
-        assert "for other namespaces" in told
-        assert "DDP_OPERATOR_LEASE_NAME" in told
+        message = next(message for message in caplog.messages if message.startswith("on standby"))
+        assert "a holds lease home/ddp-operator;" in message
+        assert "for other namespaces" in message
+        assert "DDP_OPERATOR_LEASE_NAME" in message
         await first.end()
         await second.end()
 
@@ -232,7 +232,7 @@ class TestAcquire:
 
         monkeypatch.setattr(place, "request", never)
         monkeypatch.setattr(leader, "CALL_SHARE", 0.001)
-        with pytest.raises(ClusterError, match=r"PUT of the lease: no answer within 0\.015 s"):
+        with pytest.raises(ClusterError, match=r"PUT of lease home/ddp-operator timed out after 0\.015 s"):
             await Candidate(place, "a").leader._call("PUT", {})
 
     async def test_refusal_is_reported_in_one_line(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +240,9 @@ class TestAcquire:
             raise ApiError(403, {"message": "leases is forbidden"})
 
         monkeypatch.setattr(place, "request", refuse)
-        with pytest.raises(StartupError, match=r"home/ddp-operator cannot be taken: leases is forbidden \(HTTP 403\)"):
+        with pytest.raises(
+            StartupError, match=r"cannot acquire lease home/ddp-operator: leases is forbidden \(HTTP 403\)"
+        ):
             await Candidate(place, "a").leader.acquire()
 
 

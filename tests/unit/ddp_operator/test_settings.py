@@ -78,7 +78,7 @@ def test_a_bad_value_is_refused_with_its_name_and_a_remedy(name: str, value: str
     message = str(caught.value)
     assert message.startswith(f"DDP_OPERATOR_{name}: ")
     assert value in message
-    assert " cannot be used: " in message
+    assert " is invalid: " in message
     assert describe().partition(f"DDP_OPERATOR_{name} ")[2].splitlines()[0].strip() in message
 
 

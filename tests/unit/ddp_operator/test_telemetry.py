@@ -23,7 +23,7 @@ from ddp_operator.status.transitions import (
     Used,
     find_transitions,
 )
-from ddp_operator.telemetry import MAX_NODE_LABELS, PHASES, Metrics
+from ddp_operator.telemetry import MAX_NODE_LABELS, PHASES, OperatorMetrics
 from docs.pages.operator_metrics import write_page
 from tests.support.builders import NOW
 
@@ -104,7 +104,7 @@ def resource(namespace: str, phase: str | None, *conditions: tuple[str, str, str
 
 class TestFleet:
     def value(self, name: str, bodies: list[bytes], **labels: str) -> float | None:
-        found: float | None = Metrics(lambda: 0.0, lambda: bodies).registry.get_sample_value(name, labels)
+        found: float | None = OperatorMetrics(lambda: 0.0, lambda: bodies).registry.get_sample_value(name, labels)
         return found
 
     def test_jobs_are_counted_by_namespace_and_phase(self) -> None:
@@ -174,7 +174,7 @@ class TestFleet:
 
 class TestMetrics:
     def test_transitions_are_counted(self) -> None:
-        metrics = Metrics(lambda: 0.0)
+        metrics = OperatorMetrics(lambda: 0.0)
         for mark in (Failed("OOM"), Restarted("group", "OOM", 2), Reached("first_step", 3.0), Ended("Failed"), USED):
             metrics.on_transition("team", mark)
         get = metrics.registry.get_sample_value
@@ -185,7 +185,7 @@ class TestMetrics:
         assert get("ddp_operator_gpu_seconds_total", {"namespace": "team", "profile": "h100", "purpose": "OOM"}) == 40
 
     def test_series_that_are_known_beforehand_begin_at_zero(self) -> None:
-        get = Metrics(lambda: 0.0).registry.get_sample_value
+        get = OperatorMetrics(lambda: 0.0).registry.get_sample_value
         assert {get("ddp_operator_failures_total", {"category": category}) for category in CATEGORIES} == {0}
         assert get("ddp_operator_restarts_total", {"level": "pod", "category": "None"}) == 0
 
@@ -193,14 +193,14 @@ class TestMetrics:
         ("error", "cause"), [(Conflict(), "Conflict"), (ClusterError(), "Cluster"), (KeyError(), "Bug")]
     )
     def test_errors_have_a_cause(self, error: Exception, cause: str) -> None:
-        metrics = Metrics(lambda: 0.0)
+        metrics = OperatorMetrics(lambda: 0.0)
         metrics.on_reconcile(0.1, error)
         assert metrics.registry.get_sample_value("ddp_operator_reconcile_errors_total", {"cause": cause}) == 1
 
     def test_the_number_of_series_does_not_depend_on_the_number_of_jobs(self) -> None:
         def count(jobs: int) -> int:
             bodies = [resource("a", PHASES[number % len(PHASES)]) for number in range(jobs)]
-            registry = Metrics(lambda: 0.0, lambda: bodies).registry
+            registry = OperatorMetrics(lambda: 0.0, lambda: bodies).registry
             return sum(len(family.samples) for family in registry.collect() if family.name.startswith("ddp_"))
 
         assert count(700) == count(7)
@@ -208,12 +208,12 @@ class TestMetrics:
 
 def test_the_page_names_every_series() -> None:
     page = write_page()
-    for family in Metrics(lambda: 0.0).registry.collect():
+    for family in OperatorMetrics(lambda: 0.0).registry.collect():
         assert family.name in page or family.name.startswith("process_")
 
 
 def test_node_labels_are_bounded() -> None:
-    metrics = Metrics(lambda: 0.0)
+    metrics = OperatorMetrics(lambda: 0.0)
     for number in range(MAX_NODE_LABELS + 5):
         metrics.on_transition("team", NodeFailed(f"n{number}"))
     samples = [sample for family in metrics.node_failures.collect() for sample in family.samples]

@@ -134,8 +134,8 @@ def test_render_says_that_claims_elsewhere_leave_the_number_of_processes_open(
 ) -> None:
     assert main(["render", write(**CLAIMS)]) == 2
     assert (
-        'spec.procPerNode: Invalid value: "auto": cannot be known without a cluster, as ResourceClaimTemplate h100 is '
-        "not in the file; add it to the file, or set this to a number"
+        'spec.procPerNode: Invalid value: "auto": depends on ResourceClaimTemplate h100, which is '
+        "not in the file; add it to the file, or set procPerNode to a number"
     ) in capsys.readouterr().err
     assert main(["render", write(**CLAIMS, procPerNode=4)]) == 0
     assert "--nproc-per-node=4" in capsys.readouterr().out
