@@ -1,4 +1,4 @@
-"""What a pass decided: a new status, actions on children, and when to look again."""
+"""The decision of a pass: a new status, actions on child objects, and when the next pass is due."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from ddp_operator.api.status import Status
 
 @dataclass(frozen=True, slots=True)
 class EnsureChildren:
-    """Create what is missing of an attempt's Service, ConfigMap and Job."""
+    """Create the missing ones of an attempt's Service, ConfigMap and Job."""
 
     attempt: int
     nodes: int
@@ -17,7 +17,7 @@ class EnsureChildren:
 
 @dataclass(frozen=True, slots=True)
 class DeleteJob:
-    """Delete one of our Jobs and its pods."""
+    """Delete a Job of the resource and its pods."""
 
     name: str
     uid: str
@@ -49,7 +49,7 @@ class RelabelJob:
 
 @dataclass(frozen=True, slots=True)
 class FailPod:
-    """Declare a pod failed and remove it: its node is lost and will not do so."""
+    """Declare a pod failed and remove it, because its node is lost."""
 
     name: str
     uid: str
@@ -58,7 +58,7 @@ class FailPod:
 
 @dataclass(frozen=True, slots=True)
 class CreatePod:
-    """Create the pod of a completion index in the Job controller's stead. ``serial``: of how many by now."""
+    """Create the pod of a completion index before the Job controller does. ``serial``: pods replaced so far."""
 
     job_name: str
     index: int
@@ -90,7 +90,7 @@ Action = (
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The resource cannot be carried out as it is, or as the API server is. ``reason`` is a reason of Accepted."""
+    """Why the spec cannot be carried out at present. ``reason`` is a reason of Accepted."""
 
     reason: Literal[
         "InvalidSpec",
@@ -110,11 +110,11 @@ class Refusal:
 class Decision:
     """The outcome of ``decide``.
 
-    ``requeue_after`` is in seconds; None: look again only when something changes; 0: at once. Where the ledger changes
-    (a later attempt, restarts, lastFailure, the end), ``actions`` is empty: the ledger is written first, a later pass
-    acts on it, and a crash in between loses nothing. Attempt 1 alone is made before it is written.
-    ``needs_fresh_read``: what is about to be written or made rests on a pod's end, and on its termination message,
-    that a watch may not have shown yet: the job's end, a failure without a root cause, a pod that is replaced.
+    ``requeue_after``: seconds until the next pass; None: when an object changes; 0: at once. A decision that records
+    an attempt, restarts, lastFailure or the end has no ``actions``: the status is written first and a later pass acts
+    on it, so a crash in between loses nothing. Only the Job of attempt 1 is created before it is recorded.
+    ``needs_fresh_read``: the decision depends on the end of a pod and on its termination message, which a watch may
+    report late: the job's end, a failure without a root cause, a replaced pod.
     """
 
     status: Status

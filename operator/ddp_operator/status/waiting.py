@@ -1,6 +1,6 @@
-"""When a job's pods may run: whether a queue decides that, and until when they may wait and run.
+"""When a job's pods may run: whether a queue decides it, and the deadlines for waiting and running. Pure.
 
-The operator may delete a Job that a queue suspends and resumes, and changes only what stops nothing of it.
+The operator may delete a Job that a queue suspends and resumes. It changes only fields for which Kueue stops no pod.
 """
 
 from datetime import datetime, timedelta
@@ -13,10 +13,10 @@ from ddp_operator.status.views import JobView
 
 
 def is_queued(job: DDPTrainingJob, view: JobView | None) -> bool:
-    """Tell whether somebody else than the operator suspends and resumes a Job; None: the one that is to be made.
+    """Tell whether another client than the operator suspends and resumes a Job; None: one that does not exist yet.
 
-    Kueue says so by labels. Whoever else does it, and Kueue where it manages Jobs without labels, is known by a
-    ``spec.suspend`` that is not what the operator has written there.
+    Kueue sets labels. Any other client, and Kueue where it manages Jobs without labels, is recognized by a
+    ``spec.suspend`` that the operator has not written.
     """
     if view is None:
         return KUEUE_QUEUE_LABEL in job.labels
@@ -29,9 +29,9 @@ def is_queued(job: DDPTrainingJob, view: JobView | None) -> bool:
 
 
 def size_waits(job: DDPTrainingJob, view: JobView | None) -> bool:
-    """Tell whether another number of nodes has to wait: a queue would stop what runs for it, or not start it again.
+    """Tell whether a resize has to wait, because a queue would stop running pods for it, or not admit them again.
 
-    It is taken once the job is suspended and resumed.
+    It takes effect once the job is suspended and resumed.
     """
     known = job.status.attempt_nodes
     if view is None or job.spec.suspend or job.spec.nodes == known or not is_queued(job, view):
@@ -42,7 +42,7 @@ def size_waits(job: DDPTrainingJob, view: JobView | None) -> bool:
 
 
 def edited_for_queue(job: DDPTrainingJob, view: JobView) -> dict[str, dict[str, str]]:
-    """Return the labels and annotations for Kueue that have been set or changed since the Job was made."""
+    """Return the labels and annotations for Kueue that have been set or changed since the Job was created."""
     stored = view.raw.get("metadata") or {}
     changed: dict[str, dict[str, str]] = {}
     for part, texts in kueue_metadata(job).items():
@@ -53,26 +53,29 @@ def edited_for_queue(job: DDPTrainingJob, view: JobView) -> dict[str, dict[str, 
 
 
 def describe_late_edits(job: DDPTrainingJob, view: JobView | None) -> str:
-    """Return what of the resource a queue does not take while its Job runs."""
+    """Return the edits of the resource that a queue does not accept while its Job runs, to append to a message."""
     if view is None or view.finished or job.spec.suspend:
         return ""
+    edits = []
     queue = job.labels.get(KUEUE_QUEUE_LABEL)
-    found = [f"queue {queue}"] if queue and queue != view.queue and not view.suspended else []
-    found += [f"size {job.spec.nodes}"] if size_waits(job, view) else []
-    if not found:
+    if queue and queue != view.queue and not view.suspended:
+        edits.append(f"queue {queue}")
+    if size_waits(job, view):
+        edits.append(f"size {job.spec.nodes}")
+    if not edits:
         return ""
-    waits = "wait" if len(found) > 1 else "waits"
-    suspend = f"ddp suspend {job.name}, then ddp resume {job.name}"
-    return f"; {' and '.join(found)} {waits}, as its queue would stop what runs: to go on with that, {suspend}"
+    verb = "wait" if len(edits) > 1 else "waits"
+    commands = f"ddp suspend {job.name}, then ddp resume {job.name}"
+    return f"; {' and '.join(edits)} {verb}, because the queue would stop running pods; to apply: {commands}"
 
 
 def waits_in_queue(job: DDPTrainingJob, view: JobView | None) -> bool:
-    """Tell whether a job waits until a queue lets its Job run."""
+    """Tell whether a job waits for a queue to admit its Job."""
     return view is not None and view.suspended and not view.finished and not job.spec.suspend and is_queued(job, view)
 
 
 def was_suspending(job: DDPTrainingJob) -> bool:
-    """Tell whether the job was suspended, or about to be, at the last look."""
+    """Tell whether the job was suspended or stopping in the pass before."""
     suspended = job.status.condition(c.SUSPENDED)
     return suspended is not None and (suspended.status == "True" or suspended.reason == c.STOPPING)
 
@@ -85,27 +88,26 @@ def resumes(job: DDPTrainingJob) -> bool:
 def active_deadline(job: DDPTrainingJob, attempt_job: JobView | None, now: datetime) -> datetime | None:
     """Return the end of the active time; None while it does not run.
 
-    It counts from the start of the job or its latest resumption; in a queue, as that of a Job itself, from the latest
-    admission.
+    It counts from the start of the job or its latest resumption; in a queue from the latest admission, as for a Job.
     """
-    start, seconds = job.status.start_time, job.spec.active_deadline_seconds
-    if resumes(job):
-        start = now
+    seconds = job.spec.active_deadline_seconds
+    start = now if resumes(job) else job.status.start_time
     if is_queued(job, attempt_job):
         start = attempt_job.started if attempt_job is not None else None
     return None if start is None or seconds is None else start + timedelta(seconds=seconds)
 
 
 def waiting_since(job: DDPTrainingJob, attempt_job: JobView | None) -> datetime | None:
-    """Return since when pods are wanted, or may be made: the attempt's start, or since a queue took or admitted it."""
+    """Return since when pods may exist: the attempt's start, or the last change of its Job's suspension."""
     began = job.status.attempt_time or job.status.start_time
     changed = attempt_job.suspend_changed if attempt_job is not None else None
     return max(filter(None, (began, changed)), default=None)
 
 
 def pending_deadline(job: DDPTrainingJob, attempt_job: JobView | None, pods: Pods, now: datetime) -> datetime | None:
-    """Return the end of the time in which all pods must run; None once they have, since they were last wanted."""
-    since, seconds = now if resumes(job) else waiting_since(job, attempt_job), job.spec.pending_deadline_seconds
+    """Return until when all pods must run; None once they have run."""
+    seconds = job.spec.pending_deadline_seconds
+    since = now if resumes(job) else waiting_since(job, attempt_job)
     if since is None or seconds is None or job.status.is_true(c.RENDEZVOUSED):
         return None
     if len({pod.index for pod in pods if pod.has_run}) >= job.status.attempt_nodes:

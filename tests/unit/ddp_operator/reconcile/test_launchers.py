@@ -162,7 +162,7 @@ async def test_what_is_not_ours_is_neither_used_nor_owned(name: str, changes: di
     refusal = await space.launchers.ensure(space.submit("first"), seen=False)
     assert refusal == Refusal(
         "NameConflict",
-        f"the ConfigMap {name} in namespace default is not as this operator makes it; delete it, and the operator "
-        f"makes its own: kubectl -n default delete configmap {name}",
+        f"ConfigMap {name} in namespace default differs from the operator's; delete it, and the operator "
+        f"creates its own: kubectl -n default delete configmap {name}",
     )
     assert space.get(name) is stored

@@ -153,7 +153,7 @@ class TestNameConflict:
         await harness.settle()
         assert harness.state("Accepted") == ("False", "NameConflict")
         assert harness.condition("Accepted").message == (
-            "metadata.name: a Service named train that does not belong to this job exists in namespace default; "
+            "metadata.name: Service train in namespace default does not belong to this job; "
             "rename the job or delete that object"
         )
         assert harness.status.phase == "Rejected"
@@ -184,7 +184,7 @@ class TestNameConflict:
         harness.cluster.add(self.service(labels=names.child_labels("train")))
         await harness.settle()
         assert harness.state("Accepted") == ("False", "NameConflict")
-        assert "Service train was left behind by a job of this name" in harness.condition("Accepted").message
+        assert "Service train remains from a job of this name" in harness.condition("Accepted").message
         assert "-l ddp-operator.dev/job-name=train" in harness.condition("Accepted").message
 
     async def test_service_of_a_deleted_resource_of_the_same_name_is_waited_for(self) -> None:

@@ -49,7 +49,7 @@ def test_a_url_is_for_one_job_as_a_claim_is() -> None:
     assert exclusive_claim(mine) == "s3://bucket/digits"
     assert refusal is not None
     assert "spec.checkpoint.url: job first (Running) writes its checkpoints to s3://bucket/digits" in refusal.message
-    assert "give each a folder of its own" in refusal.message
+    assert "give each job a separate folder" in refusal.message
     assert claim_of(resource("x", checkpoint=store)) == "s3://bucket/digits"
 
 

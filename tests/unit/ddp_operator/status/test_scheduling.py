@@ -132,8 +132,8 @@ class TestMessages:
         typed = job(status=STATUS, nodes=nodes, labels=labels)
         seen = observe(typed, [child_job(queue="gpu")], [child_pod(0), child_pod(1)])
         fact = describe_scheduling(typed, seen, 1, 2, NOW)
-        todo = "to go on with that, ddp suspend train, then ddp resume train"
-        words = f"; {waits}, as its queue would stop what runs: {todo}" if waits else ""
+        todo = "to apply: ddp suspend train, then ddp resume train"
+        words = f"; {waits}, because the queue would stop running pods; {todo}" if waits else ""
         assert fact.reason == ("ChangePending" if waits else "AllPodsScheduled")
         assert (fact.status, fact.message) == ("True", f"2/2 pods scheduled{words}")
 
