@@ -1,7 +1,7 @@
-"""Nodes that report trouble while pods run well on them: recovery.nodeHealth. Pure.
+"""Nodes that report a problem while pods run on them: recovery.nodeHealth. Pure.
 
-Detectors (GPU operators, NVSentinel, node-problem-detector) write conditions and taints; which of them count is said in
-the spec, as names or shell patterns.
+Detectors (GPU operators, NVSentinel, node-problem-detector) write conditions and taints. The spec selects the relevant
+ones by names or shell patterns.
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ from ddp_operator.status.observation import Children, State
 
 LOOK_SECONDS = 30.0
 MOST_NODES = 32
-"""How many nodes are asked after in one look; of a larger job the next ones in the next."""
+"""Nodes read in one pass; of a larger job the next ones are read in the next pass."""
 
 
 def nodes_in_use(job: DDPTrainingJob, children: Children) -> tuple[str, ...]:
-    """Return the nodes of the current attempt's pods, where the spec wants their health to be watched."""
+    """Return the nodes of the current attempt's pods, if the spec asks to watch their health."""
     if job.spec.recovery.node_health is None or job.spec.suspend:
         return ()
     pods = children.pods_of(job.status.attempt)
@@ -27,31 +27,30 @@ def nodes_in_use(job: DDPTrainingJob, children: Children) -> tuple[str, ...]:
 
 
 def find_trouble(job: DDPTrainingJob, raw: Mapping[str, Any] | None) -> str:
-    """Return what a node reports of what the spec names, such as ``XidCriticalError (XID 79)``; empty: nothing."""
+    """Return the selected conditions and taints of a node, such as ``XidCriticalError (XID 79)``; empty: none."""
     health = job.spec.recovery.node_health
     if health is None or raw is None:
         return ""
-    found = [
-        f"{one.get('type')} ({one.get('message') or one.get('reason') or 'no message'})"
-        for one in (raw.get("status") or {}).get("conditions") or ()
-        if one.get("status") == "True" and _is_named(one.get("type"), health.conditions)
-    ]
-    found += [
-        f"taint {one.get('key')}:{one.get('effect')}"
-        for one in (raw.get("spec") or {}).get("taints") or ()
-        if _is_named(one.get("key"), health.taints)
-    ]
-    return ", ".join(found)[:512]
+    troubles = []
+    for condition in (raw.get("status") or {}).get("conditions") or ():
+        if condition.get("status") == "True" and _is_named(condition.get("type"), health.conditions):
+            detail = condition.get("message") or condition.get("reason") or "no message"
+            troubles.append(f"{condition.get('type')} ({detail})")
+    for taint in (raw.get("spec") or {}).get("taints") or ():
+        if _is_named(taint.get("key"), health.taints):
+            troubles.append(f"taint {taint.get('key')}:{taint.get('effect')}")
+    return ", ".join(troubles)[:512]
 
 
 def nodes_to_leave(state: State) -> tuple[str, ...]:
-    """Return the nodes because of which a new attempt begins now.
+    """Return the nodes that a new attempt has to leave now.
 
-    None of those that are avoided already; and none where they were needed, as no others had room.
+    Nodes that are avoided already are omitted, and all of them if no other nodes had room.
     """
-    health, restart = state.spec.recovery.node_health, state.status.last_restart
+    health = state.spec.recovery.node_health
     if health is None or health.action != "Migrate" or state.spec.suspend or not state.spec.recovery.avoid_failed_nodes:
         return ()
+    restart = state.status.last_restart
     if restart is not None and restart.cause == c.NODES_READMITTED and restart.attempt == state.status.attempt:
         return ()
     used = nodes_in_use(state.job, state.observation)
@@ -59,13 +58,13 @@ def nodes_to_leave(state: State) -> tuple[str, ...]:
 
 
 def describe_nodes(state: State) -> Fact | None:
-    """Return NodesHealthy; None where the spec does not ask for it."""
+    """Return NodesHealthy; None if the spec does not ask for it."""
     if state.spec.recovery.node_health is None:
         return None
     used = nodes_in_use(state.job, state.observation)
-    found = [f"{name}: {what}" for name, what in state.observation.troubles.items() if name in used]
-    if found:
-        return Fact(c.NODES_HEALTHY, "False", c.NODE_UNHEALTHY, "; ".join(found)[:1024])
+    troubles = [f"{name}: {trouble}" for name, trouble in state.observation.troubles.items() if name in used]
+    if troubles:
+        return Fact(c.NODES_HEALTHY, "False", c.NODE_UNHEALTHY, "; ".join(troubles)[:1024])
     return Fact(c.NODES_HEALTHY, "True", c.NO_TROUBLE)
 
 

@@ -1,4 +1,4 @@
-"""Lost pods whose place is taken in the same Job, while the others wait for them (ADR 0019). Pure."""
+"""Replacement of lost pods in the same Job, while their peers wait (ADR 0019). Pure."""
 
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -21,103 +21,117 @@ _LATELY = timedelta(minutes=10)
 
 
 def is_replaced(state: State, pod: PodView) -> bool:
-    """Tell whether a pod that is lost is replaced in its Job; otherwise the attempt is over.
+    """Tell whether a lost pod is replaced in its Job; otherwise the attempt is over.
 
-    In a queue it always is, as a new Job would stand at the end. An elastic job's other pods go on meanwhile, as long
-    as there are enough and pod 0, where they meet, is among them. Else the others must be able to wait, and the pod
-    must have been taken from a node that is well, as another one is avoided by the pods of a new Job, or a spare takes
-    its place.
+    In a queue it always is, because a new Job would go to the end of the queue. In an elastic job it is if enough peers
+    continue, with pod 0 among them. In any other job its peers must be able to wait, and a spare or a healthy node must
+    be available: only the pods of a new Job avoid a failed node.
     """
-    if is_queued(state.job, state.attempt_job) or _goes_on(state):
+    if is_queued(state.job, state.attempt_job) or _trains_without_lost_pods(state):
         return True
-    taken = (pod.disrupted or pod.deleting) and (bool(state.job.spares) or not is_lost_with_node(pod))
-    counts = state.spec.recovery.count_disruptions
-    suffix = names.replacement_suffix(state.status.restarts.replaced)
-    again = is_replacing(state) and pod.name.endswith(f"-{suffix}")  # perhaps not by chance
-    return taken and not again and not counts and _can_wait(state)
+    if state.spec.recovery.count_disruptions or _was_replaced_before(state, pod):
+        return False
+    taken = pod.disrupted or pod.deleting
+    has_place = bool(state.job.spares) or not is_lost_with_node(pod)
+    return taken and has_place and _can_peers_wait(state)
 
 
 def is_replacing(state: State) -> bool:
-    """Tell whether the status says that a pod is being replaced."""
-    found = state.status.condition(c.RESTARTING)
-    return found is not None and (found.status, found.reason) == ("True", c.POD_REPLACEMENT)
+    """Tell whether the status reports that a pod is being replaced."""
+    restarting = state.status.condition(c.RESTARTING)
+    return restarting is not None and (restarting.status, restarting.reason) == ("True", c.POD_REPLACEMENT)
 
 
 def is_consequence(state: State, failure: LastFailure) -> bool:
-    """Tell whether workers were restarted because a pod is lost: all saved and stopped together, or missed it."""
+    """Tell whether workers restarted because a pod was lost: all of them saved and stopped, or lost their peer."""
     missing = state.pods.running < state.job.attempt_size.pods
     lost = missing or is_replacing(state) or was_lost_lately(state)
     return lost and (failure.category == PREEMPTED.name or CATEGORIES[failure.category].symptom)
 
 
 def was_lost_lately(state: State) -> bool:
-    """Tell whether the last thing that has interrupted the attempt was the loss of a pod, some minutes ago at most."""
-    last, attempt = state.status.last_restart, state.status.attempt
-    known = last is not None and (last.attempt, last.level) == (attempt, "ReplacedPod")
-    return known and last is not None and state.now - last.time <= _LATELY
+    """Tell whether the last interruption of the attempt was the loss of a pod, within the last minutes."""
+    restart = state.status.last_restart
+    if restart is None or (restart.attempt, restart.level) != (state.status.attempt, "ReplacedPod"):
+        return False
+    return state.now - restart.time <= _LATELY
 
 
 def describe_replacement(status: Status, lost: LastFailure | None) -> str:
-    """Return in words that the place of a lost pod is taken; None: what took it is not known."""
+    """Return the message about a replaced pod. ``lost``: its loss, None if the cause is unknown."""
     return describe_restart("lost pod replaced, not counted", lost, status.checkpoint)
 
 
 def create_missing_pods(state: State, attempt_job: JobView) -> list[CreatePod]:
     """Return the pods to create in a Job whose other pods wait for them.
 
-    The Job controller would do so too, but waits 10 s after the first failure, twice as long after each further one. A
-    pod that was killed soon after its start is left to it.
+    The Job controller would create them too, after a back-off of 10 s that doubles with each failure. A pod that was
+    killed soon after its start is left to the Job controller.
     """
-    waits = attempt_job.finished or attempt_job.suspended or state.spec.suspend or attempt_job.started is None
-    wanted = is_replacing(state) or (state.job.spares and _have_met(state))
-    if waits or not wanted or any(pod.ganged for pod in state.pods):
+    if attempt_job.finished or attempt_job.suspended or state.spec.suspend or attempt_job.started is None:
         return []
-    if not is_queued(state.job, attempt_job) and not _can_wait(state):
+    if not is_replacing(state) and not (state.job.spares and _has_joined(state)):
         return []
-    newest, serial = state.pods.newest, state.status.restarts.replaced
-    indexes = [index for index in range(attempt_job.nodes) if _is_gone(newest.get(index), state.now)]
+    if any(pod.ganged for pod in state.pods):
+        return []
+    if not is_queued(state.job, attempt_job) and not _can_peers_wait(state):
+        return []
+    newest = state.pods.newest
+    serial = state.status.restarts.replaced
+    indexes = [index for index in range(attempt_job.nodes) if _needs_replacement(newest.get(index), state.now)]
     return [CreatePod(attempt_job.name, index, serial) for index in indexes]
 
 
-def _goes_on(state: State) -> bool:
+def _was_replaced_before(state: State, pod: PodView) -> bool:
+    """Tell whether a pod that replaces another one is lost too, perhaps not by chance."""
+    suffix = names.replacement_suffix(state.status.restarts.replaced)
+    return is_replacing(state) and pod.name.endswith(f"-{suffix}")
+
+
+def _trains_without_lost_pods(state: State) -> bool:
+    """Tell whether enough pods of an elastic job continue, with pod 0 among them."""
     if state.spec.elastic is None:
         return False
-    well = {
+    healthy = {
         pod.index
         for pod in state.pods
         if pod.phase == "Succeeded" or (pod.alive and not pod.deleting and not pod.disrupted)
     }
-    return 0 in well and len(well) >= state.spec.elastic.min_nodes
+    return 0 in healthy and len(healthy) >= state.spec.elastic.min_nodes
 
 
-def _can_wait(state: State) -> bool:
-    """Tell whether the other pods wait: they have met, none has ended, and their launchers start workers again."""
-    launchers = state.attempt_job is not None and _awaits_peers(state.attempt_job)
-    # In Kubernetes' own gang nobody but the Job controller makes pods: a spare bridges its back-off.
-    too_late = any(pod.phase == "Succeeded" or (pod.ganged and not state.job.spares) for pod in state.pods)
-    return launchers and _have_met(state) and not too_late
+def _can_peers_wait(state: State) -> bool:
+    """Tell whether the other pods wait: they have joined, none has ended, and their launchers restart the workers."""
+    if state.attempt_job is None or not _awaits_peers(state.attempt_job) or not _has_joined(state):
+        return False
+    # Only the Job controller creates pods of a Kubernetes gang: a spare bridges its back-off.
+    ganged = any(pod.ganged for pod in state.pods) and not state.job.spares
+    return not ganged and not any(pod.phase == "Succeeded" for pod in state.pods)
 
 
 def _awaits_peers(job: JobView) -> bool:
-    """Tell whether the launchers that a Job was made with start the workers again for free when a peer is lost."""
+    """Tell whether the launchers of a Job restart the workers, not counted, when a peer is lost."""
     for variable in find_trainer(job.raw["spec"].get("template") or {}).get("env") or ():
         if variable["name"] == constants.ENV_LAUNCHER_CONFIG:
-            with suppress(ValueError):  # an older operator's launcher
+            with suppress(ValueError):  # the launcher of an older operator
                 return decode_config(variable["value"].replace("$$", "$")).awaits_peers
     return False
 
 
-def _have_met(state: State) -> bool:
-    """Tell whether the workers of this attempt have begun; with a spare they may meet again meanwhile."""
+def _has_joined(state: State) -> bool:
+    """Tell whether the workers of this attempt have joined; with a spare they may be joining again."""
     if c.may_have_joined(state.status.condition(c.RENDEZVOUSED)) or is_replacing(state):
         return True
-    last = state.status.last_restart
-    again = last is not None and last.attempt == state.status.attempt and last.level != "NewPods"
-    return state.job.spares > 0 and again
+    restart = state.status.last_restart
+    if restart is None or restart.attempt != state.status.attempt:
+        return False
+    return state.job.spares > 0 and restart.level != "NewPods"
 
 
-def _is_gone(pod: PodView | None, now: datetime) -> bool:
-    """Tell whether a pod is to be replaced at once; None: its Job has let it go."""
-    if pod is None or pod.alive or pod.phase == "Succeeded":
-        return pod is None
+def _needs_replacement(pod: PodView | None, now: datetime) -> bool:
+    """Tell whether the operator replaces a pod at once; None: its Job has removed it."""
+    if pod is None:
+        return True
+    if pod.alive or pod.phase == "Succeeded":
+        return False
     return pod.disrupted or pod.deleting or now - pod.created >= _SOON_LOST

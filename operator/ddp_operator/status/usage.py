@@ -1,7 +1,7 @@
-"""What the job's GPUs were held for: `status.usage`. Pure.
+"""Purposes for which the job held GPUs: `status.usage`. Pure.
 
-The time since the last write goes to what that write said the job was doing. Nothing is written for this alone: what a
-job does changes with a write, so that between two of them it did one thing.
+The time since the last write is added to the purpose in the status that was written then. Usage alone causes no write:
+the purpose changes only with a write, so there is one purpose between two writes.
 """
 
 from typing import Final
@@ -21,29 +21,34 @@ WAITING: Final = "Waiting"
 
 def account(state: State, status: Status) -> Status:
     """Return ``status``, which is about to be written, with the GPU-seconds since the last write."""
-    before, now = state.status.usage, truncate(state.now)
     if status == state.status:
         return status
-    gpus = 0 if status.phase in ENDED_PHASES else _held(state)
+    before = state.status.usage
+    now = truncate(state.now)
+    gpus = 0 if status.phase in ENDED_PHASES else _count_held_gpus(state)
     if before is None:
         return replace(status, usage=Usage(gpus=gpus, since=now, idle_since=now)) if gpus else status
-    spent = before.gpus * max(0, round((now - before.since).total_seconds()))
-    usage = _add(before, find_purpose(state.status), spent)
-    idles = gpus > 0 and find_purpose(status) != PRODUCTIVE
-    usage = replace(usage, gpus=gpus, since=now, idle_since=(before.idle_since or now) if idles else None)
-    return replace(status, usage=_take_back(usage, state.status, status))
+
+    gpu_seconds = before.gpus * max(0, round((now - before.since).total_seconds()))
+    usage = _add(before, find_purpose(state.status), gpu_seconds)
+    is_idle = gpus > 0 and find_purpose(status) != PRODUCTIVE
+    idle_since = (before.idle_since or now) if is_idle else None
+    usage = replace(usage, gpus=gpus, since=now, idle_since=idle_since)
+    return replace(status, usage=_move_repeated_steps(usage, state.status, status))
 
 
-def _held(state: State) -> int:
-    """Return the GPUs of all pods that are on a node, those of former attempts too."""
-    each = count_pod_gpus(state.spec.template.spec) if isinstance(state.spec.template.spec, dict) else 0
-    each += state.job.claimed_gpus
+def _count_held_gpus(state: State) -> int:
+    """Return the GPUs of all pods that are on a node, those of former attempts included."""
+    template = state.spec.template.spec
+    gpus_per_pod = state.job.claimed_gpus
+    if isinstance(template, dict):
+        gpus_per_pod += count_pod_gpus(template)
     pods = (*state.observation.pods, *state.observation.orphans)
-    return each and each * sum(pod.alive and bool(pod.node_name) for pod in pods)
+    return gpus_per_pod * sum(pod.alive and bool(pod.node_name) for pod in pods)
 
 
 def find_purpose(status: Status) -> str:
-    """Return what GPUs are held for by a job of this status: productive, waiting, or the cause of a loss."""
+    """Return the purpose for which a job of this status holds GPUs: productive, waiting, or the cause of a loss."""
     progressing = status.condition(c.PROGRESSING)
     if progressing is not None and progressing.reason == c.STALLED:
         return c.STALLED
@@ -55,14 +60,17 @@ def find_purpose(status: Status) -> str:
     return restart.cause or UNKNOWN.name
 
 
-def _take_back(usage: Usage, before: Status, after: Status) -> Usage:
-    """Return the usage where steps of it turn out to be repeated, as the workers have resumed from an older one."""
-    restart, former, progress = after.last_restart, before.last_restart, before.progress
+def _move_repeated_steps(usage: Usage, before: Status, after: Status) -> Usage:
+    """Return the usage with repeated steps counted as lost, once the workers have resumed from an older step."""
+    restart = after.last_restart
     if restart is None or restart.recovery_seconds is None or not restart.steps_lost:
         return usage
-    known = former is not None and former.time == restart.time and former.recovery_seconds is not None
+    former = before.last_restart
+    if former is not None and former.time == restart.time and former.recovery_seconds is not None:
+        return usage
+    progress = before.progress
     rate = float(progress.steps_per_second) if progress is not None and progress.steps_per_second else 0.0
-    if known or not rate:
+    if not rate:
         return usage
     repeated = min(usage.productive, round(restart.steps_lost / rate * usage.gpus))
     usage = replace(usage, productive=usage.productive - repeated, gpu_seconds=usage.gpu_seconds - repeated)
@@ -77,54 +85,53 @@ def _add(usage: Usage, purpose: str, seconds: int) -> Usage:
         return replace(usage, waiting=usage.waiting + seconds)
     if not seconds:
         return usage
-    lost = {one.cause: one.gpu_seconds for one in usage.lost}
+    lost = {item.cause: item.gpu_seconds for item in usage.lost}
     lost[purpose] = lost.get(purpose, 0) + seconds
-    return replace(usage, lost=tuple(LostUsage(cause=cause, gpu_seconds=spent) for cause, spent in lost.items()))
+    return replace(usage, lost=tuple(LostUsage(cause=cause, gpu_seconds=total) for cause, total in lost.items()))
 
 
 def idle_left(state: State) -> float | None:
-    """Return in how many seconds a job is idle by its spec, 0 or less once it is; None: it is not about to be."""
-    idle, usage = state.spec.idle, state.status.usage
+    """Return in how many seconds spec.idle counts the job as idle, 0 or less once it does; None: it makes steps."""
+    idle = state.spec.idle
+    usage = state.status.usage
     if idle is None or usage is None or usage.idle_since is None or state.spec.suspend:
         return None
     return 60.0 * idle.minutes - (state.now - usage.idle_since).total_seconds()
 
 
 def describe_idle(state: State) -> Fact | None:
-    """Return Idle; None where the spec does not ask for it."""
-    before, usage = state.status.condition(c.IDLE), state.status.usage
+    """Return Idle; None if the spec does not ask for it."""
     if state.spec.idle is None:
         return None
-    if state.spec.suspend and before is not None:  # it says why, until the job goes on
+    before = state.status.condition(c.IDLE)
+    if state.spec.suspend and before is not None:  # it keeps the reason of the suspension until the job resumes
         return Fact(c.IDLE, before.status, before.reason, before.message)
-    left = idle_left(state)
-    if left is None or left > 0 or usage is None or usage.idle_since is None:
+
+    usage = state.status.usage
+    seconds = idle_left(state)
+    if seconds is None or seconds > 0 or usage is None or usage.idle_since is None:
         return Fact(c.IDLE, "False", c.NOT_IDLE)
-    what = f"{usage.gpus} GPUs are held and no step was made since {format_time(usage.idle_since)}"
+    message = f"{usage.gpus} GPUs are held and no step was made since {format_time(usage.idle_since)}"
     if suspends(state):
-        return Fact(
-            c.IDLE, "True", c.NO_STEPS, f"{what}; the job is suspended: `ddp resume {state.job.name}` resumes it"
-        )
-    unknown = "; its script has reported no step yet" if state.status.progress is None else ""
-    return Fact(c.IDLE, "True", c.NO_STEPS, f"{what}{unknown}")
+        message += f"; the job is suspended: `ddp resume {state.job.name}` resumes it"
+    elif state.status.progress is None:
+        message += "; its script has reported no step yet"
+    return Fact(c.IDLE, "True", c.NO_STEPS, message)
 
 
 def suspends(state: State) -> bool:
-    """Tell whether a job that is idle is suspended for it. One that may train without saying so is not."""
-    silent = state.status.progress is None and state.status.phase == "Running"
-    left = idle_left(state)
-    return (
-        left is not None
-        and left <= 0
-        and not silent
-        and state.spec.idle is not None
-        and (state.spec.idle.action == "Suspend")
-    )
+    """Tell whether the operator suspends an idle job. A running job that reports no steps may train: it stays."""
+    if state.spec.idle is None or state.spec.idle.action != "Suspend":
+        return False
+    if state.status.progress is None and state.status.phase == "Running":
+        return False
+    seconds = idle_left(state)
+    return seconds is not None and seconds <= 0
 
 
 def purposes(usage: Usage | None) -> dict[str, int]:
-    """Return the GPU-seconds by what they were for: Productive, Waiting and the causes of what is lost."""
+    """Return the GPU-seconds by purpose: Productive, Waiting and the causes of losses."""
     if usage is None:
         return {}
-    lost = {one.cause: one.gpu_seconds for one in usage.lost}
+    lost = {item.cause: item.gpu_seconds for item in usage.lost}
     return {PRODUCTIVE: usage.productive, WAITING: usage.waiting, **lost}

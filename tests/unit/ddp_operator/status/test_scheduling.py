@@ -213,9 +213,8 @@ class TestMessages:
         since = None if age is None else NOW - timedelta(seconds=age)
         fact = describe_scheduling(replace(typed, status=old), replace(seen, orphaned_since=since), 1, 2, NOW)
         words = "waiting for 1 pods of the previous attempt to terminate"
-        told = (
-            "; their Job does not exist and no controller deletes them: check that kube-controller-manager is running"
-        )
+        told = "; their Job does not exist and no controller deletes them: check that "
+        told += "kube-controller-manager is running"
         assert (fact.reason, fact.message) == ("WaitingForFormerPods", words + told * (age == 30))
 
     def test_pods_that_a_suspension_ends_are_of_no_other_attempt(self) -> None:
