@@ -9,8 +9,10 @@ from ddp_operator.status.decision import Refusal
 
 def refuse_write(error: Refused) -> Refusal:
     """Return the refusal of a job whose child the API server does not accept."""
-    reason = c.INVALID_SPEC if error.reason == "Invalid" else c.FORBIDDEN
-    return Refusal(reason, explain_refusal(error.message))
+    message = explain_refusal(error.message)
+    if error.reason == "Invalid":
+        return Refusal(c.INVALID_SPEC, message)
+    return Refusal(c.FORBIDDEN, message)
 
 
 def refuse_read(subject: str, error: Refused, remedy: str) -> Refusal:

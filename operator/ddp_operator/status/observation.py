@@ -1,4 +1,4 @@
-"""Everything a decision rests on, as immutable values."""
+"""The observation: everything on which a decision depends, as immutable values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ class Pods(tuple[PodView, ...]):
 
     @cached_property
     def newest(self) -> Mapping[int, PodView]:
-        """One pod for each index: of a replaced pod and its successors the one that counts now."""
+        """One pod for each index: of a replaced pod and its successors the newest that matters."""
         ordered = sorted(self, key=lambda pod: (pod.index, pod.alive, pod.phase == "Succeeded", pod.created, pod.name))
         return {pod.index: pod for pod in ordered}
 
@@ -49,8 +49,8 @@ class Pods(tuple[PodView, ...]):
 class Children:
     """The Jobs of a resource and their pods.
 
-    ``orphans`` are pods whose Job is gone: of a former attempt, or of a deleted resource of the same name. While one is
-    alive it holds its GPUs and may still write checkpoints.
+    ``orphans`` are pods whose Job was deleted: of a former attempt, or of a deleted resource of the same name. While
+    one is alive it holds its GPUs and may still write checkpoints.
     """
 
     jobs: tuple[JobView, ...] = ()
@@ -59,10 +59,10 @@ class Children:
 
     @cached_property
     def _attempts(self) -> Mapping[int, Pods]:
-        found: dict[int, list[PodView]] = {}
+        by_attempt: dict[int, list[PodView]] = {}
         for pod in sorted(self.pods, key=lambda pod: (pod.index, pod.created, pod.name)):
-            found.setdefault(pod.attempt, []).append(pod)
-        return {attempt: Pods(pods) for attempt, pods in found.items()}
+            by_attempt.setdefault(pod.attempt, []).append(pod)
+        return {attempt: Pods(pods) for attempt, pods in by_attempt.items()}
 
     def job(self, attempt: int) -> JobView | None:
         """Return the Job of an attempt."""
@@ -73,12 +73,13 @@ class Children:
         return self._attempts.get(attempt) or Pods()
 
     def former_alive(self, attempt: int) -> int:
-        """Return how many pods beside those of an attempt may still run a process."""
-        return sum(p.alive for p in self.orphans) + sum(p.alive and p.attempt < attempt for p in self.pods)
+        """Return how many pods of former attempts may still run a process."""
+        orphans = sum(pod.alive for pod in self.orphans)
+        return orphans + sum(pod.alive and pod.attempt < attempt for pod in self.pods)
 
 
 class Problem(NamedTuple):
-    """What others report of an object that does not get on: the reason and message of their latest warning."""
+    """The reason and message of the latest warning about an object that does not start."""
 
     reason: str
     message: str
@@ -86,7 +87,7 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Steps that have stopped: since when, how far the ranks were then, and what is known of those that hang."""
+    """Steps that have stopped: since when, the steps of the ranks, and the states of those that hang."""
 
     since: datetime
     ranks: Mapping[int, RankSample] = field(default_factory=dict)
@@ -95,20 +96,20 @@ class Stall:
 
 @dataclass(frozen=True)
 class Observation(Children):
-    """The children, and what nodes, Events, queues and metrics pages say of them."""
+    """The child objects, and what nodes, Events, queues and metrics pages report about them."""
 
     page: Page | None = None
     page_requested: bool = False
-    """Tells a page that did not answer from one that was not due."""
+    """Distinguishes a page that could not be read from one that was not due."""
     page_lost_since: datetime | None = None
-    """When pod 0's page was first requested in vain since it has answered last."""
+    """Since when pod 0's page cannot be read."""
     shared: frozenset[tuple[str, str]] = frozenset()
-    """Kind and name of the children that all attempts share and that are there."""
+    """Kind and name of the existing child objects that all attempts share."""
     shared_complete: bool = True
-    """Whether those are all that pods need: without the Service a replaced pod finds nobody, without the launcher's
+    """Whether these are all that pods need: without the Service a replaced pod finds no peers, without the launcher's
     ConfigMap it does not start."""
     launcher_lost: bool = False
-    """Whether the current Job's launcher is gone and an older operator's, so that nobody can bring it back."""
+    """Whether the current Job's launcher was deleted and is an older operator's, so it cannot be created again."""
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     problems: Mapping[str, Problem] = field(default_factory=dict)
     """By the UID of the Job or the pod."""
@@ -117,24 +118,25 @@ class Observation(Children):
     stragglers: tuple[Straggler, ...] | None = None
     """None: ranks were not compared."""
     stall: Stall | None = None
-    """None: steps are made, or no page says whether they are."""
+    """None: steps are made, or no page reports them."""
     pull_errors: Mapping[str, str] = field(default_factory=dict)
-    """The latest message that says why the image of a pod is not there, by the pod's UID."""
+    """Why the image of a pod cannot be pulled, by the pod's UID."""
     troubles: Mapping[str, str] = field(default_factory=dict)
-    """What nodes report of what recovery.nodeHealth names, by node."""
+    """The conditions and taints that recovery.nodeHealth selects, by node."""
     failures_in_place: tuple[tuple[PodView, Termination], ...] = ()
-    """What pods say of the failures after which their workers were restarted in the same pods, when one is new."""
+    """The failures after which workers were restarted in the same pods, when one is new."""
     orphaned_since: datetime | None = None
-    """Since when there have been orphans that nobody deletes."""
+    """Since when orphans exist that no controller deletes."""
     recheck_after: float | None = None
-    """In how many seconds children that no watch shows may have appeared; None: none is missing."""
+    """In how many seconds missing child objects may appear without a watch event; None: none is missing."""
 
 
 def view_children(job: DDPTrainingJob, snapshot: Snapshot) -> Children:
-    """Return what of Jobs and pods is this resource's. Those of a deleted resource of the same name are not."""
+    """Return the Jobs and pods of this resource; those of a deleted resource of the same name are omitted."""
     own_jobs = tuple(view_job(raw) for raw in snapshot.jobs if controller_of(raw).get("uid") == job.uid)
     uids = {view.uid for view in own_jobs}
-    own_pods, orphans = [], []
+    own_pods: list[PodView] = []
+    orphans: list[PodView] = []
     for raw in snapshot.pods:
         owner = controller_of(raw)
         if owner.get("uid") in uids:
@@ -146,7 +148,7 @@ def view_children(job: DDPTrainingJob, snapshot: Snapshot) -> Children:
 
 @dataclass(frozen=True)
 class State:
-    """A resource, what is observed of it, and the time. ``refusal``: its spec as it stands cannot be carried out."""
+    """A resource, its observation, and the time. ``refusal``: why the present spec cannot be carried out."""
 
     job: DDPTrainingJob
     observation: Observation
@@ -155,12 +157,12 @@ class State:
 
     @property
     def spec(self) -> Spec:
-        """What is wanted."""
+        """The desired state."""
         return self.job.spec
 
     @property
     def status(self) -> Status:
-        """The ledger, as it was written last."""
+        """The status, as it was written last."""
         return self.job.status
 
     @cached_property

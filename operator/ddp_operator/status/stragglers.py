@@ -1,9 +1,13 @@
-"""Ranks beside each other: who keeps the others waiting, who has fallen behind. docs/metrics.md has the formulas."""
+"""Stragglers and stalls: ranks that are slower than their peers, and steps that have stopped. Pure.
+
+docs/metrics.md has the formulas.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from statistics import median_low
+from typing import NamedTuple
 
 from ddp_operator import constants
 from ddp_operator.api.job import DDPTrainingJob
@@ -18,120 +22,144 @@ from ddp_operator.status.views import PodView
 Ranks = Mapping[int, RankSample]
 
 WINDOW = 60.0
-"""Seconds between two looks at all ranks: what lies between them is the time over which they are compared."""
+"""Seconds between two readings of all ranks, the time over which they are compared."""
 MAX_PODS = 16
 RATIO = 1.3
 _MAX_STRAGGLERS = 8
-_MAX_NAMED = 10
 _MAX_PLACES = 4
 _BUSY = constants.STALLED_STATES.index("Busy")
 
 
 def sample_pods(pods: Sequence[PodView], most: int = MAX_PODS) -> tuple[PodView, ...]:
-    """Return the running pods whose pages are read beside pod 0's: all, or an even spread where there are many."""
-    others = [pod for pod in pods if pod.index != 0 and pod.phase == "Running" and not pod.deleting]
-    if len(others) < most:
-        return tuple(others)
-    return tuple(others[i * len(others) // (most - 1)] for i in range(most - 1))
+    """Return the running pods whose pages are read beside pod 0's: all, or an even spread of ``most`` - 1."""
+    peers = [pod for pod in pods if pod.index != 0 and pod.phase == "Running" and not pod.deleting]
+    if len(peers) < most:
+        return tuple(peers)
+    return tuple(peers[i * len(peers) // (most - 1)] for i in range(most - 1))
+
+
+class _RankTime(NamedTuple):
+    """The mean seconds of one rank's step, and whether it spent most of them waiting for data."""
+
+    seconds: float
+    waits_for_data: bool
 
 
 def find_stragglers(before: Ranks, now: Ranks) -> tuple[Straggler, ...]:
-    """Compare what the ranks have done between two looks. A rank that began anew meanwhile is left out."""
-    work, waits = {}, {}
+    """Return the ranks that take longer for a step than their peers, between two readings of all ranks."""
+    times: dict[int, _RankTime] = {}
     for rank in before.keys() & now.keys():
-        old, new = before[rank], now[rank]
-        steps, compute, wait = new.steps - old.steps, new.compute - old.compute, new.data_wait - old.data_wait
-        if steps >= 1 and compute >= 0 and wait >= 0:
-            work[rank], waits[rank] = (compute + wait) / steps, wait > compute
-    # The lower one: between two ranks, the mean of both would make any slow one at most twice as slow.
-    usual = median_low(work.values()) if len(work) > 1 else 0.0
+        time = _measure_step(before[rank], now[rank])
+        if time is not None:
+            times[rank] = time
+    # The lower median: between two ranks, the mean of both would make any slow one at most twice as slow.
+    usual = median_low(time.seconds for time in times.values()) if len(times) > 1 else 0.0
     if not usual > 0:
         return ()
-    slow = sorted((-work[rank] / usual, rank) for rank in work if work[rank] / usual >= RATIO)
+    slow = sorted((-time.seconds / usual, rank) for rank, time in times.items() if time.seconds / usual >= RATIO)
     return tuple(
-        Straggler(rank=rank, ratio=f"{min(-ratio, 1e6):.1f}", cause="data" if waits[rank] else "compute")
+        Straggler(
+            rank=rank,
+            ratio=f"{min(-ratio, 1e6):.1f}",
+            cause="data" if times[rank].waits_for_data else "compute",
+        )
         for ratio, rank in slow[:_MAX_STRAGGLERS]
     )
+
+
+def _measure_step(before: RankSample, now: RankSample) -> _RankTime | None:
+    """Return the time of a rank's steps between two readings; None: it made none, or its process restarted."""
+    steps = now.steps - before.steps
+    compute = now.compute - before.compute
+    data_wait = now.data_wait - before.data_wait
+    if steps < 1 or compute < 0 or data_wait < 0:
+        return None
+    return _RankTime((compute + data_wait) / steps, data_wait > compute)
 
 
 def is_stalled(job: DDPTrainingJob, page: Page | None) -> bool:
     """Tell whether steps have stopped.
 
-    So they have where none was made for a third of the watchdog's time and no checkpoint is being saved, or where the
-    launcher says so. Of a script that has shown no step the launcher only knows that it does nothing: where steps are
-    to be read from its log, it has the time until its first step before that counts.
+    They have if none was made for a third of the watchdog's time and no checkpoint is being saved, or if the launcher
+    reports a stall. If the script has reported no step, the launcher only knows that it uses no CPU. If steps are
+    read from its log, this counts only after the time until the first step.
     """
     if page is None:
         return False
-    watchdog, stalled = job.spec.watchdog, _seconds(page, constants.METRIC_STALLED)
+    watchdog = job.spec.watchdog
+    stalled_seconds = _read_seconds(page, constants.METRIC_STALLED)
     if page.training:
         saving = page.values.get(constants.METRIC_SAVING, 0.0) > 0
-        return stalled > 0 or (_age(page) >= watchdog.stall_seconds / 3 and not saving)
-    return stalled > 0 and not (job.spec.metrics.log_patterns and stalled < watchdog.start_seconds)
+        heartbeat_is_late = _read_seconds(page, constants.METRIC_HEARTBEAT_AGE) >= watchdog.stall_seconds / 3
+        return stalled_seconds > 0 or (heartbeat_is_late and not saving)
+    starting = job.spec.metrics.log_patterns and stalled_seconds < watchdog.start_seconds
+    return stalled_seconds > 0 and not starting
 
 
 def describe_stall(job: DDPTrainingJob, observation: Observation) -> Fact | None:
-    """Return Progressing of a job whose steps have stopped, or None.
+    """Return Progressing of a job whose steps have stopped; None: they have not.
 
-    Its message stands until a step or a heartbeat comes, or the workers begin anew; that the page shows no stall any
-    more is no progress, for so it is when the hung workers have been ended.
+    The message stays until a step or a heartbeat is reported, or the workers restart. A page without a stall is no
+    progress: the hung workers may have been ended.
     """
-    page, before = observation.page, job.status.condition(c.PROGRESSING)
+    page = observation.page
+    before = job.status.condition(c.PROGRESSING)
     if observation.stall is not None:
         return Fact(c.PROGRESSING, "False", c.STALLED, _describe(page, observation.stall))
-    stands = before is not None and before.reason == c.STALLED and not _goes_on(job, page)
-    return Fact(c.PROGRESSING, "False", c.STALLED, before.message) if before is not None and stands else None
+    if before is None or before.reason != c.STALLED or _has_progressed(job, page):
+        return None
+    return Fact(c.PROGRESSING, "False", c.STALLED, before.message)
 
 
-def _goes_on(job: DDPTrainingJob, page: Page | None) -> bool:
-    """Tell whether something has happened since the job was stalled."""
+def _has_progressed(job: DDPTrainingJob, page: Page | None) -> bool:
+    """Tell whether the page reports progress, or new workers, since the job stalled."""
     if page is None:
         return False
-    found, before = build_progress(page.values), job.status.progress
-    stepped = found is not None and before is not None and found.step != before.step
+    progress = build_progress(page.values)
+    before = job.status.progress
+    stepped = progress is not None and before is not None and progress.step != before.step
     return not page.training or stepped or constants.METRIC_HEARTBEAT_AGE in page.values
 
 
 def is_explained(places: Iterable[StalledRank]) -> bool:
-    """Tell whether it is known for which rank the others wait."""
-    return any(one.order < _BUSY for one in places)
+    """Tell whether the rank for which its peers wait is known."""
+    return any(place.order < _BUSY for place in places)
 
 
 def _choose_places(places: Sequence[StalledRank]) -> list[str]:
-    """Return what is said of the ranks: who is waited for, else who computes, else where all wait."""
-    first = min((one.order for one in places), default=0)
-    least = _BUSY - 1 if first < _BUSY else first
-    return list(dict.fromkeys(one.what for one in places if one.order <= least))[:_MAX_PLACES]
+    """Return the states of the ranks that explain a stall: missing ones, else computing ones, else all that wait."""
+    first = min((place.order for place in places), default=0)
+    last = _BUSY - 1 if first < _BUSY else first
+    return list(dict.fromkeys(place.what for place in places if place.order <= last))[:_MAX_PLACES]
 
 
 def stalled_since(page: Page, now: datetime) -> datetime:
-    """Return since when a page shows no step."""
-    return now - timedelta(seconds=min(max(_age(page), _seconds(page, constants.METRIC_STALLED)), 1e8))
+    """Return since when a page reports no step."""
+    heartbeat_age = _read_seconds(page, constants.METRIC_HEARTBEAT_AGE)
+    seconds = max(heartbeat_age, _read_seconds(page, constants.METRIC_STALLED))
+    return now - timedelta(seconds=min(seconds, 1e8))
 
 
 def _describe(page: Page | None, stall: Stall) -> str:
     since = format_time(stall.since)
-    what = f"no step since {since}"
+    state = f"no step since {since}"
     if page is not None and not page.training:
-        what = f"no step was reported, and the workers have used no CPU since {since}"
-    return f"{what}; {'; '.join(_choose_places(stall.places)) or _who_lags(stall.ranks)}"
+        state = f"no step reported, and the workers have used no CPU since {since}"
+    cause = "; ".join(_choose_places(stall.places)) or _describe_lagging_ranks(stall.ranks)
+    return f"{state}; {cause}"
 
 
-def _who_lags(ranks: Ranks) -> str:
+def _describe_lagging_ranks(ranks: Ranks) -> str:
     if not ranks:
-        return "the ranks report no steps of their own"
-    farthest = max(sample.step or sample.steps for sample in ranks.values())
-    behind = sorted(rank for rank, sample in ranks.items() if (sample.step or sample.steps) < farthest)
-    if not behind:
-        return f"all {len(ranks)} ranks whose metrics pages answer are at step {farthest:.0f}"
-    named = ", ".join(map(str, behind[:_MAX_NAMED])) + (", …" if len(behind) > _MAX_NAMED else "")
-    return f"ranks {named} are behind step {farthest:.0f}"
+        return "no per-rank steps are reported"
+    steps = {rank: sample.step or sample.steps for rank, sample in ranks.items()}
+    farthest = max(steps.values())
+    lagging = sorted(rank for rank, step in steps.items() if step < farthest)
+    if not lagging:
+        return f"all {len(ranks)} ranks with a readable metrics page are at step {farthest:.0f}"
+    return f"ranks {c.list_indexes(lagging)} are behind step {farthest:.0f}"
 
 
-def _age(page: Page | None) -> float:
-    return _seconds(page, constants.METRIC_HEARTBEAT_AGE)
-
-
-def _seconds(page: Page | None, name: str) -> float:
-    value = page.values.get(name, 0.0) if page else 0.0
+def _read_seconds(page: Page, name: str) -> float:
+    value = page.values.get(name, 0.0)
     return value if math.isfinite(value) else 0.0

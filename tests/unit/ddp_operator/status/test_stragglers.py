@@ -78,8 +78,8 @@ class TestStall:
     @pytest.mark.parametrize(
         ("ranks", "words"),
         [
-            ({}, "the ranks report no steps of their own"),
-            ({n: RankSample(step=57) for n in range(4)}, "all 4 ranks whose metrics pages answer are at step 57"),
+            ({}, "no per-rank steps are reported"),
+            ({n: RankSample(step=57) for n in range(4)}, "all 4 ranks with a readable metrics page are at step 57"),
             ({n: RankSample(steps=n) for n in range(11)}, "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 are behind step 10"),
             ({n: RankSample(steps=n) for n in range(30)}, "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, … are behind step 29"),
         ],
@@ -129,7 +129,7 @@ class TestStall:
         text = page(phase="Running") + hung(300)
         decision = run(text, stalled=BEHIND, seconds=400)
         since = format_time(NOW + timedelta(seconds=100))
-        words = "no step was reported, and the workers have used no CPU"
+        words = "no step reported, and the workers have used no CPU"
         assert progressing(decision)[1:] == (
             "Stalled",
             f"{words} since {since}; rank 1 is in train_step (train.py:50)",
