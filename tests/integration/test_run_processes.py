@@ -242,7 +242,7 @@ def test_a_drill_of_a_script_without_checkpoints_reports_that_all_steps_are_lost
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert ", restarted at step 0)" in done.stdout
-    assert "verdict     restarted from the beginning: no checkpoint was loaded." in done.stdout
+    assert "verdict     restarted at step 0: no checkpoint was loaded." in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 

@@ -1,7 +1,7 @@
-"""The command `ddp`. Each subcommand is a module of its own, imported only when it is used.
+"""The command `ddp`. Each subcommand is a module, imported when the subcommand runs.
 
-Those that talk to a cluster log in through the official `kubernetes` client, which is imported when a command connects
-and not before: `ddp --help` and completion stay quick.
+The official `kubernetes` client is imported when a command connects to a cluster, so `ddp --help` and completion stay
+fast.
 """
 
 import argparse
@@ -25,17 +25,17 @@ COMMANDS: Final = (
     ("init", "ddp_operator.cli.init", "write the YAML that would run a training script in a cluster"),
     ("render", "ddp_operator.cli.render", "check a job's YAML and print what the operator would create"),
     ("report", "ddp_operator.cli.report", "write an HTML report with the charts of a run"),
-    ("board", "ddp_operator.cli.board", "open TensorBoard, MLflow and W&B where they have a run or a job"),
+    ("board", "ddp_operator.cli.board", "show a run or a job in TensorBoard, MLflow or W&B"),
     ("profile", "ddp_operator.cli.profile", "list the profiles of a cluster, or show what one sets and locks"),
     ("convert", "ddp_operator.cli.convert", "convert a Kubeflow PyTorchJob to a DDPTrainingJob"),
     ("submit", "ddp_operator.cli.submit", "check a job's YAML and create the job in a cluster"),
     ("list", "ddp_operator.cli.list_jobs", "list the jobs of a namespace"),
-    ("usage", "ddp_operator.cli.usage", "tell what the GPUs of jobs were held for"),
+    ("usage", "ddp_operator.cli.usage", "sum up the GPU time of jobs: productive, waiting and lost"),
     ("watch", "ddp_operator.cli.watch", "watch the progress of one job or of all jobs"),
     ("logs", "ddp_operator.cli.logs", "print the logs of all ranks of a job in one stream"),
     ("why", "ddp_operator.cli.why", "explain what a job waits for or why it failed, and what to do"),
     ("scale", "ddp_operator.cli.change", "change the number of nodes of a job"),
-    ("suspend", "ddp_operator.cli.change", "stop a job's pods after a checkpoint, so that it can be resumed"),
+    ("suspend", "ddp_operator.cli.change", "stop a job's pods after a checkpoint; ddp resume continues it"),
     ("resume", "ddp_operator.cli.change", "resume a suspended job"),
     ("delete", "ddp_operator.cli.change", "delete a job and everything that the operator created for it"),
     ("drill", "ddp_operator.cli.drill", "kill a rank of a running job and measure the recovery"),
@@ -51,34 +51,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the shell: >&-
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
-    words = list(sys.argv[1:] if argv is None else argv)
-    asked = next((word for word in words if not word.startswith("-")), "")
+    command_line = list(sys.argv[1:] if argv is None else argv)
+    command = next((word for word in command_line if not word.startswith("-")), "")
     try:
-        parser, modules = build_parser(asked)
+        parser, modules = build_parser(command)
     except ModuleNotFoundError as error:
-        return _report(asked, _explain_missing(error), ExitCode.BAD_INPUT)
-    command_line = shlex.join(["ddp", *words])
-    cut = words.index("--") if "--" in words else len(words)
-    words, extra = words[:cut], words[cut + 1 :]  # what follows goes to the training script
+        return _report(command, _explain_missing(error), ExitCode.BAD_INPUT)
+
+    end = command_line.index("--") if "--" in command_line else len(command_line)
+    words = command_line[:end]
+    extra = command_line[end + 1 :]  # of the training script
     arguments, unknown = parser.parse_known_args(words)
-    if asked in _WITH_SCRIPT:
+    if command in _WITH_SCRIPT:
         from ddp_operator.cli.torchrun import explain_torchrun
 
-        remedy = explain_torchrun(asked, words[words.index(asked) + 1 :], unknown, extra)
+        remedy = explain_torchrun(command, words[words.index(command) + 1 :], unknown, extra)
         if remedy:
-            return _report(asked, remedy, ExitCode.BAD_INPUT)
+            return _report(command, remedy, ExitCode.BAD_INPUT)
     if unknown:
-        hint = f"; arguments of the script go after --: -- {shlex.join(unknown)}" if asked in _WITH_SCRIPT else ""
+        hint = f"; put arguments of the script after --: -- {shlex.join(unknown)}" if command in _WITH_SCRIPT else ""
         parser.error(f"unrecognized arguments: {shlex.join(unknown)}{hint}")
     if arguments.command is None:
         parser.print_help()
         return ExitCode.BAD_INPUT
-    arguments.extra, arguments.command_line = extra, command_line
+
+    arguments.extra = extra
+    arguments.command_line = shlex.join(["ddp", *command_line])
     return _run(modules[arguments.command], arguments)
 
 
 def build_parser(*commands: str) -> tuple[argparse.ArgumentParser, dict[str, ModuleType]]:
-    """Return the parser, complete for the commands that are named, and their modules."""
+    """Return the parser, with the arguments of ``commands`` only, and the modules of these."""
     parser = argparse.ArgumentParser(
         prog="ddp", description="Distributed PyTorch training from one YAML file, in a cluster or on this machine."
     )
@@ -94,7 +97,7 @@ def build_parser(*commands: str) -> tuple[argparse.ArgumentParser, dict[str, Mod
 
 
 def _run(module: ModuleType, arguments: argparse.Namespace) -> int:
-    """Run a command; an error becomes a sentence and an exit code."""
+    """Run a command; print an error as one message and return its exit code."""
     from ddp_operator.api.errors import InvalidManifest
 
     try:
@@ -114,7 +117,7 @@ def _run(module: ModuleType, arguments: argparse.Namespace) -> int:
         return ExitCode.OK
     except Exception:
         traceback.print_exc()
-        return _report(arguments.command, "this is a bug in ddp; please report it", ExitCode.BROKEN)
+        return _report(arguments.command, "internal error in ddp; please report the traceback above", ExitCode.BROKEN)
 
 
 def _report(command: str, message: str, code: int) -> int:
@@ -123,7 +126,7 @@ def _report(command: str, message: str, code: int) -> int:
 
 
 def _explain_missing(error: ModuleNotFoundError) -> str:
-    """Return which extra to install. Raises: the error itself, if the missing module is one of ours."""
+    """Return which extra to install. Raises: the error itself, if the missing module belongs to ddp_operator."""
     if error.name is None or error.name.partition(".")[0] == "ddp_operator":
         raise error
     return f"the Python package {error.name.partition('.')[0]} is not installed; pip install 'ddp-operator[cli]'"

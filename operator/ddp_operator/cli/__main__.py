@@ -1,4 +1,4 @@
-"""``python -m ddp_operator.cli``: the command `ddp` where only the sources are at hand."""
+"""``python -m ddp_operator.cli``: run the command `ddp` without an installed entry point."""
 
 import sys
 

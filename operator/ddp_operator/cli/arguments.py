@@ -1,4 +1,4 @@
-"""Arguments that several commands have, and the client that they ask for."""
+"""Arguments that several commands share, and the client that they select."""
 
 import argparse
 import os
@@ -13,7 +13,9 @@ from ddp_operator.terminal import print_text
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of every command that talks to a cluster."""
     group = parser.add_argument_group("cluster")
-    group.add_argument("-n", "--namespace", metavar="NAME", help="default: that of the context, else default")
+    group.add_argument(
+        "-n", "--namespace", metavar="NAME", help='default: the namespace of the context, else "default"'
+    )
     group.add_argument("--context", metavar="NAME", help="context of the kubeconfig; default: the current one")
     group.add_argument(
         "--kubeconfig",
@@ -28,48 +30,57 @@ def add_output_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_local_arguments(parser: argparse.ArgumentParser, *, named: bool = True) -> None:
-    """Declare the arguments; ``named``: also the job's name, which a run on this machine needs not."""
+    """Declare the arguments; ``named``: also the job's name, which is optional for a run on this machine."""
     if named:
         parser.add_argument(
-            "name", metavar="NAME", nargs="?", help="the job; or a run on this machine, the newest by default"
+            "name", metavar="NAME", nargs="?", help="a job, or a run on this machine; default: the newest run"
         )
     group = parser.add_argument_group("this machine")
-    group.add_argument("--local", action="store_true", help="runs on this machine, as where no cluster is configured")
+    group.add_argument(
+        "--local", action="store_true", help="use the runs on this machine; default if no cluster is configured"
+    )
     add_runs_argument(group)
 
 
 def add_runs_argument(parser: argparse._ActionsContainer) -> None:
-    """Declare the folder of all runs."""
-    parser.add_argument("--runs-dir", type=Path, default=Path("ddp-runs"), metavar="DIR", help="default: ./ddp-runs")
+    """Declare the folder that holds all runs."""
+    parser.add_argument(
+        "--runs-dir", type=Path, default=Path("ddp-runs"), metavar="DIR", help="folder of all runs; default: ./ddp-runs"
+    )
 
 
 def is_run_folder(name: str | None) -> bool:
-    """Tell whether a job's name is the path of a run's folder."""
+    """Return whether a job's name is the path of a run's folder."""
     return name is not None and Path(name, "status.yaml").is_file()
 
 
 def is_local(arguments: argparse.Namespace, *, needs_name: bool = True) -> bool:
-    """Tell whether this machine's runs are meant; print so where that is not asked for.
+    """Return whether the arguments select the runs on this machine; report it on stderr if they do so by default.
 
-    ``needs_name``: in a cluster a job must be named. Raises: CommandError.
+    ``needs_name``: a job in a cluster must be named. Raises: CommandError.
     """
     name = getattr(arguments, "name", None)
     if arguments.local or is_run_folder(name):
         return True
-    given = {"KUBECONFIG", "KUBERNETES_SERVICE_HOST"} & {name for name, value in os.environ.items() if value}
-    login = given or arguments.kubeconfig or arguments.context or arguments.namespace
-    if not login and not os.path.exists(os.path.expanduser("~/.kube/config")):
-        print_text(
-            f"no cluster is configured: looking at the runs on this machine, in {arguments.runs_dir}", file=sys.stderr
-        )
+    if not _has_cluster(arguments):
+        print_text(f"no cluster is configured; using the runs on this machine in {arguments.runs_dir}", file=sys.stderr)
         return True
     if needs_name and "name" in arguments and name is None:
-        raise CommandError("name the job; or --local, for the newest run on this machine")
+        raise CommandError("NAME is missing; name a job, or use --local for the newest run on this machine")
     return False
 
 
+def _has_cluster(arguments: argparse.Namespace) -> bool:
+    """Return whether the arguments, the environment or a kubeconfig select a cluster."""
+    if arguments.kubeconfig or arguments.context or arguments.namespace:
+        return True
+    if os.environ.get("KUBECONFIG") or os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return True
+    return os.path.exists(os.path.expanduser("~/.kube/config"))
+
+
 def open_client(arguments: argparse.Namespace, *, local: bool = False) -> Client:
-    """Return the client for the cluster, or for the runs on this machine, that the arguments name."""
+    """Return the client for the cluster of the arguments, or for the runs on this machine."""
     if local:
         return Client(backend="local", runs_dir=arguments.runs_dir)
     return Client(namespace=arguments.namespace, context=arguments.context, kubeconfig=arguments.kubeconfig)

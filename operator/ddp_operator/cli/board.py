@@ -1,4 +1,4 @@
-"""`ddp board`: open what trackers have of a job or a run: links, and TensorBoard on its folder."""
+"""`ddp board`: print a job's or run's links in trackers, and start TensorBoard on a run's event files."""
 
 import argparse
 import importlib.util
@@ -29,18 +29,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "name",
         metavar="NAME",
         nargs="?",
-        help="a run on this machine, by its folder, its name or its job's, the newest by default; else a job",
+        help="a run on this machine (its folder, its name or its job's name) or a job; default: the newest run",
     )
     parser.add_argument(
-        "--port", type=integer(1, 65535), default=_PORT, metavar="PORT", help=f"TensorBoard's; default: {_PORT}"
+        "--port", type=integer(1, 65535), default=_PORT, metavar="PORT", help=f"TensorBoard's port; default: {_PORT}"
     )
     add_local_arguments(parser, named=False)
     add_cluster_arguments(parser)
-    parser.epilog = "Of a run on this machine TensorBoard is started, until Ctrl-C; of a job its commands are printed."
+    parser.epilog = "For a run, TensorBoard is started until Ctrl-C. For a job, the commands to start it are printed."
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the links, then start TensorBoard or say how to. Raises: CommandError."""
+    """Print the links, then start TensorBoard or print how to. Raises: CommandError."""
     local = prefers_local(arguments)
     job = open_client(arguments, local=local).get(arguments.name)
     tracking = job.resource["spec"].get("tracking") or {}
@@ -56,8 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
         lines += build_commands(job.resource, arguments.port)
     if not lines:
         raise CommandError(
-            f"{job.name} has nothing to open: no tracker of spec.tracking has named a page, and there are no "
-            "event files of TensorBoard; docs/tracking.md says how to get them",
+            f"{job.name} has neither a link of a tracker nor TensorBoard event files; set spec.tracking "
+            "(docs/tracking.md)",
             ExitCode.NOT_FOUND,
         )
     print_text("\n".join(lines))
@@ -65,62 +65,62 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def find_events(run: Path, resource: Mapping[str, Any]) -> Path | None:
-    """Return the folder of TensorBoard's event files of a run: in its pods' volumes, or in its claims."""
+    """Return the folder that holds a run's event files, in its pods' volumes or its claims; None if there are none."""
     pod = resource["spec"]["template"]["spec"]
     claims = [(volume.get("persistentVolumeClaim") or {}).get("claimName") for volume in pod.get("volumes") or ()]
     claims.append((resource["spec"].get("checkpoint") or {}).get("claimName"))
-    places = [run / "pods", *(run.parent / "claims" / claim for claim in dict.fromkeys(filter(None, claims)))]
-    found = {str(events.parent) for place in places for events in place.rglob(_EVENTS)}
-    return Path(os.path.commonpath(found)) if found else None
+    roots = [run / "pods", *(run.parent / "claims" / claim for claim in dict.fromkeys(filter(None, claims)))]
+    folders = {str(file.parent) for root in roots for file in root.rglob(_EVENTS)}
+    return Path(os.path.commonpath(folders)) if folders else None
 
 
 def _start(folder: Path, port: int, lines: list[str]) -> int:
-    words = ["--logdir", str(folder), "--port", str(port)]
+    """Run TensorBoard until Ctrl-C, or print how to install it. Raises: CommandError."""
+    options = ["--logdir", str(folder), "--port", str(port)]
     if importlib.util.find_spec("tensorboard") is None:
-        print_text("\n".join([*lines, f"pip install tensorboard; {shlex.join(['tensorboard', *words])}"]))
+        print_text("\n".join([*lines, f"pip install tensorboard; {shlex.join(['tensorboard', *options])}"]))
         return ExitCode.OK
     print_text("\n".join([*lines, f"TensorBoard on {folder}: http://localhost:{port} (Ctrl-C ends it)"]), flush=True)
-    # It says the same and more on standard error; only what goes wrong is of interest.
-    words = [sys.executable, "-m", "tensorboard.main", *words]
-    said = ""
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-m", "tensorboard.main", *options]
+    last_line = ""
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
-            said = "".join(deque(process.stderr or (), maxlen=1)).strip()
+            last_line = "".join(deque(process.stderr or (), maxlen=1)).strip()
             code = process.wait()
         except KeyboardInterrupt:
             process.terminate()
             code = ExitCode.OK
     if code:
-        raise CommandError(f"TensorBoard has ended: {said or f'exit code {code}'}; choose another --port?")
+        raise CommandError(f"TensorBoard failed: {last_line or f'exit code {code}'}; if the port is in use, set --port")
     return ExitCode.OK
 
 
 def build_commands(resource: Mapping[str, Any], port: int) -> Iterator[str]:
-    """Yield commands that run TensorBoard on the job's volume, in a short pod of the job's image.
+    """Yield commands that run TensorBoard on the job's volume, in a temporary pod with the job's image.
 
-    Raises: CommandError, where the folder is on no volume that another pod can mount.
+    Raises: CommandError, if no volume that another pod can mount holds the folder.
     """
-    spec, metadata = resource["spec"], resource["metadata"]
-    path, pod, trainer = (
-        spec["tracking"]["tensorboard"]["path"],
-        spec["template"]["spec"],
-        find_trainer(spec["template"]),
-    )
+    spec = resource["spec"]
+    metadata = resource["metadata"]
+    path = spec["tracking"]["tensorboard"]["path"]
+    pod = spec["template"]["spec"]
+    trainer = find_trainer(spec["template"])
     mounts = {mount["mountPath"]: mount for mount in trainer.get("volumeMounts") or ()}
     volumes = {volume["name"]: volume for volume in pod.get("volumes") or ()}
-    saved = spec.get("checkpoint") or {}
-    if saved.get("claimName"):
-        mounts[saved["path"]] = {"name": "checkpoint", "mountPath": saved["path"]}
-        volumes["checkpoint"] = {"name": "checkpoint", "persistentVolumeClaim": {"claimName": saved["claimName"]}}
-    inside = (place for place in mounts if path == place or path.startswith(f"{place.rstrip('/')}/"))
-    mount = mounts.get(max(inside, key=len, default=""))
+    checkpoint = spec.get("checkpoint") or {}
+    if checkpoint.get("claimName"):
+        mounts[checkpoint["path"]] = {"name": "checkpoint", "mountPath": checkpoint["path"]}
+        claim = {"claimName": checkpoint["claimName"]}
+        volumes["checkpoint"] = {"name": "checkpoint", "persistentVolumeClaim": claim}
+    parents = (parent for parent in mounts if path == parent or path.startswith(f"{parent.rstrip('/')}/"))
+    mount = mounts.get(max(parents, key=len, default=""))
     volume = volumes.get(mount["name"]) if mount is not None else None
     if mount is None or volume is None or "emptyDir" in volume:
         raise CommandError(
-            f"spec.tracking.tensorboard.path: {path} is on no volume that outlives the pods, so nothing "
-            "is left to show; mount a claim there"
+            f"spec.tracking.tensorboard.path: {path} is on no volume that outlives the pods; mount a claim there"
         )
-    name, where = f"{metadata['name']}-board", f"-n {metadata.get('namespace', 'default')}"
+    name = f"{metadata['name']}-board"
+    namespace = f"-n {metadata.get('namespace', 'default')}"
     container = {
         "name": name,
         "image": trainer["image"],
@@ -131,11 +131,11 @@ def build_commands(resource: Mapping[str, Any], port: int) -> Iterator[str]:
     }
     kept = {key: pod[key] for key in ("securityContext", "imagePullSecrets") if key in pod}
     overrides = json.dumps({"spec": {**kept, "containers": [container], "volumes": [volume]}})
-    yield "TensorBoard, in a pod that goes with Ctrl-C:"
+    yield "To start TensorBoard in a temporary pod (Ctrl-C deletes it):"
     yield (
-        f"  kubectl run {name} {where} --rm -it --restart=Never --image={shlex.quote(trainer['image'])} "
+        f"  kubectl run {name} {namespace} --rm -it --restart=Never --image={shlex.quote(trainer['image'])} "
         f"--overrides={shlex.quote(overrides)}"
     )
-    # Too early, a browser would end the forwarding by a connection that is refused.
-    yield f'and beside it, once that says "Press CTRL+C to quit", for http://localhost:{port}:'
-    yield f"  kubectl port-forward {where} pod/{name} {port}:{_PORT}"
+    # A connection that the pod refuses ends the port-forward, so TensorBoard must listen first.
+    yield f'After it prints "Press CTRL+C to quit", forward its port in another terminal, for http://localhost:{port}:'
+    yield f"  kubectl port-forward {namespace} pod/{name} {port}:{_PORT}"

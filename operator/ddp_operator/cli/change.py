@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nodes = integer(1, hint="to stop all pods, use ddp suspend NAME")
         parser.add_argument("nodes", type=nodes, metavar="NODES", help="new number of pods (spec.nodes)")
     if command == "delete":
-        parser.add_argument("--wait", action="store_true", help="wait until its last pod is gone")
-        parser.epilog = "Its pods get SIGTERM and their grace period; checkpoints on claims are kept."
+        parser.add_argument("--wait", action="store_true", help="wait until the last pod has ended")
+        parser.epilog = "The pods get SIGTERM and their grace period. Checkpoints on claims are kept."
     else:
         add_output_argument(parser)
     add_local_arguments(parser, named=False)
@@ -48,10 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
         job.scale(arguments.nodes)
         done = f"scaled from {before.get('nodes', 1)} to {arguments.nodes} nodes"
         if KUEUE_QUEUE_LABEL in (job.resource["metadata"].get("labels") or {}):
-            done += f", which may have to wait for its queue: ddp why {arguments.name}"
+            done += f"; new pods may wait for admission to the queue: ddp why {arguments.name}"
     elif arguments.command == "suspend":
         job.suspend()
-        done = "suspended; its pods save a checkpoint and exit"
+        done = "suspended; the pods save a checkpoint and exit"
     else:
         job.resume()
         done = "resumed"
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _delete_jobs(arguments: argparse.Namespace) -> int:
-    """Delete all jobs that are named; return the exit code of the first one that cannot be deleted."""
+    """Delete the named jobs; return the exit code of the first one that cannot be deleted."""
     names = list(dict.fromkeys(arguments.names))
     all_local = all(map(is_run_folder, names)) or is_local(arguments)
     deleted: list[Job] = []

@@ -1,4 +1,4 @@
-"""`ddp completion`: the commands and their flags as a script for bash, zsh or fish. Static: it calls no cluster."""
+"""`ddp completion`: print a script for bash, zsh or fish with all commands and flags. It calls no cluster."""
 
 import argparse
 from typing import Final
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def describe_commands() -> dict[str, tuple[str, dict[str, str]]]:
-    """Return every command with its one line, and its flags with theirs."""
+    """Return every command with its help text and its flags, each with its help text."""
     from ddp_operator.cli import COMMANDS, build_parser
 
     parser, _ = build_parser(*(name for name, _, _ in COMMANDS))
@@ -54,8 +54,10 @@ def _flags(parser: argparse.ArgumentParser) -> dict[str, str]:
 def build_script(shell: str, commands: dict[str, tuple[str, dict[str, str]]]) -> str:
     """Return the script for one shell."""
     if shell == "fish":
-        none = "__fish_use_subcommand"
-        lines = [f"complete -c ddp -n {none} -f -a {name} -d {_quote(text)}" for name, (text, _) in commands.items()]
+        condition = "__fish_use_subcommand"
+        lines = [
+            f"complete -c ddp -n {condition} -f -a {name} -d {_quote(text)}" for name, (text, _) in commands.items()
+        ]
         for name, (_, flags) in commands.items():
             for flag, text in flags.items():
                 option = f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}"

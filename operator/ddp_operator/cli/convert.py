@@ -1,4 +1,4 @@
-"""`ddp convert`: a Kubeflow PyTorchJob's YAML as that of a DDPTrainingJob, with comments on the differences."""
+"""`ddp convert`: convert a Kubeflow PyTorchJob's YAML to a DDPTrainingJob's, with comments on the differences."""
 
 import argparse
 import sys
@@ -11,12 +11,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("file", metavar="FILE", help="the YAML with one or more PyTorchJobs; - reads standard input")
     parser.epilog = (
-        "The result is checked as by `ddp render`. If it needs changes by hand, they are listed and the exit code is 1."
+        "The result is checked as by `ddp render`. If you have to complete it by hand, the errors are listed and the "
+        "exit code is 1."
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the converted jobs, and the file's other objects as they are. Raises: CommandError, InvalidManifest."""
+    """Print the converted jobs, and the file's other objects unchanged. Raises: CommandError, InvalidManifest."""
     import yaml
 
     from ddp_operator.api.errors import FieldError, InvalidManifest
@@ -27,8 +28,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     documents = load_documents(read_file(arguments.file, "a PyTorchJob's YAML"))
     if not any(document.get("kind") == "PyTorchJob" for document in documents):
-        raise InvalidManifest([FieldError("kind", "there is no kubeflow.org/v1 PyTorchJob in this file")])
-    code, parts = ExitCode.OK, []
+        raise InvalidManifest([FieldError("kind", "the file has no kubeflow.org/v1 PyTorchJob")])
+    code = ExitCode.OK
+    parts = []
     for document in documents:
         if document.get("kind") != "PyTorchJob":
             parts.append(yaml.safe_dump(document, sort_keys=False, width=120, allow_unicode=True))
@@ -39,6 +41,6 @@ def run(arguments: argparse.Namespace) -> int:
             check_manifest(written)
         except InvalidManifest as error:
             code = ExitCode.FAILED
-            print_text(f"ddp convert: fix by hand:\n{error}", file=sys.stderr)
+            print_text(f"ddp convert: complete the printed job by hand:\n{error}", file=sys.stderr)
     print_text("---\n".join(parts), end="")
     return code

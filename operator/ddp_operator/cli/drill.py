@@ -1,7 +1,7 @@
 """`ddp drill`: kill a rank of a running job, then measure how long the recovery takes and how many steps are lost.
 
-In a cluster the probe runs in the job's own containers, through pods/exec; on this machine beside `ddp run`, which
-trains in a copy of the folder, so that the drill leaves the user's files and checkpoints unchanged.
+In a cluster, pods/exec runs the probe in the job's containers. On this machine the probe runs beside `ddp run`, which
+trains in a copy of the folder, so the user's files and checkpoints stay unchanged.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Final, NoReturn, Self
+from typing import IO, Any, Final, NamedTuple, NoReturn, Self
 
 import yaml
 
@@ -54,41 +54,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "job",
         metavar="NAME|FILE",
-        help="a running job; or a job's YAML or a training script (train.py) to run on this machine",
+        help="a running job of a cluster, or a job's YAML or training script (train.py) to run on this machine",
     )
-    parser.add_argument("--kill", type=int, metavar="RANK", required=True, help="the rank whose process to kill")
+    parser.add_argument("--kill", type=int, metavar="RANK", required=True, help="kill the process of this rank")
     parser.add_argument(
         "--after",
         type=int,
         default=3,
         metavar="STEPS",
-        help="kill after this many steps; default: 3; use 0 for a script that reports no steps",
+        help="kill after this many steps; default: 3; 0: as soon as workers run, for a script that reports no steps",
     )
     parser.add_argument(
         "--timeout", type=float, default=600.0, metavar="SECONDS", help="give up after this time; default: 600"
     )
     add_output_argument(parser)
-    group = parser.add_argument_group("of a FILE")
-    group.add_argument("--nodes", type=integer(1), metavar="N", help="number of pods, as of ddp run")
-    group.add_argument("--procs", type=integer(1), metavar="N", help="worker processes per pod, as of ddp run")
-    group.add_argument("--cpu", action="store_true", help="use no GPUs, as of ddp run")
+    group = parser.add_argument_group("with a FILE, as for ddp run")
+    group.add_argument("--nodes", type=integer(1), metavar="N", help="number of pods")
+    group.add_argument("--procs", type=integer(1), metavar="N", help="worker processes per pod")
+    group.add_argument("--cpu", action="store_true", help="use no GPUs")
     group.add_argument(
         "--workdir",
         type=Path,
         metavar="DIR",
-        help="run FILE in a copy of this folder; default: the current one, or the script's own where it is outside",
+        help="run FILE in a copy of this folder; default: the current folder, or the script's if that is elsewhere",
     )
     group.add_argument(
         "--include",
         action="append",
         default=[],
         metavar="PATH",
-        help="link this file or folder of DIR into the copy, though git ignores it, such as data; may be repeated",
+        help="link this file or folder of DIR into the copy, such as data that git ignores; repeatable",
     )
     add_cluster_arguments(parser)
     parser.epilog = (
-        "A FILE is run (arguments after -- go to the script), drilled and stopped. It runs in a temporary copy of the "
-        "folder, with what git would add, so that files and checkpoints of yours do not change."
+        "With a FILE, the drill starts a run, kills a rank, measures and stops the run. The run uses a temporary copy "
+        "of the files that git would add, so your files and checkpoints do not change. Arguments after -- are passed "
+        "to the script."
     )
 
 
@@ -97,8 +98,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.kill < 0:
         raise CommandError("--kill: must be at least 0")
     if arguments.job == "-" or arguments.job.endswith((".yaml", ".yml", ".json", ".py")):
-        with LocalRun.of(arguments) as local:
-            who, found = drill(local, arguments.kill, after=arguments.after, timeout=arguments.timeout)
+        with LocalRun.of(arguments) as run:
+            result = drill(run, arguments.kill, after=arguments.after, timeout=arguments.timeout)
     else:
         _refuse_run_options(arguments)
         job = open_client(arguments).get(arguments.job)
@@ -107,17 +108,20 @@ def run(arguments: argparse.Namespace) -> int:
             raise CommandError(f"{arguments.job} is {phase}; a drill needs a Running job", ExitCode.FAILED)
         assert isinstance(job.backend, ClusterBackend)
         target = PodTarget(job.backend.api, arguments.job)
-        who, found = drill(target, arguments.kill, after=arguments.after, timeout=arguments.timeout)
-    report(arguments, who, found)
+        result = drill(target, arguments.kill, after=arguments.after, timeout=arguments.timeout)
+    print_result(result, arguments.output)
     return ExitCode.OK
 
 
 def _refuse_run_options(arguments: argparse.Namespace) -> None:
-    """Refuse the options of a FILE where a job in a cluster is drilled. Raises: CommandError."""
+    """Refuse the options of a FILE for a job in a cluster. Raises: CommandError."""
     for name in ("nodes", "procs", "cpu", "workdir", "include", "extra"):
         if getattr(arguments, name):
             option = "--" if name == "extra" else f"--{name}"
-            raise CommandError(f"{option}: needs a FILE to run on this machine; {arguments.job} is a job in a cluster")
+            raise CommandError(
+                f"{option} is only for a FILE to run on this machine, and {arguments.job} names a job in a cluster; "
+                "leave it out"
+            )
 
 
 class RunEnded(Exception):
@@ -128,6 +132,13 @@ class RunEnded(Exception):
         self.phase = phase
 
 
+class DrillResult(NamedTuple):
+    """A drill: what was killed, such as "rank 1 (process 42)", and the recovery."""
+
+    killed: str
+    recovery: Recovery
+
+
 def drill(
     target: "LocalRun | PodTarget",
     rank: int,
@@ -136,43 +147,44 @@ def drill(
     timeout: float,
     clock: Callable[[], float] = time.monotonic,
     start: float = _START_SECONDS,
-) -> tuple[str, Recovery]:
-    """Wait until the job trains, kill, and measure. Return what was killed, and the recovery. Raises: CommandError."""
+) -> DrillResult:
+    """Wait until the job trains, kill a rank, and measure the recovery. Raises: CommandError."""
     samples = target.samples()
     try:
         before = _wait_for_steps(target, rank, samples, after, clock() + start)
-        who = target.kill(rank)
+        killed = target.kill(rank)
     except RunEnded as end:
         raise CommandError(_explain_early_end(end, after, target.summary), ExitCode.FAILED) from None
+
     killed_at = clock()
     try:
-        found = measure(before, killed_at, itertools.takewhile(lambda s: s.time < killed_at + timeout, samples))
+        recovery = measure(before, killed_at, itertools.takewhile(lambda s: s.time < killed_at + timeout, samples))
     except RunEnded as end:
-        raise CommandError(f"killed {who}; {_explain_late_end(end, target.summary)}", ExitCode.FAILED) from None
-    if found is None:
-        raise CommandError(f"killed {who}; training did not resume within {timeout:.0f} s", ExitCode.FAILED)
+        raise CommandError(f"killed {killed}; {_explain_late_end(end, target.summary)}", ExitCode.FAILED) from None
+    if recovery is None:
+        raise CommandError(f"killed {killed}; training did not resume within {timeout:.0f} s", ExitCode.FAILED)
     if before.step is not None and before.steps_of_process is not None:
-        found = replace(found, began_at=max(0, before.step - before.steps_of_process), interval=before.interval)
-    return who, found
+        recovery = replace(recovery, began_at=max(0, before.step - before.steps_of_process), interval=before.interval)
+    return DrillResult(killed, recovery)
 
 
 def _explain_early_end(end: RunEnded, after: int, summary: str) -> str:
     """Return why no rank was killed, and what to do."""
     if end.phase != "Succeeded":
-        return f"the job ended ({end.phase}) before the kill, so no recovery was measured; {summary} names the cause"
+        return f"the job ended ({end.phase}) before the kill; see {summary} for the cause"
     reached = f"rank 0 completed {after} steps" if after else "its workers were running"
     smaller = " or use a smaller --after" if after > 1 else ""
     return (
-        f"the job succeeded before {reached}, so no rank was killed; train for longer (arguments of the script go "
-        f"after --){smaller}. A script that reports no steps needs --after 0"
+        f"the job succeeded before {reached}, so no rank was killed; train for longer (put arguments of the script "
+        f"after --){smaller}. For a script that reports no steps, use --after 0"
     )
 
 
 def _explain_late_end(end: RunEnded, summary: str) -> str:
     """Return why no recovery was measured after the kill, and what to do."""
     if end.phase == "Succeeded":
-        return "the job succeeded before a step after the kill was seen; train for longer, or kill earlier (--after)"
-    return f"the job did not recover and ended ({end.phase}); {summary} names the cause"
+        return "the job succeeded before it reported a step after the kill; train for longer, or kill earlier (--after)"
+    return f"the job did not recover and ended ({end.phase}); see {summary} for the cause"
 
 
 def _wait_for_steps(
@@ -194,8 +206,8 @@ def _wait_for_steps(
         if sample.time > until:
             break
     raise CommandError(
-        f"rank 0 has not completed {after} steps; a drill needs a job that trains "
-        "(if the script reports no steps, use --after 0)",
+        f"rank 0 has not completed {after} steps, and a drill needs a job that trains; "
+        "for a script that reports no steps, use --after 0",
         ExitCode.FAILED,
     )
 
@@ -205,50 +217,53 @@ def _unknown_rank(name: str, rank: int, count: int) -> CommandError:
     return CommandError(f"--kill: {name} has no rank {rank}; {ranks}")
 
 
-def report(arguments: argparse.Namespace, who: str, found: Recovery) -> None:
-    """Print the result."""
-    if arguments.output == "json":
+def print_result(result: DrillResult, output: str) -> None:
+    """Print the result; ``output``: text or json."""
+    recovery = result.recovery
+    if output == "json":
         parts = {
-            "killed": who,
-            "recoverySeconds": round(found.seconds, 2),
-            "level": found.level,
-            "stepBefore": found.step_before,
-            "resumedFrom": found.earliest_resume,
-            "resumedFromAtMost": found.latest_resume,
-            "stepsLost": found.steps_lost,
-            "fromBeginning": found.from_beginning if found.steps_lost is not None else None,
+            "killed": result.killed,
+            "recoverySeconds": round(recovery.seconds, 2),
+            "level": recovery.level,
+            "stepBefore": recovery.step_before,
+            "resumedFrom": recovery.earliest_resume,
+            "resumedFromAtMost": recovery.latest_resume,
+            "stepsLost": recovery.steps_lost,
+            "fromBeginning": recovery.from_beginning if recovery.steps_lost is not None else None,
         }
         print_text(json.dumps(parts, indent=2))
         return
     level = {"process": "workers restarted in the same pods", "pod": "pod replaced", "group": "new attempt"}
-    print_text(f"killed      {who}")
-    to = "the next step" if found.steps_lost is not None else "running workers"
-    print_text(f"recovery    {found.seconds:.1f} s to {to} ({level[found.level]})")
-    print_text(f"steps lost  {_describe_loss(found)}")
-    print_text(f"verdict     {_describe_verdict(found)}")
+    end = "the next step" if recovery.steps_lost is not None else "running workers"
+    print_text(f"killed      {result.killed}")
+    print_text(f"recovery    {recovery.seconds:.1f} s to {end} ({level[recovery.level]})")
+    print_text(f"steps lost  {_describe_loss(recovery)}")
+    print_text(f"verdict     {_describe_verdict(recovery)}")
 
 
-def _describe_loss(found: Recovery) -> str:
-    if found.steps_lost is None:
+def _describe_loss(recovery: Recovery) -> str:
+    lost = recovery.steps_lost
+    if lost is None:
         return "unknown (--after 0)"
-    if found.from_beginning:
-        return f"all {found.steps_lost} (at step {found.step_before}, restarted at step 0)"
-    if found.earliest_resume == found.latest_resume:
-        return f"{found.steps_lost} (at step {found.step_before}, resumed from {found.earliest_resume})"
-    between = f"between {found.earliest_resume} and {found.latest_resume}"
+    if recovery.from_beginning:
+        return f"all {lost} (at step {recovery.step_before}, restarted at step 0)"
+    earliest = recovery.earliest_resume
+    latest = recovery.latest_resume
+    if earliest == latest:
+        return f"{lost} (at step {recovery.step_before}, resumed from {earliest})"
     return (
-        f"at most {found.steps_lost} (at step {found.step_before}, resumed {between}: the log has every "
-        f"{found.interval}th step)"
+        f"at most {lost} (at step {recovery.step_before}, resumed between {earliest} and {latest}: the log has every "
+        f"{recovery.interval}th step)"
     )
 
 
-def _describe_verdict(found: Recovery) -> str:
-    if found.steps_lost is None:
-        return "the workers run again; whether they resumed from a checkpoint is unknown"
-    if found.from_beginning:
+def _describe_verdict(recovery: Recovery) -> str:
+    if recovery.steps_lost is None:
+        return "workers restarted; whether they resumed from a checkpoint is unknown"
+    if recovery.from_beginning:
         return (
-            "restarted from the beginning: no checkpoint was loaded. Save checkpoints and load the newest one at the "
-            "start (docs/checkpoints.md), or kill after the first one (--after)"
+            "restarted at step 0: no checkpoint was loaded. Save checkpoints and load the newest one at the start "
+            "(docs/checkpoints.md), or kill after the first one (--after)"
         )
     return "recovered"
 
@@ -279,31 +294,31 @@ class PodTarget:
         raise _unknown_rank(self._name, rank, sum(pod.nproc for pod in pods))
 
     def check_rank(self, rank: int) -> None:
-        """Leave the check to ``kill``: a pod may still be missing."""
+        """Do nothing: ``kill`` checks the rank, because a pod may not be running yet."""
 
     def samples(self) -> Iterator[Sample]:
-        """Yield samples of pod 0, and of its replacement once it is gone."""
-        found: queue.Queue[Sample | ClientError | RunEnded] = queue.Queue()
-        threading.Thread(target=self._watch, args=(found,), daemon=True).start()
+        """Yield samples of pod 0, and of its replacements. Raises: RunEnded, ClientError."""
+        samples: queue.Queue[Sample | ClientError | RunEnded] = queue.Queue()
+        threading.Thread(target=self._watch, args=(samples,), daemon=True).start()
         while True:
-            sample = found.get()
+            sample = samples.get()
             if isinstance(sample, ClientError | RunEnded):
                 raise sample
             yield sample
 
-    def _watch(self, found: queue.Queue[Sample | ClientError | RunEnded]) -> None:
+    def _watch(self, samples: queue.Queue[Sample | ClientError | RunEnded]) -> None:
         try:
             while True:
                 for pod in [pod for pod in self._running() if pod.node == 0][-1:]:
                     metrics = get_job(self._api, self._name)["spec"].get("metrics") or {}
                     port = metrics.get("port", constants.DEFAULT_METRICS_PORT)
                     for line in self._execute(self._api, pod, probe_command("watch", str(port), str(_POLL_SECONDS))):
-                        found.put(parse_sample(json.loads(line), time.monotonic(), pod.attempt))
-                found.put(Sample(time.monotonic()))
+                        samples.put(parse_sample(json.loads(line), time.monotonic(), pod.attempt))
+                samples.put(Sample(time.monotonic()))
                 self._check_phase()
                 time.sleep(_POLL_SECONDS)
         except (ClientError, RunEnded) as error:
-            found.put(error)
+            samples.put(error)
 
     def _check_phase(self) -> None:
         """Raise RunEnded once the job has ended."""
@@ -323,7 +338,7 @@ def execute_in_pod(api: Api, pod: LogPod, command: list[str]) -> Iterator[str]:
     from kubernetes.stream import stream
     from websocket import WebSocketException
 
-    # stream() replaces a method of its client while it runs, so it gets a client of its own.
+    # stream() replaces a method of its client while it runs, so it needs its own client.
     core = client.CoreV1Api(client.ApiClient(api.client.configuration))
     options = {"container": pod.container, "stdin": False, "stdout": True, "stderr": True, "tty": False}
     try:
@@ -332,9 +347,11 @@ def execute_in_pod(api: Api, pod: LogPod, command: list[str]) -> Iterator[str]:
     except client.ApiException as error:
         if error.status in (403, 401):
             raise CommandError(
-                f"needs pods/exec in namespace {api.namespace}: {error.reason}", ExitCode.CLUSTER
+                f"ddp drill needs the permission pods/exec in namespace {api.namespace} ({error.reason}); "
+                "ask the cluster's administrator",
+                ExitCode.CLUSTER,
             ) from None
-        return  # the pod is gone, or not ready yet
+        return  # the pod was deleted or is not ready yet
     try:
         while socket.is_open() or socket.peek_stdout():
             line = socket.readline_stdout(timeout=5)
@@ -347,22 +364,24 @@ def execute_in_pod(api: Api, pod: LogPod, command: list[str]) -> Iterator[str]:
 
 
 def _with_recovery(text: str) -> str:
-    """Return the file with a cluster's default restarts; `ddp run` restarts only what the file asks for."""
+    """Return the file with a cluster's default maxRestarts, because the default of `ddp run` is 0."""
     try:
         job = parse_manifest(text).job
     except InvalidManifest:
         return text  # `ddp run` reports the errors
     documents = load_documents(text)
-    for spec in (one["spec"] for one in documents if one.get("kind") == constants.KIND):
-        limits = {"maxRestarts": job.spec.recovery.max_restarts}
-        spec["recovery"] = limits | (spec.get("recovery") or {})
+    limits = {"maxRestarts": job.spec.recovery.max_restarts}
+    for document in documents:
+        if document.get("kind") == constants.KIND:
+            spec = document["spec"]
+            spec["recovery"] = limits | (spec.get("recovery") or {})
     return yaml.safe_dump_all(documents)
 
 
 class LocalRun:
-    """A run of a job's YAML or of a script on this machine. Its output goes to stderr, up to its stop on exit.
+    """A run of a job's YAML or of a script on this machine. Its output is copied to stderr until the drill stops it.
 
-    It runs in a copy of ``folder``: what it writes there is deleted with the copy.
+    It runs in a copy of ``folder``, which is deleted afterwards.
     """
 
     summary = "its summary above"
@@ -410,7 +429,7 @@ class LocalRun:
         return self._file.endswith(".py")
 
     def _target(self) -> str:
-        """Return what `ddp run` is given: the script as the copy has it, or the YAML."""
+        """Return the FILE of `ddp run`: the script's path in the copy, or the YAML."""
         if not self._is_script:
             return str(self._job)
         return Workdir(self._source).place(self._file) if self._source is not None else self._file
@@ -440,15 +459,17 @@ class LocalRun:
         except CannotPack as error:
             raise CommandError(str(error)) from None
         except OSError as error:
-            raise CommandError(f"{self._source}: cannot be copied to {self._work} ({error.strerror})") from None
+            raise CommandError(
+                f"{self._source}: cannot be copied to {self._work} ({error.strerror}); choose another --workdir"
+            ) from None
         print_note(
-            f"drilling a copy of {self._source} ({count} files); what git ignores is not in it: --include PATH adds it"
+            f"running in a copy of {self._source} ({count} files), without what git ignores; --include PATH adds a path"
         )
 
     def _pass_on(self, output: IO[bytes]) -> None:
         with output:
             for line in output:
-                if not self._stopping:  # the drill's own words come last, not those of a run that was interrupted
+                if not self._stopping:  # the result of the drill is printed last
                     print_text(line.decode("utf-8", "replace"), file=sys.stderr, end="")
 
     def __exit__(
@@ -466,7 +487,7 @@ class LocalRun:
         self._folder.cleanup()
 
     def samples(self) -> Iterator[Sample]:
-        """Yield pod 0's page. Raises: CommandError, once the run has ended."""
+        """Yield samples of pod 0. Raises: RunEnded."""
         assert self._process is not None
         while True:
             port = self._metrics_port()
@@ -486,13 +507,13 @@ class LocalRun:
         return f"rank {rank} (process {pid})"
 
     def check_rank(self, rank: int) -> None:
-        """Raise CommandError where the job has no such rank."""
+        """Check that the job has this rank. Raises: CommandError."""
         resource = self._read_resource()
         if "spec" in resource:
             job = parse_resource(resource)
             count = job.spec.nodes * resolve_template(job).nproc
             if rank >= count:
-                raise CommandError(f"{_unknown_rank('the job', rank, count)}; --nodes and --procs start more")
+                raise CommandError(f"{_unknown_rank('the job', rank, count)}; for more ranks, use --nodes or --procs")
 
     def _raise_end(self) -> NoReturn:
         """Raise RunEnded, once the run has written how the job ended and printed its summary."""
@@ -513,9 +534,10 @@ class LocalRun:
     def _metrics_port(self) -> int | None:
         """Return the metrics port of the newest pod 0; None before it listens."""
         files = self._runs.glob("drill-*/pods/*/metrics-port")
-        own = [file for file in files if re.search(r"-0-[a-z0-9]+$", file.parent.name)]
+        candidates = [file for file in files if re.search(r"-0-[a-z0-9]+$", file.parent.name)]
         with suppress(OSError, ValueError):
-            return int(max(own, key=lambda file: file.stat().st_mtime_ns, default=Path()).read_text(encoding="utf-8"))
+            newest = max(candidates, key=lambda file: file.stat().st_mtime_ns, default=Path())
+            return int(newest.read_text(encoding="utf-8"))
         return None
 
     def _attempt(self) -> int:

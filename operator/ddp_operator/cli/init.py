@@ -1,4 +1,4 @@
-"""`ddp init`: the YAML that would run a script in a cluster, with comments. `ddp run train.py` runs the same YAML."""
+"""`ddp init`: write a commented YAML that runs a script in a cluster. `ddp run train.py` runs the same YAML."""
 
 import argparse
 import ast
@@ -18,11 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_script(parser, "the training script")
     parser.add_argument("--nodes", type=integer(1), default=1, metavar="N", help="number of pods; default: 1")
     parser.add_argument("--gpus", type=integer(0), default=1, metavar="N", help="GPUs of each pod; default: 1")
-    parser.add_argument("--image", default=IMAGE, help=f"default: {IMAGE}, without your script in it")
+    parser.add_argument("--image", default=IMAGE, help=f"default: {IMAGE}, which does not contain your script")
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="a file that is not there yet; default: standard output"
+        "-o", "--output", type=Path, metavar="FILE", help="a file that does not exist yet; default: standard output"
     )
-    parser.epilog = "Arguments after -- become those of the training script."
+    parser.epilog = "Arguments after -- are passed to the training script."
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     script = find_script(arguments.file, arguments.module)
     if script is None:
-        raise CommandError(f"{arguments.file}: not a Python script (.py); -m MODULE names a module")
+        raise CommandError(f"{arguments.file}: not a Python script (.py); name one, or a module with -m MODULE")
     options = {"nodes": arguments.nodes, "gpus": arguments.gpus, "image": arguments.image}
     text = write_manifest(script, arguments.extra, **options)
     check_manifest(text)
@@ -42,27 +42,30 @@ def run(arguments: argparse.Namespace) -> int:
         with arguments.output.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise CommandError(f"{arguments.output}: is there already; name another file, or remove it") from None
+        raise CommandError(f"{arguments.output}: the file exists; name another file, or remove it") from None
     except OSError as error:
-        raise CommandError(f"{arguments.output}: {error.strerror}") from None
-    print_text(f"{arguments.output} is written; on this machine: ddp run {arguments.output} (--cpu if it has no GPU)")
+        raise CommandError(f"{arguments.output}: {error.strerror}; name another file") from None
+    print_text(
+        f"wrote {arguments.output}\n"
+        f"next:  ddp run {arguments.output} (--cpu without a GPU)   ddp submit {arguments.output} --workdir ."
+    )
     return ExitCode.OK
 
 
-def add_script(parser: argparse.ArgumentParser, what: str) -> None:
-    """Declare the file, or the module in its place."""
-    parser.add_argument("file", nargs="?", metavar="FILE", help=what)
-    parser.add_argument("-m", dest="module", metavar="MODULE", help="run MODULE as python -m does, in place of a file")
+def add_script(parser: argparse.ArgumentParser, help_text: str) -> None:
+    """Declare the file, and the module as its alternative."""
+    parser.add_argument("file", nargs="?", metavar="FILE", help=help_text)
+    parser.add_argument("-m", dest="module", metavar="MODULE", help="run MODULE as python -m does, instead of a file")
 
 
 def find_script(file: str | None, module: str | None) -> "Script | None":
-    """Return the script or module that the arguments name, or None for another file. Raises: CommandError."""
+    """Return the script or module that the arguments name, or None for a YAML file. Raises: CommandError."""
     if module is not None and file is not None:
-        raise CommandError(f"both a file ({file}) and -m {module}; arguments of the script go after --")
+        raise CommandError(f"both a file ({file}) and -m {module}; name one, and put arguments of the script after --")
     if module is not None:
         return read_module(module)
     if file is None:
-        raise CommandError("nothing to run; name a job's YAML or a script (train.py), or a module with -m")
+        raise CommandError("no file named; name a job's YAML or a script (train.py), or a module with -m MODULE")
     return read_script(file, read_file(file, "a training script")) if file.endswith(".py") else None
 
 
@@ -77,7 +80,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What is run: the words after ``python``, what the job is called after, and the options that are known."""
+    """A script or module: the words after ``python``, the job's name, and the script's known options."""
 
     words: Sequence[str]
     name: str
@@ -101,7 +104,7 @@ def find_options(source: str) -> tuple[Option, ...]:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return ()
-    found = {}
+    options = {}
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     for call in sorted(calls, key=lambda call: call.lineno):
         if _called(call) not in ("add_argument", "option", "Option"):
@@ -109,12 +112,15 @@ def find_options(source: str) -> tuple[Option, ...]:
         flags = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
         flag = next((flag for flag in flags if flag.startswith("--")), "")
         if flag:
-            given = {word.arg: word.value.value for word in call.keywords if isinstance(word.value, ast.Constant)}
-            default, text = given.get("default"), given.get("help")
-            found[flag] = Option(
-                flag, "" if default is None or default is False else str(default), " ".join(str(text or "").split())
-            )
-    return tuple(found.values())
+            options[flag] = _read_option(flag, call)
+    return tuple(options.values())
+
+
+def _read_option(flag: str, call: ast.Call) -> Option:
+    constants = {word.arg: word.value.value for word in call.keywords if isinstance(word.value, ast.Constant)}
+    default = constants.get("default")
+    shown = "" if default is None or default is False else str(default)
+    return Option(flag, shown, " ".join(str(constants.get("help") or "").split()))
 
 
 def write_manifest(
@@ -136,21 +142,21 @@ def write_manifest(
         f"  name: {script.name}",
         "spec:",
         f"  nodes: {nodes}  # pods, each one torchrun node",
-        f"  procPerNode: {procs}  # ranks in each pod: one for each GPU of its limits, or a number; without GPUs one",
+        f"  procPerNode: {procs}  # ranks in each pod; auto: one for each GPU of its limits, or 1 without GPUs",
         "  template:  # an ordinary pod template",
         "    spec:",
         "      containers:",
         "        - name: trainer",
-        f"          # An image with Python and PyTorch. {script.words[-1]} is in it, or comes by --workdir.",
+        f"          # An image with Python and PyTorch. It contains {script.words[-1]}, or --workdir adds it.",
         f"          image: {image}",
         f"          command: [{command}]",
         f"          args: {json.dumps(list(args))}",
         *_list_options(script.options),
-        f"          {limits}" if gpus else f"          # {limits}  # without it ranks train on CPUs",
-        "  # recovery: {maxRestarts: 3}  # how often all pods are restarted after a failure that a restart may help",
+        f"          {limits}" if gpus else f"          # {limits}  # without GPUs, ranks train on CPUs",
+        "  # recovery: {maxRestarts: 3}  # new attempts after failures that a restart may fix",
         "  # checkpoint:  # a volume that outlives the pods, for a script that saves and resumes",
-        "  #   claimName: my-claim  # the script finds its path in DDP_CHECKPOINT_DIR",
-        "  # metrics:  # progress from the log's lines, for a script that does not export it (docs/metrics.md)",
+        "  #   claimName: my-claim  # DDP_CHECKPOINT_DIR is its path in the pods",
+        "  # metrics:  # read progress from log lines, for a script that does not export it (docs/metrics.md)",
         "  #   logPatterns: ['^step (?P<step>\\d+)/(?P<totalSteps>\\d+) loss (?P<loss>\\S+)']",
     ]
     return "\n".join(lines) + "\n"
@@ -161,7 +167,7 @@ def _list_options(options: Sequence[Option]) -> list[str]:
         return []
     rows = [(" ".join(filter(None, (option.flag, option.default))), option.help) for option in options]
     width = min(30, max(len(row) for row, _ in rows))
-    head = "          # What the script takes, with its defaults:"
+    head = "          # Options of the script, with their defaults:"
     return [head, *(f"          #   {row.ljust(width)}  {text}".rstrip()[:118] for row, text in rows)]
 
 

@@ -1,4 +1,4 @@
-"""What commands are given (files, numbers), and how they end: exit codes, and the one error that ends a command."""
+"""Input of commands (files, numbers), their exit codes, and the error that ends a command."""
 
 import argparse
 import sys
@@ -11,7 +11,7 @@ from ddp_operator.terminal import print_text
 
 
 class ExitCode(IntEnum):
-    """What scripts may rely on; docs/cli.md says what each means."""
+    """Exit codes that scripts may rely on; docs/cli.md explains each."""
 
     OK = 0
     FAILED = 1
@@ -23,7 +23,7 @@ class ExitCode(IntEnum):
 
 
 class CommandError(ClientError):
-    """Ends a command. The text is one sentence that says what is wrong and what to do."""
+    """Ends a command. The text states the problem and the remedy."""
 
     def __init__(self, message: str, code: ExitCode = ExitCode.BAD_INPUT) -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class CommandError(ClientError):
 
 
 def exit_code(error: ClientError) -> ExitCode:
-    """Return the exit code of a command that an error ends."""
+    """Return the exit code for an error."""
     if isinstance(error, CommandError):
         return error.code
     if isinstance(error, NotFound):
@@ -41,19 +41,19 @@ def exit_code(error: ClientError) -> ExitCode:
     return ExitCode.FAILED if isinstance(error, Conflict | TrainingFailed) else ExitCode.BAD_INPUT
 
 
-def read_file(name: str, what: str = "a job's YAML") -> str:
+def read_file(name: str, kind: str = "a job's YAML") -> str:
     """Return the text of a file, or of standard input for ``-``. Raises: CommandError."""
     try:
         return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
     except OSError as error:
-        raise CommandError(f"{name}: {error.strerror}; give the path of {what}") from None
+        raise CommandError(f"{name}: {error.strerror}; name the path of {kind}") from None
     except UnicodeDecodeError:
-        raise CommandError(f"{name}: not UTF-8 text; give the path of {what}") from None
+        raise CommandError(f"{name}: not UTF-8 text; name the path of {kind}") from None
 
 
-def print_note(words: str) -> None:
-    """Print what is done beside the command's own result."""
-    print_text(words, file=sys.stderr)
+def print_note(text: str) -> None:
+    """Print a remark to stderr, beside the command's result."""
+    print_text(text, file=sys.stderr)
 
 
 def integer(least: int, most: int | None = None, *, hint: str = "") -> Callable[[str], int]:

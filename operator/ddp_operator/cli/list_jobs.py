@@ -1,4 +1,4 @@
-"""`ddp list`: the jobs of a namespace, or the runs on this machine, with the columns of ``kubectl get ddp``."""
+"""`ddp list`: list the jobs of a namespace, or the runs on this machine, with the columns of ``kubectl get ddp``."""
 
 import argparse
 import json
@@ -9,6 +9,7 @@ from typing import Any
 
 from ddp_operator.cli.arguments import add_cluster_arguments, add_local_arguments, is_local, open_client
 from ddp_operator.cli.io import ExitCode
+from ddp_operator.client.backend import Backend
 from ddp_operator.client.cluster import ClusterBackend
 from ddp_operator.kubeobjects import parse_time, utc_now
 from ddp_operator.progress import format_duration
@@ -28,24 +29,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the table, or the list as the API server returns it."""
     backend = open_client(arguments, local=is_local(arguments)).backend
-    found = backend.list(everywhere=arguments.all_namespaces)
-    if isinstance(backend, ClusterBackend):
-        where = "in any namespace" if arguments.all_namespaces else f'in namespace "{backend.api.namespace}"'
-        submit = "ddp submit job.yaml" + ("" if arguments.all_namespaces else backend.api.option)
-        none = f"no jobs {where}; create one with `{submit}`, or see the runs on this machine: `ddp list --local`"
-    else:
-        none = f"no runs in {arguments.runs_dir}; `ddp run` makes them"
+    listing = backend.list(everywhere=arguments.all_namespaces)
     if arguments.output == "json":
-        print_text(json.dumps(found, indent=2))
+        print_text(json.dumps(listing, indent=2))
         return ExitCode.OK
-    items = found["items"]
+    items = listing["items"]
     if not items:
-        print_text(none, file=sys.stderr)
+        print_text(_explain_empty(backend, arguments), file=sys.stderr)
         return ExitCode.OK
     wide = arguments.output == "wide"
     for line in format_table(items, utc_now(), namespaces=arguments.all_namespaces, wide=wide):
         print_text(line)
     return ExitCode.OK
+
+
+def _explain_empty(backend: Backend, arguments: argparse.Namespace) -> str:
+    """Return where no job was found, and how to create one."""
+    if not isinstance(backend, ClusterBackend):
+        return f"no runs in {arguments.runs_dir}; start one with `ddp run job.yaml`"
+    if arguments.all_namespaces:
+        where = "any namespace"
+        submit = "ddp submit job.yaml"
+    else:
+        where = f'namespace "{backend.api.namespace}"'
+        submit = f"ddp submit job.yaml{backend.api.option}"
+    return f"no jobs in {where}; create one with `{submit}`, or list the runs on this machine with `ddp list --local`"
 
 
 def format_table(

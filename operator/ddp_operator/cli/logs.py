@@ -1,4 +1,4 @@
-"""`ddp logs`: the logs of all pods of a job, or of a run on this machine, in one stream, each line with its rank."""
+"""`ddp logs`: print the logs of all pods of a job, or of a run on this machine, in one stream with ranks."""
 
 import argparse
 import sys
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timestamps", action="store_true", help="start each line with the kubelet's timestamp")
     add_cluster_arguments(parser)
     parser.epilog = (
-        "Every line starts with the rank that wrote it, or with all ranks of the pod where the rank is unknown "
+        "Every line starts with the rank that wrote it, or with all ranks of the pod if the rank is unknown "
         "(DDP_LOG_PREFIX=0)."
     )
 
@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the lines. With ``--follow`` return once the job has ended and everything is printed."""
     local = is_local(arguments)
     if local and arguments.timestamps:
-        raise CommandError("--timestamps: the logs on this machine have none")
+        raise CommandError("--timestamps: logs on this machine have no timestamps; leave the option out")
     job = open_client(arguments, local=local).get(arguments.name)
     if local:
         print_text(f"run folder {job.backend.argument(job.name)}", file=sys.stderr)

@@ -1,6 +1,6 @@
-"""What `ddp drill` runs inside a training pod (and beside local ones): kill a rank's process, read its metrics.
+"""Kill a rank's process or read its metrics: `ddp drill` runs this in a training pod, or beside a local run.
 
-One file, standard library only, Python 3.9: it is handed to the container's own ``python3 -c``. Prints JSON lines.
+One file, standard library only, Python 3.9: it is an argument of the container's ``python3 -c``. Prints JSON lines.
 
     probe.py kill <rank> [<pid of an ancestor>]
     probe.py watch <port> <interval in seconds>
@@ -15,7 +15,7 @@ import sys
 import time
 import urllib.request
 
-WANTED = ("ddp_step", "ddp_steps_total", "ddp_step_interval", "ddp_launcher_in_place_restarts_total")
+SERIES = ("ddp_step", "ddp_steps_total", "ddp_step_interval", "ddp_launcher_in_place_restarts_total")
 
 
 def environment(pid: int | str) -> dict[bytes, bytes]:
@@ -38,7 +38,7 @@ def parent(pid: int | str) -> int:
 
 
 def descends(pid: int, ancestor: int) -> bool:
-    """Tell whether a process descends from another."""
+    """Return whether a process descends from another."""
     while pid > 1:
         if pid == ancestor:
             return True
@@ -47,7 +47,7 @@ def descends(pid: int, ancestor: int) -> bool:
 
 
 def find_worker(rank: int, ancestor: int = 0) -> int:
-    """Return the process of a rank, 0 if there is none: as its shim has recorded it in the pod's runtime directory."""
+    """Return the process of a rank, 0 if there is none. The rank's shim records it in the pod's runtime directory."""
     for name in filter(str.isdigit, os.listdir("/proc")):
         runtime = environment(name).get(b"DDP_RUNTIME_DIR")
         if runtime is None or (ancestor and not descends(int(name), ancestor)):
@@ -69,20 +69,20 @@ def kill(rank: int, ancestor: int = 0) -> int:
 
 
 def read_page(port: int) -> dict[str, float]:
-    """Return the wanted series of a metrics page, of its first rank; empty where it does not answer."""
+    """Return ``SERIES`` of a metrics page's first rank; empty if the port does not respond."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=2) as answer:  # nosec B310
             text = answer.read(1 << 20).decode("utf-8", "replace")
     except (OSError, ValueError):
         return {}
-    found: dict[str, float] = {}
-    for name in WANTED:
+    values: dict[str, float] = {}
+    for name in SERIES:
         match = re.search(rf"^{name}(?:{{[^\n]*}})? ([0-9.eE+-]+)", text, re.MULTILINE)
         if match:
-            found[name] = float(match[1])
+            values[name] = float(match[1])
     if re.search(r'^ddp_launcher_phase{phase="Running"} 1', text, re.MULTILINE):
-        found["running"] = 1.0
-    return found
+        values["running"] = 1.0
+    return values
 
 
 def main(argv: list[str]) -> None:

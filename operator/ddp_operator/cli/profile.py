@@ -1,4 +1,4 @@
-"""`ddp profile`: the profiles of a cluster or of a file; what one sets, what it locks, and what the fields mean."""
+"""`ddp profile`: list the profiles of a cluster or a file, or show what one sets and locks."""
 
 import argparse
 import json
@@ -22,7 +22,12 @@ _KINDS: Final = (PROFILE_KIND, CLUSTER_PROFILE_KIND)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("action", choices=("list", "show"), help="list all, or show one")
-    parser.add_argument("name", metavar="NAME", nargs="?", help="the profile to show; its namespace's own come first")
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        nargs="?",
+        help="the profile to show; one of the namespace takes precedence over one of the cluster",
+    )
     add_profiles_argument(parser)
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="default: text")
     add_cluster_arguments(parser)
@@ -30,54 +35,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_profiles_argument(parser: argparse.ArgumentParser) -> None:
     """Declare ``--profiles``."""
-    parser.add_argument("--profiles", metavar="FILE", help="a YAML with profiles, instead of those of a cluster")
+    parser.add_argument("--profiles", metavar="FILE", help="read profiles from this YAML instead of a cluster")
 
 
 def read_profiles(file: str | None) -> FindProfile:
-    """Return what finds the profiles of a file. Raises: CommandError, InvalidManifest."""
-    return find_among(_read(file) if file else ())
+    """Return a function that finds the profiles of a file. Raises: CommandError, InvalidManifest."""
+    return find_among(_read_file(file) if file else ())
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table, or one profile. Raises: CommandError, InvalidManifest."""
     if (arguments.action == "show") != bool(arguments.name):
-        raise CommandError("name one profile: ddp profile show NAME; ddp profile list lists them")
-    found = _read(arguments.profiles) if arguments.profiles else _fetch(arguments)
-    if arguments.name:
-        found = [one for one in found if one["metadata"]["name"] == arguments.name][:1]
-        if not found:
-            words = f"there is no profile {arguments.name}; `ddp profile list` lists them"
-            raise CommandError(words, ExitCode.NOT_FOUND)
-    if arguments.output == "json":
-        print_text(json.dumps(found[0] if arguments.name else {"kind": "List", "items": found}, indent=2))
-    elif arguments.name:
-        print_text("\n".join(_show(found[0])))
+        raise CommandError("use `ddp profile show NAME` for one profile, `ddp profile list` for all")
+    profiles = _read_file(arguments.profiles) if arguments.profiles else _fetch(arguments)
+    if arguments.action == "list":
+        lines = [json.dumps({"kind": "List", "items": profiles}, indent=2)]
+        if arguments.output == "text":
+            lines = _format_table(profiles)
     else:
-        print_text("\n".join(_list(found)))
+        profile = next((profile for profile in profiles if profile["metadata"]["name"] == arguments.name), None)
+        if profile is None:
+            raise CommandError(
+                f"profile {arguments.name} does not exist; `ddp profile list` lists all", ExitCode.NOT_FOUND
+            )
+        lines = _describe(profile) if arguments.output == "text" else [json.dumps(profile, indent=2)]
+    print_text("\n".join(lines))
     return ExitCode.OK
 
 
-def _read(file: str) -> list[dict[str, Any]]:
+def _read_file(file: str) -> list[dict[str, Any]]:
     documents = load_documents(read_file(file, "a YAML with profiles"))
-    found = [one for one in documents if one.get("kind") in _KINDS and (one.get("metadata") or {}).get("name")]
-    if not found:
-        raise CommandError(f"{file}: has no {' or '.join(_KINDS)}; give the path of a YAML with profiles")
-    return found
+    profiles = [item for item in documents if item.get("kind") in _KINDS and (item.get("metadata") or {}).get("name")]
+    if not profiles:
+        raise CommandError(f"{file}: has no {' or '.join(_KINDS)}; name the path of a YAML with profiles")
+    return profiles
 
 
 def _fetch(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the profiles of the namespace, then those for all. Raises: ClientError."""
+    """Return the profiles of the namespace, then those of the cluster. Raises: ClientError."""
     from ddp_operator.client.api import connect, profile_path
 
     api = connect(namespace=arguments.namespace, context=arguments.context, kubeconfig=arguments.kubeconfig)
-    found = []
+    profiles = []
     for kind in _KINDS:
         items = api.request("GET", profile_path(kind, api.namespace))["items"]
-        found += [{"kind": kind, **item} for item in items]
-    return found
+        profiles += [{"kind": kind, **item} for item in items]
+    return profiles
 
 
-def _list(profiles: Iterable[dict[str, Any]]) -> list[str]:
+def _format_table(profiles: Iterable[dict[str, Any]]) -> list[str]:
     rows = [["NAME", "KIND", "SETS", "LOCKED"]]
     for raw in profiles:
         profile = read_profile(raw)
@@ -85,9 +91,10 @@ def _list(profiles: Iterable[dict[str, Any]]) -> list[str]:
     return align(rows)
 
 
-def _show(raw: dict[str, Any]) -> list[str]:
-    """Return every value with its lock, and in words what a field is for."""
-    profile, schema = read_profile(raw), build_schema(Spec)
+def _describe(raw: dict[str, Any]) -> list[str]:
+    """Return every value of a profile, whether it is locked, and the field's description."""
+    profile = read_profile(raw)
+    schema = build_schema(Spec)
     values = dict(describe_values(profile.job))
 
     def covers(lock: str, path: str) -> bool:
@@ -97,14 +104,14 @@ def _show(raw: dict[str, Any]) -> list[str]:
     for path, value in values.items():
         locked = "   (locked)" if any(covers(lock, path) for lock in profile.locked) else ""
         lines += [f"{path}: {json.dumps(value)}{locked}", *_explain(schema, path)]
-    without = [lock for lock in profile.locked if not any(covers(lock, path) for path in values)]
-    if without:
-        lines += ["", "Locked without a value, so that a job may not set them:", *(f"  {path}" for path in without)]
+    unset = [lock for lock in profile.locked if not any(covers(lock, path) for path in values)]
+    if unset:
+        lines += ["", "Locked without a value; a job must not set:", *(f"  {path}" for path in unset)]
     return lines
 
 
 def _explain(schema: dict[str, Any], path: str) -> list[str]:
     for name in path.split("."):
         schema = schema.get("properties", {}).get(name, {})
-    words = schema.get("description", "")
-    return textwrap.wrap(words, 100, initial_indent="    ", subsequent_indent="    ")
+    description = schema.get("description", "")
+    return textwrap.wrap(description, 100, initial_indent="    ", subsequent_indent="    ")

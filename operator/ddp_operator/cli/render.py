@@ -1,4 +1,4 @@
-"""`ddp render`: report what `kubectl apply` would refuse, else print exactly what the operator would create."""
+"""`ddp render`: check a job as the API server and the operator would, and print what the operator would create."""
 
 import argparse
 import json
@@ -13,11 +13,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("file", metavar="FILE", help="the YAML with the DDPTrainingJob; - reads standard input")
     parser.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml", help="default: yaml")
-    parser.add_argument("--check", action="store_true", help="print errors only")
+    parser.add_argument("--check", action="store_true", help="only check the job; print errors")
     add_workdir_arguments(parser)
-    parser.add_argument("--whole", action="store_true", help="print the job itself as its profile completes it")
+    parser.add_argument("--whole", action="store_true", help="print the job itself, completed by its profile")
     add_profiles_argument(parser)
-    parser.epilog = "Owner references have a UID of zeros, since only an API server assigns one."
+    parser.epilog = "Owner references have a UID of zeros, because the API server assigns it."
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -25,8 +25,14 @@ def run(arguments: argparse.Namespace) -> int:
     from ddp_operator.client.workdir import check_job
 
     if arguments.extra:
-        raise CommandError("unexpected arguments after --; they are for `ddp run`")
-    text, workdir, profiles = read_file(arguments.file), read_workdir(arguments), read_profiles(arguments.profiles)
+        raise CommandError("unexpected arguments after --; only `ddp run` passes them to the script")
+    if arguments.file.endswith(".py"):
+        raise CommandError(
+            f"{arguments.file}: not a job's YAML; write one with `ddp init {arguments.file} -o job.yaml`"
+        )
+    text = read_file(arguments.file)
+    workdir = read_workdir(arguments)
+    profiles = read_profiles(arguments.profiles)
     manifest, _ = check_job(text, workdir, in_cluster=True, note=print_note, profiles=profiles, exact=True)
     children = ({**manifest.written, "spec": manifest.completed},) if arguments.whole else manifest.children
     if arguments.check:

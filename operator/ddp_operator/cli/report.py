@@ -1,4 +1,4 @@
-"""`ddp report`: write the report on a job or a run, one HTML file that needs no network."""
+"""`ddp report`: write the report on a job or a run as one HTML file without external resources."""
 
 import argparse
 from pathlib import Path
@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "name",
         metavar="NAME",
         nargs="?",
-        help="a run on this machine, by its folder, its name or its job's, the newest by default; else a job",
+        help="a run on this machine (its folder, its name or its job's name) or a job; default: the newest run",
     )
     parser.add_argument(
         "-o",
@@ -28,18 +28,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prometheus",
         metavar="URL",
-        help="a job's figures from this Prometheus, every 15 s or so, instead of the 60 in its status",
+        help="read a job's metrics from this Prometheus (every 15 s) instead of its status (60 points)",
     )
     add_local_arguments(parser, named=False)
     add_cluster_arguments(parser)
 
 
 def prefers_local(arguments: argparse.Namespace) -> bool:
-    """Tell whether a run on this machine is meant: one that is there comes before a job. Raises: CommandError."""
-    named = arguments.namespace or arguments.context or arguments.kubeconfig
-    if arguments.local or (arguments.name is None and not named):
+    """Return whether the arguments select a run on this machine; a run takes precedence. Raises: CommandError."""
+    names_cluster = arguments.namespace or arguments.context or arguments.kubeconfig
+    if arguments.local or (arguments.name is None and not names_cluster):
         return True
-    if not named:
+    if not names_cluster:
         try:
             open_run(arguments.name, arguments.runs_dir)
         except NotFound:

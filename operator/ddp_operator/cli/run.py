@@ -1,4 +1,4 @@
-"""`ddp run`: arguments, checks, and the exit code. What runs is in ``local.runner``."""
+"""`ddp run`: arguments, checks, and the exit code. ``local.runner`` runs the job."""
 
 import argparse
 import importlib.util
@@ -6,9 +6,9 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from ddp_operator.cli.arguments import add_runs_argument
 from ddp_operator.cli.init import add_script, find_script, write_manifest
 from ddp_operator.cli.io import CommandError, ExitCode, integer, print_note, read_file
 from ddp_operator.cli.profile import add_profiles_argument, read_profiles
@@ -17,7 +17,7 @@ from ddp_operator.cli.workdir import add_workdir_arguments, place_script, read_w
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    add_script(parser, "the YAML with the DDPTrainingJob, - for standard input; or a training script, train.py")
+    add_script(parser, "a job's YAML (- reads standard input) or a training script (train.py)")
     parser.add_argument("--nodes", type=integer(1), metavar="N", help="number of pods; default: spec.nodes, or 1")
     parser.add_argument(
         "--procs", type=integer(1), metavar="N", help="worker processes per pod; default: spec.procPerNode"
@@ -30,25 +30,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="restart all pods up to N times after a failure; default: spec.recovery.maxRestarts of the file, else 0",
     )
-    parser.add_argument("--runs-dir", type=Path, default=Path("ddp-runs"), metavar="DIR", help="default: ./ddp-runs")
+    add_runs_argument(parser)
     parser.add_argument(
-        "--name", type=_folder_name, metavar="NAME", help="name of the run folder; default: the name of the job"
+        "--name", type=_folder_name, metavar="NAME", help="prefix of the run folder's name; default: the job's name"
     )
     parser.add_argument(
         "--metrics-port",
         type=integer(1024, 65535),
         metavar="BASE",
-        help="port of pod 0's /metrics, pod 1 uses the next, and so on; default: free ports",
+        help="port of pod 0's /metrics; pod 1 uses BASE+1, and so on; default: free ports",
     )
     parser.add_argument(
-        "--logs", type=_ranks, default="0", metavar="RANK", help="whose output to show: a rank, all or none; default: 0"
+        "--logs", type=_ranks, default="0", metavar="RANK", help="show the output of this rank, all or none; default: 0"
     )
     parser.add_argument(
         "--plain", action="store_true", help="print lines instead of a progress bar, also on a terminal"
     )
     parser.add_argument("--quiet", action="store_true", help="print only the summary")
     add_workdir_arguments(parser)
-    parser.epilog = "Arguments after -- are appended to those of the training script."
+    parser.epilog = "Arguments after -- are passed to the training script, after those of the YAML."
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _read_manifest(arguments: argparse.Namespace) -> str:
-    """Return the YAML that is named, or one for the script that is. Raises: CommandError."""
+    """Return the YAML that the arguments name, or one for their script. Raises: CommandError."""
     script = find_script(arguments.file, arguments.module)
     if script is None:
         return read_file(arguments.file)
@@ -81,8 +81,9 @@ def _read_manifest(arguments: argparse.Namespace) -> str:
         script = place_script(script, arguments.workdir)
     from ddp_operator.local.machine import find_gpus
 
-    found = 0 if arguments.cpu else len(find_gpus(os.environ))
-    gpus = max(found // (arguments.nodes or 1), min(found, 1))  # more pods than GPUs are refused, not trained on CPUs
+    available = 0 if arguments.cpu else len(find_gpus(os.environ))
+    # With more pods than GPUs, request one each: the job is then refused instead of training on CPUs.
+    gpus = max(available // (arguments.nodes or 1), min(available, 1))
     return write_manifest(script, gpus=min(gpus, arguments.procs or gpus))
 
 
@@ -105,13 +106,14 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     manifest, code = check_job(text, read_workdir(arguments), in_cluster=False, note=print_note, profiles=profiles)
     if importlib.util.find_spec("torch") is None:
         raise CommandError(
-            f"PyTorch is not installed for {sys.executable}, which would run the pods; pip install torch there, or "
-            "use the ddp of an environment that has it"
+            f"PyTorch is not installed for {sys.executable}, which would run the pods; run `pip install torch` there, "
+            "or use ddp from an environment with PyTorch"
         )
     if manifest.job.spec.network and manifest.job.spec.network.require:
-        print_note("spec.network.require: not looked at here: there is no network between the pods of one machine")
+        print_note("spec.network.require: ignored on this machine, where pods communicate over the loopback interface")
     changes = adapt.Changes(arguments.nodes, arguments.procs, arguments.cpu, arguments.extra, arguments.max_restarts)
-    cpus, port = adapt.count_cpus(), adapt.hold_free_port()
+    cpus = adapt.count_cpus()
+    port = adapt.hold_free_port()
     others = [*manifest.others, *([code.build_config_map(manifest.job.namespace)] if code else [])]
     adapt.check_code(manifest.resource, others)
     resource = adapt.adapt_resource(manifest.resource, changes, port, manifest.completed.get("recovery"))
@@ -126,18 +128,19 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     job = parse_resource(resource)
     nproc = resolve_template(job).nproc
     if arguments.logs.isdecimal() and int(arguments.logs) >= job.spec.nodes * nproc:
-        raise CommandError(f"--logs: there is no rank {arguments.logs}; the last one is {job.spec.nodes * nproc - 1}")
+        raise CommandError(f"--logs: rank {arguments.logs} does not exist; the last is {job.spec.nodes * nproc - 1}")
     if arguments.metrics_port is not None:
         adapt.check_ports(arguments.metrics_port, job.size.pods)
     return RunPlan(
         text=text,
-        # What a user of Python can do again is no command.
+        # A user of the Python API started the run; summaries name what to call again.
         command="client.train(…) or client.submit(…)" if ENV_RUN_FOLDER in os.environ else arguments.command_line,
         resource=_as_new(resource),
         others=others,
         children=build_children(job, attempt=1, nodes=job.spec.nodes),
         nproc=nproc,
-        findings=findings if arguments.file and not arguments.file.endswith(".py") else (),  # what was asked for
+        # `ddp run` wrote the YAML of a script itself, so its ignored fields are no news.
+        findings=findings if arguments.file and not arguments.file.endswith(".py") else (),
         gpu_ids=gpu_ids,
         cpus=cpus,
         folder_name=arguments.name or job.name,
@@ -151,7 +154,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
 
 
 def _as_new(resource: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the resource as a user would create it: without what an API server has added."""
+    """Return the resource without the fields that an API server adds."""
     kept = ("name", "namespace", "labels", "annotations")
     metadata = {key: resource["metadata"][key] for key in kept if resource["metadata"].get(key)}
     return {**{k: v for k, v in resource.items() if k != "status"}, "metadata": metadata}
@@ -164,7 +167,7 @@ def _ranks(text: str) -> str:
 
 
 def _folder_name(text: str) -> str:
-    # It must stay below --runs-dir, and must not look like an option in a command that is typed later.
+    # The folder must be below --runs-dir, and its name must not be read as an option of a later command.
     if not re.fullmatch(r"\w[\w.-]*", text):
         raise argparse.ArgumentTypeError(
             f"{text!r}: must be letters, digits, _, . and -, and start with a letter or digit"

@@ -1,4 +1,4 @@
-"""`ddp submit`: check a job as `ddp render` does, then create it with its code and other objects."""
+"""`ddp submit`: check a job as `ddp render` does, then create it with its code and the file's other objects."""
 
 import argparse
 import json
@@ -18,31 +18,31 @@ from ddp_operator.terminal import print_text
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    add_script(parser, "the YAML with the DDPTrainingJob, - for standard input; or a training script, train.py")
-    group = parser.add_argument_group("of a script", "What the YAML would say, as `ddp init` writes it.")
+    add_script(parser, "a job's YAML (- reads standard input) or a training script (train.py)")
+    group = parser.add_argument_group("if FILE is a script", "Fields of the YAML that `ddp init` would write.")
     group.add_argument("--nodes", type=integer(1), metavar="N", help="number of pods; default: 1")
     group.add_argument("--procs", type=integer(1), metavar="N", help="ranks in each pod; default: one for each GPU")
     group.add_argument("--gpus", type=integer(0), metavar="N", help="GPUs of each pod; default: 1")
     group.add_argument("--image", help=f"an image with Python and PyTorch; default: {IMAGE}")
-    group.add_argument("--name", help="name of the job; default: that of the script")
+    group.add_argument("--name", help="name of the job; default: the name of the script")
     code = add_workdir_arguments(parser)
     code.add_argument(
         "--code-claim",
         metavar="NAME",
-        help="put the packed folder on this claim, where it is too large for a ConfigMap",
+        help="store the packed folder on this claim, for a folder too large for a ConfigMap",
     )
     code.add_argument(
         "--code-image",
         metavar="REPOSITORY[:TAG]",
-        help="push the packed folder to this repository of a registry, for a cluster with image volumes",
+        help="push the packed folder to this registry repository; the cluster needs image volumes",
     )
-    parser.add_argument("--dry-run", action="store_true", help="let the API server check the job without storing it")
-    parser.add_argument("-w", "--watch", action="store_true", help="then watch the job until it ends")
+    parser.add_argument("--dry-run", action="store_true", help="only let the API server check the job")
+    parser.add_argument("-w", "--watch", action="store_true", help="watch the job until it ends")
     add_output_argument(parser)
     add_cluster_arguments(parser)
     parser.epilog = (
-        "Other objects in the file (ConfigMaps, Secrets, claims) are applied first. A script takes the current folder "
-        "along, or its own where it is outside of that. Arguments after -- become those of the script."
+        "Other objects in the file (ConfigMaps, Secrets, claims) are applied first. With a script, the current folder "
+        "is packed, or the script's folder if that is elsewhere. Arguments after -- are passed to the script."
     )
 
 
@@ -51,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.watch and arguments.output == "json":
         raise CommandError("--watch prints text; leave out --output json, or use `ddp watch -o json`")
     text, folder = _read_manifest(arguments)
-    workdir, backend = read_workdir(arguments, folder), open_client(arguments).backend
+    workdir = read_workdir(arguments, folder)
+    backend = open_client(arguments).backend
     job = Job(*backend.create(text, workdir, dry_run=arguments.dry_run, note=print_note))
     if arguments.output == "json":
         print_text(json.dumps(job.resource, indent=2))
@@ -61,8 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return ExitCode.OK
     if not arguments.watch:
-        words = job.backend.argument(job.name)
-        print_text(f"next:  ddp watch {words}   ddp logs {words} -f   ddp why {words}", file=sys.stderr)
+        name = job.backend.argument(job.name)
+        print_text(f"next:  ddp watch {name}   ddp logs {name} -f   ddp why {name}", file=sys.stderr)
         return ExitCode.OK
     from ddp_operator.cli.watch import watch_one
 
@@ -70,15 +71,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _read_manifest(arguments: argparse.Namespace) -> tuple[str, Path | None]:
-    """Return the YAML that is named, or one for the script that is with the folder that it takes along."""
-    options = {name: getattr(arguments, name) for name in ("nodes", "procs", "gpus", "image")}
-    given = {name: value for name, value in options.items() if value is not None}
+    """Return the YAML that the arguments name, or one for their script and the folder to pack."""
+    values = {name: getattr(arguments, name) for name in ("nodes", "procs", "gpus", "image")}
+    options = {name: value for name, value in values.items() if value is not None}
     script = find_script(arguments.file, arguments.module)
     if script is None:
-        of_script = [f"--{name}" for name in (*given, *(["name"] if arguments.name else []))]
-        if of_script or arguments.extra:
-            raise CommandError(f"{of_script[0] if of_script else '--'}: is for a script; write it in {arguments.file}")
+        script_options = [f"--{name}" for name in options]
+        if arguments.name:
+            script_options.append("--name")
+        if arguments.extra:
+            script_options.append("--")
+        if script_options:
+            raise CommandError(f"{script_options[0]}: only for a script; set the field in {arguments.file} instead")
         return read_file(arguments.file), None
     folder = arguments.workdir or default_folder(None if script.words[0] == "-m" else script.words[0])
     script = replace(place_script(script, folder), name=arguments.name or script.name)
-    return write_manifest(script, arguments.extra, **given), folder
+    return write_manifest(script, arguments.extra, **options), folder

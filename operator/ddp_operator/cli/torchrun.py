@@ -1,13 +1,17 @@
-"""What to type in place of a command line of torchrun, which `ddp` itself runs in every pod."""
+"""Translate a command line of torchrun, typed at `ddp`, into the command line of `ddp`."""
 
-import re
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import PurePath
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
-from ddp_operator.manifests.torchrun import TORCHRUN_FLAGS, TORCHRUN_MODULES
+from ddp_operator.manifests.typed_torchrun import (
+    FORM_FLAGS,
+    TypedFlag,
+    count_launcher_words,
+    is_interpreter,
+    split_flags,
+)
 
 # Command of `ddp` -> flag of torchrun -> flag of the command.
 _RENAMED: Final[Mapping[str, Mapping[str, str]]] = {
@@ -21,109 +25,101 @@ _RENAMED: Final[Mapping[str, Mapping[str, str]]] = {
     "submit": {"nproc-per-node": "--procs", "nnodes": "--nodes"},
     "init": {"nproc-per-node": "--gpus", "nnodes": "--nodes"},
 }
-_FORM: Final = ("module", "m")
 _NUMBERS: Final = ("nproc-per-node", "nnodes", "max-restarts")
-_INTERPRETER: Final = re.compile(r"python(\d+(\.\d+)?)?")
+_NOT_A_LAUNCHER: Final = (".py", ".yaml", ".yml", ".json")
 
 
 @dataclass(frozen=True, slots=True)
-class Flag:
-    """A flag of torchrun as it was typed."""
+class _Translation:
+    """What replaces a command line: words for `ddp`, arguments of the script, and torchrun's flags to explain."""
 
-    name: str
-    """With dashes, without the two in front."""
-    typed: str
-    value: str = ""
+    words: list[str]
+    script_arguments: list[str]
+    flags: list[TypedFlag]
+    reasons: list[str] = field(default_factory=list)
 
 
 def explain_torchrun(command: str, words: Sequence[str], unknown: Sequence[str], extra: Sequence[str]) -> str:
-    """Return what to type for a command line with torchrun or its flags; empty where there are none.
+    """Return the command line to type instead of one with torchrun or its flags; empty where there are none.
 
-    ``words``: those after ``command``. ``unknown``: those of them that it does not know. ``extra``: those after --.
+    ``words``: those after ``command``. ``unknown``: those of them that the command does not know. ``extra``: those
+    after --.
     """
     if command not in _RENAMED:
         return ""
+    renamed = _RENAMED[command]
+    translation = _translate_launcher(words) or _translate_flags(words, unknown)
+    if translation is None:
+        return ""
+
+    line = ["ddp", command, *translation.words, *_rename_flags(translation.flags, renamed)]
+    script_arguments = [*translation.script_arguments, *extra]
+    if script_arguments:
+        line += ["--", *script_arguments]
+    reasons = [*translation.reasons, *_explain_flags(translation.flags, renamed)]
+    return f"{'; '.join(reasons)}. Type: {shlex.join(line)}"
+
+
+def _translate_launcher(words: Sequence[str]) -> _Translation | None:
+    """Translate ``ddp run torchrun [flags] script …``; None: no launcher is named."""
     start, end = _find_launcher(words)
-    if end:
-        flags, rest = _split_flags(words[end:], until_script=True)
-        line = [
-            *words[:start],
-            *(["-m"] if any(flag.name in _FORM for flag in flags) else []),
-            *(rest[:1] or ["train.py"]),
-        ]
-        arguments = rest[1:]
-        reasons = [f"{' '.join(words[start:end])}: ddp itself runs the script with torchrun; name the script alone"]
-    else:
-        typed = {word.partition("=")[0] for word in unknown}
-        flags, line = _split_flags(words, only=typed)
-        _, arguments = _split_flags(unknown, only=typed)
-        if not flags:
-            return ""
-        for word in reversed(arguments):
-            line.reverse()
-            line.remove(word)
-            line.reverse()
-        reasons = []
-    line = ["ddp", command, *line, *_translate(flags, _RENAMED[command])]
-    script_arguments = [*arguments, *extra]
-    line += ["--", *script_arguments] if script_arguments else []
-    return "; ".join([*reasons, *_explain(flags, _RENAMED[command])]) + f". Type: {shlex.join(line)}"
+    if start == end:
+        return None
+    flags, rest = split_flags(words[end:], until_script=True)
+    script = rest[:1] or ["train.py"]
+    is_module = any(flag.name in ("module", "m") for flag in flags)
+    return _Translation(
+        words=[*words[:start], *(["-m"] if is_module else []), *script],
+        script_arguments=rest[1:],
+        flags=flags,
+        reasons=[f"{' '.join(words[start:end])}: ddp starts the script with torchrun itself; name only the script"],
+    )
+
+
+def _translate_flags(words: Sequence[str], unknown: Sequence[str]) -> _Translation | None:
+    """Translate ``ddp run script --nproc_per_node 2``; None: no flag of torchrun is among the unknown words."""
+    typed = {word.partition("=")[0] for word in unknown}
+    flags, line = split_flags(words, only=typed)
+    if not flags:
+        return None
+    script_arguments = split_flags(unknown, only=typed).rest
+    for word in reversed(script_arguments):
+        last = len(line) - 1 - line[::-1].index(word)
+        del line[last]
+    return _Translation(line, script_arguments, flags)
 
 
 def _find_launcher(words: Sequence[str]) -> tuple[int, int]:
-    """Return where torchrun, or Python, is named in place of a script, and where that ends; 0, 0: nowhere."""
+    """Return where torchrun or Python is named in place of a script, and the end of that; equal if nowhere."""
     for index, word in enumerate(words):
-        module = words[index + 1] if index + 1 < len(words) and word == "-m" else ""
-        if module in TORCHRUN_MODULES:
-            return index, index + 2
-        name = PurePath(word).name
-        if name == "torchrun":
-            return index, index + 1
-        if _INTERPRETER.fullmatch(name):
-            of_torchrun = list(words[index + 1 : index + 2]) == ["-m"] and words[index + 2 : index + 3]
-            return index, index + (3 if of_torchrun and of_torchrun[0] in TORCHRUN_MODULES else 1)
-        if word.endswith((".py", ".yaml", ".yml", ".json")) or word == "-m":
+        length = count_launcher_words(words[index:])
+        if not length and is_interpreter(word):
+            length = 1
+        if length:
+            return index, index + length
+        if word == "-m" or word.endswith(_NOT_A_LAUNCHER):
             break
     return 0, 0
 
 
-def _split_flags(
-    words: Sequence[str], *, until_script: bool = False, only: Collection[str] | None = None
-) -> tuple[list[Flag], list[str]]:
-    """Return torchrun's flags and the words beside them.
-
-    ``until_script``: from the script on all words are its own. ``only``: those that may be flags of torchrun.
-    """
-    flags: list[Flag] = []
-    rest: list[str] = []
-    remaining = list(words)
-    while remaining:
-        word = remaining.pop(0)
-        typed, equals, value = word.partition("=")
-        name = typed.removeprefix("--").replace("_", "-") if typed.startswith("--") else typed.removeprefix("-")
-        known = typed.startswith("-") and name in TORCHRUN_FLAGS and (only is None or typed in only)
-        if not known or (rest and until_script):
-            rest.append(word)
-            continue
-        if TORCHRUN_FLAGS[name] and not equals and remaining and not remaining[0].startswith("-"):
-            value = remaining.pop(0)
-        flags.append(Flag(name, typed, value))
-    return flags, rest
-
-
-def _translate(flags: Iterable[Flag], renamed: Mapping[str, str]) -> list[str]:
+def _rename_flags(flags: Iterable[TypedFlag], renamed: Mapping[str, str]) -> list[str]:
+    """Return the flags that `ddp` has too, by its names."""
     words: list[str] = []
     for flag in flags:
-        value = flag.value.partition(":")[0] if flag.name in _NUMBERS else flag.value
-        usable = value.isdigit() if flag.name in _NUMBERS else bool(value)
-        if flag.name in renamed and usable:
+        if flag.name not in renamed:
+            continue
+        value = flag.value
+        if flag.name in _NUMBERS:
+            value = value.partition(":")[0]  # of an elastic size, the minimum
+            value = value if value.isdigit() else ""
+        if value:
             words += [renamed[flag.name], value]
     return words
 
 
-def _explain(flags: Sequence[Flag], renamed: Mapping[str, str]) -> list[str]:
+def _explain_flags(flags: Sequence[TypedFlag], renamed: Mapping[str, str]) -> list[str]:
     reasons = [f"use {renamed[flag.name]} for torchrun's {flag.typed}" for flag in flags if flag.name in renamed]
-    dropped = [flag.typed for flag in flags if flag.name not in renamed and flag.name not in _FORM]
+    dropped = [flag.typed for flag in flags if flag.name not in renamed and flag.name not in FORM_FLAGS]
     if dropped:
         reasons.append(f"leave out torchrun's {', '.join(dict.fromkeys(dropped))}")
     return reasons

@@ -1,4 +1,4 @@
-"""`ddp usage`: what GPUs were held for, by job, by namespace or by profile, from ``status.usage``."""
+"""`ddp usage`: sum up the GPU time of jobs by purpose, per job, namespace or profile, from ``status.usage``."""
 
 import argparse
 import json
@@ -27,42 +27,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cluster_arguments(parser)
     add_local_arguments(parser, named=False)
     parser.epilog = (
-        "Of jobs that are still in the cluster; those that were deleted are in the operator's series "
-        "ddp_operator_gpu_seconds_total."
+        "Counts jobs that still exist. The operator's metric ddp_operator_gpu_seconds_total also counts deleted jobs."
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a table, or the sums as JSON."""
-    from ddp_operator.status.usage import PRODUCTIVE, WAITING
-
-    every = arguments.all_namespaces
     backend = open_client(arguments, local=is_local(arguments)).backend
-    by = "profile" if arguments.by_profile else "namespace" if every else "name"
-    sums = sum_up(backend.list(everywhere=every)["items"], by)
+    group = _choose_group(arguments)
+    sums = sum_up(backend.list(everywhere=arguments.all_namespaces)["items"], group)
     if arguments.output == "json":
         print_text(json.dumps(sums, indent=2))
         return ExitCode.OK
     if not sums:
-        print_text("no job here has held a GPU", file=sys.stderr)
+        print_text("no job has used a GPU", file=sys.stderr)
         return ExitCode.OK
-    total: Counter[str] = Counter()
-    for row in sums.values():
-        total.update(row)
-    rows = [[by.upper(), "GPU-HOURS", "PRODUCTIVE", "WAITING", "LOST", "LOST TO"]]
-    for name, row in [*sorted(sums.items()), *([("total", total)] if len(sums) > 1 else [])]:
-        held, kept, waited = sum(row.values()), row.get(PRODUCTIVE, 0), row.get(WAITING, 0)
-        causes = sorted(((seconds, cause) for cause, seconds in row.items() if cause not in (PRODUCTIVE, WAITING)))
-        shares = [f"{100 * part / held if held else 0:.1f}%" for part in (kept, waited, held - kept - waited)]
-        lost = ", ".join(f"{cause} {seconds / 3600:.1f} h" for seconds, cause in reversed(causes[-3:]))
-        rows.append([name, f"{held / 3600:.1f}", *shares, lost or "-"])
+    rows = [[group.upper(), "GPU-HOURS", "PRODUCTIVE", "WAITING", "LOST", "LOST TO"]]
+    rows += [_build_row(name, seconds) for name, seconds in sorted(sums.items())]
+    if len(sums) > 1:
+        total: Counter[str] = Counter()
+        for seconds in sums.values():
+            total.update(seconds)
+        rows.append(_build_row("total", total))
     for line in align(rows):
         print_text(line)
     return ExitCode.OK
 
 
-def sum_up(items: Iterable[Mapping[str, Any]], by: str) -> dict[str, dict[str, int]]:
-    """Return GPU-seconds by purpose of all jobs with the same name, namespace or profile; those that held none not."""
+def _choose_group(arguments: argparse.Namespace) -> str:
+    if arguments.by_profile:
+        return "profile"
+    return "namespace" if arguments.all_namespaces else "name"
+
+
+def _build_row(name: str, seconds: Mapping[str, int]) -> list[str]:
+    """Return a row of the table from GPU-seconds by purpose."""
+    from ddp_operator.status.usage import PRODUCTIVE, WAITING
+
+    total = sum(seconds.values())
+    productive = seconds.get(PRODUCTIVE, 0)
+    waiting = seconds.get(WAITING, 0)
+    lost = total - productive - waiting
+    shares = [f"{100 * part / total if total else 0:.1f}%" for part in (productive, waiting, lost)]
+    causes = sorted((value, cause) for cause, value in seconds.items() if cause not in (PRODUCTIVE, WAITING))
+    largest = ", ".join(f"{cause} {value / 3600:.1f} h" for value, cause in reversed(causes[-3:]))
+    return [name, f"{total / 3600:.1f}", *shares, largest or "-"]
+
+
+def sum_up(items: Iterable[Mapping[str, Any]], group: str) -> dict[str, dict[str, int]]:
+    """Return GPU-seconds by purpose for each name, namespace or profile, without jobs that used no GPU."""
     import msgspec
 
     from ddp_operator.api.status import Usage
@@ -72,6 +85,6 @@ def sum_up(items: Iterable[Mapping[str, Any]], by: str) -> dict[str, dict[str, i
     for item in items:
         status = item.get("status") or {}
         if usage := status.get("usage"):
-            name = status.get("profile", {}).get("name", "-") if by == "profile" else item["metadata"][by]
+            name = status.get("profile", {}).get("name", "-") if group == "profile" else item["metadata"][group]
             sums.setdefault(name, Counter()).update(purposes(msgspec.convert(usage, Usage)))
     return {name: dict(row) for name, row in sums.items()}

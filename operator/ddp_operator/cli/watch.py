@@ -1,4 +1,4 @@
-"""`ddp watch`: live progress, as bars on a terminal and as lines everywhere else."""
+"""`ddp watch`: show live progress, as bars on a terminal and as lines elsewhere."""
 
 import argparse
 import json
@@ -21,28 +21,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "name",
         metavar="NAME",
         nargs="?",
-        help="watch one job, or a run on this machine, until it ends; default: all jobs, or the newest run",
+        help="watch one job or run until it ends; default: all jobs of the namespace, or the newest run",
     )
     parser.add_argument("-A", "--all-namespaces", action="store_true", help="watch the jobs of all namespaces")
     parser.add_argument("--plain", action="store_true", help="print lines instead of bars, also on a terminal")
     parser.add_argument(
-        "-o", "--output", choices=("text", "json"), default="text", help="json: print the resource at every change"
+        "-o", "--output", choices=("text", "json"), default="text", help="json: print the resource after every change"
     )
     add_local_arguments(parser, named=False)
     add_cluster_arguments(parser)
     parser.epilog = (
-        "Exit code with NAME, or for a run on this machine: 0 if the job succeeded, 1 if it failed. Without NAME the "
-        "jobs of a cluster are watched until Ctrl-C."
+        "Exit code for one job or run: 0 if it succeeded, 1 if it failed. All jobs of a namespace are watched until "
+        "Ctrl-C."
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show the jobs until the named one has ended."""
+    """Show all jobs until Ctrl-C, or one until it ends."""
     if arguments.name and arguments.all_namespaces:
-        raise CommandError("-A watches all jobs; use either NAME or -A")
+        raise CommandError("-A watches all jobs; leave out -A or NAME")
     local = is_local(arguments, needs_name=False)
     if local and arguments.all_namespaces:
-        raise CommandError("-A watches the jobs of a cluster; name its kubeconfig with --kubeconfig")
+        raise CommandError("-A watches the jobs of a cluster, and no cluster is configured; use --kubeconfig")
     client = open_client(arguments, local=local)
     everywhere = arguments.all_namespaces
     screen = choose_screen(sys.stdout, plain=arguments.plain, output=arguments.output, namespaces=everywhere)
@@ -82,7 +82,7 @@ class Screen:
 
 
 class PlainScreen(Screen):
-    """Lines with a time, each with the job's name; figures no more often than every few seconds."""
+    """Lines with a time and the job's name; progress at most every few seconds."""
 
     def __init__(self, stream: TextIO, *, namespaces: bool = False) -> None:
         self._stream = stream
@@ -127,7 +127,7 @@ class TableScreen(Screen):
         self._namespaces = namespaces
 
     def show(self, jobs: Jobs) -> None:
-        """Draw the table anew."""
+        """Redraw the table."""
         self._region.show(build_table(rows_of(jobs), namespaces=self._namespaces))
 
     def close(self) -> None:
@@ -142,7 +142,7 @@ def rows_of(jobs: Jobs) -> Iterator[tuple[tuple[str, str], View]]:
 
 
 def choose_screen(stream: TextIO, *, plain: bool = False, output: str = "text", namespaces: bool = False) -> Screen:
-    """Return the screen that suits the options and the stream; ``namespaces``: it names those of the jobs."""
+    """Return the screen for these options and this stream; ``namespaces``: show the jobs' namespaces."""
     if output == "json":
         return JsonScreen(stream)
     screen = TableScreen if not plain and can_redraw(stream) else PlainScreen

@@ -1,4 +1,4 @@
-"""`ddp why`: one paragraph on what a job waits for or why it failed, and what to do."""
+"""`ddp why`: explain in one paragraph what a job waits for or why it failed, and what to do."""
 
 import argparse
 import json
@@ -24,7 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the paragraph, or its parts as JSON."""
     job = open_client(arguments, local=is_local(arguments)).get(arguments.name)
-    why, links = job.why(), job.links
+    why = job.why()
+    links = job.links
     if arguments.output == "json":
         parts = {"name": why.name, "phase": why.phase, "reason": why.reason, "what": why.what, "todo": why.todo}
         print_text(json.dumps({**parts, "links": links}, indent=2))

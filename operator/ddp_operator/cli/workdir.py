@@ -1,4 +1,4 @@
-"""`--workdir`: a folder that goes with the job."""
+"""`--workdir`: pack a folder and run the job in it."""
 
 import argparse
 from dataclasses import replace
@@ -11,37 +11,39 @@ from ddp_operator.client.workdir import Workdir
 
 
 def add_workdir_arguments(parser: argparse.ArgumentParser) -> Any:
-    """Declare the arguments of every command that takes a folder along. Returns their group."""
+    """Declare the arguments of every command that packs a folder. Returns their group."""
     group = parser.add_argument_group("code")
     group.add_argument(
-        "--workdir", type=Path, metavar="DIR", help="pack this folder, as git would, and start the pods in it"
+        "--workdir", type=Path, metavar="DIR", help="pack the files of this folder that git would add; pods start in it"
     )
     group.add_argument(
         "--include",
         action="append",
         default=[],
         metavar="PATH",
-        help="pack this file or folder of DIR though it is ignored or may hold a secret; may be repeated",
+        help="also pack this file or folder of DIR, even if git ignores it or it may hold a secret; repeatable",
     )
     group.add_argument(
-        "--pip", action="store_true", help="install DIR's requirements.txt in each pod before its ranks start"
+        "--pip", action="store_true", help="install DIR/requirements.txt in each pod before its ranks start"
     )
     return group
 
 
 def read_workdir(arguments: argparse.Namespace, folder: Path | None = None) -> Workdir | None:
-    """Return the folder that the arguments name, else ``folder``; None: there is none. Raises: CommandError."""
+    """Return the folder that the arguments name, else ``folder``; None: no folder. Raises: CommandError."""
     names = ("include", "pip", "code_claim", "code_image")
     options: dict[str, Any] = {name: getattr(arguments, name, None) for name in names}
     chosen = arguments.workdir or folder
     if chosen is not None:
         return Workdir(chosen, *options.values())
-    for name, given in options.items():
-        if given:
-            raise CommandError(f"--{name.replace('_', '-')}: is about the folder of --workdir; name that too")
+    for name, value in options.items():
+        if value:
+            raise CommandError(f"--{name.replace('_', '-')} needs --workdir DIR; add it")
     return None
 
 
 def place_script(script: Script, workdir: Path) -> Script:
-    """Return the script with its path as a pod has it, which starts in ``workdir``. Raises: ClientError."""
-    return script if script.words[0] == "-m" else replace(script, words=(Workdir(workdir).place(script.words[0]),))
+    """Return the script with its path relative to ``workdir``, where a pod starts. Raises: ClientError."""
+    if script.words[0] == "-m":
+        return script
+    return replace(script, words=(Workdir(workdir).place(script.words[0]),))

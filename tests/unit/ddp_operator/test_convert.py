@@ -142,19 +142,19 @@ def change(text: str, edit: Any) -> str:
 
 
 class TestManifests:
-    def test_master_and_worker_are_two_nodes_of_one_template(self) -> None:
+    def test_master_and_worker_become_two_nodes(self) -> None:
         spec, notes = converted(MNIST)
         assert (spec["nodes"], spec["procPerNode"]) == (2, 1)
         assert trainer(spec)["command"] == ["python3", "/opt/pytorch-mnist/mnist.py", "--epochs=1"]
         assert "ports" not in trainer(spec)
         assert spec["template"]["metadata"]["annotations"] == {"sidecar.istio.io/inject": "false"}
-        assert "one process a pod" in notes
+        assert "one process per pod" in notes
 
-    def test_name_and_namespace_stay_and_kubectls_own_annotation_goes(self) -> None:
+    def test_name_and_namespace_stay_without_kubectl_annotation(self) -> None:
         metadata = convert(yaml.safe_load(MNIST)).resource["metadata"]
         assert metadata == {"name": "pytorch-mnist", "namespace": "kubeflow"}
 
-    def test_an_elastic_job_gets_c10d_and_notes_on_the_rest(self) -> None:
+    def test_elastic_job_uses_c10d_and_notes_other_fields(self) -> None:
         spec, notes = converted(ELASTIC)
         assert spec["nodes"] == 2
         assert spec["elastic"] == {"minNodes": 1, "maxNodes": 2}
@@ -169,7 +169,7 @@ class TestManifests:
         ]
         assert [entry["name"] for entry in trainer(spec)["env"]] == ["LOGLEVEL", "RDZV_ENDPOINT"]
         for words in (
-            "etcd: c10d is used",
+            "etcd: replaced by c10d",
             "last_call_timeout=60",
             "HorizontalPodAutoscaler",
             "PET_NNODES",
@@ -177,7 +177,7 @@ class TestManifests:
         ):
             assert words in notes
 
-    def test_a_big_job_in_a_shell_is_unwrapped(self) -> None:
+    def test_torchrun_in_shell_becomes_the_command(self) -> None:
         spec, notes = converted(LLM)
         assert (spec["nodes"], spec["procPerNode"]) == (4, 8)
         assert trainer(spec)["command"] == ["torchrun", "finetune.py", "--config", "cfg.yaml"]
@@ -196,17 +196,17 @@ class TestManifests:
         for words in ("minAvailable", "spec.checkpoint", "WORLD_SIZE", "--nnodes, --nproc-per-node", "native sidecar"):
             assert words in notes
 
-    def test_a_queue_is_kueues_label(self) -> None:
+    def test_queue_becomes_kueue_label(self) -> None:
         labels = convert(yaml.safe_load(LLM)).resource["metadata"]["labels"]
         assert labels == {"team": "nlp", "kueue.x-k8s.io/queue-name": "research"}
 
 
 class TestDetails:
-    def test_never_means_no_restart(self) -> None:
+    def test_restart_policy_never_sets_max_restarts_0(self) -> None:
         spec, _ = converted(MNIST.replace("OnFailure", "Never"))
         assert spec["recovery"] == {"maxRestarts": 0}
 
-    def test_a_master_that_differs_is_told_by_its_path(self) -> None:
+    def test_differing_master_template_is_noted_with_its_path(self) -> None:
         def edit(document: Object) -> None:
             pod = document["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
             pod["containers"][0]["resources"] = {"limits": {"memory": "1Gi"}}
@@ -218,7 +218,7 @@ class TestDetails:
     @pytest.mark.parametrize(
         "script", ["cd /work && python t.py", "for i in 1; do python t.py; done", "torchrun t.py $ARGS"]
     )
-    def test_a_real_shell_script_is_kept_with_a_note(self, script: str) -> None:
+    def test_shell_script_is_kept_with_a_note(self, script: str) -> None:
         def edit(document: Object) -> None:
             for replica in document["spec"]["pytorchReplicaSpecs"].values():
                 replica["template"]["spec"]["containers"][0]["command"] = ["sh", "-c", script]
@@ -232,22 +232,30 @@ class TestDetails:
         [
             ("torchrun --no-python --nnodes=2 ./train --x", ["./train", "--x"]),
             ("torchrun --run-path --shutdown-timeout 9 train.py", ["torchrun", "train.py"]),
+            (
+                "torchrun --tee 3 --nnodes 2 train.py --nnodes 2",
+                ["torchrun", "--tee", "3", *["train.py", "--nnodes", "2"]],
+            ),
+            (
+                "python -m torch.distributed.launch --use_env --nproc_per_node=8 -m pkg.train",
+                [*["python", "-m", "torch.distributed.launch", "--use_env", "-m", "pkg.train"]],
+            ),
         ],
     )
-    def test_every_flag_that_the_operator_owns_is_removed(self, line: str, command: list[str]) -> None:
+    def test_flags_owned_by_the_operator_are_removed(self, line: str, command: list[str]) -> None:
         def edit(document: Object) -> None:
             for replica in document["spec"]["pytorchReplicaSpecs"].values():
                 replica["template"]["spec"]["containers"][0]["command"] = line.split()
 
         assert trainer(converted(change(MNIST, edit))[0])["command"] == command
 
-    def test_unknown_fields_are_told_not_lost(self) -> None:
+    def test_unknown_field_is_noted(self) -> None:
         def edit(document: Object) -> None:
             document["spec"]["futureThing"] = 1
 
         assert "spec.futureThing: has no equivalent" in converted(change(MNIST, edit))[1]
 
-    def test_notes_are_comments_and_the_input_is_left_alone(self) -> None:
+    def test_notes_are_comments_and_input_is_unchanged(self) -> None:
         document = yaml.safe_load(LLM)
         before = yaml.safe_dump(document)
         text = convert(document).write()
@@ -271,34 +279,36 @@ class TestDetails:
             ),
             (
                 {"kind": "PyTorchJob", "apiVersion": "kubeflow.org/v1", "spec": {"pytorchReplicaSpecs": {"Worker": 3}}},
-                "is not shaped as a PyTorchJob is",
+                "does not have the structure of a PyTorchJob",
             ),
         ],
     )
-    def test_what_is_none_is_refused(self, document: Object, words: str) -> None:
+    def test_invalid_pytorchjob_is_refused(self, document: Object, words: str) -> None:
         with pytest.raises(InvalidManifest) as refused:
             convert(document)
         assert words in str(refused.value)
 
 
 class TestCommand:
-    def test_other_objects_of_the_file_come_along(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_other_objects_of_the_file_are_printed_unchanged(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         path = tmp_path / "job.yaml"
         path.write_text(f"{MNIST}\n---\nkind: ConfigMap\napiVersion: v1\nmetadata: {{name: c}}\n")
         assert main(["convert", str(path)]) == 0
         kinds = [document["kind"] for document in yaml.safe_load_all(capsys.readouterr().out)]
         assert kinds == ["DDPTrainingJob", "ConfigMap"]
 
-    def test_what_looks_like_a_date_and_is_none_stays_text(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_invalid_date_stays_text(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         path = tmp_path / "job.yaml"
         path.write_text(f"{MNIST}\n---\nkind: ConfigMap\ndata: {{day: 2024-13-45}}\n")
         assert main(["convert", str(path)]) == 0
         *_, config = yaml.safe_load_all(capsys.readouterr().out)
         assert config["data"] == {"day": "2024-13-45"}
 
-    def test_what_is_left_to_do_by_hand_is_said(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_missing_command_exits_with_1_and_is_reported(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         def edit(document: Object) -> None:
             for replica in document["spec"]["pytorchReplicaSpecs"].values():
                 del replica["template"]["spec"]["containers"][0]["command"]
@@ -308,9 +318,9 @@ class TestCommand:
         assert main(["convert", str(path)]) == 1
         shown = capsys.readouterr()
         assert "neither command nor args" in shown.err
-        assert "# What is different" in shown.out
+        assert "# Differences" in shown.out
 
-    def test_args_of_an_unknown_entrypoint_are_told_from_a_command(self) -> None:
+    def test_args_without_command_are_noted(self) -> None:
         def edit(document: Object) -> None:
             for replica in document["spec"]["pytorchReplicaSpecs"].values():
                 container = replica["template"]["spec"]["containers"][0]
@@ -330,7 +340,9 @@ class TestCommand:
             pytest.param("[" * 5000, id="too deep"),
         ],
     )
-    def test_a_file_without_one_is_refused(self, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_file_without_pytorchjob_is_refused(
+        self, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         path = tmp_path / "job.yaml"
         path.write_text(text)
         assert main(["convert", str(path)]) == 2

@@ -55,13 +55,13 @@ def test_a_run_without_a_tracker_has_nothing_to_open(
     run = write_run(tmp_path)
     (run / "status.yaml").write_text(json.dumps(resource("digits")))
     assert main(["board"]) == 3
-    assert "digits-20260101-120000 has nothing to open" in capsys.readouterr().err
+    assert "digits-20260101-120000 has neither a link" in capsys.readouterr().err
 
 
 def test_an_end_of_tensorboard_is_told_in_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(board.sys, "executable", "/bin/false")
-    with pytest.raises(CommandError, match="TensorBoard has ended: exit code 1; choose another --port"):
+    with pytest.raises(CommandError, match="TensorBoard failed: exit code 1"):
         board._start(tmp_path, 6006, [])
 
 

@@ -173,7 +173,7 @@ def test_an_error_of_our_own_is_no_failure_of_the_job(
 ) -> None:
     monkeypatch.setattr("ddp_operator.client.workdir.check_manifest", lambda text, code: 1 // 0)
     assert main(["render", write()]) == 70
-    assert capsys.readouterr().err.endswith("ddp render: this is a bug in ddp; please report it\n")
+    assert capsys.readouterr().err.endswith("ddp render: internal error in ddp; please report the traceback above\n")
 
 
 def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,14 +74,14 @@ def test_init_prints_the_yaml_or_writes_a_new_file(folder: Path, capsys: pytest.
     assert (folder / "job.yaml").read_text() == printed
     assert "ddp run job.yaml" in capsys.readouterr().out
     assert main(["init", "train.py", "-o", "job.yaml"]) == 2
-    assert "job.yaml: is there already" in capsys.readouterr().err
+    assert "job.yaml: the file exists" in capsys.readouterr().err
     assert (folder / "job.yaml").read_text() == printed, "nothing is lost"
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["run"], "name a job's YAML or a script (train.py), or a module with -m"),
+        (["run"], "name a job's YAML or a script (train.py), or a module with -m MODULE"),
         (["init", "job.yaml"], "not a Python script"),
         (["run", "gone.py"], "gone.py: No such file or directory"),
         (["run", "train.py", "-m", "pkg"], "both a file (train.py) and -m pkg"),
@@ -99,7 +99,7 @@ def test_a_flag_of_the_script_in_the_wrong_place_is_told_about_the_dashes(
     with pytest.raises(SystemExit) as ended:
         main([command, "train.py", "--epochs", "3"])
     assert ended.value.code == 2
-    assert "arguments of the script go after --: -- --epochs 3" in capsys.readouterr().err
+    assert "put arguments of the script after --: -- --epochs 3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

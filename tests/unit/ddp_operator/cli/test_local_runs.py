@@ -44,7 +44,7 @@ def test_without_a_cluster_they_are_listed_and_it_is_said(capsys: Capture) -> No
     assert cli.main(["list"]) == ExitCode.OK
     shown = capsys.readouterr()
     assert [line.split()[:2] for line in shown.out.splitlines()[1:]] == [[runs[0], "Succeeded"], [runs[1], "Failed"]]
-    assert shown.err == "no cluster is configured: looking at the runs on this machine, in ddp-runs\n"
+    assert shown.err == "no cluster is configured; using the runs on this machine in ddp-runs\n"
 
 
 def test_with_a_cluster_they_are_only_shown_where_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
@@ -56,7 +56,7 @@ def test_with_a_cluster_they_are_only_shown_where_asked_for(monkeypatch: pytest.
     for words in (["list"], ["why", "digits"], ["logs", "digits"]):
         assert cli.main(words) == ExitCode.CLUSTER
     assert cli.main(["why"]) == ExitCode.BAD_INPUT
-    assert "name the job; or --local" in capsys.readouterr().err
+    assert "NAME is missing; name a job, or use --local" in capsys.readouterr().err
 
 
 def test_why_has_the_summary_of_an_ended_run_and_the_state_of_another(capsys: Capture) -> None:
@@ -131,7 +131,7 @@ def test_watch_without_a_cluster_shows_the_newest_run_until_it_ends(capsys: Capt
     assert cli.main(["watch", "--plain"]) == ExitCode.FAILED
     shown = capsys.readouterr()
     assert newest.path.name in shown.out
-    assert shown.err == ("no cluster is configured: looking at the runs on this machine, in ddp-runs\nwhy it failed\n")
+    assert shown.err == ("no cluster is configured; using the runs on this machine in ddp-runs\nwhy it failed\n")
 
 
 def test_watch_without_a_cluster_and_without_runs_names_the_remedy(capsys: Capture) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from ddp_operator.cli import COMMANDS, main, probe, usage
 from ddp_operator.cli.completion import SHELLS, build_script, describe_commands
-from ddp_operator.cli.drill import LocalRun, RunEnded, drill, report
+from ddp_operator.cli.drill import DrillResult, LocalRun, RunEnded, drill, print_result
 from ddp_operator.cli.io import CommandError
 from ddp_operator.cli.list_jobs import format_table
 from ddp_operator.cli.watch import JsonScreen, PlainScreen, choose_screen, rows_of
@@ -112,7 +112,7 @@ class TestUsage:
     def test_nothing_held_is_said(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self.answer(monkeypatch, [job(**RUNNING)])
         assert main(["usage"]) == 0
-        assert capsys.readouterr().err == "no job here has held a GPU\n"
+        assert capsys.readouterr().err == "no job has used a GPU\n"
 
 
 class TestScreens:
@@ -246,7 +246,7 @@ class TestDrill:
                 "Succeeded",
                 r"succeeded before rank 0 completed 3 steps, so no rank was killed; train for longer .*--after",
             ),
-            ("Failed", r"ended \(Failed\) before the kill, so no recovery was measured; its summary above names"),
+            ("Failed", r"ended \(Failed\) before the kill; see its summary above"),
         ],
     )
     def test_a_job_that_ends_before_the_kill_is_an_error_with_a_remedy(self, phase: str, message: str) -> None:
@@ -258,8 +258,11 @@ class TestDrill:
     @pytest.mark.parametrize(
         ("phase", "message"),
         [
-            ("Succeeded", "killed rank 0; the job succeeded before a step after the kill was seen; train for longer"),
-            ("Failed", r"killed rank 0; the job did not recover and ended \(Failed\); its summary above names"),
+            (
+                "Succeeded",
+                "killed rank 0; the job succeeded before it reported a step after the kill; train for longer",
+            ),
+            ("Failed", r"killed rank 0; the job did not recover and ended \(Failed\); see its summary above"),
         ],
     )
     def test_a_job_that_ends_after_the_kill_is_an_error_with_a_remedy(self, phase: str, message: str) -> None:
@@ -274,15 +277,15 @@ class TestDrill:
             Sample(2, 1, 560, 541, 0, interval=20),
             Sample(9, 1, 20, 1, 1, interval=20),
         )
-        who, found = drill(target, 1, after=500, timeout=60, clock=lambda: 3.0)
-        report(argparse.Namespace(output="text"), who, found)
+        result = drill(target, 1, after=500, timeout=60, clock=lambda: 3.0)
+        print_result(result, "text")
         lines = capsys.readouterr().out.splitlines()
         assert lines[2] == "steps lost  all 560 (at step 560, restarted at step 0)"
-        assert lines[3].startswith("verdict     restarted from the beginning: no checkpoint was loaded.")
+        assert lines[3].startswith("verdict     restarted at step 0: no checkpoint was loaded.")
 
     def test_steps_from_the_log_are_lost_within_its_interval(self, capsys: pytest.CaptureFixture[str]) -> None:
         found = Recovery(1.0, "process", 240, 219, began_at=19, interval=20)
-        report(argparse.Namespace(output="text"), "rank 1", found)
+        print_result(DrillResult("rank 1", found), "text")
         lines = capsys.readouterr().out.splitlines()
         assert lines[2] == (
             "steps lost  at most 40 (at step 240, resumed between 200 and 220: the log has every 20th step)"
@@ -291,7 +294,7 @@ class TestDrill:
 
     def test_options_of_a_file_are_refused_for_a_job_in_a_cluster(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["drill", "digits", "--kill", "0", "--procs", "2"]) == 2
-        assert "--procs: needs a FILE to run on this machine; digits is a job in a cluster" in capsys.readouterr().err
+        assert "--procs is only for a FILE to run on this machine" in capsys.readouterr().err
 
 
 class TestProbe:
@@ -397,9 +400,13 @@ def test_no_command_for_a_cluster_imports_the_client_before_it_connects() -> Non
 
 
 @pytest.mark.parametrize(
-    ("labels", "more"), [({}, ""), ({KUEUE_QUEUE_LABEL: "q"}, ", which may have to wait for its queue: ddp why x")]
+    ("labels", "more"),
+    [
+        ({}, ""),
+        ({KUEUE_QUEUE_LABEL: "q"}, "; new pods may wait for admission to the queue: ddp why x"),
+    ],
 )
-def test_scale_says_that_a_queue_may_let_it_wait(
+def test_scale_of_a_queued_job_mentions_admission(
     labels: dict[str, str], more: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = job() | {"spec": {"nodes": 1}}

@@ -1,10 +1,10 @@
-"""What a command line of torchrun is answered with."""
+"""`ddp` translates a command line of torchrun."""
 
 import pytest
 
 from ddp_operator.cli import main
 
-TORCHRUN = "ddp itself runs the script with torchrun; name the script alone"
+TORCHRUN = "ddp starts the script with torchrun itself; name only the script"
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ TORCHRUN = "ddp itself runs the script with torchrun; name the script alone"
         ),
     ],
 )
-def test_command_line_of_torchrun_is_answered_with_that_of_ddp(
+def test_torchrun_command_line_prints_ddp_command_line(
     typed: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(typed.split()) == 2
