@@ -10,6 +10,7 @@ import ast
 import copy
 import hashlib
 import json
+import re
 import tokenize
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,14 +57,15 @@ def load_launcher() -> Launcher:
 
 
 def pack_source(source: str) -> str:
-    """Return a module without its comments and the docstrings of functions and classes, indented by single spaces.
+    """Return a module without comments, docstrings of functions and classes, and annotations of values, indented by
+    single spaces.
 
-    Lines stay where they are, so those that a traceback names are true.
-
-    etcd keeps a copy for each namespace, and what the code is for is to be read where it is written.
+    Every statement keeps its line, so that a traceback names lines of the repository. etcd keeps a copy per namespace,
+    and one write must fit into the send buffer of a connection. The repository has the full text.
     """
-    lines = source.splitlines(keepends=True)
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    lines = _without_annotations(source.splitlines(keepends=True), tree)
+    for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
             text = node.body[0]
             assert text.end_lineno is not None
@@ -78,6 +80,35 @@ def pack_source(source: str) -> str:
             lines[row - 1] = lines[row - 1][:column].rstrip() + "\n"
         within_text |= set(range(row, token.end[0]))
     return "".join(line if row in within_text else _indent_less(line) for row, line in enumerate(lines))
+
+
+def _without_annotations(lines: list[str], tree: ast.Module) -> list[str]:
+    """Return the lines without annotations of parameters, results and variables. Those of classes declare fields."""
+    fields = {
+        statement
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for statement in node.body
+        if isinstance(statement, ast.AnnAssign)
+    }
+    annotations: list[ast.expr] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg) and node.annotation is not None:
+            annotations.append(node.annotation)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns is not None:
+            annotations.append(node.returns)
+        elif isinstance(node, ast.AnnAssign) and node.value is not None and node not in fields:
+            annotations.append(node.annotation)
+
+    shortened = list(lines)
+    # From right to left, so that the columns of those that follow stay true.
+    for annotation in sorted(annotations, key=lambda node: (node.lineno, node.col_offset), reverse=True):
+        if annotation.lineno != annotation.end_lineno:
+            continue
+        line = shortened[annotation.lineno - 1].encode()
+        before = re.sub(rb"\s*(:|->)\s*$", b"", line[: annotation.col_offset])
+        shortened[annotation.lineno - 1] = (before + line[annotation.end_col_offset :]).decode()
+    return shortened
 
 
 def _indent_less(line: str) -> str:

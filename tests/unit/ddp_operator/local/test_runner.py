@@ -92,7 +92,7 @@ class TestClaim:
 def test_output_of_a_rank_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert ddp_run("--nodes", "2", "--logs", "1") == ExitCode.OK
     assert ddp_run("--nodes", "2", "--logs", "2") == ExitCode.BAD_INPUT
-    assert "--logs: there is no rank 2; the last one is 1" in capsys.readouterr().err
+    assert "--logs: rank 2 does not exist; the last is 1" in capsys.readouterr().err
 
 
 def test_a_closed_standard_output_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

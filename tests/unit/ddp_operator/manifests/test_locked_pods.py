@@ -81,7 +81,7 @@ def test_locked_part_of_pod_refuses_field_that_changes_it(own: dict[str, Any]) -
         spec, errors = complete_spec(own, read_profile(profile(BASE, lock)))
         assert errors, f"{lock} is changed by {own}"
         assert part not in list_changed(without, build_training_pod(spec))
-        assert all("locks at" in error.message for error in errors)
+        assert all(f"changes {lock}" in error.message for error in errors)
     assert changed or own == {"network": {"profile": "socket"}}
 
 
@@ -122,8 +122,8 @@ def test_inputs_of_profile_are_accepted_and_others_refused_with_locked_volumes()
     spec, [error] = complete_spec({"inputs": CACHE}, theirs)
     assert spec["inputs"] == CLAIM
     assert str(error) == (
-        "spec.inputs: changes what ClusterDDPTrainingProfile gpu locks at template.spec.volumes, as it adds to the "
-        "pods; leave it out, or name another profile"
+        "spec.inputs: changes template.spec.volumes of the pods, which ClusterDDPTrainingProfile gpu locks; leave it out, "
+        "or name another profile"
     )
 
 

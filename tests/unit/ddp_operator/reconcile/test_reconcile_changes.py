@@ -156,7 +156,7 @@ class TestFailure:
         harness = await ReconcilerHarness(recovery={"maxRestarts": 0}).train(TRAINING)
         harness.end_pod(0, constants.EXIT_RETRYABLE, last_words("UserError", message="KeyError: 1\nTraceback\nmore"))
         await harness.settle()
-        found, conclusion = harness.condition("Failed").message, "not started again, as recovery.maxRestarts is 0"
+        found, conclusion = harness.condition("Failed").message, "not restarted: recovery.maxRestarts is 0"
         assert found.startswith(f"{conclusion}; last: UserError (rank 0, pod train-1-0-")
         assert found.endswith("): KeyError: 1")
         assert harness.status.last_failure is not None
