@@ -352,7 +352,7 @@ def test_a_node_that_reports_a_broken_gpu_is_left_and_avoided(
     assert {job.pod(index).spec.node_name for index in range(2)} == {nodes[0]}
     assert condition(job.status, "NodesHealthy")["status"] == "True"
     events = cluster.kubectl("get", "events", "--field-selector", "involvedObject.kind=DDPTrainingJob").stdout
-    assert f"leaves {nodes[1]}: XidCriticalError (GPU 3 has fallen off the bus)" in events
+    assert f"avoids unhealthy nodes: {nodes[1]}: XidCriticalError (GPU 3 has fallen off the bus)" in events
 
 
 def test_a_rank_that_hangs_in_a_script_without_an_exporter_is_named_and_ended(cluster: Cluster) -> None:

@@ -34,9 +34,9 @@ _FIRST_DELAY, _LONGEST_DELAY = timedelta(seconds=10), timedelta(minutes=6)
 
 
 def start(state: State) -> State:
-    """Begin attempt 1: its Job comes before the ledger, so that a job which is refused has had no attempt.
+    """Begin attempt 1. Its Job is created before the status is written: a job that is refused has had no attempt.
 
-    If the ledger is lost then, that Job is found (``recover``); no number is used twice, as this one is always 1.
+    If that write is lost, ``recover`` reads the attempt from its Job; no number is used twice, because this one is 1.
     """
     status = replace(
         state.status,
@@ -51,9 +51,9 @@ def start(state: State) -> State:
 
 
 def recover(state: State, newest: JobView) -> Decision:
-    """Take up the attempt of the newest Job: the status says less, so it was lost or written over by somebody.
+    """Record the attempt of the newest Job: the status of it was lost, or another client has overwritten it.
 
-    Past restarts count as failures, as far as the status does not know better: a crash loop shall not begin anew.
+    Past restarts count as failures unless the status records more, so that a crash loop does not start from zero.
     """
     restarts, past = state.status.restarts, newest.attempt - 1
     counted = max(restarts.counted, past - restarts.free)
@@ -141,7 +141,7 @@ def restart_free(state: State, cause: LastFailure | None, reason: str) -> Decisi
 
 
 def readmit_nodes(state: State, message: str) -> Decision:
-    """Begin the next attempt without avoiding any node: the avoided ones are needed."""
+    """Begin the next attempt, which may use the failed nodes again because no others fit."""
     state = replace_fields(state, job=replace_fields(state.job, status=replace(state.status, failed_nodes=())))
     before = replace(state.status.restarts, free=state.status.restarts.free + 1)
     status = _next_attempt(state, before, c.NODES_READMITTED)
@@ -150,12 +150,12 @@ def readmit_nodes(state: State, message: str) -> Decision:
 
 
 def leave_nodes(state: State, nodes: tuple[str, ...]) -> Decision:
-    """Begin the next attempt, not counted, off nodes that report trouble while the pods still run."""
+    """Begin the next attempt, not counted, on other nodes than those that report a problem."""
     before = replace(state.status.restarts, free=state.status.restarts.free + 1)
     status = _next_attempt(state, before, c.NODE_UNHEALTHY)
     status = replace(status, failed_nodes=lost_nodes.remember(status.failed_nodes, iter(nodes)))
-    what = "; ".join(f"{name}: {state.observation.troubles[name]}" for name in nodes)
-    message = f"attempt {status.attempt} leaves {what}"
+    troubles = "; ".join(f"{name}: {state.observation.troubles[name]}" for name in nodes)
+    message = f"attempt {status.attempt} avoids unhealthy nodes: {troubles}"
     return _begin(state, status, Fact(c.RESTARTING, "True", c.NODE_UNHEALTHY, message))
 
 
@@ -188,21 +188,21 @@ def resize(state: State) -> Decision:
     """Begin the next attempt with another number of nodes."""
     before = replace(state.status.restarts, free=state.status.restarts.free + 1)
     status = _next_attempt(state, before, c.RESIZED)
-    message = f"attempt {status.attempt} with {state.spec.nodes} nodes instead of {state.status.attempt_nodes}"
+    message = f"resized from {state.status.attempt_nodes} to {state.spec.nodes} nodes in attempt {status.attempt}"
     return _begin(state, status, Fact(c.RESTARTING, "True", c.RESIZED, message))
 
 
 def resize_in_place(state: State) -> Decision:
-    """Give the current attempt of an elastic job another number of nodes; its pods meet again."""
+    """Resize the current attempt of an elastic job; its pods join the rendezvous again."""
     waits = state.attempt_job is not None and state.attempt_job.suspended
-    kept = "it keeps its place in the queue" if waits else "the other pods keep running"
+    kept = "the job keeps its queue position" if waits else "the other pods keep running"
     message = f"resized from {state.status.attempt_nodes} to {state.spec.nodes} nodes; {kept}"
     status = replace(state.status, attempt_nodes=state.spec.nodes)
     return _begin(state, status, Fact(c.RESTARTING, "True", c.RESIZED, message))
 
 
 def succeed(state: State) -> Decision:
-    """End well, unless spec.processGroupPolicy wants more than pods that succeed."""
+    """End the job as succeeded, unless spec.processGroupPolicy fails it for a missing process group."""
     nodes, admitted = _final_size(state)
     policy = state.spec.process_group_policy or "Warn"
     distributed = None if policy == "Ignore" else c.describe_distribution(state.pods)
@@ -226,21 +226,22 @@ def succeed(state: State) -> Decision:
 
 
 def _final_size(state: State) -> tuple[int, str]:
-    """Return how many pods the Job had in the end, and why those are not all."""
-    nodes, job = state.status.attempt_nodes, state.attempt_job
+    """Return the final number of pods of the Job, and a remark if its queue admitted only these."""
+    nodes = state.status.attempt_nodes
+    job = state.attempt_job
     if job is None or job.nodes >= nodes or not is_queued(state.job, job):
         return nodes, ""
-    return job.nodes, f"; its queue has admitted {job.nodes} of {nodes}"
+    return job.nodes, f"; queue admitted {job.nodes}/{nodes} pods"
 
 
 def _success(state: State) -> tuple[str, str]:
     nodes, admitted = _final_size(state)
     if state.spec.success_policy == "RankZero":
-        return c.RANK_ZERO_SUCCEEDED, "pod 0 succeeded, which is enough for spec.successPolicy RankZero"
-    done = sum(pod.phase == "Succeeded" for pod in state.pods.newest.values())
-    late = nodes - done
+        return c.RANK_ZERO_SUCCEEDED, "pod 0 succeeded (spec.successPolicy: RankZero)"
+    succeeded = sum(pod.phase == "Succeeded" for pod in state.pods.newest.values())
     if state.spec.elastic is not None and any(pod.alive for pod in state.pods):
-        return c.ALL_NODES_SUCCEEDED, f"{done}/{nodes} pods succeeded; {late} joined after training was over"
+        late = nodes - succeeded
+        return c.ALL_NODES_SUCCEEDED, f"{succeeded}/{nodes} pods succeeded; {late} joined after the end of training"
     return c.ALL_NODES_SUCCEEDED, f"{nodes}/{nodes} pods succeeded{admitted}"
 
 
@@ -296,9 +297,10 @@ def _next_attempt(state: State, restarts: Restarts, reason: str, failure: LastFa
 
 
 def _begin(state: State, status: Status, restart: Fact | None = None) -> Decision:
-    # The page was the former attempt's.
-    seen = replace_fields(state.observation, page=None, page_requested=False, failures_in_place=())
-    return Decision(describe(replace_fields(state, observation=seen), status, restart), requeue_after=AT_ONCE)
+    # The page is that of the former attempt.
+    observation = replace_fields(state.observation, page=None, page_requested=False, failures_in_place=())
+    described = describe(replace_fields(state, observation=observation), status, restart)
+    return Decision(described, requeue_after=AT_ONCE)
 
 
 def _end(state: State, status: Status, phase: Phase, facts: list[Fact]) -> Decision:

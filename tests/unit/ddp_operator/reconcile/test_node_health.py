@@ -68,7 +68,10 @@ async def test_a_job_leaves_a_node_that_reports_trouble_and_avoids_it() -> None:
     assert status.restarts.counted == 0
     assert status.last_restart is not None
     assert status.last_restart.cause == c.NODE_UNHEALTHY
-    assert harness.condition(c.RESTARTING).message == "attempt 2 leaves node-a: XidCriticalError (GPU 3: XID 79)"
+    assert (
+        harness.condition(c.RESTARTING).message
+        == "attempt 2 avoids unhealthy nodes: node-a: XidCriticalError (GPU 3: XID 79)"
+    )
     assert harness.pods(1) == []
     harness.clock.advance(1)
     await harness.settle()

@@ -308,7 +308,7 @@ class TestAfterTheEnd:
         said = [
             found.message for kind in ("Scheduled", "Rendezvoused", "Succeeded") if (found := status.condition(kind))
         ]
-        admitted = "; its queue has admitted 1 of 2"
+        admitted = "; queue admitted 1/2 pods"
         joined = "1/1 pods joined the rendezvous"
         assert said == [f"1/1 pods scheduled{admitted}", joined, f"1/1 pods succeeded{admitted}"]
 

@@ -179,7 +179,7 @@ class TestLateComers:
         assert ended.status.phase == "Succeeded"
         found = ended.status.condition(c.SUCCEEDED)
         assert found is not None
-        assert found.message == "2/3 pods succeeded; 1 joined after training was over"
+        assert found.message == "2/3 pods succeeded; 1 joined after the end of training"
 
     def test_are_none_while_pod_0_trains(self) -> None:
         assert self.over(child_pod(0), child_pod(1, "Succeeded"), child_pod(2), seconds=900).status.phase == "Running"
