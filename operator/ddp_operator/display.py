@@ -272,5 +272,5 @@ def choose_display(name: str, stream: TextIO, *, quiet: bool, plain: bool) -> Di
 
 
 def can_redraw(stream: TextIO) -> bool:
-    """Tell whether lines that are already on the stream can be drawn anew."""
+    """Return whether lines that are already on the stream can be drawn anew."""
     return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"

@@ -69,7 +69,7 @@ def find_trainer(pod: Mapping[str, Any]) -> Any:
 
 
 def is_quantity(value: Any) -> bool:
-    """Tell whether an API server would take this for a quantity."""
+    """Return whether an API server would take this for a quantity."""
     known = isinstance(value, str | int | float) and not isinstance(value, bool)
     return known and _ANY_QUANTITY.fullmatch(str(value)) is not None
 
@@ -99,12 +99,12 @@ def scheduling_gates(pod: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def is_gpu(resource: str) -> bool:
-    """Tell whether a resource name, such as ``nvidia.com/gpu``, is that of a device plugin for GPUs."""
+    """Return whether a resource name, such as ``nvidia.com/gpu``, is that of a device plugin for GPUs."""
     return any(fnmatchcase(resource, known) for known in GPU_RESOURCES)
 
 
 def match_glob(name: str, pattern: str) -> bool:
-    """Tell whether a name matches a shell pattern, as ``fnmatch.fnmatchcase`` does, without compiling anything.
+    """Return whether a name matches a shell pattern, as ``fnmatch.fnmatchcase`` does, without compiling anything.
 
     The standard library makes a regular expression of each pattern, which takes up to 0.1 s, and keeps 32,768 of them.
     """
@@ -160,7 +160,7 @@ def _matches_part(character: str, part: str) -> bool:
 
 
 def _is_listed(character: str, listed: str) -> bool:
-    """Tell whether a character is one of a class, whose ranges are written ``a-z``."""
+    """Return whether a character is one of a class, whose ranges are written ``a-z``."""
     position = 0
     while position < len(listed):
         if listed[position + 1 : position + 2] == "-" and position + 2 < len(listed):

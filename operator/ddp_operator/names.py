@@ -22,7 +22,7 @@ def job_name(name: str, attempt: int) -> str:
 
 
 def is_job_name(job: str, name: str) -> bool:
-    """Tell whether ``job`` could be the Job of an attempt of the resource ``name``."""
+    """Return whether ``job`` could be the Job of an attempt of the resource ``name``."""
     own, _, attempt = job.rpartition("-")
     return own == name and (attempt == "inputs" or _ATTEMPT.fullmatch(attempt) is not None)
 
@@ -52,7 +52,7 @@ def replacement_suffix(serial: int) -> str:
 
 
 def is_reserved_variable(name: str) -> bool:
-    """Tell whether torchrun or the operator owns an environment variable of the training container."""
+    """Return whether torchrun or the operator owns an environment variable of the training container."""
     return name in constants.RESERVED_ENV or name.startswith(constants.RESERVED_ENV_PREFIXES)
 
 

@@ -17,8 +17,8 @@ MODULES = (
     *(
         f"operator/ddp_operator/launcher/{name}.py"
         for name in (
-            "agent_failure", "failure_record", "failure_rules", "failure_text", "fork_server", "log_patterns", "metrics",
-            "restarts", "stacks", "stall", "termination", "tracebacks", "worker_failure",
+            "agent_failure", "failure_record", "failure_rules", "failure_text", "fork_server", "log_patterns",
+            "metrics", "restarts", "stacks", "stall", "termination", "tracebacks", "worker_failure",
         )
     ),
     "trainer/ddp_trainer/checkpoint/*.py",

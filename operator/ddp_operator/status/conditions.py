@@ -209,7 +209,7 @@ def merge_conditions(
 
 
 def has_quorum(running: Collection[int], size: JobSize) -> bool:
-    """Tell whether pods of these indexes can train: all below ``nodes``, or with spares any as many with pod 0."""
+    """Return whether pods of these indexes can train: all below ``nodes``, or with spares any as many with pod 0."""
     if size.spares:
         return len(running) >= size.nodes and 0 in running
     return all(index in running for index in range(size.nodes))
@@ -252,7 +252,7 @@ def _describe_missing_pods(pods: Pods, size: JobSize) -> Fact | None:
 
 
 def _keeps_without_page(observation: Observation, before: Condition) -> bool:
-    """Tell whether Rendezvoused stays unchanged until the next page: only a page can refute it."""
+    """Return whether Rendezvoused stays unchanged until the next page: only a page can refute it."""
     return before.status == "True" or (not observation.page_requested and before.reason in _PAGE_REASONS)
 
 
@@ -282,7 +282,7 @@ def describe_lost_page(since: datetime | None, now: datetime) -> Fact | None:
 
 
 def may_have_joined(rendezvoused: Condition | None) -> bool:
-    """Tell whether the workers of an attempt have joined, or all its pods run and no page can be read."""
+    """Return whether the workers of an attempt have joined, or all its pods run and no page can be read."""
     return rendezvoused is not None and rendezvoused.status != "False"
 
 

@@ -115,7 +115,7 @@ def _create_job(state: State, plan: _PassPlan) -> None:
 
 
 def _needs_new_job(state: State, job: JobView) -> bool:
-    """Tell whether the Job has to be created again, from this operator's launcher or from the edited spec."""
+    """Return whether the Job has to be created again, from this operator's launcher or from the edited spec."""
     if state.observation.launcher_lost and not any(pod.alive and pod.has_run for pod in state.pods):
         return True
     return state.refusal is None and _was_edited(state, job)
@@ -194,7 +194,7 @@ def scrape_interval(status: Status, now: datetime, progress_interval: float) -> 
 
 
 def can_resize(state: State, attempt_job: JobView) -> bool:
-    """Tell whether the Job of an elastic job can be resized while its pods run.
+    """Return whether the Job of an elastic job can be resized while its pods run.
 
     In a queue only an elastic Job of Kueue can: Kueue stops any other one for it. A gang never can.
     """
@@ -251,20 +251,20 @@ def _compute_start_delay(state: State) -> float:
 
 
 def _was_edited(state: State, attempt_job: JobView) -> bool:
-    """Tell whether a Job was built from another spec, which could be edited because no pod has run."""
+    """Return whether a Job was built from another spec, which could be edited because no pod has run."""
     has_run = state.status.first_run_time is not None or any(pod.has_run for pod in state.observation.pods)
     return not has_run and not attempt_job.finished and attempt_job.spec_digest not in ("", state.job.spec_digest)
 
 
 def _former_may_run(state: State) -> bool:
-    """Tell whether a pod of another attempt runs, or a Job that has not finished may still create one."""
+    """Return whether a pod of another attempt runs, or a Job that has not finished may still create one."""
     attempt = state.status.attempt
     unfinished = any(view.attempt != attempt and not view.finished for view in state.observation.jobs)
     return unfinished or state.observation.former_alive(attempt) > 0
 
 
 def _is_obsolete(state: State, former: JobView) -> bool:
-    """Tell whether a former attempt's Job has to be deleted.
+    """Return whether a former attempt's Job has to be deleted.
 
     The last failed one stays for its pods' logs, also while the Job controller has not reported its certain end yet.
     A Job that would continue (a resize, an OOM kill) and older ones are deleted.
@@ -311,7 +311,7 @@ def clean_up(job: DDPTrainingJob, observation: Observation, now: datetime) -> De
 
 
 def is_about_to_fail(view: JobView, job: DDPTrainingJob, observation: Observation, now: datetime) -> bool:
-    """Tell whether the Job controller is about to fail a Job whose failure the status records."""
+    """Return whether the Job controller is about to fail a Job whose failure the status records."""
     failure = job.status.last_failure
     if failure is None or failure.attempt != view.attempt or failure.time is None:
         return False

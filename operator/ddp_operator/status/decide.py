@@ -191,7 +191,7 @@ _STEPS: Final[tuple[Callable[[State], Decision | None], ...]] = (
 
 
 def _has_succeeded(state: State) -> bool:
-    """Tell whether the pods that have succeeded are enough; peers that remain may fail once they are alone."""
+    """Return whether the pods that have succeeded are enough; peers that remain may fail once they are alone."""
     if state.spec.success_policy == "RankZero":
         return any(pod.index == 0 and pod.phase == "Succeeded" for pod in state.pods)
     if state.job.spares:
@@ -203,7 +203,7 @@ def _has_succeeded(state: State) -> bool:
 
 
 def is_finished(status: Status) -> bool:
-    """Tell whether the job has succeeded or failed; no later observation changes that."""
+    """Return whether the job has succeeded or failed; no later observation changes that."""
     return status.is_true(c.SUCCEEDED) or status.is_true(c.FAILED)
 
 
@@ -238,7 +238,7 @@ def _await_report(state: State, diagnosis: Diagnosis) -> Decision:
 
 
 def _explains(state: State, lost: tuple[tuple[PodView, str], ...]) -> bool:
-    """Tell whether lost pods are the cause of the failure after which the current attempt began."""
+    """Return whether lost pods are the cause of the failure after which the current attempt began."""
     failure = state.status.last_failure
     attempts = {pod.attempt for pod, _ in lost}
     return (

@@ -52,7 +52,7 @@ def extend_history(status: Status, now: datetime) -> Status:
 
 
 def _is_recent(rows: tuple[str, ...], time: int) -> bool:
-    """Tell whether the last row is younger than the usual gap between rows."""
+    """Return whether the last row is younger than the usual gap between rows."""
     heads = [row.partition(",")[0] for row in rows]
     times = [int(head) for head in heads if head.isdecimal()]
     gaps = [after - before for before, after in pairwise(times)]

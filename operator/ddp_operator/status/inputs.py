@@ -54,7 +54,7 @@ def fetch_inputs(state: State, progress_interval: float) -> Decision | None:
 
 
 def are_fetched(job: DDPTrainingJob) -> bool:
-    """Tell whether all inputs of the spec are fetched to the place where pods read them."""
+    """Return whether all inputs of the spec are fetched to the place where pods read them."""
     fetched = [item.place for item in job.status.inputs if item.phase == "Fetched"]
     return job.status.is_true(c.INPUTS_READY) and fetched == [item.place for item in job.spec.inputs or ()]
 

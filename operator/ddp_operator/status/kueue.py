@@ -196,7 +196,7 @@ def _explain_pending(workload: _Workload, queue: Mapping[str, Any] | None) -> Pr
 
 
 def _is_inadmissible(reserved: _KueueCondition) -> bool:
-    """Tell whether a Workload stays without quota until the queue or the job is changed."""
+    """Return whether a Workload stays without quota until the queue or the job is changed."""
     if reserved.reason == _PENDING:
         return _LASTING.search(reserved.message) is not None and not _PASSING.search(reserved.message)
     return reserved.reason in _INADMISSIBLE

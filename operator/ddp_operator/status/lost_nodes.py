@@ -47,7 +47,7 @@ def nodes_to_inspect(job: DDPTrainingJob, children: Children, now: datetime) -> 
 
 
 def is_lost_with_node(pod: PodView) -> bool:
-    """Tell whether a pod was taken away because its node is deleted or does not report."""
+    """Return whether a pod was taken away because its node is deleted or does not report."""
     return pod.disruption in _REASONS
 
 

@@ -85,7 +85,7 @@ def _has_all_pods(pods: Pods, size: JobSize, counts: Nodes) -> bool:
 
 
 def _trains_with_fewer(state: State, pods: Pods, size: JobSize, rendezvoused: Condition | None) -> bool:
-    """Tell whether an elastic job trains with fewer pods than nodes. Without a page the last condition counts."""
+    """Return whether an elastic job trains with fewer pods than nodes. Without a page the last condition counts."""
     elastic = state.spec.elastic
     if elastic is None:
         return False

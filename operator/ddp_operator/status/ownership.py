@@ -29,7 +29,7 @@ def explain_launcher_conflict(manifest: Mapping[str, Any], existing: Mapping[str
 
 
 def is_owned(job: DDPTrainingJob, raw: Mapping[str, Any]) -> bool:
-    """Tell whether an object is a child of this very resource."""
+    """Return whether an object is a child of this very resource."""
     return controller_of(raw).get("uid") == job.uid
 
 
@@ -95,7 +95,7 @@ def refuse_second(job: DDPTrainingJob, claim: str, others: Iterable[Mapping[str,
 
 
 def may_have_lost_labels(job: DDPTrainingJob, children: Children) -> bool:
-    """Tell whether the current attempt may have child objects that are missing here.
+    """Return whether the current attempt may have child objects that are missing here.
 
     Its Job counts more pods than were listed, or pods were listed whose Job was not. Mostly a watch is only late.
     """

@@ -21,7 +21,7 @@ _LATELY = timedelta(minutes=10)
 
 
 def is_replaced(state: State, pod: PodView) -> bool:
-    """Tell whether a lost pod is replaced in its Job; otherwise the attempt is over.
+    """Return whether a lost pod is replaced in its Job; otherwise the attempt is over.
 
     In a queue it always is, because a new Job would go to the end of the queue. In an elastic job it is if enough peers
     continue, with pod 0 among them. In any other job its peers must be able to wait, and a spare or a healthy node must
@@ -37,20 +37,20 @@ def is_replaced(state: State, pod: PodView) -> bool:
 
 
 def is_replacing(state: State) -> bool:
-    """Tell whether the status reports that a pod is being replaced."""
+    """Return whether the status reports that a pod is being replaced."""
     restarting = state.status.condition(c.RESTARTING)
     return restarting is not None and (restarting.status, restarting.reason) == ("True", c.POD_REPLACEMENT)
 
 
 def is_consequence(state: State, failure: LastFailure) -> bool:
-    """Tell whether workers restarted because a pod was lost: all of them saved and stopped, or lost their peer."""
+    """Return whether workers restarted because a pod was lost: all of them saved and stopped, or lost their peer."""
     missing = state.pods.running < state.job.attempt_size.pods
     lost = missing or is_replacing(state) or was_lost_lately(state)
     return lost and (failure.category == PREEMPTED.name or CATEGORIES[failure.category].symptom)
 
 
 def was_lost_lately(state: State) -> bool:
-    """Tell whether the last interruption of the attempt was the loss of a pod, within the last minutes."""
+    """Return whether the last interruption of the attempt was the loss of a pod, within the last minutes."""
     restart = state.status.last_restart
     if restart is None or (restart.attempt, restart.level) != (state.status.attempt, "ReplacedPod"):
         return False
@@ -83,13 +83,13 @@ def create_missing_pods(state: State, attempt_job: JobView) -> list[CreatePod]:
 
 
 def _was_replaced_before(state: State, pod: PodView) -> bool:
-    """Tell whether a pod that replaces another one is lost too, perhaps not by chance."""
+    """Return whether a pod that replaces another one is lost too, perhaps not by chance."""
     suffix = names.replacement_suffix(state.status.restarts.replaced)
     return is_replacing(state) and pod.name.endswith(f"-{suffix}")
 
 
 def _trains_without_lost_pods(state: State) -> bool:
-    """Tell whether enough pods of an elastic job continue, with pod 0 among them."""
+    """Return whether enough pods of an elastic job continue, with pod 0 among them."""
     if state.spec.elastic is None:
         return False
     healthy = {
@@ -101,7 +101,7 @@ def _trains_without_lost_pods(state: State) -> bool:
 
 
 def _can_peers_wait(state: State) -> bool:
-    """Tell whether the other pods wait: they have joined, none has ended, and their launchers restart the workers."""
+    """Return whether the other pods wait: they have joined, none has ended, and their launchers restart the workers."""
     if state.attempt_job is None or not _awaits_peers(state.attempt_job) or not _has_joined(state):
         return False
     # Only the Job controller creates pods of a Kubernetes gang: a spare bridges its back-off.
@@ -110,7 +110,7 @@ def _can_peers_wait(state: State) -> bool:
 
 
 def _awaits_peers(job: JobView) -> bool:
-    """Tell whether the launchers of a Job restart the workers, not counted, when a peer is lost."""
+    """Return whether the launchers of a Job restart the workers, not counted, when a peer is lost."""
     for variable in find_trainer(job.raw["spec"].get("template") or {}).get("env") or ():
         if variable["name"] == constants.ENV_LAUNCHER_CONFIG:
             with suppress(ValueError):  # the launcher of an older operator
@@ -119,7 +119,7 @@ def _awaits_peers(job: JobView) -> bool:
 
 
 def _has_joined(state: State) -> bool:
-    """Tell whether the workers of this attempt have joined; with a spare they may be joining again."""
+    """Return whether the workers of this attempt have joined; with a spare they may be joining again."""
     if c.may_have_joined(state.status.condition(c.RENDEZVOUSED)) or is_replacing(state):
         return True
     restart = state.status.last_restart
@@ -129,7 +129,7 @@ def _has_joined(state: State) -> bool:
 
 
 def _needs_replacement(pod: PodView | None, now: datetime) -> bool:
-    """Tell whether the operator replaces a pod at once; None: its Job has removed it."""
+    """Return whether the operator replaces a pod at once; None: its Job has removed it."""
     if pod is None:
         return True
     if pod.alive or pod.phase == "Succeeded":

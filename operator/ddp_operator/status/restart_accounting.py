@@ -45,7 +45,7 @@ def account_restarts(attempt: ObservedAttempt) -> RestartAccounting:
 
 
 def is_replacing_pods(attempt: ObservedAttempt) -> bool:
-    """Tell whether pods of an attempt that has trained are missing now, so that its Job replaces them."""
+    """Return whether pods of an attempt that has trained are missing now, so that its Job replaces them."""
     if attempt.restart is not None or not attempt.was_joined or attempt.all_run or attempt.state.spec.suspend:
         return False
     before = attempt.state.status.condition(c.RESTARTING)
@@ -55,13 +55,13 @@ def is_replacing_pods(attempt: ObservedAttempt) -> bool:
 
 
 def is_requeued(attempt: ObservedAttempt) -> bool:
-    """Tell whether the queue took the pods back, so that none of them is replaced."""
+    """Return whether the queue took the pods back, so that none of them is replaced."""
     before = attempt.state.status.condition(c.RESTARTING)
     return attempt.waits_in_queue and (before is None or before.reason in (c.POD_REPLACEMENT, c.NOT_RESTARTING))
 
 
 def begins_replacement(attempt: ObservedAttempt) -> bool:
-    """Tell whether a pod replacement begins with this pass."""
+    """Return whether a pod replacement begins with this pass."""
     return is_replacing_pods(attempt) and not attempt.state.status.is_true(c.RESTARTING)
 
 
@@ -140,7 +140,7 @@ def _is_older(failure: LastFailure, known: LastFailure | None) -> bool:
 
 
 def _spare_took_over(attempt: ObservedAttempt, last_failure: LastFailure | None) -> bool:
-    """Tell whether a spare has replaced a lost pod whose loss is not counted yet."""
+    """Return whether a spare has replaced a lost pod whose loss is not counted yet."""
     if not attempt.size.spares or not attempt.was_joined or not attempt.all_run or attempt.lost is None:
         return False
     return last_failure is None or attempt.lost.pod != last_failure.pod

@@ -78,7 +78,7 @@ def _measure_step(before: RankSample, now: RankSample) -> _RankTime | None:
 
 
 def is_stalled(job: DDPTrainingJob, page: Page | None) -> bool:
-    """Tell whether steps have stopped.
+    """Return whether steps have stopped.
 
     They have if none was made for a third of the watchdog's time and no checkpoint is being saved, or if the launcher
     reports a stall. If the script has reported no step, the launcher only knows that it uses no CPU. If steps are
@@ -112,7 +112,7 @@ def describe_stall(job: DDPTrainingJob, observation: Observation) -> Fact | None
 
 
 def _has_progressed(job: DDPTrainingJob, page: Page | None) -> bool:
-    """Tell whether the page reports progress, or new workers, since the job stalled."""
+    """Return whether the page reports progress, or new workers, since the job stalled."""
     if page is None:
         return False
     progress = build_progress(page.values)
@@ -122,7 +122,7 @@ def _has_progressed(job: DDPTrainingJob, page: Page | None) -> bool:
 
 
 def is_explained(places: Iterable[StalledRank]) -> bool:
-    """Tell whether the rank for which its peers wait is known."""
+    """Return whether the rank for which its peers wait is known."""
     return any(place.order < _BUSY for place in places)
 
 

@@ -154,7 +154,7 @@ def _list_stages(old: Status, new: Status, now: datetime) -> Iterator[Reached]:
 
 
 def is_minor_change(old: Status, new: Status) -> bool:
-    """Tell whether two statuses differ only in pod counts, messages and measurements, and in no printed column.
+    """Return whether two statuses differ only in pod counts, messages and measurements, and in no printed column.
 
     Such a change can wait: a big job would else write one for each pod, and `kubectl get -w` would repeat a line.
     """

@@ -120,7 +120,7 @@ def describe_idle(state: State) -> Fact | None:
 
 
 def suspends(state: State) -> bool:
-    """Tell whether the operator suspends an idle job. A running job that reports no steps may train: it stays."""
+    """Return whether the operator suspends an idle job. A running job that reports no steps may train: it stays."""
     if state.spec.idle is None or state.spec.idle.action != "Suspend":
         return False
     if state.status.progress is None and state.status.phase == "Running":

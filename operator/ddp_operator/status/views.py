@@ -1,4 +1,4 @@
-"""Jobs, pods and nodes of the Kubernetes API as the few facts that decisions rest on."""
+"""Jobs, pods and nodes of the Kubernetes API, reduced to the fields on which decisions depend. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from ddp_operator.failures import KubeletEvidence, Termination, parse_terminatio
 from ddp_operator.kubeobjects import EPOCH, find_trainer, parse_time, scheduling_gates
 
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
-# The kubelet says the same about a try and about the pause before the next one, but for this beginning.
+# The kubelet's message in the pause before the next try differs from that of the try by this prefix alone.
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*": (?:\w+: )?')
 
 _MAX_WORDS = 512
@@ -36,10 +36,9 @@ class JobView:
     launcher: str = ""
     """Name of the ConfigMap that its pods mount the launcher from."""
     ignored_since: datetime | None = None
-    """Since when it waits for a first word of the Job controller."""
+    """Since when the Job controller has not acted on it."""
     suspend_written: bool | None = None
-    """What the operator has last written into its ``spec.suspend``; None: an older operator made it, which kept no
-    record."""
+    """The ``spec.suspend`` that the operator wrote last; None: an older operator created it, which kept no record."""
     queue: str = ""
     """The LocalQueue that its label names; Kueue adds that label in a namespace with a default queue."""
     admitted: bool = False
@@ -51,7 +50,7 @@ class JobView:
     suspend_changed: datetime | None = None
     """When it was last suspended or resumed, by the Job controller."""
     spec_digest: str = ""
-    """Of the fields of the spec that it was built from; empty: an older operator made it."""
+    """Digest of the spec that it was built from; empty: an older operator created it."""
     raw: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -95,14 +94,14 @@ class PodView:
     grace_ends: datetime | None = None
     unready_since: datetime | None = None
     cut_off_since: datetime | None = None
-    """Since when the node controller holds it for not ready because its kubelet is silent."""
+    """Since when the node controller marks it as not ready because its kubelet does not report."""
     unscheduled_since: datetime | None = None
     ignored_since: datetime | None = None
-    """Since when it waits for a first word of a scheduler."""
+    """Since when no scheduler has acted on it."""
 
     @property
     def scheduler(self) -> str:
-        """Who is to place it."""
+        """The scheduler that places it."""
         return (self.raw.get("spec") or {}).get("schedulerName") or "default-scheduler"
 
     @property
@@ -124,30 +123,33 @@ class PodView:
 
     @property
     def running(self) -> bool:
-        """True while its containers run and nobody has deleted it."""
+        """True while its containers run and it is not being deleted."""
         return self.phase == "Running" and not self.deleting
 
     @property
     def ganged(self) -> bool:
-        """Whether Kubernetes' own gang scheduling has placed it: its Job cannot be given another size then."""
+        """Whether a Kubernetes gang has placed it: its Job cannot be resized then."""
         return bool((self.raw.get("spec") or {}).get("schedulingGroup"))
 
     @property
     def avoids_nodes(self) -> bool:
-        """True where the operator has kept it off nodes that failed: see ``manifests.pod``."""
+        """True if the operator keeps it off failed nodes: see ``manifests.pod``."""
         affinity = (self.raw.get("spec") or {}).get("affinity") or {}
         required = (affinity.get("nodeAffinity") or {}).get("requiredDuringSchedulingIgnoredDuringExecution") or {}
-        fields = [field for term in required.get("nodeSelectorTerms") or [] for field in term.get("matchFields") or []]
-        return any((field.get("key"), field.get("operator")) == ("metadata.name", "NotIn") for field in fields)
+        for term in required.get("nodeSelectorTerms") or ():
+            for selector in term.get("matchFields") or ():
+                if (selector.get("key"), selector.get("operator")) == ("metadata.name", "NotIn"):
+                    return True
+        return False
 
     @property
     def has_run(self) -> bool:
-        """True once a kubelet has taken it: its end takes something from its peers. One that fetches has none."""
+        """True once a kubelet has started it, so its peers depend on it. A pod that fetches inputs has no peers."""
         return self.attempt > 0 and self.started is not None and self.phase != "Pending"
 
     @property
     def fails_job(self) -> bool:
-        """True where the Job's podFailurePolicy answers its end by failing the Job: see ``manifests.children``."""
+        """True if the Job's podFailurePolicy fails the Job for its end: see ``manifests.children``."""
         code = self.termination.container_exit_code if self.termination else constants.EXIT_OK
         replaced = code == constants.EXIT_OK or code in constants.REPLACED_EXIT_CODES
         return self.trained and not replaced and not self.disrupted
@@ -155,7 +157,7 @@ class PodView:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A Kubernetes node that a pod in doubt runs on. ``ready`` is None where the operator may not read nodes."""
+    """A Kubernetes node with a pod that does not report. ``ready``: None if the operator may not read nodes."""
 
     ready: bool | None
     message: str
@@ -163,40 +165,41 @@ class NodeView:
 
 def view_job(raw: Mapping[str, Any]) -> JobView:
     """Return a Job's view."""
-    metadata, spec = raw.get("metadata") or {}, raw.get("spec") or {}
-    conditions = {
-        c.get("type"): c for c in (raw.get("status") or {}).get("conditions") or [] if c.get("status") == "True"
-    }
-    # FailureTarget and SuccessCriteriaMet say that the Job controller has decided; Failed and Complete follow only
-    # when the last pod is gone, which may take a whole grace time.
-    decided = conditions.get("FailureTarget")
-    failed = conditions.get("Failed") or decided
-    template, status = spec.get("template") or {}, raw.get("status") or {}
-    volumes = (template.get("spec") or {}).get("volumes") or ()
-    suspended: Mapping[str, Any] = next((c for c in status.get("conditions") or [] if c.get("type") == "Suspended"), {})
-    # The time of the start is renewed together with the condition, after the Job was resumed.
-    runs = not spec.get("suspend") and suspended.get("status") != "True"
+    metadata = raw.get("metadata") or {}
+    spec = raw.get("spec") or {}
+    status = raw.get("status") or {}
+    template = spec.get("template") or {}
     annotations = metadata.get("annotations") or {}
-    written = annotations.get(constants.ANNOTATION_SUSPEND)
+    conditions = {item.get("type"): item for item in status.get("conditions") or ()}
+    true_conditions = {kind: item for kind, item in conditions.items() if item.get("status") == "True"}
+
+    # FailureTarget and SuccessCriteriaMet are the Job controller's decision; Failed and Complete follow only when the
+    # last pod has ended, which may take a whole grace period.
+    decided = true_conditions.get("FailureTarget")
+    failed = true_conditions.get("Failed") or decided
+    suspended = conditions.get("Suspended") or {}
+    # The Job controller renews the start time together with this condition, after the Job was resumed.
+    runs = not spec.get("suspend") and suspended.get("status") != "True"
+    suspend_written = annotations.get(constants.ANNOTATION_SUSPEND)
+    elastic = constants.KUEUE_ELASTIC_GATE in scheduling_gates(template)
     return JobView(
         name=metadata.get("name", ""),
         uid=metadata.get("uid", ""),
         attempt=_int(_labels(raw).get(constants.LABEL_ATTEMPT)),
         nodes=_int(spec.get("completions")),
         suspended=bool(spec.get("suspend")),
-        complete="Complete" in conditions or "SuccessCriteriaMet" in conditions,
+        complete="Complete" in true_conditions or "SuccessCriteriaMet" in true_conditions,
         failed=failed is not None,
         failed_message=str((failed or {}).get("message") or ""),
-        # What the Job controller deletes after its decision was not taken away before.
+        # Pods that the Job controller deletes after its decision were not taken away before.
         failed_at=parse_time((decided or failed or {}).get("lastTransitionTime")),
         deleting="deletionTimestamp" in metadata,
-        launcher=next((str(v["configMap"].get("name")) for v in volumes if v["name"] == constants.LAUNCHER_VOLUME), ""),
+        launcher=_find_launcher(template),
         ignored_since=None if raw.get("status") else parse_time(metadata.get("creationTimestamp")),
-        suspend_written=None if written is None else written == "true",
+        suspend_written=None if suspend_written is None else suspend_written == "true",
         queue=_labels(raw).get(constants.KUEUE_QUEUE_LABEL, ""),
         admitted=constants.KUEUE_PODSET_LABEL in ((template.get("metadata") or {}).get("labels") or {}),
-        takes_slices=constants.KUEUE_ELASTIC_GATE in scheduling_gates(template)
-        and constants.KUEUE_MIN_PARALLELISM not in annotations,
+        takes_slices=elastic and constants.KUEUE_MIN_PARALLELISM not in annotations,
         started=parse_time(status.get("startTime")) if runs else None,
         suspend_changed=parse_time(suspended.get("lastTransitionTime")),
         spec_digest=str(annotations.get(constants.ANNOTATION_SPEC) or ""),
@@ -204,30 +207,44 @@ def view_job(raw: Mapping[str, Any]) -> JobView:
     )
 
 
+def _find_launcher(template: Mapping[str, Any]) -> str:
+    """Return the name of the ConfigMap that a template's pods mount the launcher from."""
+    for volume in (template.get("spec") or {}).get("volumes") or ():
+        if volume["name"] == constants.LAUNCHER_VOLUME:
+            return str(volume["configMap"].get("name"))
+    return ""
+
+
 def view_pod(raw: Mapping[str, Any]) -> PodView:
     """Return a pod's view."""
-    metadata, status = raw.get("metadata") or {}, raw.get("status") or {}
-    conditions = {c.get("type"): c for c in status.get("conditions") or []}
+    metadata = raw.get("metadata") or {}
+    status = raw.get("status") or {}
+    conditions = {item.get("type"): item for item in status.get("conditions") or ()}
+    created = parse_time(metadata.get("creationTimestamp"))
     node_name = (raw.get("spec") or {}).get("nodeName") or ""
-    # A scheduler that lost a race for the pod may leave its complaint behind: what has a node is placed.
+    # A scheduler that lost a race for the pod may leave its message: a pod with a node is scheduled.
     scheduled = {} if node_name else conditions.get("PodScheduled") or {}
-    # What a sidecar waits for keeps a training container that runs from nothing.
-    trains = _trainer_state(raw).get("running") is not None
-    waiting_reason, waiting_message = ("", "") if trains else _waiting(status, scheduled)
-    index = (metadata.get("annotations") or {}).get(constants.ANNOTATION_COMPLETION_INDEX)
-    disruption, ready = conditions.get("DisruptionTarget") or {}, conditions.get("Ready") or {}
+    unschedulable = scheduled.get("status") == "False"
+
+    trainer = _trainer_state(raw)
+    # A waiting sidecar does not block a running training container.
+    waiting_reason, waiting_message = ("", "") if trainer.get("running") is not None else _waiting(status, scheduled)
+
+    disruption = conditions.get("DisruptionTarget") or {}
+    ready = conditions.get("Ready") or {}
     unready_since = parse_time(ready.get("lastTransitionTime")) if ready.get("status") == "False" else None
-    # The kubelet takes both conditions away together, the node controller of a silent node only Ready.
+    # The kubelet sets both conditions to False together, the node controller of a silent node only Ready.
     containers_ready = (conditions.get("ContainersReady") or {}).get("status") == "True"
     cut_off = containers_ready and ready.get("reason") != "ReadinessGatesNotReady"
+    # The deletion timestamp is the end of the grace period.
     grace_ends = parse_time(metadata.get("deletionTimestamp"))
     grace = timedelta(seconds=max(0, _int(metadata.get("deletionGracePeriodSeconds"))))
     return PodView(
         name=metadata.get("name", ""),
         uid=metadata.get("uid", ""),
         attempt=_int(_labels(raw).get(constants.LABEL_ATTEMPT)),
-        index=_int(index),
-        created=parse_time(metadata.get("creationTimestamp")) or EPOCH,
+        index=_int((metadata.get("annotations") or {}).get(constants.ANNOTATION_COMPLETION_INDEX)),
+        created=created or EPOCH,
         phase=status.get("phase") or "Pending",
         ready=ready.get("status") == "True",
         deleting="deletionTimestamp" in metadata,
@@ -238,26 +255,23 @@ def view_pod(raw: Mapping[str, Any]) -> PodView:
         waiting_reason=waiting_reason,
         waiting_message=waiting_message,
         termination=_read_end(raw),
-        trained=bool(_trainer_state(raw).get("terminated")),
+        trained=bool(trainer.get("terminated")),
         raw=raw,
         disruption=str(disruption.get("reason") or ""),
         disruption_message=str(disruption.get("message") or "")[:_MAX_WORDS],
-        # The time stamp is that of the end of the grace time.
         deleted_at=None if grace_ends is None else grace_ends - grace,
         grace_ends=grace_ends,
         unready_since=unready_since,
         cut_off_since=unready_since if cut_off else None,
-        unscheduled_since=parse_time(scheduled.get("lastTransitionTime"))
-        if scheduled.get("status") == "False"
-        else None,
-        ignored_since=None if node_name or scheduled else parse_time(metadata.get("creationTimestamp")),
+        unscheduled_since=parse_time(scheduled.get("lastTransitionTime")) if unschedulable else None,
+        ignored_since=None if node_name or scheduled else created,
     )
 
 
 def view_node(raw: Mapping[str, Any] | None) -> NodeView:
-    """Return a node's view; None: it is gone."""
+    """Return a node's view; ``raw`` is None for a deleted node."""
     if raw is None:
-        return NodeView(False, "the node is gone")
+        return NodeView(False, "the node was deleted")
     conditions = (raw.get("status") or {}).get("conditions") or []
     ready: Mapping[str, Any] = next((c for c in conditions if c.get("type") == "Ready"), {})
     if ready.get("status") == "True":
@@ -267,7 +281,7 @@ def view_node(raw: Mapping[str, Any] | None) -> NodeView:
 
 
 def _waiting(status: Mapping[str, Any], scheduled: Mapping[str, Any]) -> tuple[str, str]:
-    """Return why a pod does not start, in the scheduler's or the kubelet's own message."""
+    """Return reason and message of a pod that does not start, from the scheduler or the kubelet."""
     if scheduled.get("status") == "False":
         return str(scheduled.get("reason") or "Unschedulable"), str(scheduled.get("message") or "")
     for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
@@ -283,8 +297,10 @@ def _waiting(status: Mapping[str, Any], scheduled: Mapping[str, Any]) -> tuple[s
 def _trainer_state(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the state of the training container."""
     trainer = find_trainer(raw).get("name")
-    found = (raw.get("status") or {}).get("containerStatuses") or []
-    return next((one.get("state") or {} for one in found if one.get("name") == trainer), {})
+    for container in (raw.get("status") or {}).get("containerStatuses") or ():
+        if container.get("name") == trainer:
+            return container.get("state") or {}
+    return {}
 
 
 def _read_end(raw: Mapping[str, Any]) -> Termination | None:
@@ -325,9 +341,9 @@ def _find_eviction(raw: Mapping[str, Any]) -> str:
 
 
 def _sidecars(raw: Mapping[str, Any]) -> frozenset[str]:
-    """Return the names of the native sidecars: init containers that run on."""
+    """Return the names of the native sidecars: init containers that are always restarted."""
     containers = (raw.get("spec") or {}).get("initContainers") or []
-    return frozenset(str(one.get("name")) for one in containers if one.get("restartPolicy") == "Always")
+    return frozenset(str(item.get("name")) for item in containers if item.get("restartPolicy") == "Always")
 
 
 def _parse_end(terminated: Mapping[str, Any], evidence: KubeletEvidence) -> Termination:

@@ -13,7 +13,7 @@ from ddp_operator.status.views import JobView
 
 
 def is_queued(job: DDPTrainingJob, view: JobView | None) -> bool:
-    """Tell whether another client than the operator suspends and resumes a Job; None: one that does not exist yet.
+    """Return whether another client than the operator suspends and resumes a Job; None: one that does not exist yet.
 
     Kueue sets labels. Any other client, and Kueue where it manages Jobs without labels, is recognized by a
     ``spec.suspend`` that the operator has not written.
@@ -29,7 +29,7 @@ def is_queued(job: DDPTrainingJob, view: JobView | None) -> bool:
 
 
 def size_waits(job: DDPTrainingJob, view: JobView | None) -> bool:
-    """Tell whether a resize has to wait, because a queue would stop running pods for it, or not admit them again.
+    """Return whether a resize has to wait, because a queue would stop running pods for it, or not admit them again.
 
     It takes effect once the job is suspended and resumed.
     """
@@ -70,18 +70,18 @@ def describe_late_edits(job: DDPTrainingJob, view: JobView | None) -> str:
 
 
 def waits_in_queue(job: DDPTrainingJob, view: JobView | None) -> bool:
-    """Tell whether a job waits for a queue to admit its Job."""
+    """Return whether a job waits for a queue to admit its Job."""
     return view is not None and view.suspended and not view.finished and not job.spec.suspend and is_queued(job, view)
 
 
 def was_suspending(job: DDPTrainingJob) -> bool:
-    """Tell whether the job was suspended or stopping in the pass before."""
+    """Return whether the job was suspended or stopping in the pass before."""
     suspended = job.status.condition(c.SUSPENDED)
     return suspended is not None and (suspended.status == "True" or suspended.reason == c.STOPPING)
 
 
 def resumes(job: DDPTrainingJob) -> bool:
-    """Tell whether this is the first pass after a suspension."""
+    """Return whether this is the first pass after a suspension."""
     return not job.spec.suspend and job.status.is_true(c.SUSPENDED)
 
 

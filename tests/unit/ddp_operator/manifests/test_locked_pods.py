@@ -122,8 +122,8 @@ def test_inputs_of_profile_are_accepted_and_others_refused_with_locked_volumes()
     spec, [error] = complete_spec({"inputs": CACHE}, theirs)
     assert spec["inputs"] == CLAIM
     assert str(error) == (
-        "spec.inputs: changes template.spec.volumes of the pods, which ClusterDDPTrainingProfile gpu locks; leave it out, "
-        "or name another profile"
+        "spec.inputs: changes template.spec.volumes of the pods, which ClusterDDPTrainingProfile gpu locks; leave it "
+        "out, or name another profile"
     )
 
 

@@ -191,7 +191,7 @@ async def test_a_node_that_the_operator_may_not_read_is_neither_ready_nor_gone()
     found = await Look().at(*pods)
     assert {name: (node.ready, node.message) for name, node in found.nodes.items()} == {
         "forbidden": (None, ""),
-        "away": (False, "the node is gone"),
+        "away": (False, "the node was deleted"),
     }
 
 

@@ -305,7 +305,7 @@ class TestEnd:
 @pytest.mark.parametrize(
     ("raw", "expected"),
     [
-        (None, NodeView(False, "the node is gone")),
+        (None, NodeView(False, "the node was deleted")),
         ({"status": {"conditions": [condition("Ready")]}}, NodeView(True, "")),
         (
             {"status": {"conditions": [condition("DiskPressure"), condition("Ready", "Unknown", message="silent")]}},
