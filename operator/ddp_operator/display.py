@@ -1,4 +1,4 @@
-"""What `ddp run` and `ddp watch` show while jobs run: a table with bars on a terminal, sparse lines everywhere else."""
+"""The output of `ddp run` and `ddp watch` while jobs run: a table with bars on a terminal, else sparse lines."""
 
 import os
 import time
@@ -18,7 +18,7 @@ _COLORS: Final = {"Running": "green", "Succeeded": "bright_green", "Failed": "re
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The state of a job as it is shown. ``nodes``: pods that run or have succeeded, and desired ones."""
+    """The displayed state of a job. ``nodes``: pods that run or have succeeded, and desired ones."""
 
     phase: str
     attempt: int = 1
@@ -32,11 +32,13 @@ class View:
         """The finished part of all steps, 0 to 100."""
         if self.phase == "Succeeded":
             return 100.0
-        return float(self.progress.percent.rstrip("%")) if self.progress and self.progress.percent else 0.0
+        if self.progress is None or not self.progress.percent:
+            return 0.0
+        return float(self.progress.percent.rstrip("%"))
 
 
 class FaultTolerantStream:
-    """Standard output that goes quiet once it cannot be written (closed pipe, full disk): no run ends for that."""
+    """Standard output that drops text once it cannot be written (closed pipe, full disk); no run ends for it."""
 
     def __init__(self, stream: TextIO, on_loss: Callable[[OSError], None]) -> None:
         self._stream = stream
@@ -59,7 +61,7 @@ class FaultTolerantStream:
             action()
         except OSError as error:
             self._lost = True
-            # The interpreter's own flush of what is still buffered would change the exit code.
+            # The interpreter would flush its buffer at exit, and a failure of that changes the exit code.
             with suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
                 os.dup2(nowhere.fileno(), self._stream.fileno())
             self._on_loss(error)
@@ -69,16 +71,16 @@ class FaultTolerantStream:
 
 
 class Display:
-    """Shows a job and lines of text; this one shows nothing."""
+    """Displays a job and lines of text; this class displays nothing."""
 
     def line(self, text: str) -> None:
-        """Print a line of text as it is."""
+        """Print a line of text."""
 
     def update(self, view: View) -> None:
         """Show the state of the job."""
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
 
 
 def describe_view(view: View) -> str:
@@ -86,30 +88,40 @@ def describe_view(view: View) -> str:
     parts = [view.phase]
     if view.attempt > 1:
         parts.append(f"attempt {view.attempt}")
-    return "  ".join(parts + (describe_progress(view.progress) or ([view.reason] if view.reason else [])))
+    progress = describe_progress(view.progress)
+    if progress:
+        parts += progress
+    elif view.reason:
+        parts.append(view.reason)
+    return "  ".join(parts)
 
 
 def describe_progress(progress: Progress | None, *, percent: bool = True) -> list[str]:
-    """Return what is known of the progress, part by part."""
-    p = progress or Progress()
-    return [
-        text
-        for known, text in (
-            (p.epoch, f"epoch {p.epoch}" + (f"/{p.epochs}" if p.epochs else "")),
-            (p.step, f"step {p.step}" + (f"/{p.total_steps}" if p.total_steps else "")),
-            (p.percent if percent else None, p.percent or ""),
-            (p.eta_seconds or None, f"ETA {p.eta}"),
-            (p.loss, f"loss {p.loss}"),
-            (p.val_accuracy, f"val acc {p.val_accuracy}"),
-            (p.samples_per_second, f"{p.samples_per_second} samples/s"),
-            (None if p.samples_per_second else p.steps_per_second, f"{p.steps_per_second} steps/s"),
-        )
-        if known is not None
-    ]
+    """Return the known values of the progress, one text for each."""
+    if progress is None:
+        return []
+    texts = []
+    if progress.epoch is not None:
+        texts.append(f"epoch {progress.epoch}" + (f"/{progress.epochs}" if progress.epochs else ""))
+    if progress.step is not None:
+        texts.append(f"step {progress.step}" + (f"/{progress.total_steps}" if progress.total_steps else ""))
+    if percent and progress.percent is not None:
+        texts.append(progress.percent)
+    if progress.eta_seconds:
+        texts.append(f"ETA {progress.eta}")
+    if progress.loss is not None:
+        texts.append(f"loss {progress.loss}")
+    if progress.val_accuracy is not None:
+        texts.append(f"val acc {progress.val_accuracy}")
+    if progress.samples_per_second is not None:
+        texts.append(f"{progress.samples_per_second} samples/s")
+    if not progress.samples_per_second and progress.steps_per_second is not None:
+        texts.append(f"{progress.steps_per_second} steps/s")
+    return texts
 
 
 class PlainDisplay(Display):
-    """Lines with a time: one for each change of phase, one for the first progress, then one every few seconds."""
+    """Lines with a time: at each change of phase, at the first progress, then every few seconds."""
 
     def __init__(
         self,
@@ -133,7 +145,7 @@ class PlainDisplay(Display):
         self._stream.flush()
 
     def update(self, view: View) -> None:
-        """Print a line where the phase or attempt has changed, at the first progress, or for any change when due."""
+        """Print a line if the phase or attempt has changed, at the first progress, or at a change when due."""
         has_progress = bool(describe_progress(view.progress))
         state = (view.phase, view.attempt, "" if has_progress else view.reason)
         first = has_progress and not describe_progress(self._progress)
@@ -142,15 +154,17 @@ class PlainDisplay(Display):
         if not changed and not (due and (view.progress != self._progress or state != self._state)):
             return
         if self._state is not None and not changed and not has_progress and not view.reason:
-            return  # what it waited for has come: nothing to read
-        self._state, self._progress, self._next = state, view.progress, self._clock() + self._every
+            return  # the job no longer waits, and has no progress yet
+        self._state = state
+        self._progress = view.progress
+        self._next = self._clock() + self._every
         self.line(f"{time.strftime('%H:%M:%S')} {self._prefix}{describe_view(view)}")
 
 
 class LiveRegion:
     """The bottom of the terminal, drawn by Rich, with lines of text above it.
 
-    It draws only when it is updated: a thread of Rich's own would make later forks unsafe.
+    It draws only when it is updated: a refresh thread of Rich would make later forks unsafe.
     """
 
     def __init__(self, stream: TextIO, *, transient: bool = False) -> None:
@@ -170,7 +184,7 @@ class LiveRegion:
         self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def show(self, renderable: Any) -> None:
-        """Draw it anew."""
+        """Redraw it."""
         self._live.update(renderable, refresh=True)
 
     def close(self) -> None:
@@ -179,7 +193,7 @@ class LiveRegion:
 
 
 class RichDisplay(Display):
-    """A line at the bottom, gone at the end. Rich is imported at the first view, when pods are already starting."""
+    """A line at the bottom, removed at the end. Rich is imported at the first view, when pods already start."""
 
     def __init__(self, stream: TextIO, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
@@ -197,7 +211,7 @@ class RichDisplay(Display):
             self._stream.flush()
 
     def update(self, view: View) -> None:
-        """Draw the job anew."""
+        """Redraw the job."""
         self._region = self._region or LiveRegion(self._stream, transient=True)
         elapsed = format_duration(self._clock() - self._began)
         self._region.show(build_line(self._name, view, elapsed, narrow=self._region.width < _NARROW))
@@ -210,22 +224,31 @@ class RichDisplay(Display):
 
 
 def build_line(name: str, view: View, elapsed: str, *, narrow: bool = False) -> Any:
-    """Return the Rich line of one job: a bar and figures, or what it waits for. What has no room is cut at the end."""
+    """Return the Rich line of one job: a bar and values, or the reason why it waits; cut at the end of the terminal."""
     from rich.table import Table
     from rich.text import Text
 
     line = Table.grid(padding=(0, 1))
     for _ in range(3):
         line.add_column(no_wrap=True)
-    line.add_column()  # Rich takes the room from a column that may wrap
-    figures = describe_progress(view.progress, percent=False)
-    state = [] if view.phase == "Running" and (figures or view.reason) else [view.phase]
-    state += [f"attempt {view.attempt}"] if view.attempt > 1 else []
-    words = [*state, *figures, elapsed] if figures else [*state, *filter(None, [view.reason]), elapsed]
-    text = Text("  ".join(words), no_wrap=True, overflow="ellipsis")
-    bar = _build_bar(view, 10 if narrow else 24)
-    percent = f"{view.percent:.1f}%" if figures else ""
-    line.add_row(Text(name, "bold") if not narrow else "", bar if percent else "", percent, text)
+    line.add_column()  # Rich shrinks a column that may wrap
+    values = describe_progress(view.progress, percent=False)
+    parts = []
+    if view.phase != "Running" or not (values or view.reason):
+        parts.append(view.phase)
+    if view.attempt > 1:
+        parts.append(f"attempt {view.attempt}")
+    if values:
+        parts += values
+    elif view.reason:
+        parts.append(view.reason)
+    text = Text("  ".join([*parts, elapsed]), no_wrap=True, overflow="ellipsis")
+
+    label = "" if narrow else Text(name, "bold")
+    if values:
+        line.add_row(label, _build_bar(view, 10 if narrow else 24), f"{view.percent:.1f}%", text)
+    else:
+        line.add_row(label, "", "", text)
     return line
 
 
@@ -239,7 +262,7 @@ def _build_bar(view: View, width: int) -> Any:
 
 
 def build_table(jobs: Iterable[tuple[tuple[str, str], View]], *, namespaces: bool = False) -> Any:
-    """Return the Rich table of jobs, by namespace and name, and state; ``namespaces``: with a column of those."""
+    """Return the Rich table of jobs by namespace and name; ``namespaces``: with a column for the namespace."""
     from rich.table import Table
     from rich.text import Text
 
@@ -247,7 +270,7 @@ def build_table(jobs: Iterable[tuple[tuple[str, str], View]], *, namespaces: boo
     heads = ("NAME", "PHASE", "REASON", "NODES", "RESTARTS", "PROGRESS", "")
     for head in ("NAMESPACE", *heads) if namespaces else heads:
         table.add_column(head, no_wrap=True, overflow="ellipsis")
-    # On a narrow terminal Rich takes the room from columns that may wrap: from the figures here, not from the names.
+    # On a narrow terminal Rich shrinks columns that may wrap: the values here, not the names.
     table.add_column("")
     for (namespace, name), view in jobs:
         table.add_row(
@@ -268,9 +291,11 @@ def choose_display(name: str, stream: TextIO, *, quiet: bool, plain: bool) -> Di
     """Return the display for one job that suits the options and the stream."""
     if quiet:
         return Display()
-    return RichDisplay(stream, name) if not plain and can_redraw(stream) else PlainDisplay(stream)
+    if plain or not can_redraw(stream):
+        return PlainDisplay(stream)
+    return RichDisplay(stream, name)
 
 
 def can_redraw(stream: TextIO) -> bool:
-    """Return whether lines that are already on the stream can be drawn anew."""
+    """Return whether lines on the stream can be redrawn."""
     return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"

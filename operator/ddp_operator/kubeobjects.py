@@ -1,4 +1,4 @@
-"""Facts of the Kubernetes API that every side needs: how it writes times and quantities, which container trains."""
+"""Conventions of the Kubernetes API: times, quantities, GPU resources, and the container that trains."""
 
 import re
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ from typing import Any, Final
 from ddp_operator.constants import TRAINER_CONTAINER
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-"""Stands for a time that is not known where times are put in order."""
+"""Replaces an unknown time where times are sorted."""
 
 
 def utc_now() -> datetime:
-    """Return the time, aware and in UTC."""
+    """Return the current time, aware and in UTC."""
     return datetime.now(UTC)
 
 
@@ -50,28 +50,28 @@ GPU_RESOURCES: Final = (
     *("amd.com/gpu", "amd.com/?px_nps?"),
     *("gpu.intel.com/i915", "gpu.intel.com/xe"),
 )
-"""What device plugins call GPUs and parts of them; one worker process for each. AMD's names of partitions are
+"""Resource names of device plugins for GPUs and their partitions; one worker process for each. AMD names partitions
 ``<compute>_<memory>``, such as ``cpx_nps4``."""
 GPU_DEVICE_CLASSES: Final = (
     *("gpu.nvidia.com", "mig.nvidia.com"),
     *("gpu.amd.com", "gpu.amd.com-spx"),
     "gpu.intel.com",
 )
-"""What the vendors' DRA drivers call the DeviceClasses of the same."""
-# What an API server takes, which is more than is read here.
+"""DeviceClasses of the vendors' DRA drivers for the same."""
+# The quantities that an API server accepts, more than are parsed here.
 _ANY_QUANTITY = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?")
 
 
 def find_trainer(pod: Mapping[str, Any]) -> Any:
     """Return the training container of a pod or a pod template: the one named ``trainer``, else the first."""
     containers = (pod.get("spec") or {}).get("containers") or [{}]
-    return next((c for c in containers if c.get("name") == TRAINER_CONTAINER), containers[0])
+    return next((item for item in containers if item.get("name") == TRAINER_CONTAINER), containers[0])
 
 
 def is_quantity(value: Any) -> bool:
-    """Return whether an API server would take this for a quantity."""
-    known = isinstance(value, str | int | float) and not isinstance(value, bool)
-    return known and _ANY_QUANTITY.fullmatch(str(value)) is not None
+    """Return whether an API server accepts this as a quantity."""
+    has_type = isinstance(value, str | int | float) and not isinstance(value, bool)
+    return has_type and _ANY_QUANTITY.fullmatch(str(value)) is not None
 
 
 def parse_quantity(value: Any) -> Decimal | None:
@@ -83,30 +83,30 @@ def parse_quantity(value: Any) -> Decimal | None:
 
 
 def count_gpus(resources: Mapping[str, Any]) -> int:
-    """Return how many GPUs a container's ``resources`` ask for (limits; requests where there are no limits)."""
-    asked = dict(_mapping(resources.get("requests"))) | dict(_mapping(resources.get("limits")))
-    return sum(max(0, int(parse_quantity(value) or 0)) for name, value in asked.items() if is_gpu(str(name)))
+    """Return how many GPUs a container's ``resources`` request (limits; requests if there are no limits)."""
+    requested = dict(_mapping(resources.get("requests"))) | dict(_mapping(resources.get("limits")))
+    return sum(max(0, int(parse_quantity(value) or 0)) for name, value in requested.items() if is_gpu(str(name)))
 
 
 def count_pod_gpus(pod_spec: Mapping[str, Any]) -> int:
-    """Return how many GPUs the containers of a pod ask for together."""
+    """Return how many GPUs the containers of a pod request together."""
     return sum(count_gpus(container.get("resources") or {}) for container in pod_spec.get("containers") or ())
 
 
 def scheduling_gates(pod: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what keeps every scheduler from placing a pod, or those of a template, until somebody takes it away."""
+    """Return the scheduling gates of a pod or a template; a scheduler places a pod once all are removed."""
     return tuple(str(gate.get("name")) for gate in (pod.get("spec") or {}).get("schedulingGates") or ())
 
 
 def is_gpu(resource: str) -> bool:
     """Return whether a resource name, such as ``nvidia.com/gpu``, is that of a device plugin for GPUs."""
-    return any(fnmatchcase(resource, known) for known in GPU_RESOURCES)
+    return any(fnmatchcase(resource, pattern) for pattern in GPU_RESOURCES)
 
 
 def match_glob(name: str, pattern: str) -> bool:
     """Return whether a name matches a shell pattern, as ``fnmatch.fnmatchcase`` does, without compiling anything.
 
-    The standard library makes a regular expression of each pattern, which takes up to 0.1 s, and keeps 32,768 of them.
+    The standard library compiles a regular expression for each pattern, which takes up to 0.1 s, and caches 32,768.
     """
     parts = _split_glob(pattern)
     if sum(part != "*" for part in parts) > len(name):
@@ -124,7 +124,7 @@ def match_glob(name: str, pattern: str) -> bool:
             index += 1
             position += 1
         elif star is not None:
-            # The last star takes one character more.
+            # The last star matches one character more.
             resume += 1
             position = resume
             index = star + 1

@@ -1,30 +1,30 @@
-"""Names and labels of the children: functions of the resource and the attempt, so that no pass invents one."""
+"""Names and labels of child objects, computed from the resource and the attempt alone."""
 
 import re
 
 from ddp_operator import constants
 
 CODE_PREFIX = "ddp-code-"
-"""What the names of ConfigMaps with code begin with that `ddp submit` has made."""
+"""Prefix of the ConfigMaps with code that `ddp submit` creates."""
 
 
 _ATTEMPT = re.compile(r"[1-9][0-9]*")
 
 
 def service_name(name: str) -> str:
-    """Return the headless Service's name: the resource's own, which makes pod DNS names short."""
+    """Return the headless Service's name: that of the resource, which keeps pod DNS names short."""
     return name
 
 
 def job_name(name: str, attempt: int) -> str:
-    """Return the Job's name for an attempt (1, 2, …; 0: that which fetches the inputs before there is one)."""
+    """Return the Job's name for an attempt (1, 2, …; 0 fetches the inputs before attempt 1)."""
     return f"{name}-{attempt or 'inputs'}"
 
 
 def is_job_name(job: str, name: str) -> bool:
     """Return whether ``job`` could be the Job of an attempt of the resource ``name``."""
-    own, _, attempt = job.rpartition("-")
-    return own == name and (attempt == "inputs" or _ATTEMPT.fullmatch(attempt) is not None)
+    prefix, _, attempt = job.rpartition("-")
+    return prefix == name and (attempt == "inputs" or _ATTEMPT.fullmatch(attempt) is not None)
 
 
 def launcher_config_map_name(digest: str) -> str:
@@ -43,11 +43,11 @@ def pod_host(name: str, attempt: int, index: int | str) -> str:
 
 
 POD_SUFFIX = r"(?:[a-z0-9]{5}|r[0-9]+)"
-"""A pattern of what follows a pod's index in its name: the Job controller's random letters, or a replacement's."""
+"""Pattern of the suffix after a pod's index: the Job controller's random letters, or that of a replacement."""
 
 
 def replacement_suffix(serial: int) -> str:
-    """Return what follows the index in the name of a lost pod's replacement; ``serial``: those of the job before it."""
+    """Return the suffix after the index in the name of a replacement pod; ``serial``: replacements before it."""
     return f"r{serial}"
 
 
@@ -57,7 +57,7 @@ def is_reserved_variable(name: str) -> bool:
 
 
 def child_labels(name: str, attempt: int | None = None) -> dict[str, str]:
-    """Return the labels that every child carries; without a name those of what all jobs of a namespace share."""
+    """Return the labels of every child object of a resource; with an attempt, of the child objects of that attempt."""
     labels = {constants.LABEL_MANAGED_BY: constants.MANAGED_BY, constants.LABEL_JOB_NAME: name}
     return labels if attempt is None else labels | {constants.LABEL_ATTEMPT: str(attempt)}
 

@@ -1,4 +1,4 @@
-"""Measures a recovery from samples of the metrics page: seconds without training, and steps that were lost. Pure."""
+"""Measure a recovery from samples of the metrics page: seconds without training, and lost steps. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from ddp_operator import constants
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What rank 0's page said at a moment (seconds of the clock of whoever looked). None: not said."""
+    """The metrics page of rank 0 at a moment (seconds of the reader's clock). None: not reported."""
 
     time: float
     attempt: int = 1
@@ -17,17 +17,17 @@ class Sample:
     in_place_restarts: int | None = None
     running: bool = False
     interval: int = 1
-    """Steps between two reports: 1 of the exporter, else those between two lines of the log."""
+    """Steps between two reports: 1 with the exporter, else those between two lines of the log."""
 
     @property
     def answered(self) -> bool:
-        """True where there was a page."""
+        """True if the page could be read."""
         return self.in_place_restarts is not None or self.step is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """How a job came back, on which level (process, pod or group). Steps are None where the script reports none."""
+    """A job's recovery and its level (process, pod or group). Steps are None if the script reports none."""
 
     seconds: float
     level: str
@@ -35,9 +35,9 @@ class Recovery:
     resumed_from: int | None
     """The step before the first one that the new process reported."""
     began_at: int | None = None
-    """The same of the process that was killed."""
+    """The step before the first one that the killed process reported."""
     interval: int = 1
-    """Steps between two reports, so the new process may have resumed as many steps before its first report."""
+    """Steps between two reports; the new process may have resumed as many steps before its first report."""
 
     @property
     def from_beginning(self) -> bool:
@@ -73,7 +73,7 @@ class Recovery:
 
 
 def parse_sample(values: Mapping[str, float], now: float, attempt: int) -> Sample:
-    """Return a line of the probe as a sample taken ``now``."""
+    """Return the sample in a line of the probe at time ``now``."""
 
     def number(name: str) -> int | None:
         return int(values[name]) if name in values else None
@@ -90,22 +90,26 @@ def parse_sample(values: Mapping[str, float], now: float, attempt: int) -> Sampl
 
 
 def measure(before: Sample, killed_at: float, after: Iterable[Sample]) -> Recovery | None:
-    """Return the recovery as soon as the samples show it, None where they end before.
+    """Return the recovery as soon as the samples show it; None: they end before.
 
-    Where ``before`` has no steps, workers that run again are one.
+    If ``before`` has no steps, workers that run again are a recovery.
 
-    The counter of a process starts at 0 with it, and the run's step goes on from the checkpoint: once a new process has
-    made a step, their difference is where it took up. A dead worker's last page may be shown for a moment beside the
-    next restart's count, and be renewed once. So there is a new process where the counter is smaller than before; and,
-    as that may be missed between two samples, where after a restart the difference is another, or the counter goes on.
+    The step counter of a process starts at 0, the run's step at the checkpoint: once a new process has made a step,
+    their difference is the step from which it resumed. The page of a dead worker may be read for a moment beside the
+    next restart's count, and be updated once. So a process is new if its counter is smaller than before. A sample may
+    miss that; so it is new after a restart too if the difference has changed, or if its counter advances twice.
     """
-    step, made, gone, reborn = before.step, before.steps_of_process, False, False
+    step = before.step
+    made = before.steps_of_process
+    page_was_lost = False
+    is_new_process = False
     counts: set[int] = set()
     for sample in after:
         if not sample.answered:
-            gone = gone or sample.time >= killed_at
+            page_was_lost = page_was_lost or sample.time >= killed_at
             continue
-        level = "group" if sample.attempt > before.attempt else "pod" if gone else "process"
+
+        level = _find_level(before, sample, page_was_lost=page_was_lost)
         restarted = level != "process" or (sample.in_place_restarts or 0) > (before.in_place_restarts or 0)
         if made is None:
             if sample.running and restarted:
@@ -113,14 +117,22 @@ def measure(before: Sample, killed_at: float, after: Iterable[Sample]) -> Recove
             continue
         if sample.steps_of_process is None or sample.step is None:
             continue
+
         if restarted:
             counts.add(sample.steps_of_process)
-            other = step is not None and sample.step - sample.steps_of_process != step - made
-            reborn = reborn or other or len(counts) > 2
-        reborn = reborn or sample.steps_of_process < made
-        if not reborn:
-            made, step = sample.steps_of_process, sample.step
+            resumed_elsewhere = step is not None and sample.step - sample.steps_of_process != step - made
+            is_new_process = is_new_process or resumed_elsewhere or len(counts) > 2
+        is_new_process = is_new_process or sample.steps_of_process < made
+        if not is_new_process:
+            made = sample.steps_of_process
+            step = sample.step
         elif sample.steps_of_process > 0:
             resumed_from = max(0, sample.step - sample.steps_of_process)
             return Recovery(sample.time - killed_at, level, step, resumed_from)
     return None
+
+
+def _find_level(before: Sample, sample: Sample, *, page_was_lost: bool) -> str:
+    if sample.attempt > before.attempt:
+        return "group"
+    return "pod" if page_was_lost else "process"
