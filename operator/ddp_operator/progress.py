@@ -1,7 +1,7 @@
-"""What a training pod's ``/metrics`` page says about progress.
+"""Parse the progress on a training pod's ``/metrics`` page. Pure.
 
-The page comes from the user's pod. It is read as bytes, piece by piece; only lines with a known name are parsed, and
-nothing in them can raise.
+The page comes from the user's pod. It is read as bytes, piece by piece; only lines with a known name are parsed, and no
+content raises an exception.
 """
 
 import math
@@ -16,7 +16,7 @@ from ddp_operator.api.status import CheckpointStatus, PreflightStatus, Progress,
 from ddp_operator.failures import InputReport, parse_inputs, quote
 from ddp_operator.kubeobjects import truncate
 
-_WANTED = frozenset({
+_SERIES = frozenset({
     constants.METRIC_LOSS, constants.METRIC_EPOCH, constants.METRIC_EPOCHS, constants.METRIC_TOTAL_STEPS,
     constants.METRIC_PROGRESS, constants.METRIC_VAL_ACCURACY, constants.METRIC_VAL_LOSS,
     constants.METRIC_LEARNING_RATE, constants.METRIC_WORLD_SIZE, constants.METRIC_GLOBAL_RATE,
@@ -30,23 +30,23 @@ _WANTED = frozenset({
     constants.METRIC_HEARTBEAT_AGE, constants.METRIC_SAVING,
     constants.METRIC_STALLED, constants.METRIC_STALLED_RANK, constants.METRIC_TRACKING,
 })  # fmt: skip
-_PREFLIGHT = {  # by the label that tells one sample from the other
+_PREFLIGHT = {  # name -> the label that distinguishes its samples
     constants.METRIC_PREFLIGHT_PASSED: "check",
     constants.METRIC_PREFLIGHT_SECONDS: "check",
     constants.METRIC_ALL_REDUCE_RATE: "",
     constants.METRIC_NETWORK: "transport",
     constants.METRIC_SLOWEST_PAIR: "pods",
 }
-_NAMES = {name.encode(): name for name in _WANTED}
-# A line with a rank and a value only, as nearly all are, is matched as a whole; others label by label.
+_NAMES = {name.encode(): name for name in _SERIES}
+# Nearly all lines have a rank and a value only and are matched as a whole; the rest label by label.
 _PLAIN = re.compile(rb'(ddp_[a-z_]+)(?:\{rank="([0-9]{1,9})"\})? ([-+0-9.eE]{1,32})')
 _NAME = re.compile(rb"ddp_[a-z_]{1,96}")
 _SAMPLE = re.compile(rb"[a-z_]+(?:\{([^\n]*)\})?[ \t]+([-+0-9.eEinfINFaA]{1,32})(?:[ \t]+-?[0-9]{1,20})?[ \t\r]*")
 _LABEL = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)="([^"\\]*(?:\\.[^"\\]*)*)"[ \t]*(?:,|$)')
 _ESCAPED = re.compile(r"\\(.)")
-# Labels with free text, which may hold escapes; a value of any other series has none.
+# Series whose labels have free text with escapes.
 _FREE_TEXT = frozenset({constants.METRIC_STALLED_RANK, constants.METRIC_TRACKING, constants.METRIC_NETWORK})
-# Lines for the operator alone: what follows each of these beginnings is read once a page.
+# Comment lines for the operator: prefix -> the longest text after it. Each is read once a page.
 _COMMENTS = {
     constants.COMMENT_LAST_FAILURE.encode(): 8192,
     constants.COMMENT_INPUTS.encode(): 32768,
@@ -62,11 +62,11 @@ _MAX_RANKS = 256  # of one pod
 _MAX_SAMPLES = 4096
 _MAX_LINE = 4096
 _MAX_LABELS = 8  # of one line
-_MAX_OWN_LINES = 16384  # that begin as our names do
+_MAX_OWN_LINES = 16384  # with the prefix of our names
 _MAX_COMMENTS = 64
-_MAX_REST = 40960  # of a line that is not complete yet; no line that is read is longer
+_MAX_REST = 40960  # of an incomplete line; no line that is parsed is longer
 _MAX_INT = 2**31 - 1
-# Rates are taken over so long, where there are readings for it: one step says little, and an hour ago is not now.
+# Rates are measured over this many seconds, if there are readings: one step is too short, an hour too long.
 _RATE_WINDOW = 10.0
 _MAX_READINGS = 64
 _MAX_STALLED = 8  # ranks of one pod
@@ -79,7 +79,7 @@ _BRACKETS = (b"{}", b"[]", b'""')
 
 @dataclass(frozen=True, slots=True)
 class RankSample:
-    """What one rank has done: steps of the run, and of its process with their seconds."""
+    """Counters of one rank: steps of the run, and steps of its process with their seconds."""
 
     step: float = 0.0
     steps: float = 0.0
@@ -89,7 +89,7 @@ class RankSample:
 
 @dataclass(frozen=True, slots=True, order=True)
 class StalledRank:
-    """What a rank does instead of a step, from the launcher. ``order`` puts those that are waited for first."""
+    """The state of a rank that makes no step, from the launcher. ``order`` sorts ranks that block their peers first."""
 
     order: int
     rank: int
@@ -98,7 +98,7 @@ class StalledRank:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Steps a second, and samples a second of all ranks together, where they are known."""
+    """Steps per second, and samples per second of all ranks together; None: unknown."""
 
     steps: float | None = None
     samples: float | None = None
@@ -106,7 +106,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """The counters of a rank's process at a moment. ``seconds`` is the time spent in its steps, None: not reported."""
+    """Counters of a rank's process at a moment. ``seconds``: time spent in its steps, None if not reported."""
 
     time: float
     steps: float | None = None
@@ -117,7 +117,7 @@ class _Reading:
 
 
 class RateMeter:
-    """Derives rates from successive readings of one rank's counters."""
+    """Measures rates from successive readings of one rank's counters."""
 
     def __init__(self) -> None:
         self._process: object = None
@@ -125,16 +125,16 @@ class RateMeter:
         self._rates: Rates | None = None
 
     def measure(self, process: object, values: Mapping[str, float], now: float) -> Rates | None:
-        """Return the rates at this reading, None before they are known.
+        """Return the rates at this reading; None: they are unknown yet.
 
-        ``process`` is equal for two readings as long as the counters are the same process's. Of the first one the
-        rates are its averages. While no step ends the last ones stand: the next step may take long.
+        ``process`` is equal for two readings of the same process. The rates of the first reading are its averages.
+        While no step ends the last rates remain: the next step may take long.
         """
         reading = _read_counters(values, now)
         if reading.steps is None and reading.samples is None:
             return None
         last = self._readings[-1] if self._readings else None
-        if last is not None and (process != self._process or _began_anew(last, reading)):
+        if last is not None and (process != self._process or _has_restarted(last, reading)):
             self._readings.clear()
             last = self._rates = None
         self._process = process
@@ -151,9 +151,11 @@ class RateMeter:
 
 
 def average_rates(values: Mapping[str, float]) -> Rates | None:
-    """Return the rates of a process since its start, where it reports the time that it has spent in steps."""
+    """Return the mean rates of a process since its start; None: it does not report the time spent in steps."""
     reading = _read_counters(values, 0.0)
-    return None if reading.seconds is None else _derive_rates(_Reading(0.0, 0.0, 0.0, 0.0), reading)
+    if reading.seconds is None:
+        return None
+    return _derive_rates(_Reading(0.0, 0.0, 0.0, 0.0), reading)
 
 
 def _read_counters(values: Mapping[str, float], now: float) -> _Reading:
@@ -171,32 +173,33 @@ def _read_counters(values: Mapping[str, float], now: float) -> _Reading:
     )
 
 
-def _began_anew(before: _Reading, after: _Reading) -> bool:
+def _has_restarted(before: _Reading, after: _Reading) -> bool:
     pairs = ((before.steps, after.steps), (before.samples, after.samples), (before.seconds, after.seconds))
     return any(old is not None and (new is None or new < old) for old, new in pairs)
 
 
 def _derive_rates(before: _Reading, after: _Reading) -> Rates | None:
-    """Return the rates between two readings of a process: over its time in steps, else from last step to last step."""
+    """Return the rates between two readings, over the time in steps if it is reported, else between the last steps."""
     seconds = after.time - before.time
     if before.last_step is not None and after.last_step is not None and after.last_step > before.last_step:
         seconds = after.last_step - before.last_step
     if before.seconds is not None and after.seconds is not None:
         seconds = after.seconds - before.seconds
 
-    def rate(old: float | None, new: float | None, times: float = 1.0) -> float | None:
-        made = 0.0 if old is None or new is None else (new - old) * times
-        found = made / seconds if seconds > 0 else 0.0
-        return found if 0 < found < 1e15 else None
+    def rate(old: float | None, new: float | None, ranks: float = 1.0) -> float | None:
+        if old is None or new is None or seconds <= 0:
+            return None
+        value = (new - old) * ranks / seconds
+        return value if 0 < value < 1e15 else None
 
-    # Ranks step together: those of the others are as many.
+    # Ranks step together, so every rank has processed as many samples.
     rates = Rates(rate(before.steps, after.steps), rate(before.samples, after.samples, after.world_size))
     return None if rates == Rates() else rates
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One scrape. ``values`` are the wanted series of the lowest rank on the page."""
+    """One scrape. ``values`` are the known series of the lowest rank on the page."""
 
     values: Mapping[str, float] = field(default_factory=dict)
     launcher_phase: str = ""
@@ -205,14 +208,14 @@ class Page:
     ranks: Mapping[int, RankSample] = field(default_factory=dict)
     rates: Rates | None = None
     last_failure: str = ""
-    """The failure behind the pod's last restart in the same pods, as a termination message."""
+    """The failure before the last restart in the same pods, as a termination message."""
     stalled: tuple[StalledRank, ...] = ()
     links: tuple[str, ...] = ()
-    """Pages of the run in trackers of experiments."""
+    """URLs of the run in experiment trackers."""
     inputs: tuple[InputReport, ...] = ()
-    """Of a pod that fetches them."""
+    """Reports of a pod that fetches inputs."""
     upload_problem: str = ""
-    """Why checkpoints cannot be uploaded, in the pod's words."""
+    """Why checkpoints cannot be uploaded, in the message of the pod."""
 
     @property
     def joining(self) -> bool:
@@ -221,22 +224,23 @@ class Page:
 
     @property
     def training(self) -> bool:
-        """True where workers that run have reported a step; what a log has shown stays on the page after them."""
+        """True if running workers have reported a step. Values from a log stay on the page after a restart."""
         step = self.values.get(constants.METRIC_GLOBAL_STEP, self.values.get(constants.METRIC_STEPS, 0.0))
         return step > 0 and not self.joining
 
     @property
     def began_at(self) -> int | None:
-        """The step of the run at which these workers began; None: not known, or they have made no step yet."""
-        step, made = self.values.get(constants.METRIC_GLOBAL_STEP), self.values.get(constants.METRIC_STEPS)
-        if not self.training or step is None or not made:
+        """The step of the run from which these workers started; None: unknown, or they have made no step yet."""
+        step = self.values.get(constants.METRIC_GLOBAL_STEP)
+        steps_of_process = self.values.get(constants.METRIC_STEPS)
+        if not self.training or step is None or not steps_of_process:
             return None
-        began = _whole(step - made)
-        return None if began is None else max(0, began)
+        first = _whole(step - steps_of_process)
+        return None if first is None else max(0, first)
 
 
 class PageParser:
-    """Takes a page in pieces and keeps what is readable. What it keeps and how long it works is bounded."""
+    """Parses a page piece by piece and skips unreadable lines. Its memory and its work are bounded."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -254,17 +258,17 @@ class PageParser:
         self._links: list[str] = []
 
     def feed(self, piece: bytes) -> None:
-        """Read the lines that this piece completes."""
+        """Parse the lines that this piece completes."""
         data = b"\n" + self._rest + piece
         end = data.rfind(b"\n")
-        # Of a line that is too long the beginning is kept, so that it is too long when its end comes.
+        # The start of a line that is too long is kept, so that the line is still too long once it is complete.
         self._rest = data[end + 1 :][:_MAX_REST]
         if end > 0:
             self._read_samples(data, end)
             self._read_comments(data, end)
 
     def finish(self) -> Page:
-        """Return what the page reports."""
+        """Return the page."""
         self.feed(b"\n")
         failure = self._comments.get(constants.COMMENT_LAST_FAILURE.encode(), "")
         inputs = self._comments.get(constants.COMMENT_INPUTS.encode(), "")
@@ -347,7 +351,8 @@ class PageParser:
         state = labels.get("state")
         if math.isfinite(rank) and state in constants.STALLED_STATES and len(self._stalled) < _MAX_STALLED:
             order = constants.STALLED_STATES.index(state)
-            self._stalled.append(StalledRank(order, int(rank), quote(labels.get("what", ""), _MAX_WORDS)))
+            activity = quote(labels.get("what", ""), _MAX_WORDS)
+            self._stalled.append(StalledRank(order, int(rank), activity))
 
     def _take_link(self, labels: Mapping[str, str]) -> None:
         url = quote(labels.get("url", ""), _MAX_WORDS)
@@ -370,7 +375,7 @@ class PageParser:
 
 
 def parse_page(text: str) -> Page:
-    """Return what is readable of a whole page; garbage gives an empty Page."""
+    """Return a whole page; one without readable lines is an empty Page."""
     parser = PageParser()
     parser.feed(text.encode("utf-8", "replace"))
     return parser.finish()
@@ -379,93 +384,106 @@ def parse_page(text: str) -> Page:
 def build_progress(
     values: Mapping[str, float], previous: Progress | None = None, rates: Rates | None = None
 ) -> Progress | None:
-    """Return the status block for a set of series, or None where they say nothing of progress.
+    """Return the progress of a page's series; None: they report none.
 
-    The time left is that of the steps left at the rate of steps. Without a rate or a total it is left out rather than
-    guessed.
+    The remaining time is the number of remaining steps divided by their rate; without a rate or a total it is omitted.
     """
-    # A process that has made no step yet does not say where the run stands: it may go on from a checkpoint.
+    # A process without a step may resume from a checkpoint: its zero is not the step of the run.
     steps = values.get(constants.METRIC_GLOBAL_STEP, values.get(constants.METRIC_STEPS) or None)
     if steps is None and constants.METRIC_LOSS not in values:
         return None
-    total, ratio = values.get(constants.METRIC_TOTAL_STEPS), values.get(constants.METRIC_PROGRESS)
-    if ratio is None and steps is not None and total:
-        ratio = steps / total
     before = previous or Progress()
     if rates is None:
         rates = Rates() if before.steps_per_second else average_rates(values) or Rates()
     step_rate = _number(rates.steps) or before.steps_per_second
-    # A figure of the script's own (metrics.logPatterns) stands where its samples are not counted.
-    sample_rate = rates.samples or values.get(constants.METRIC_GLOBAL_RATE)
-    samples = _number(sample_rate) or before.samples_per_second
+    # The script's own value (metrics.logPatterns) is used if its samples are not counted.
+    sample_rate = _number(rates.samples or values.get(constants.METRIC_GLOBAL_RATE)) or before.samples_per_second
+    total = values.get(constants.METRIC_TOTAL_STEPS)
     eta = _eta(steps, total, step_rate)
-    last = values.get(constants.METRIC_LAST_STEP)
     return Progress(
         epoch=_whole(values.get(constants.METRIC_EPOCH)),
         epochs=_whole(values.get(constants.METRIC_EPOCHS)),
         step=_whole(steps),
         total_steps=_whole(total),
-        percent=None if ratio is None or not math.isfinite(ratio) else f"{100 * min(max(ratio, 0.0), 1.0):.1f}%",
+        percent=_format_percent(values, steps, total),
         eta_seconds=eta,
         eta=None if eta is None else format_duration(eta),
         loss=_number(values.get(constants.METRIC_LOSS)),
-        samples_per_second=samples,
+        samples_per_second=sample_rate,
         steps_per_second=step_rate,
-        throughput=f"{samples} samples/s" if samples else f"{step_rate} steps/s" if step_rate else None,
+        throughput=_format_throughput(sample_rate, step_rate),
         learning_rate=_number(values.get(constants.METRIC_LEARNING_RATE)),
         val_accuracy=_number(values.get(constants.METRIC_VAL_ACCURACY)) or before.val_accuracy,
         val_loss=_number(values.get(constants.METRIC_VAL_LOSS)) or before.val_loss,
-        last_step_time=_time(last),
+        last_step_time=_time(values.get(constants.METRIC_LAST_STEP)),
     )
 
 
-def _build_preflight(found: Mapping[tuple[str, str], float], direct: str | None) -> PreflightStatus:
-    def figure(name: str, check: str = "", scale: float = 1.0) -> str | None:
-        value = found.get((name, check))
+def _format_percent(values: Mapping[str, float], steps: float | None, total: float | None) -> str | None:
+    ratio = values.get(constants.METRIC_PROGRESS)
+    if ratio is None and steps is not None and total:
+        ratio = steps / total
+    if ratio is None or not math.isfinite(ratio):
+        return None
+    return f"{100 * min(max(ratio, 0.0), 1.0):.1f}%"
+
+
+def _format_throughput(sample_rate: str | None, step_rate: str | None) -> str | None:
+    if sample_rate:
+        return f"{sample_rate} samples/s"
+    return f"{step_rate} steps/s" if step_rate else None
+
+
+def _build_preflight(samples: Mapping[tuple[str, str], float], gpu_direct: str | None) -> PreflightStatus:
+    """Return the preflight of its samples by name and label."""
+
+    def measure(name: str, label: str = "", scale: float = 1.0) -> str | None:
+        value = samples.get((name, label))
         return None if value is None else _number(value * scale)
 
-    seconds = constants.METRIC_PREFLIGHT_SECONDS
-    passed = {check: found.get((constants.METRIC_PREFLIGHT_PASSED, check)) for check in constants.PREFLIGHT_CHECKS}
-    transport = next((label for name, label in found if name == constants.METRIC_NETWORK), None)
-    pair = next((label for name, label in found if name == constants.METRIC_SLOWEST_PAIR), "")
-    pods = re.fullmatch(r"([0-9]{1,6}),([0-9]{1,6})", pair)
-    rate = figure(constants.METRIC_SLOWEST_PAIR, pair, 1e-6)
+    passed = {check: samples.get((constants.METRIC_PREFLIGHT_PASSED, check)) for check in constants.PREFLIGHT_CHECKS}
+    transport = next((label for name, label in samples if name == constants.METRIC_NETWORK), None)
+    pair_label = next((label for name, label in samples if name == constants.METRIC_SLOWEST_PAIR), "")
+    pair_rate = measure(constants.METRIC_SLOWEST_PAIR, pair_label, 1e-6)
+    pods = re.fullmatch(r"([0-9]{1,6}),([0-9]{1,6})", pair_label)
+    slowest_pair = None
+    if pods and pair_rate:
+        slowest_pair = SlowestPair(pods=(int(pods[1]), int(pods[2])), megabytes_per_second=pair_rate)
     return PreflightStatus(
         failed=tuple(check for check, value in passed.items() if value == 0),
-        dns_milliseconds=figure(seconds, "dns", 1e3),
-        tcp_milliseconds=figure(seconds, "tcp", 1e3),
-        all_reduce_milliseconds=figure(seconds, "allreduce", 1e3),
-        all_reduce_megabytes_per_second=figure(constants.METRIC_ALL_REDUCE_RATE, scale=1e-6),
+        dns_milliseconds=measure(constants.METRIC_PREFLIGHT_SECONDS, "dns", 1e3),
+        tcp_milliseconds=measure(constants.METRIC_PREFLIGHT_SECONDS, "tcp", 1e3),
+        all_reduce_milliseconds=measure(constants.METRIC_PREFLIGHT_SECONDS, "allreduce", 1e3),
+        all_reduce_megabytes_per_second=measure(constants.METRIC_ALL_REDUCE_RATE, scale=1e-6),
         transport=quote(transport, _MAX_TRANSPORT) if transport else None,
-        gpu_direct=None if direct is None else direct == "true",
-        slowest_pair=SlowestPair(pods=(int(pods[1]), int(pods[2])), megabytes_per_second=rate)
-        if pods and rate
-        else None,
+        gpu_direct=None if gpu_direct is None else gpu_direct == "true",
+        slowest_pair=slowest_pair,
     )
 
 
 def build_checkpoint(values: Mapping[str, float]) -> CheckpointStatus | None:
-    """Return the newest checkpoint that the page names: of a job with checkpoint.url, what has been uploaded."""
+    """Return the newest checkpoint on the page; with checkpoint.url, the newest uploaded one."""
     uploads = constants.METRIC_UPLOAD_BYTES in values
     step = _whole(values.get(constants.METRIC_UPLOAD_STEP if uploads else constants.METRIC_CHECKPOINT_STEP))
     return CheckpointStatus(step=step) if step else None
 
 
 def compute_goodput(values: Mapping[str, float], wall_seconds: float, start_step: int = 0) -> str | None:
-    """Return the share of the wall time that moved the run forward: docs/metrics.md has the formula.
+    """Return the share of the wall time in which steps were made that the run keeps: docs/metrics.md has the formula.
 
-    ``start_step`` is the step at which the job began: what a former job has done took none of its time.
+    ``start_step``: the step from which the job started; steps of a former job took none of its time.
     """
-    done, seconds = values.get(constants.METRIC_STEPS), values.get(constants.METRIC_STEP_SECONDS)
-    step = values.get(constants.METRIC_GLOBAL_STEP)
-    if not done or not seconds or not step or wall_seconds <= 0:
+    steps = values.get(constants.METRIC_STEPS)
+    seconds = values.get(constants.METRIC_STEP_SECONDS)
+    run_step = values.get(constants.METRIC_GLOBAL_STEP)
+    if not steps or not seconds or not run_step or wall_seconds <= 0:
         return None
-    share = (step - start_step) * (seconds / done) / wall_seconds
+    share = (run_step - start_step) * (seconds / steps) / wall_seconds
     return f"{min(share, 1.0):.2f}" if math.isfinite(share) and share >= 0 else None
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration for a reader: 42s, 5m12s, 3h04m, 2d07h."""
+    """Return a duration as text: 42s, 5m12s, 3h04m, 2d07h."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole}s"
@@ -484,7 +502,7 @@ def _parse_number(text: bytes) -> float | None:
 
 
 def _parse_labels(block: bytes | None, *, escapes: bool) -> Mapping[str, str] | None:
-    """Return the labels of a line; None where it is not one that an exporter of ours writes."""
+    """Return the labels of a line; None: our exporters do not write such a line."""
     text = (block or b"").decode("utf-8", "replace")
     if "\\" in text and not escapes:
         return None
