@@ -24,6 +24,7 @@ GENERATED = {
     "docs/metrics.md": "docs.pages.metrics",
     "docs/trainer.md": "docs.pages.trainer",
     "docs/operator-metrics.md": "docs.pages.operator_metrics",
+    "docs/troubleshooting.md": "docs.pages.troubleshooting",
     "docs/images/watch.svg": "docs.pictures watch",
     "charts/files/crd.yaml": "ddp_operator.api.crd",
     "deploy/manifests/crd.yaml": "ddp_operator.api.crd",

@@ -18,13 +18,13 @@ from ddp_operator.launcher.failure_rules import AT_START
 from ddp_operator.launcher.failure_table import (
     CATEGORIES,
     CUDA,
-    EXIT_CODES,
     IMAGE_PULL,
     NODE_LOST,
     OOM,
     PREEMPTED,
     SIGNIFICANT_SECONDS,
 )
+from docs.pages.failures import list_categories, list_exit_codes
 from docs.pages.limits import LIMITS
 
 _HEAD: Final = f"""\
@@ -77,20 +77,13 @@ def _write_failures() -> Iterator[str]:
         "## Failures",
         "",
         "`status.lastFailure.category`. The root cause is the earliest failure that is not secondary. A symptom is",
-        "what a rank reports that has lost a peer: a pod that was taken away before, or a lost node, explains it.",
+        "what a rank reports after losing a peer: an earlier loss of a pod or a node explains it.",
         "Only a failure of the script's own ends the job when it repeats without progress.",
         "",
-        "| category | what failed | kind | what to do, where nothing better is known |",
-        "|---|---|---|---|",
     )
-    for one in CATEGORIES.values():
-        kind = "symptom" if one.symptom else "the script's own" if one.own else ""
-        yield f"| `{one.name}` | {one.meaning} | {kind} | {one.remedy} |"
+    yield from list_categories()
     yield from ("", "A training pod ends with one of these exit codes, which a script may use too:", "")
-    yield from ("| exit code | category, where nothing more is known | another attempt |", "|---|---|---|")
-    for outcome in EXIT_CODES.values():
-        follows = "no" if outcome.exit_code == constants.EXIT_USER_ERROR else "yes"
-        yield f"| {outcome.exit_code} | `{outcome.category}`{', secondary' if outcome.secondary else ''} | {follows} |"
+    yield from list_exit_codes()
     yield from ("", "## What is retried", "", *_RETRIED_INTRODUCTION, "")
     yield from ("| what failed | in the same pods | with new pods | ends the job |", "|---|---|---|---|")
     yield from (f"| {' | '.join(cells)} |" for cells in _list_retries())

@@ -65,7 +65,7 @@ class PodFacts(NamedTuple):
     non_retryable_exit_codes: Collection[int] = ()
 
 
-class Rule(NamedTuple):
+class FailureRule(NamedTuple):
     """An outcome, and the ends that have it."""
 
     applies: Callable[[WorkerEnd, PodFacts], bool]
@@ -132,18 +132,18 @@ def _judge_communication_error(end: WorkerEnd) -> Outcome:
 
 
 RULES: Final = (
-    Rule(_is_hang, _always(EXIT_CODES[EXIT_HANG])),
-    Rule(_has_own_exit_code, lambda end: EXIT_CODES[end.exit_code]),
-    Rule(_is_non_retryable, _always(FATAL)),
-    Rule(_is_killed_for_memory, _always(_OUT_OF_MEMORY)),
-    Rule(_has_no_exception, lambda end: judge_exit_code(end.exit_code)),
-    Rule(_is_out_of_memory, _always(_OUT_OF_MEMORY)),
-    Rule(_lacks_gpu, _always(FATAL)),  # the next pod has no GPU either
-    Rule(_calls_other_collectives, _always(SCRIPT_ERROR)),
-    Rule(_is_communication_error, _judge_communication_error),
-    Rule(_is_cuda_error, _always(_CUDA_ERROR)),
-    Rule(_cannot_start, _always(FATAL)),
-    Rule(_is_any, _always(SCRIPT_ERROR)),
+    FailureRule(_is_hang, _always(EXIT_CODES[EXIT_HANG])),
+    FailureRule(_has_own_exit_code, lambda end: EXIT_CODES[end.exit_code]),
+    FailureRule(_is_non_retryable, _always(FATAL)),
+    FailureRule(_is_killed_for_memory, _always(_OUT_OF_MEMORY)),
+    FailureRule(_has_no_exception, lambda end: judge_exit_code(end.exit_code)),
+    FailureRule(_is_out_of_memory, _always(_OUT_OF_MEMORY)),
+    FailureRule(_lacks_gpu, _always(FATAL)),  # the next pod has no GPU either
+    FailureRule(_calls_other_collectives, _always(SCRIPT_ERROR)),
+    FailureRule(_is_communication_error, _judge_communication_error),
+    FailureRule(_is_cuda_error, _always(_CUDA_ERROR)),
+    FailureRule(_cannot_start, _always(FATAL)),
+    FailureRule(_is_any, _always(SCRIPT_ERROR)),
 )
 """In order: the first rule that applies decides."""
 

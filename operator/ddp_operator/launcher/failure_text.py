@@ -139,8 +139,8 @@ INIT_CONTAINER_REMEDY: Final = "see its log: kubectl logs {pod} -c {container}"
 _IGNORED_FILES: Final = (
     "if it is a file of the packed folder, .gitignore or .ddpignore may exclude it (--include PATH packs it)"
 )
-_SILENT_REMEDY: Final = "the script ended itself: see its last lines in the log"
-_CRASH_REMEDY: Final = "it crashed in native code of a library or a kernel; the log has the Python stack, if any"
+SILENT_REMEDY: Final = "the script ended itself: see its last lines in the log"
+CRASH_REMEDY: Final = "it crashed in native code of a library or a kernel; the log has the Python stack, if any"
 
 
 def find_advice(text: str) -> str:
@@ -203,8 +203,8 @@ def advise(
     if exit_code == 2 and _WRONG_ARGUMENTS.match(text):
         return ARGUMENTS_REMEDY
     if outcome.category == UNKNOWN.name:
-        return _CRASH_REMEDY if _find_number(exit_code) in _CRASHES else _SILENT_REMEDY
-    return _SILENT_REMEDY if only_exit_code else CATEGORIES[outcome.category].remedy
+        return CRASH_REMEDY if _find_number(exit_code) in _CRASHES else SILENT_REMEDY
+    return SILENT_REMEDY if only_exit_code else CATEGORIES[outcome.category].remedy
 
 
 def _find_number(exit_code: int) -> int:

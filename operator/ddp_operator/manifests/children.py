@@ -57,22 +57,25 @@ def load_launcher() -> Launcher:
 
 
 def pack_source(source: str) -> str:
-    """Return a module without comments, docstrings of functions and classes, and annotations of values, indented by
-    single spaces.
+    """Return a module without comments, docstrings but its own, and annotations of values, indented by single spaces.
 
     Every statement keeps its line, so that a traceback names lines of the repository. etcd keeps a copy per namespace,
     and one write must fit into the send buffer of a connection. The repository has the full text.
     """
-    tree = ast.parse(source)
-    lines = _without_annotations(source.splitlines(keepends=True), tree)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
-            text = node.body[0]
-            assert text.end_lineno is not None
-            empty = ["\n"] * (text.end_lineno - text.lineno + 1)
-            if len(node.body) == 1:
-                empty[0] = f"{' ' * text.col_offset}...\n"
-            lines[text.lineno - 1 : text.end_lineno] = empty
+    module = ast.parse(source)
+    lines = _without_annotations(source.splitlines(keepends=True), module)
+    for node in ast.walk(module):
+        body = getattr(node, "body", None)
+        if not isinstance(body, list):
+            continue
+        for statement in body:
+            if not _is_docstring(statement) or (node is module and statement is body[0]):
+                continue
+            empty = ["\n"] * (statement.end_lineno - statement.lineno + 1)
+            if len(body) == 1:
+                empty[0] = f"{' ' * statement.col_offset}...\n"
+            lines[statement.lineno - 1 : statement.end_lineno] = empty
+
     within_text: set[int] = set()
     for token in list(tokenize.generate_tokens(iter(lines).__next__)):
         row, column = token.start
@@ -109,6 +112,13 @@ def _without_annotations(lines: list[str], tree: ast.Module) -> list[str]:
         before = re.sub(rb"\s*(:|->)\s*$", b"", line[: annotation.col_offset])
         shortened[annotation.lineno - 1] = (before + line[annotation.end_col_offset :]).decode()
     return shortened
+
+
+def _is_docstring(statement: ast.stmt) -> bool:
+    """Tell whether a statement documents what surrounds it or the assignment before it."""
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Constant):
+        return False
+    return isinstance(statement.value.value, str)
 
 
 def _indent_less(line: str) -> str:

@@ -18,7 +18,7 @@ from ddp_operator.status.progress import take_final_progress
 from ddp_operator.status.restart_accounting import count_new_restarts
 
 
-class Limit(NamedTuple):
+class RestartLimit(NamedTuple):
     """Why there is no further attempt."""
 
     reason: str
@@ -27,14 +27,16 @@ class Limit(NamedTuple):
     """In words; empty where the failure itself is the only reason."""
 
 
-def find_permanent_limit(job: DDPTrainingJob, diagnosis: Diagnosis, pods: Pods, now: datetime) -> Limit | None:
+def find_permanent_limit(job: DDPTrainingJob, diagnosis: Diagnosis, pods: Pods, now: datetime) -> RestartLimit | None:
     """Return why another attempt would fail in the same way, whatever is left of the budget; None: it might not."""
     cause = diagnosis.cause
     if cause is None:
         return None
     if diagnosis.repeated or _is_repeated(job, cause, pods, now):
-        return Limit(c.REPEATED_FAILURE, f"not restarted: {cause.signature} occurred twice without progress in between")
-    return Limit(cause.category) if diagnosis.permanent else None
+        return RestartLimit(
+            c.REPEATED_FAILURE, f"not restarted: {cause.signature} occurred twice without progress in between"
+        )
+    return RestartLimit(cause.category) if diagnosis.permanent else None
 
 
 def count_failure(
@@ -78,14 +80,14 @@ def _count_unobserved(job: DDPTrainingJob, cause: LastFailure, pods: Pods, resta
     return max(0, min(unobserved, job.spec.recovery.max_restarts - restarts.used))
 
 
-def find_limit(job: DDPTrainingJob, cause: LastFailure, counted: Restarts) -> Limit | None:
+def find_limit(job: DDPTrainingJob, cause: LastFailure, counted: Restarts) -> RestartLimit | None:
     """Return the limit that a counted failure exceeds; None: another attempt follows."""
     limit = job.spec.recovery.max_restarts
     if counted.used > limit:
-        return Limit(c.RESTART_BUDGET_EXHAUSTED, _describe_exhausted(counted, limit))
+        return RestartLimit(c.RESTART_BUDGET_EXHAUSTED, _describe_exhausted(counted, limit))
     if counted.without_progress >= CRASH_LOOP_FAILURES and not cause.container:
         place = f"beyond step {counted.step}" if counted.step else "before the first step"
-        return Limit(c.CRASH_LOOP, f"failed {counted.without_progress} times in a row without progress {place}")
+        return RestartLimit(c.CRASH_LOOP, f"failed {counted.without_progress} times in a row without progress {place}")
     return None
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from ddp_operator.api.status import LastFailure, Restarts
 from ddp_operator.status import conditions as c
-from ddp_operator.status.budget import Limit, count_failure, find_limit, find_permanent_limit
+from ddp_operator.status.budget import RestartLimit, count_failure, find_limit, find_permanent_limit
 from ddp_operator.status.diagnosis import Diagnosis, diagnose
 from ddp_operator.status.observation import State
 from ddp_operator.status.replacement import is_replaced, is_replacing
@@ -28,7 +28,7 @@ class Verdict:
     diagnosis: Diagnosis
     reason: str = ""
     restarts: Restarts | None = None
-    limit: Limit | None = None
+    limit: RestartLimit | None = None
 
 
 def judge_attempt(state: State) -> Verdict | None:

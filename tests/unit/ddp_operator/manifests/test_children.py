@@ -32,6 +32,11 @@ def env_of(**spec: Any) -> dict[str, str]:
     return {item["name"]: item.get("value", "") for item in pod_of(**spec)["containers"][0]["env"]}
 
 
+def is_text(statement: ast.stmt) -> bool:
+    """Tell whether a statement is a docstring, of what surrounds it or of the assignment before it."""
+    return isinstance(statement, ast.Expr) and isinstance(getattr(statement.value, "value", None), str)
+
+
 class StripText(ast.NodeTransformer):
     """Remove docstrings and annotations of values, which no code reads."""
 
@@ -59,14 +64,14 @@ class StripText(ast.NodeTransformer):
         return ast.copy_location(assignment, node)
 
     def _strip_docstring(self, node: ast.FunctionDef | ast.ClassDef) -> None:
-        if ast.get_docstring(node) is not None:
-            ellipsis = ast.copy_location(ast.Expr(ast.Constant(...)), node.body[0])
-            node.body = node.body[1:] or [ellipsis]
+        ellipsis = ast.copy_location(ast.Expr(ast.Constant(...)), node.body[0])
+        node.body = [statement for statement in node.body if not is_text(statement)] or [ellipsis]
 
 
 def list_statements(source: str) -> list[tuple[int, str]]:
     """Return line and code of each statement, without docstrings and annotations of values."""
     tree = StripText().visit(ast.parse(source))
+    tree.body = [statement for statement in tree.body if not is_text(statement)]
     statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
     return [(node.lineno, ast.unparse(node)) for node in statements]
 
@@ -169,6 +174,10 @@ class TestLauncher:
     def test_a_docstring_leaves_empty_lines(self) -> None:
         source = 'class A(Exception):\n    """One."""\n\n\ndef f():\n    """Two\n    lines."""\n    return 1\n'
         assert pack_source(source) == "class A(Exception):\n ...\n\n\ndef f():\n\n\n return 1\n"
+
+    def test_text_below_an_assignment_leaves_empty_lines_and_that_of_the_module_stays(self) -> None:
+        source = '"""All."""\nA = 1\n"""One."""\n\n\nclass B:\n    c = 1\n    """Two\n    lines."""\n'
+        assert pack_source(source) == '"""All."""\nA = 1\n\n\n\nclass B:\n c = 1\n\n\n'
 
     def test_a_comment_leaves_its_line_and_a_string_stays(self) -> None:
         source = 'A = """\n# none\n"""  # zero\n# one\nB = "#"  # here\n'
