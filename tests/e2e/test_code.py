@@ -85,7 +85,7 @@ def test_a_large_folder_comes_by_a_claim_and_packages_by_pip(cluster: Cluster, t
     (tmp_path / "train.py").write_text("import ddp_tiny\n" + MODULES["train.py"].replace("61", "4"))
     try:
         options = ("--workdir", ".", "--pip", "--code-claim", "sources")
-        assert "put on the claim sources" in ddp(cluster, tmp_path, "submit", "job.yaml", *options)
+        assert "stored on the claim sources" in ddp(cluster, tmp_path, "submit", "job.yaml", *options)
         status = cluster.phase("large", "Succeeded", "Failed")
         assert status["phase"] == "Succeeded", status
         ddp(cluster, tmp_path, "delete", "large", "--wait")
@@ -115,7 +115,7 @@ def test_a_large_folder_comes_by_a_registry(cluster: Cluster, tmp_path: Path) ->
     code = (cluster.get("image") or {})["spec"]["code"]
     assert (code["image"].partition("@")[0], code["digest"]) == (repository, status["code"]["digest"])
     ddp(cluster, tmp_path, "delete", "image", "--wait")
-    assert "has it already" in ddp(cluster, tmp_path, "submit", "job.yaml", *options)
+    assert "already exists" in ddp(cluster, tmp_path, "submit", "job.yaml", *options)
 
 
 def test_a_folder_trains_on_two_pods_through_a_lost_pod_and_a_suspension(cluster: Cluster, tmp_path: Path) -> None:

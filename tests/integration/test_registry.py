@@ -114,7 +114,7 @@ def test_a_folder_is_pushed_with_a_password(start: Start, tmp_path: Path) -> Non
     code, image = pack(tmp_path, f"{host}/team/code:mine")
     assert push(image) == f"pushed as {host}/team/code:mine"
     assert pull_archive(f"http://{host}", image.digest) == code.archive.data
-    assert push(image) == f"{host}/team/code:mine has it already"
+    assert push(image) == f"{host}/team/code:mine already exists"
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ClientError, match=f"run `docker login {host}`"):
         push(image)

@@ -126,16 +126,16 @@ async def test_logs_of_all_ranks_are_merged_by_time(
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
-        (["why", "nobody"], ExitCode.NOT_FOUND, 'there is no job "nobody" in namespace "default"'),
+        (["why", "nobody"], ExitCode.NOT_FOUND, 'job "nobody" does not exist in namespace "default"'),
         (["scale", "nobody", "2"], ExitCode.NOT_FOUND, "`ddp list -A` lists all"),
-        (["delete", "nobody"], ExitCode.NOT_FOUND, 'there is no job "nobody"'),
-        (["logs", "nobody"], ExitCode.NOT_FOUND, 'there is no job "nobody"'),
-        (["watch", "nobody"], ExitCode.NOT_FOUND, 'there is no job "nobody"'),
-        (["drill", "nobody", "--kill", "0"], ExitCode.NOT_FOUND, 'there is no job "nobody"'),
+        (["delete", "nobody"], ExitCode.NOT_FOUND, 'job "nobody" does not exist'),
+        (["logs", "nobody"], ExitCode.NOT_FOUND, 'job "nobody" does not exist'),
+        (["watch", "nobody"], ExitCode.NOT_FOUND, 'job "nobody" does not exist'),
+        (["drill", "nobody", "--kill", "0"], ExitCode.NOT_FOUND, 'job "nobody" does not exist'),
         (["drill", "nobody", "--kill", "-1"], ExitCode.BAD_INPUT, "must be at least 0"),
         (["watch", "x", "-A"], ExitCode.BAD_INPUT, "use either NAME or -A"),
         (["submit", "none.yaml"], ExitCode.BAD_INPUT, "No such file or directory; give the path of a job's YAML"),
-        (["list", "--context", "other"], ExitCode.BAD_INPUT, "the kubeconfig cannot be used"),
+        (["list", "--context", "other"], ExitCode.BAD_INPUT, "the kubeconfig is invalid"),
     ],
 )
 async def test_bad_input_is_one_sentence(

@@ -27,7 +27,7 @@ class FakeBackend:
 
     def find(self, name: str | None) -> tuple[str, dict[str, Any]]:
         if self.resource is None:
-            raise NotFound(f"there is no job {name}")
+            raise NotFound(f"job {name} does not exist")
         return self.resource["metadata"]["name"], self.resource
 
     def list(self, *, everywhere: bool = False) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The calls to an API server: plain JSON over the official client's login and connections."""
+"""Call an API server: plain JSON over the official client's login and connections."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -20,22 +20,22 @@ _IN_CLUSTER_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccou
 
 
 class Api:
-    """One API server, and the namespace that is worked in."""
+    """One API server, and the namespace of the calls."""
 
     def __init__(self, client: Any, namespace: str, home: str = "", *, chosen: bool = True) -> None:
         self.client = client
         self.namespace = namespace
         self._home = home
-        self._chosen = chosen  # by name, and not by the context
+        self._chosen = chosen  # the user named the namespace; it is not the context's
         self._host = client.configuration.host.rstrip("/")
 
     @property
     def option(self) -> str:
-        """What a suggested command needs to find this namespace: nothing in that of the context."""
+        """The -n option of a suggested command; empty for the namespace of the context."""
         return "" if self.namespace == self._home else f" -n {self.namespace}"
 
     def within(self, namespace: str | None) -> "Api":
-        """Return the same for the namespace that a file names, unless one was chosen."""
+        """Return an Api for the namespace of a file, unless the user named another."""
         if self._chosen or not namespace:
             return self
         return Api(self.client, namespace, self._home, chosen=False)
@@ -53,7 +53,9 @@ class Api:
         try:
             return dict(json.loads(response.data))
         except ValueError:
-            raise ApiError(f"{self._host}{path}: the response is not JSON") from None
+            raise ApiError(
+                f"{self._host}{path}: the response is not JSON; check that the server is a Kubernetes API server"
+            ) from None
 
     def lines(
         self, path: str, query: Mapping[str, str] | None = None, *, timeout: float = _TIMEOUT_SECONDS
@@ -97,7 +99,7 @@ class Api:
     def _unreachable(self, error: Exception) -> ApiError:
         cause = str(error).rpartition(": ")[2].rpartition("] ")[2] or type(error).__name__  # without [Errno 111]
         return ApiError(
-            f"cannot connect to {self._host} ({cause}); check that the cluster is up and the context is the right one"
+            f"cannot connect to {self._host} ({cause}); check that the cluster is running and --context is right"
         )
 
 
@@ -140,28 +142,28 @@ def connect(*, namespace: str | None = None, context: str | None = None, kubecon
 
     file = kubeconfig
     if file and not Path(file).is_file():
-        raise ClientError(f"kubeconfig: there is no file {file}")
+        raise ClientError(f"--kubeconfig: file {file} does not exist; name another")
     config: Any = untyped
     configuration = client.Configuration()
-    own = ""
+    home = ""
     try:
         config.load_kube_config(config_file=file, context=context, client_configuration=configuration)
         contexts, current = config.list_kube_config_contexts(config_file=file)
-        chosen = next((entry for entry in contexts if entry["name"] == context), current)
-        own = (chosen.get("context") or {}).get("namespace", "")
+        selected = next((entry for entry in contexts if entry["name"] == context), current)
+        home = (selected.get("context") or {}).get("namespace", "")
     except ConfigException as error:
         if file or context:
-            raise ClientError(f"the kubeconfig cannot be used: {error}") from None
+            raise ClientError(f"the kubeconfig is invalid: {error}") from None
         try:
             config.load_incluster_config(client_configuration=configuration)
-            own = _IN_CLUSTER_NAMESPACE.read_text().strip() if _IN_CLUSTER_NAMESPACE.exists() else ""
+            home = _IN_CLUSTER_NAMESPACE.read_text().strip() if _IN_CLUSTER_NAMESPACE.exists() else ""
         except ConfigException:
-            raise ApiError(f"no cluster configured ({error}); set KUBECONFIG or use --kubeconfig") from None
+            raise ApiError(f"no cluster is configured ({error}); set KUBECONFIG or use --kubeconfig") from None
     except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, OSError) as error:
         # The official client raises ConfigException for some malformed files only.
         cause = " ".join(str(error).split())[:200]
-        raise ClientError(f"the kubeconfig cannot be used ({cause}); fix it, or use another --kubeconfig") from None
-    home = own or "default"
+        raise ClientError(f"the kubeconfig is invalid ({cause}); fix it, or use another --kubeconfig") from None
+    home = home or "default"
     return Api(client.ApiClient(configuration), namespace or home, home, chosen=bool(namespace))
 
 
@@ -173,7 +175,7 @@ def get_job(api: Api, name: str) -> Object:
 def call_job(
     api: Api, method: str, name: str, body: Any = None, content_type: str = "application/json", *, dry_run: bool = False
 ) -> Object:
-    """Read, create, change or delete a training job; an unknown field is refused, not dropped. Raises: ClientError."""
+    """Read, create, change or delete a training job; refuse unknown fields. Raises: ClientError."""
     query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"} if method in ("POST", "PATCH") else {}
     path = job_path(api.namespace, "" if method == "POST" else name)
     try:
@@ -183,9 +185,9 @@ def call_job(
             raise ClientError(f"refused\n{error}") from None
         if error.status != 404:
             raise
-    list_jobs(api, api.namespace)  # a 404 here means that the custom resource is not installed
+    list_jobs(api, api.namespace)  # raises if the custom resource is not installed
     raise NotFound(
-        f'there is no job "{name}" in namespace "{api.namespace}"; `ddp list -A` lists all jobs, '
+        f'job "{name}" does not exist in namespace "{api.namespace}"; `ddp list -A` lists all jobs, '
         "`ddp list --local` the runs on this machine"
     )
 
@@ -198,19 +200,18 @@ def list_jobs(api: Api, namespace: str | None) -> Object:
         if error.status != 404:
             raise
         raise ApiError(
-            f"the cluster does not know the kind {constants.KIND}; install the operator: "
-            "helm install ddp-operator charts/"
+            f"the cluster has no resource {constants.KIND}; install the operator: helm install ddp-operator charts/"
         ) from None
 
 
 def profile_path(kind: str, namespace: str, name: str = "") -> str:
-    """Return the path of a profile, or of all of that kind, in a namespace where they have one."""
-    where = namespace if kind == constants.PROFILE_KIND else None
-    return api_path(constants.API_VERSION, f"{kind.lower()}s", where, name)
+    """Return the path of a profile, or of the list of a kind; profiles of a cluster have no namespace."""
+    own_namespace = namespace if kind == constants.PROFILE_KIND else None
+    return api_path(constants.API_VERSION, f"{kind.lower()}s", own_namespace, name)
 
 
 def get_profile(api: Api, kind: str, namespace: str, name: str) -> Object | None:
-    """Return a profile; None: there is none of that name. Raises: ClientError."""
+    """Return a profile; None: it does not exist. Raises: ClientError."""
     try:
         return {"kind": kind} | api.request("GET", profile_path(kind, namespace, name))
     except ApiError as error:

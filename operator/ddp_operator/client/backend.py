@@ -1,4 +1,4 @@
-"""What runs jobs, as `Client` and `Job` see it: a cluster, or this machine."""
+"""The interface through which `Client` and `Job` use a cluster or this machine."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -11,10 +11,10 @@ Object = dict[str, Any]
 
 
 class Backend(Protocol):
-    """Jobs by name. Every method raises ClientError, and NotFound where there is no such job."""
+    """Jobs by name. Every method raises ClientError, and NotFound if the job does not exist."""
 
     def find(self, name: str | None) -> tuple[str, Object]:
-        """Return the name by which the job is found from now on, and its resource. None: the newest, if it knows."""
+        """Return the job's name for later calls, and its resource. None: the newest run on this machine."""
 
     def list(self, *, everywhere: bool = False) -> Object:
         """Return the list object of the jobs; ``everywhere``: of all namespaces."""
@@ -25,15 +25,16 @@ class Backend(Protocol):
         workdir: Workdir | None,
         *,
         dry_run: bool = False,
-        note: Callable[[str], None] = lambda words: None,
+        note: Callable[[str], None] = lambda text: None,
     ) -> tuple["Backend", str, Object]:
-        """Create the job of a YAML with the folder that it takes along.
+        """Create the job of a YAML with its packed folder.
 
-        Returns where it is found, its name and its resource. ``note`` is told of what else was made.
+        Returns the backend for later calls, the job's name and its resource. ``note`` receives a line about each other
+        object that was created.
         """
 
     def count_gpus(self) -> int | None:
-        """Return how many GPUs there are for a job; None: nobody knows."""
+        """Return how many GPUs are available for a job; None: unknown."""
 
     def change(self, name: str, spec: Mapping[str, Any]) -> Object:
         """Set these fields of the spec; return the resource."""
@@ -42,22 +43,22 @@ class Backend(Protocol):
         """Delete the job; its checkpoints on claims stay."""
 
     def is_gone(self, name: str) -> bool:
-        """Tell whether the last pod of a deleted job has ended."""
+        """Return whether the last pod of a deleted job has ended."""
 
     def follow(self, name: str, until: float) -> Iterator[Object]:
-        """Yield the resource now and after every change, to the time ``until`` of the monotonic clock."""
+        """Yield the resource now and after every change, until the time ``until`` of the monotonic clock."""
 
     def logs(self, name: str, *, node: int | None, attempt: int | None, tail: int | None) -> Logs:
-        """Return what can be read of the logs."""
+        """Return the logs of the selected pods, attempts and lines."""
 
     def metrics(self, name: str) -> Sequence[Mapping[str, float]]:
-        """Return figures over time, each row with those that were known."""
+        """Return metrics over time; a row lacks the columns that were unknown then."""
 
     def why(self, name: str) -> Why:
         """Return what the job waits for or why it failed, and what to do."""
 
     def report(self, name: str, prometheus: str | None = None) -> str:
-        """Return the HTML page of `ddp report`; ``prometheus``: the URL of one that has the job's series."""
+        """Return the HTML page of `ddp report`; ``prometheus``: the URL of one with the job's series."""
 
     def argument(self, name: str) -> str:
-        """Return what a `ddp` command is given to find the job."""
+        """Return the arguments with which a `ddp` command finds the job."""

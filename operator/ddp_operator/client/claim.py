@@ -1,8 +1,9 @@
-"""The archive of a packed folder onto a claim, by a short pod that has the claim mounted."""
+"""Store the archive of a packed folder on a claim, through a temporary pod that mounts the claim."""
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ddp_operator import constants
 from ddp_operator.client.api import Api, Object, api_path
@@ -10,7 +11,7 @@ from ddp_operator.client.errors import ApiError, ClientError
 from ddp_operator.code.packed import Code
 from ddp_operator.manifests.template import ResolvedTemplate
 
-# A shell's, for the job's Python may need more of its pod than this one has.
+# A shell script: the job's Python may need volumes or variables that this pod lacks.
 _RECEIVE: Final = """
 if [ -e "$1" ]; then echo kept; exit; fi
 umask 022
@@ -18,12 +19,12 @@ mkdir -p "${1%/*}" && echo send && head -c "$2" > "$1.$$.tmp" &&
     [ "$(wc -c < "$1.$$.tmp")" -eq "$2" ] && mv "$1.$$.tmp" "$1" && echo stored
 """
 _POD_SECONDS: Final = 600
-"""The pod ends by itself after so long, also where this process was killed."""
+"""The pod ends after this time, even if this process was killed."""
 _POLL_SECONDS: Final = 0.5
 _PIECE: Final = 256 * 1024
 _SILENCE_SECONDS: Final = 60
 _NEVER_STARTS: Final = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError")
-# What a pod of the job says about where it may run and as whom.
+# Fields of the job's pods that select nodes, users and the runtime.
 _KEPT: Final = (
     "affinity",
     "imagePullSecrets",
@@ -37,7 +38,7 @@ _KEPT: Final = (
 
 
 def put_on_claim(api: Api, code: Code, template: ResolvedTemplate) -> str:
-    """Put the archive where ``spec.code`` says. Returns what was done. Raises: ClientError."""
+    """Store the archive at the path of ``spec.code``. Returns a line for the user. Raises: ClientError."""
     pods = api_path("v1", "pods", api.namespace)
     name = api.request("POST", pods, None, build_pod(code, template))["metadata"]["name"]
     try:
@@ -49,7 +50,7 @@ def put_on_claim(api: Api, code: Code, template: ResolvedTemplate) -> str:
 
 
 def build_pod(code: Code, template: ResolvedTemplate) -> Object:
-    """Return the pod, on the image of the job and where that may run, without GPUs."""
+    """Return the pod: the job's image and node selection, without GPUs."""
     trainer = template.trainer
     container: dict[str, Any] = {
         "name": "code",
@@ -85,25 +86,32 @@ def build_pod(code: Code, template: ResolvedTemplate) -> Object:
 
 
 def _wait_for(api: Api, path: str, code: Code) -> None:
-    """Wait until the pod runs. Raises: ClientError where it does not, with what Kubernetes says of it."""
-    deadline, said = time.monotonic() + _POD_SECONDS / 2, ""
+    """Wait until the pod runs. Raises: ClientError with the reason from the pod's status."""
+    deadline = time.monotonic() + _POD_SECONDS / 2
+    cause = ""
     while time.monotonic() < deadline:
         status = api.request("GET", path).get("status") or {}
         if status.get("phase") == "Running":
             return
-        # A container that waits or has ended says why.
-        states = [state for one in status.get("containerStatuses") or () for state in one["state"].values()]
-        unmet = [one for one in status.get("conditions") or () if one.get("status") == "False" and one.get("message")]
-        said = next(
-            (f": {one.get('reason')}: {one['message']}" for one in [*states, *unmet] if one.get("message")), said
-        )
-        if status.get("phase") in ("Failed", "Succeeded") or any(one.get("reason") in _NEVER_STARTS for one in states):
+        states = [state for entry in status.get("containerStatuses") or () for state in entry["state"].values()]
+        cause = _find_cause(states, status.get("conditions") or ()) or cause
+        never_starts = any(state.get("reason") in _NEVER_STARTS for state in states)
+        if status.get("phase") in ("Failed", "Succeeded") or never_starts:
             break
         time.sleep(_POLL_SECONDS)
     raise ClientError(
-        f"the pod that puts the code on the claim {code.spec['claimName']} does not run{said}; see the claim and "
-        "spec.template's image"
+        f"the temporary pod for claim {code.spec['claimName']} does not start{cause}; check the claim and the image "
+        "of spec.template"
     )
+
+
+def _find_cause(states: Sequence[Object], conditions: Sequence[Object]) -> str:
+    """Return the reason and message of a container's state or of a false condition; empty if there is none."""
+    false = [condition for condition in conditions if condition.get("status") == "False"]
+    for item in (*states, *false):
+        if item.get("message"):
+            return f": {item.get('reason')}: {item['message']}"
+    return ""
 
 
 def _send(api: Api, pod: str, code: Code) -> str:
@@ -114,50 +122,66 @@ def _send(api: Api, pod: str, code: Code) -> str:
 
     path = f"{constants.CODE_MOUNT_PATH}/{code.spec['path']}"
     command = ["sh", "-c", _RECEIVE, "sh", path, str(len(code.archive.data))]
-    # stream() replaces a method of its client while it runs, so it gets a client of its own.
+    # stream() replaces a method of its client while it runs, so it needs its own client.
     core = client.CoreV1Api(client.ApiClient(api.client.configuration))
     options = {"stdin": True, "stdout": True, "stderr": True, "tty": False, "binary": True, "_preload_content": False}
     try:
         socket = stream(core.connect_get_namespaced_pod_exec, pod, api.namespace, command=command, **options)
         try:
-            said, errors, cut = _offer(socket, code.archive.data)
+            transfer = _transfer(socket, code.archive.data)
         finally:
             socket.close()
     except client.ApiException as error:
         raise ApiError(
-            f"pods/exec in namespace {api.namespace}: {error.reason}; --code-claim needs it", error.status
+            f"--code-claim needs the permission pods/exec in namespace {api.namespace} ({error.reason}); ask the "
+            "cluster's administrator",
+            error.status,
         ) from None
     except (WebSocketException, OSError) as error:
-        said, errors, cut = b"", "", str(error)
-    if cut and not errors:
-        raise ClientError(f"the connection to the pod that puts the code on the claim was cut ({cut}); try again")
-    if b"kept\n" in said:
-        return f"the claim {code.spec['claimName']} has it already"
-    if b"stored\n" in said:
-        return f"put on the claim {code.spec['claimName']}, as {code.spec['path']}"
-    reason = errors.splitlines()[-1] if errors else "no answer"
-    raise ClientError(f"the code cannot be written to the claim {code.spec['claimName']}: {reason}")
+        transfer = _Transfer(b"", "", str(error))
+
+    claim = code.spec["claimName"]
+    if transfer.connection_error and not transfer.errors:
+        raise ClientError(
+            f"lost the connection to the pod that writes to claim {claim} ({transfer.connection_error}); try again"
+        )
+    if b"kept\n" in transfer.output:
+        return f"the claim {claim} has it already"
+    if b"stored\n" in transfer.output:
+        return f"stored on the claim {claim} as {code.spec['path']}"
+    reason = transfer.errors.splitlines()[-1] if transfer.errors else "no response"
+    raise ClientError(f"the code cannot be written to claim {claim}: {reason}")
 
 
-def _offer(socket: Any, data: bytes) -> tuple[bytes, str, str]:
-    """Send data once the shell asks for it. Returns what it printed, its errors, and by what the connection was cut."""
+class _Transfer(NamedTuple):
+    """The output and errors of the shell that received the data, and the error that ended the connection early."""
+
+    output: bytes
+    errors: str
+    connection_error: str
+
+
+def _transfer(socket: Any, data: bytes) -> _Transfer:
+    """Send data after the shell requests it."""
     from websocket import WebSocketException
 
-    said, cut = b"", ""
+    output = b""
+    connection_error = ""
 
-    def listen(*words: bytes) -> None:
-        nonlocal said
+    def read_until(*lines: bytes) -> None:
+        nonlocal output
         until = time.monotonic() + _SILENCE_SECONDS
-        while socket.is_open() and not any(word in said for word in words) and time.monotonic() < until:
+        while socket.is_open() and not any(line in output for line in lines) and time.monotonic() < until:
             socket.update(timeout=1)
-            said += socket.read_stdout(timeout=0) or b""
+            output += socket.read_stdout(timeout=0) or b""
 
     try:
-        listen(b"send\n", b"kept\n")
-        if b"send\n" in said:
-            for begin in range(0, len(data), _PIECE):
-                socket.write_stdin(data[begin : begin + _PIECE])
-            listen(b"stored\n")
+        read_until(b"send\n", b"kept\n")
+        if b"send\n" in output:
+            for start in range(0, len(data), _PIECE):
+                socket.write_stdin(data[start : start + _PIECE])
+            read_until(b"stored\n")
     except (WebSocketException, OSError) as error:
-        cut = str(error)  # or the shell has ended early, and has said why
-    return said, (socket.read_stderr(timeout=0) or b"").decode(errors="replace").strip(), cut
+        connection_error = str(error)  # if the shell ended early, stderr has the reason
+    errors = (socket.read_stderr(timeout=0) or b"").decode(errors="replace").strip()
+    return _Transfer(output, errors, connection_error)

@@ -1,4 +1,4 @@
-"""Jobs in a cluster, by the calls of one API server."""
+"""Jobs in a cluster, through its API server."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -18,7 +18,7 @@ _DELETE: Final = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolic
 
 
 class ClusterBackend:
-    """Fulfils ``Backend`` for one namespace."""
+    """Implements ``Backend`` for one namespace."""
 
     def __init__(self, api: Api) -> None:
         self.api = api
@@ -26,7 +26,7 @@ class ClusterBackend:
     def find(self, name: str | None) -> tuple[str, Object]:
         """Return a job. Raises: ClientError."""
         if name is None:
-            raise ClientError("name the job")
+            raise ClientError("no job named; pass the name of a job in the cluster")
         return name, get_job(self.api, name)
 
     def list(self, *, everywhere: bool = False) -> Object:
@@ -39,34 +39,34 @@ class ClusterBackend:
         workdir: Workdir | None,
         *,
         dry_run: bool = False,
-        note: Callable[[str], None] = lambda words: None,
+        note: Callable[[str], None] = lambda text: None,
     ) -> tuple["ClusterBackend", str, Object]:
-        """Create a job in its file's namespace, unless another one was chosen. Raises: ClientError."""
+        """Create a job in its file's namespace, unless the user named another. Raises: ClientError."""
         from ddp_operator.client.create import create_job
 
         api, created = create_job(self.api, text, workdir, dry_run=dry_run, note=note)
         return ClusterBackend(api), created["metadata"]["name"], created
 
     def count_gpus(self) -> None:
-        """Return None: the scheduler knows."""
+        """Return None: only the scheduler knows."""
 
     def change(self, name: str, spec: Mapping[str, Any]) -> Object:
         """Merge fields into the spec. Raises: ClientError."""
         return call_job(self.api, "PATCH", name, {"spec": spec}, MERGE_PATCH)
 
     def delete(self, name: str) -> None:
-        """Delete a job; its children go in the background. Raises: ClientError."""
+        """Delete a job, and its children in the background. Raises: ClientError."""
         call_job(self.api, "DELETE", name, _DELETE)
 
     def is_gone(self, name: str) -> bool:
-        """Tell whether no pod of the job is left. Raises: ClientError."""
+        """Return whether all pods of the job are deleted. Raises: ClientError."""
         return not list_pods(self.api, name)
 
     def follow(self, name: str, until: float) -> Iterator[Object]:
         """Yield the resource from a watch. Raises: ClientError."""
         for jobs in follow_jobs(self.api, self.api.namespace, name, until=until):
             if (self.api.namespace, name) not in jobs:
-                raise NotFound(f"{name} has been deleted")
+                raise NotFound(f"job {name} was deleted")
             yield jobs[self.api.namespace, name]
 
     def logs(self, name: str, *, node: int | None, attempt: int | None, tail: int | None) -> PodLogs:
@@ -74,35 +74,36 @@ class ClusterBackend:
         return PodLogs(self.api, name, node, attempt, tail)
 
     def metrics(self, name: str) -> Sequence[Mapping[str, float]]:
-        """Return the figures in the status, up to 60 rows, with the columns of a metrics.csv. Raises: ClientError."""
+        """Return the metrics in the status, up to 60 rows, with the columns of metrics.csv. Raises: ClientError."""
         from ddp_operator.report.cluster import read_history
 
         status = get_job(self.api, name).get("status") or {}
         return read_history(msgspec.convert(status.get("history"), History | None))
 
     def why(self, name: str) -> Why:
-        """Return the explanation of the resource and of the Events about it. Raises: ClientError."""
+        """Return the explanation from the resource and its Events. Raises: ClientError."""
         job = get_job(self.api, name)
         return explain_why(job, _find_events(self.api, job), utc_now(), option=self.api.option)
 
     def report(self, name: str, prometheus: str | None = None) -> str:
-        """Return the page by the job's status and Events, and a Prometheus. Raises: ClientError."""
+        """Return the page built from the job's status and Events, and a Prometheus. Raises: ClientError."""
         from ddp_operator.report.cluster import read_job
         from ddp_operator.report.page import build_page
 
-        job, now = get_job(self.api, name), utc_now()
+        job = get_job(self.api, name)
+        now = utc_now()
         try:
             return build_page(read_job(job, _find_events(self.api, job), now, prometheus), now)
         except ValueError as error:
             raise ClientError(str(error)) from None
 
     def argument(self, name: str) -> str:
-        """Return the name, with the namespace where it is not that of the context."""
+        """Return the name, with -n if the namespace is not that of the context."""
         return f"{name}{self.api.option}"
 
 
 def _find_events(api: Api, job: Object) -> list[Object]:
     try:
         return list_events(api, job["metadata"]["name"], job["metadata"]["uid"])
-    except ApiError:  # without permission to read Events the conditions still say most
+    except ApiError:  # no permission to read Events; the conditions contain the essentials
         return []

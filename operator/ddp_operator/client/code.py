@@ -1,4 +1,4 @@
-"""A packed folder in the cluster: its ConfigMap, made before the job and owned by it."""
+"""Store a packed folder in the cluster before the job is created: in a ConfigMap, on a claim or in a registry."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,14 +17,14 @@ _STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
 
 @contextmanager
 def stored_code(api: Api, code: Code | None, job: DDPTrainingJob) -> Iterator[str]:
-    """Have the code of a job that is created now where its spec says; yields what was done for that.
+    """Store the code of a job that is about to be created; yield a line for the user, empty for a ConfigMap.
 
-    ``code``: what was packed for it; None: it names a ConfigMap that is there, or no code. The ConfigMap of a job that
-    is refused is taken away again. Raises: ClientError.
+    ``code``: the packed folder; None: the job has no code, or names an existing ConfigMap. If the job is refused, its
+    new ConfigMap is deleted. Raises: ClientError.
     """
     name = job.spec.code.config_map_name if job.spec.code else None
     if code is not None and code.image is not None:
-        from ddp_operator.client.registry import push_image  # with an HTTP client, for this one case
+        from ddp_operator.client.registry import push_image  # imports an HTTP client
 
         _check_image_volumes(api, code.image.reference)
         yield push_image(code.image)
@@ -34,7 +34,7 @@ def stored_code(api: Api, code: Code | None, job: DDPTrainingJob) -> Iterator[st
         return
     if name is None or code is None:
         if name is not None:
-            _check_there(api, name)
+            _check_exists(api, name)
         yield ""
         return
     created = _create(api, code.build_config_map(api.namespace))
@@ -42,7 +42,7 @@ def stored_code(api: Api, code: Code | None, job: DDPTrainingJob) -> Iterator[st
         yield ""
     except BaseException:
         if created is not None:
-            # Not where another `ddp submit` has made its job an owner meanwhile.
+            # Keep it if another `ddp submit` has added its job as an owner meanwhile.
             version = {"preconditions": {"resourceVersion": created["metadata"]["resourceVersion"]}}
             with suppress(ClientError):
                 api.request("DELETE", _path(api, name), body=version)
@@ -50,24 +50,24 @@ def stored_code(api: Api, code: Code | None, job: DDPTrainingJob) -> Iterator[st
 
 
 def own_code(api: Api, code: Code | None, job: DDPTrainingJob) -> None:
-    """Make a job an owner of the ConfigMap with its code, which goes with the last one. Raises: ClientError."""
+    """Add a job as an owner of its code's ConfigMap, which is deleted with its last owner. Raises: ClientError."""
     name = job.spec.code.config_map_name if job.spec.code else None
     if name is None or not name.startswith(names.CODE_PREFIX):
-        return  # none, or somebody's own
+        return  # no ConfigMap, or the user's own
     patch = {"metadata": {"ownerReferences": [owner_reference(job, controller=False)]}}
     try:
         api.request("PATCH", _path(api, name), None, patch, _STRATEGIC_PATCH)
     except ApiError as error:
         if error.status != 404 or code is None:
             raise
-        # Its last owner was deleted just now, and took it along.
+        # Its last owner was deleted since it was stored.
         config_map = code.build_config_map(api.namespace)
         config_map["metadata"] |= patch["metadata"]
         _create(api, config_map)
 
 
 def _check_image_volumes(api: Api, reference: str) -> None:
-    """See whether the API server takes them: it drops what it does not know, or what is switched off."""
+    """Check that the API server keeps image volumes: it drops unknown and disabled fields. Raises: ClientError."""
     container = {"name": "code", "image": reference, "volumeMounts": [{"name": "code", "mountPath": "/code"}]}
     pod: Object = {
         "apiVersion": "v1",
@@ -80,28 +80,28 @@ def _check_image_volumes(api: Api, reference: str) -> None:
     except ApiError as error:
         if error.status is None:
             raise
-        return  # no right to make pods, or a policy about them: the job's own pods will show it
+        return  # no permission to create pods, or a policy refuses this one: the job's pods will show it
     if not any("image" in volume for volume in made["spec"].get("volumes") or ()):
         raise ClientError(
-            "--code-image: the cluster has no image volumes: they need Kubernetes 1.35, or 1.31 with the feature gate "
-            "ImageVolume; put the code on a claim that all pods can mount: --code-claim NAME"
+            "--code-image: the cluster does not support image volumes (Kubernetes 1.35, or 1.31 with the feature gate "
+            "ImageVolume); store the code on a claim that all pods can mount: --code-claim NAME"
         )
 
 
-def _check_there(api: Api, name: str) -> None:
+def _check_exists(api: Api, name: str) -> None:
     try:
         api.request("GET", _path(api, name))
     except ApiError as error:
         if error.status != 404:
             raise
         raise ClientError(
-            f'spec.code.configMapName: there is no ConfigMap "{name}" in namespace "{api.namespace}": it went with the '
-            "last job that had it; submit with --workdir DIR, which packs the folder again"
+            f'spec.code.configMapName: ConfigMap "{name}" does not exist in namespace "{api.namespace}": it is deleted '
+            "with the last job that uses it; submit with --workdir DIR, which packs the folder again"
         ) from None
 
 
 def _create(api: Api, config_map: Object) -> Object | None:
-    """Create the ConfigMap; None: it is there already. Raises: ClientError."""
+    """Create the ConfigMap; None: it already exists. Raises: ClientError."""
     try:
         return api.request("POST", _path(api), None, config_map)
     except ApiError as error:

@@ -1,4 +1,4 @@
-"""A job made in a cluster: checked as `ddp render` does, then its code and what came with it, then the job itself."""
+"""Create a job in a cluster: check it as `ddp render` does, then create the file's other objects, its code, the job."""
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -18,23 +18,23 @@ _APPLY: Final = "application/apply-patch+yaml"
 def create_job(
     api: Api, text: str, workdir: Workdir | None, *, dry_run: bool, note: Callable[[str], None]
 ) -> tuple[Api, Object]:
-    """Create the job of a YAML, and the file's other objects before it. Returns its namespace's Api, and the resource.
+    """Create the job of a YAML after the file's other objects. Returns the Api of its namespace, and the resource.
 
-    ``note`` is told, in a line each, what else was made. Raises: ClientError.
+    ``note`` receives a line about each other object. Raises: ClientError.
     """
 
     def find_profile(kind: str, namespace: str, name: str) -> Object | None:
-        where = api.within(namespace or None)
-        return get_profile(where, kind, where.namespace, name)
+        own_api = api.within(namespace or None)
+        return get_profile(own_api, kind, own_api.namespace, name)
 
     try:
         manifest, code = check_job(text, workdir, in_cluster=True, note=note, profiles=find_profile)
     except InvalidManifest as error:
         raise ClientError(f"refused\n{error}") from None
     api = api.within(manifest.resource["metadata"].get("namespace"))
-    list_jobs(api, api.namespace)  # before anything is stored: is the operator installed, and have we access?
-    for other in manifest.others:
-        note(_apply(api, other, dry_run=dry_run))
+    list_jobs(api, api.namespace)  # check before anything is stored that the operator is installed, with access to it
+    for item in manifest.others:
+        note(_apply(api, item, dry_run=dry_run))
     name = manifest.resource["metadata"]["name"]
     try:
         with nullcontext("") if dry_run else stored_code(api, code, manifest.job) as placed:
@@ -54,8 +54,9 @@ def create_job(
 
 
 def _apply(api: Api, item: Mapping[str, Any], *, dry_run: bool) -> str:
-    """Apply another object of the file (server-side apply); return what was done. Raises: ClientError."""
-    kind, version = str(item.get("kind")), str(item.get("apiVersion"))
+    """Apply another object of the file (server-side apply); return a line for the user. Raises: ClientError."""
+    kind = str(item.get("kind"))
+    version = str(item.get("apiVersion"))
     name = str((item.get("metadata") or {}).get("name", ""))
     try:
         served = api.request("GET", f"/apis/{version}" if "/" in version else f"/api/{version}")["resources"]
@@ -63,11 +64,13 @@ def _apply(api: Api, item: Mapping[str, Any], *, dry_run: bool) -> str:
         if error.status != 404:
             raise
         served = []
-    found = next((entry for entry in served if entry["kind"] == kind and "/" not in entry["name"]), None)
-    if found is None or not name:
-        raise ClientError(f"the cluster does not know {kind} ({version}) {name!r} in this file; remove it")
-    namespace = {"namespace": api.namespace} if found["namespaced"] else {}
-    path = api_path(version, found["name"], namespace.get("namespace"), name)
+    resource = next((entry for entry in served if entry["kind"] == kind and "/" not in entry["name"]), None)
+    if resource is None:
+        raise ClientError(f"{kind} {name}: the cluster has no resource {kind} ({version}); remove it from the file")
+    if not name:
+        raise ClientError(f"{kind}: metadata.name is missing; set it, or remove the object from the file")
+    namespace = {"namespace": api.namespace} if resource["namespaced"] else {}
+    path = api_path(version, resource["name"], namespace.get("namespace"), name)
     query = {"fieldManager": FIELD_MANAGER, "force": "false"} | ({"dryRun": "All"} if dry_run else {})
     try:
         api.request("PATCH", path, query, {**item, "metadata": {**item["metadata"], **namespace}}, _APPLY)

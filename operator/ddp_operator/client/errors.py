@@ -1,22 +1,22 @@
-"""What can go wrong, each as an exception whose text says what happened and what to do: `ddp` prints it as it is."""
+"""Errors of the client. Their text states what happened and what to do; `ddp` prints it unchanged."""
 
 from ddp_operator.api.status import Status
 
 
 class ClientError(Exception):
-    """What was asked for cannot be done; nothing was changed."""
+    """The operation failed; nothing was changed."""
 
 
 class NotFound(ClientError):
-    """There is no job, no run or no log of that name."""
+    """The job, run or log does not exist."""
 
 
 class Conflict(ClientError):
-    """The job's state does not allow it: it has ended, or there is one of that name already."""
+    """The job's state does not allow the operation: it has ended, or its name is in use."""
 
 
 class ApiError(ClientError):
-    """The cluster cannot be reached (``status`` is None), or answered with this HTTP status."""
+    """The cluster is unreachable (``status`` is None), or responded with this HTTP status."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -24,9 +24,9 @@ class ApiError(ClientError):
 
 
 class TrainingFailed(ClientError):
-    """The job has ended and has not succeeded: what failed, and where.
+    """The job has ended without success.
 
-    ``category`` is the failure's (UserError, OutOfMemory, NodeLost, …) or, where no pod failed, the reason of the end.
+    ``category`` is that of the failure (UserError, OutOfMemory, NodeLost, …); if no pod failed, the job's reason.
     """
 
     def __init__(self, explanation: str, status: Status) -> None:

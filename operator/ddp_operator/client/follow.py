@@ -1,4 +1,4 @@
-"""Jobs as they change: every state of them from the API server's watch, and how a state is shown."""
+"""Follow jobs through the API server's watch, and build the view of a state for displays."""
 
 import json
 import math
@@ -25,7 +25,7 @@ _TRIES: Final = 30
 
 
 def view_of(job: dict[str, Any]) -> View:
-    """Return the state of a resource as it is shown."""
+    """Return what displays show of a resource."""
     try:
         status = msgspec.convert(job.get("status") or {}, Status)
     except msgspec.ValidationError:
@@ -46,12 +46,11 @@ def follow_jobs(
     until: float = math.inf,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Jobs]:
-    """Yield all jobs (or only ``name``), by namespace and name, now and after every change, to the time ``until``.
+    """Yield all jobs (or only ``name``), by namespace and name, now and after every change, until the time ``until``.
 
-    ``until`` is of the monotonic clock. A server that cannot be reached is retried for half a minute. Raises:
-    ClientError.
+    ``until`` is of the monotonic clock. An unreachable server is retried for half a minute. Raises: ClientError.
     """
-    failures = -_TRIES  # at the start the first failure is final
+    failures = -_TRIES  # the first failure is final until a call has succeeded
     query = {"fieldSelector": f"metadata.name={name}"} if name else {}
     while True:
         try:

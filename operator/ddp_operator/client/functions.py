@@ -1,4 +1,4 @@
-"""A function as the program of a job: its module's folder travels, and each rank imports it and calls it."""
+"""Run a function as a job's program: its module's folder is packed, and each rank imports and calls it."""
 
 import ast
 import inspect
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ddp_operator.client.errors import ClientError
 
-# What a rank runs, in any image with Python: nothing of this package is there.
+# The program of a rank. The image may lack this package, so it uses the standard library only.
 ENTRY: Final = """\
 import functools, importlib, json, os, sys
 call = json.loads(sys.argv.pop(1))
@@ -25,7 +25,7 @@ _PLAIN: Final = (str, int, float, bool, type(None))
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """Where a function is found: in a module, whose names begin at ``root``, and whose text is in ``file``."""
+    """A function in a module: ``root`` is the folder from which it is imported, ``file`` its source file."""
 
     module: str
     name: str
@@ -33,52 +33,54 @@ class Function:
     root: Path
 
     def build_command(self, args: Mapping[str, Any], workdir: Path) -> list[str]:
-        """Return the command that calls it in ``workdir``'s copy. Raises: ClientError, where it is not in there."""
+        """Return the command that calls it in the copy of ``workdir``. Raises: ClientError, if it is elsewhere."""
         try:
             path = self.root.resolve().relative_to(workdir.resolve())
         except ValueError:
             raise ClientError(
-                f"{self.module}.{self.name} is in {self.file}, and not in workdir {workdir}, which is all that the "
-                f"pods get; leave workdir out, or choose one with {self.root} in it"
+                f"{self.module}.{self.name} is in {self.file}, outside of workdir {workdir}, the only folder that pods "
+                f"receive; leave workdir out, or choose one that contains {self.root}"
             ) from None
         call = {"module": self.module, "function": self.name, "path": path.as_posix(), "args": args}
-        return ["python3", "-c", ENTRY, json.dumps(call).replace("$(", "$$(")]  # which a pod would expand
+        return ["python3", "-c", ENTRY, json.dumps(call).replace("$(", "$$(")]  # keep Kubernetes from expanding $(…)
 
 
 def find_function(function: Callable[..., object]) -> Function:
-    """Return where a function is. Raises: ClientError, where pods could not import it, with the remedy."""
+    """Return where a function is defined. Raises: ClientError, if pods could not import it."""
     name = getattr(function, "__qualname__", "")
     if not inspect.isfunction(function):
-        raise ClientError(f"{function!r} is not a function of a module; write one that calls it, with plain arguments")
+        raise ClientError(f"{function!r} is not a function of a module; pass a function that calls it")
     if "<" in name:
         kind = "a lambda" if name.endswith("<lambda>") else "inside another function"
-        raise ClientError(f"{name} is {kind}, which pods cannot import; define it at the top level of a module")
+        raise ClientError(f"{name} is {kind}, so pods cannot import it; define it at the top level of a module")
     module = sys.modules.get(function.__module__)
     file = getattr(module, "__file__", None)
     if module is None or file is None:
         if function.__module__ != "__main__":
             raise ClientError(f"{function.__module__}.{name} has no source file; define it in a module that has one")
         raise ClientError(
-            f"{name} is defined in this notebook or shell, and code travels as files. Begin its cell with "
-            f"`%%writefile training.py`, with what it imports in it, run that, and then `from training import {name}`"
+            f"{name} is defined in this notebook or shell, but pods need a file. Start its cell with "
+            f"`%%writefile training.py`, include its imports, run the cell, then `from training import {name}`"
         )
     if {"site-packages", "dist-packages"} & set(Path(file).parts):
-        raise ClientError(f"{function.__module__}.{name} is installed, not yours; write a module that calls it")
+        raise ClientError(f"{function.__module__}.{name} is in an installed package; write a module that calls it")
     return _locate(module, name, Path(file))
 
 
 def _locate(module: ModuleType, name: str, file: Path) -> Function:
     spec = module.__spec__
-    dotted = module.__name__ if module.__name__ != "__main__" else spec.name if spec else file.stem
+    dotted = module.__name__
+    if dotted == "__main__":
+        dotted = spec.name if spec else file.stem
     levels = dotted.count(".") + (file.stem == "__init__")
     return Function(dotted, name, file, file.absolute().parents[levels])
 
 
 def check_arguments(function: Function, args: Mapping[str, Any]) -> None:
-    """See that a function takes the arguments, and that they are plain data.
+    """Check that a function accepts the arguments, and that they are plain data.
 
-    What counts is its text in the file, as the pods will have it: the module may have been imported before a change.
-    Raises: TypeError; ClientError, where the text is none.
+    The source file counts, because pods import it: the module in memory may be older. Raises: TypeError; ClientError,
+    if the file cannot be parsed.
     """
     for name, value in args.items():
         _check_plain(value, f"args[{name!r}]")
@@ -86,12 +88,12 @@ def check_arguments(function: Function, args: Mapping[str, Any]) -> None:
         tree: ast.AST = ast.parse(function.file.read_bytes())
     except (SyntaxError, OSError) as error:
         raise ClientError(f"{function.file}: {error}") from None
-    found = tree
+    node = tree
     for part in function.name.split("."):
-        found = next((node for node in ast.iter_child_nodes(found) if getattr(node, "name", None) == part), found)
-    if isinstance(found, ast.FunctionDef) and found.name == function.name and not found.decorator_list:
+        node = next((child for child in ast.iter_child_nodes(node) if getattr(child, "name", None) == part), node)
+    if isinstance(node, ast.FunctionDef) and node.name == function.name and not node.decorator_list:
         try:
-            _signature(found.args).bind(**args)
+            _signature(node.args).bind(**args)
         except TypeError as error:
             raise TypeError(f"{function.module}.{function.name}(): {error}; give them by name in args") from None
 
@@ -120,15 +122,15 @@ def _signature(args: ast.arguments) -> inspect.Signature:
 
 def _check_plain(value: object, where: str) -> None:
     if isinstance(value, Mapping):
-        for key, one in value.items():
+        for key, item in value.items():
             if not isinstance(key, str):
-                raise TypeError(f"{where}: its key {key!r} is not text, as JSON needs it")
-            _check_plain(one, f"{where}[{key!r}]")
+                raise TypeError(f"{where}: key {key!r} is not a string; JSON needs string keys")
+            _check_plain(item, f"{where}[{key!r}]")
     elif isinstance(value, list | tuple):
-        for number, one in enumerate(value):
-            _check_plain(one, f"{where}[{number}]")
+        for index, item in enumerate(value):
+            _check_plain(item, f"{where}[{index}]")
     elif type(value) not in _PLAIN:
         raise TypeError(
-            f"{where}: a {type(value).__name__} is not plain data (text, numbers, True, False, None, lists and dicts "
-            "of them); pass what it is made from, and make it in the function"
+            f"{where}: a {type(value).__name__} is not plain data (strings, numbers, True, False, None, lists and "
+            "dicts of them); pass plain data, and create the object in the function"
         )

@@ -1,4 +1,4 @@
-"""Jobs on this machine: every run is a folder, and its state is what is written there."""
+"""Jobs on this machine: every run is a folder that contains its state."""
 
 import json
 import os
@@ -28,28 +28,28 @@ from ddp_operator.local.machine import find_gpus
 from ddp_operator.why import Why, explain_why
 
 _POLL_SECONDS: Final = 0.2
-_PATIENCE_SECONDS: Final = 30.0
+_CHANGE_SECONDS: Final = 30.0
 
 
 class LocalBackend:
-    """Fulfils ``Backend`` for the runs in a folder."""
+    """Implements ``Backend`` for the runs in a folder."""
 
     def __init__(self, runs: Path) -> None:
         self.runs = runs
 
     def folder(self, name: str | None) -> RunFolder:
-        """Return the folder of a run, by its path, its name or its job's; None: the newest. Raises: ClientError."""
+        """Return a run's folder by its path, its name or its job's name; None: the newest. Raises: ClientError."""
         return open_run(name, self.runs)
 
     def find(self, name: str | None) -> tuple[str, Object]:
-        """Return a run by its path, its name or its job's, or the newest. Raises: ClientError."""
+        """Return a run by its path, its name or its job's name; None: the newest. Raises: ClientError."""
         folder = self.folder(name)
-        inside = folder.path.parent.absolute() == self.runs.absolute()
-        own = folder.path.name if inside else str(folder.path)
-        return own, read_job(folder)
+        is_inside = folder.path.parent.absolute() == self.runs.absolute()
+        run_name = folder.path.name if is_inside else str(folder.path)
+        return run_name, read_job(folder)
 
     def list(self, *, everywhere: bool = False) -> Object:
-        """Return the jobs of all runs, oldest first, each under the name of its run. Raises: ClientError."""
+        """Return the jobs of all runs, oldest first, each with the name of its run. Raises: ClientError."""
         return {"items": list_runs(self.runs)}
 
     def create(
@@ -58,16 +58,16 @@ class LocalBackend:
         workdir: Workdir | None,
         *,
         dry_run: bool = False,
-        note: Callable[[str], None] = lambda words: None,
+        note: Callable[[str], None] = lambda text: None,
     ) -> tuple["LocalBackend", str, Object]:
         """Start a `ddp run` that outlives this process. Raises: ClientError."""
         if dry_run:
-            raise ClientError("a dry run is for a cluster; `ddp render` checks a job without one")
-        words = ["run", "-", "--quiet", "--runs-dir", str(self.runs)]
+            raise ClientError("dry_run needs a cluster; `ddp render` checks a job without one")
+        arguments = ["run", "-", "--quiet", "--runs-dir", str(self.runs)]
         if workdir is not None:
-            words += ["--workdir", str(workdir.folder), *(["--pip"] if workdir.pip else [])]
-            words += [f"--include={path}" for path in workdir.include]
-        name, _ = self.find(_start(words, text))
+            arguments += ["--workdir", str(workdir.folder), *(["--pip"] if workdir.pip else [])]
+            arguments += [f"--include={path}" for path in workdir.include]
+        name, _ = self.find(_start(arguments, text))
         return self, name, read_job(self.folder(name))
 
     def count_gpus(self) -> int:
@@ -75,34 +75,29 @@ class LocalBackend:
         return len(find_gpus(os.environ))
 
     def change(self, name: str, spec: Mapping[str, Any]) -> Object:
-        """Let the run that goes on take fields of the spec over. Raises: Conflict, ClientError."""
+        """Change fields of a run's spec, and wait until its process applies them. Raises: Conflict, ClientError."""
         folder = self.folder(name)
-        job = read_job(folder)
-        over = Conflict(f"{name} has ended and cannot be changed; start it again, from its checkpoint if it has one")
         if not folder.in_use:
-            raise over
-        wanted = {**job, "spec": {**job["spec"], **spec}}
-        errors = check_rules(wanted, job)
-        if errors:
-            raise ClientError(f"refused\n{InvalidManifest(errors)}")
-        gpus = find_gpus(os.environ) if count_pod_gpus(wanted["spec"]["template"]["spec"]) else None
-        try:
-            check_suitable({**wanted, "spec": {**wanted["spec"], "suspend": False}}, gpus)
-        except Unsuitable as error:
-            raise ClientError(f"refused\n{error}") from None
+            raise _ended(name)
+        job = read_job(folder)
+        _check_change(job, {**job, "spec": {**job["spec"], **spec}})
         replace_file(folder.changes, json.dumps({**folder.read_changes(), **spec}))
-        until = time.monotonic() + _PATIENCE_SECONDS
+
+        until = time.monotonic() + _CHANGE_SECONDS
         while time.monotonic() < until and folder.in_use:
             job = read_job(folder)
             if all(job["spec"].get(field) == value for field, value in spec.items()):
                 return job
             time.sleep(_POLL_SECONDS)
         if not folder.in_use:
-            raise over
-        raise ClientError(f"{name} has not taken the change over; is its `ddp run` stopped? See {folder.path}")
+            raise _ended(name)
+        raise ClientError(
+            f"{name}: its `ddp run` did not apply the change within {_CHANGE_SECONDS:.0f} s; check that the process "
+            f"runs (run folder {folder.path})"
+        )
 
     def delete(self, name: str) -> None:
-        """Stop the run; its folder goes once its pods have ended. Raises: ClientError."""
+        """Stop the run; its folder is deleted when its pods have ended. Raises: ClientError."""
         folder = self.folder(name)
         if folder.in_use:
             replace_file(folder.changes, json.dumps({**folder.read_changes(), DELETED: True}))
@@ -110,11 +105,11 @@ class LocalBackend:
             shutil.rmtree(folder.path, ignore_errors=True)
 
     def is_gone(self, name: str) -> bool:
-        """Tell whether its folder is gone."""
+        """Return whether the run's folder is deleted."""
         return not (self.runs / name).exists()
 
     def follow(self, name: str, until: float) -> Iterator[Object]:
-        """Yield the resource whenever it was written anew. Raises: ClientError."""
+        """Yield the resource now and after every change. Raises: ClientError."""
         seen: Object = {}
         while True:
             job = read_job(self.folder(name))
@@ -135,15 +130,16 @@ class LocalBackend:
         return read_rows(file) if file.exists() else []
 
     def why(self, name: str) -> Why:
-        """Return the explanation: the summary of an ended run, which has the remedies for this machine."""
+        """Return the explanation; for an ended run its summary, whose remedies are for this machine."""
         folder = self.folder(name)
         why = explain_why(read_job(folder), (), utc_now())
-        summary = folder.summary
-        words = summary.read_text(encoding="utf-8").rstrip() if summary.exists() else f"{folder.path}: {why.what}"
-        return replace(why, what=words, todo="")
+        text = f"{folder.path}: {why.what}"
+        if folder.summary.exists():
+            text = folder.summary.read_text(encoding="utf-8").rstrip()
+        return replace(why, what=text, todo="")
 
     def report(self, name: str, prometheus: str | None = None) -> str:
-        """Return the page by the run's folder, which has every figure. Raises: ClientError."""
+        """Return the page built from the run's folder. Raises: ClientError."""
         from ddp_operator.report import build_report
 
         try:
@@ -156,15 +152,33 @@ class LocalBackend:
         return str(self.folder(name).path)
 
 
-def _start(words: Sequence[str], text: str) -> str:
-    """Start `ddp` in a session of its own; return the path of the folder in which it runs. Raises: ClientError."""
+def _ended(name: str) -> Conflict:
+    return Conflict(
+        f"{name} has ended and cannot be changed; start a new run, which resumes from its checkpoint if any"
+    )
+
+
+def _check_change(old: Object, new: Object) -> None:
+    """Check a changed resource as `ddp run` would check it. Raises: ClientError."""
+    errors = check_rules(new, old)
+    if errors:
+        raise ClientError(f"refused\n{InvalidManifest(errors)}")
+    gpus = find_gpus(os.environ) if count_pod_gpus(new["spec"]["template"]["spec"]) else None
+    try:
+        check_suitable({**new, "spec": {**new["spec"], "suspend": False}}, gpus)
+    except Unsuitable as error:
+        raise ClientError(f"refused\n{error}") from None
+
+
+def _start(arguments: Sequence[str], text: str) -> str:
+    """Start `ddp` in its own session with ``text`` as input; return the path of its run folder. Raises: ClientError."""
     source, sink = os.pipe()
-    with tempfile.TemporaryFile() as complaint:
+    with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "ddp_operator.cli", *words],
+            [sys.executable, "-P", "-m", "ddp_operator.cli", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            stderr=complaint,
+            stderr=errors,
             env={**os.environ, ENV_RUN_FOLDER: str(sink)},
             pass_fds=(sink,),
             start_new_session=True,
@@ -173,12 +187,12 @@ def _start(words: Sequence[str], text: str) -> str:
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin:
             process.stdin.write(text.encode())
-        with open(source, encoding="utf-8") as answer:
-            path = answer.read()
+        with open(source, encoding="utf-8") as stream:
+            path = stream.read()
         if not path:
             process.wait()
-            complaint.seek(0)
-            said = complaint.read().decode(errors="replace").strip()
-            raise ClientError(said.removeprefix("ddp run: ") or f"`ddp run` ended with exit code {process.returncode}")
+            errors.seek(0)
+            message = errors.read().decode(errors="replace").strip().removeprefix("ddp run: ")
+            raise ClientError(message or f"`ddp run` ended with exit code {process.returncode}")
     threading.Thread(target=process.wait, daemon=True).start()
     return path

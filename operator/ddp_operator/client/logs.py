@@ -1,4 +1,4 @@
-"""The logs of all pods of a job, or of a run on this machine, in one stream, each line with its rank."""
+"""Read the logs of all pods of a job, or of a run on this machine, as one stream of lines with ranks."""
 
 import heapq
 import queue
@@ -22,7 +22,7 @@ from ddp_operator.local.screen import LogFile, Tail, find_logs, split_rank
 from ddp_operator.manifests.template import resolve_template
 
 _POLL_SECONDS: Final = 1.0
-_FOLLOW_SECONDS: Final = 3600.0  # a rank may print nothing for that long
+_FOLLOW_SECONDS: Final = 3600.0  # silence of a rank after which the stream is reopened
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +49,18 @@ class Line:
 
     @property
     def order(self) -> str:
-        """The time as text that sorts: fractions have no trailing zeros, and Z sorts after the digits."""
+        """The time without Z, which sorts after digits; fractions have no trailing zeros."""
         return self.time.removesuffix("Z")
 
 
 class Logs(Protocol):
-    """Where the lines of one job come from."""
+    """The logs of one job."""
 
     def pods(self) -> list[LogPod]:
-        """Return the pods that have a log and were asked for, by attempt and index."""
+        """Return the selected pods that have a log, by attempt and index."""
 
     def is_over(self) -> bool:
-        """Tell whether no more pods will start."""
+        """Return whether no more pods will start."""
 
     def lines(self, pod: LogPod, *, follow: bool) -> Iterator[Line]:
         """Yield the lines of a pod; ``follow``: also future ones."""
@@ -68,7 +68,7 @@ class Logs(Protocol):
 
 @dataclass(frozen=True)
 class PodLogs:
-    """The logs of one job's pods."""
+    """The logs of a job in a cluster."""
 
     api: Api
     name: str
@@ -78,21 +78,21 @@ class PodLogs:
 
     def pods(self) -> list[LogPod]:
         """Return the pods whose container has started, by attempt and index."""
-        found = [log_pod(pod) for pod in list_pods(self.api, self.name) if _has_log(pod)]
-        chosen = [pod for pod in found if self.node in (None, pod.node) and self.attempt in (None, pod.attempt)]
-        return sorted(chosen, key=lambda pod: (pod.attempt, pod.node, pod.name))
+        started = [log_pod(pod) for pod in list_pods(self.api, self.name) if _has_log(pod)]
+        selected = [pod for pod in started if self.node in (None, pod.node) and self.attempt in (None, pod.attempt)]
+        return sorted(selected, key=lambda pod: (pod.attempt, pod.node, pod.name))
 
     def is_over(self) -> bool:
-        """Tell whether the job has ended or was deleted, so that no more pods will start."""
+        """Return whether the job has ended or was deleted, so that no more pods will start."""
         try:
             return (get_job(self.api, self.name).get("status") or {}).get("phase") in ENDED_PHASES
         except NotFound:
             return True
 
     def lines(self, pod: LogPod, *, follow: bool) -> Iterator[Line]:
-        """Yield the lines of a pod, none if it is gone; ``follow``: also future ones. Raises: ClientError.
+        """Yield the lines of a pod, none if it was deleted; ``follow``: also future ones. Raises: ClientError.
 
-        A stream that breaks off while the pod runs is resumed after its last line.
+        If the stream breaks while the pod runs, reading resumes after the last line.
         """
         query = {"container": pod.container, "timestamps": "true", "follow": str(follow).lower()}
         query |= {} if self.tail is None else {"tailLines": str(self.tail)}
@@ -110,13 +110,13 @@ class PodLogs:
                     return
                 if error.status is not None or not follow:
                     raise
-            if not follow or not self._runs(pod):
+            if not follow or not self._is_running(pod):
                 return
             if last:
                 query.pop("tailLines", None)
                 query["sinceTime"] = f"{last[:19]}Z"
 
-    def _runs(self, pod: LogPod) -> bool:
+    def _is_running(self, pod: LogPod) -> bool:
         return any(
             entry["metadata"]["name"] == pod.name and (entry.get("status") or {}).get("phase") == "Running"
             for entry in list_pods(self.api, self.name)
@@ -142,26 +142,28 @@ class RunLogs:
         ]
 
     def is_over(self) -> bool:
-        """Tell whether the run has ended."""
+        """Return whether the run has ended."""
         return not self._folder.in_use
 
     def lines(self, pod: LogPod, *, follow: bool) -> Iterator[Line]:
         """Yield the lines of a pod; ``follow``: also future ones, until the run has ended."""
-        found: list[str] = []
-        reader = Tail(lambda: [LogFile(pod.attempt, pod.node, Path(pod.name))], lambda _, line: found.append(line))
-        wanted, over = self._tail, False
+        texts: list[str] = []
+        reader = Tail(lambda: [LogFile(pod.attempt, pod.node, Path(pod.name))], lambda _, line: texts.append(line))
+        limit = self._tail  # of the lines written so far
+        over = False
         while not over:
             over = not follow or self.is_over()
             reader.read()
-            yield from (split_line(f" {text}", pod) for text in found[-wanted if wanted else 0 :] if wanted != 0)
-            found.clear()
-            wanted = None
+            start = 0 if limit is None else max(0, len(texts) - limit)
+            yield from (split_line(f" {text}", pod) for text in texts[start:])
+            texts.clear()
+            limit = None
             if not over:
                 time.sleep(_POLL_SECONDS)
 
 
-def newest(source: Logs) -> Iterator[Line]:
-    """Yield what the pods of the newest attempt have written, in the order of their times. Raises: ClientError."""
+def read_newest(source: Logs) -> Iterator[Line]:
+    """Yield the lines of the newest attempt so far, in the order of their times. Raises: ClientError."""
     pods = source.pods()
     last = max((pod.attempt for pod in pods), default=0)
     streams = [source.lines(pod, follow=False) for pod in pods if pod.attempt == last]
@@ -169,54 +171,70 @@ def newest(source: Logs) -> Iterator[Line]:
 
 
 def follow(source: Logs, *, sleep: Callable[[float], None] = time.sleep, poll: float = _POLL_SECONDS) -> Iterator[Line]:
-    """Yield the lines of all pods, also of those that start later, until the job has ended.
+    """Yield the lines of all pods, also of pods that start later, until the job has ended.
 
     Raises: ClientError, from any of the streams.
     """
-    lines: queue.Queue[Line | BaseException | None] = queue.Queue(maxsize=10_000)
-    readers: dict[str, threading.Thread] = {}
+    yield from _Follower(source, sleep, poll).lines()
 
-    def read(pod: LogPod) -> None:
-        try:
-            for line in source.lines(pod, follow=True):
-                lines.put(line)
-        except ClientError as error:
-            lines.put(error)
 
-    def watch() -> None:
+class _Follower:
+    """Reads the logs of all pods into one queue: a thread for each pod, and one that looks for new pods."""
+
+    def __init__(self, source: Logs, sleep: Callable[[float], None], poll: float) -> None:
+        self._source = source
+        self._sleep = sleep
+        self._poll = poll
+        self._readers: dict[str, threading.Thread] = {}
+        self._lines: queue.Queue[Line | BaseException | None] = queue.Queue(maxsize=10_000)
+
+    def lines(self) -> Iterator[Line]:
+        """Yield lines until the last reader has ended."""
+        threading.Thread(target=self._watch, daemon=True).start()
+        while (line := self._lines.get()) is not None:
+            if isinstance(line, BaseException):
+                raise line
+            yield line
+
+    def _watch(self) -> None:
+        """Start readers until the job has ended and all of them have; then end the stream."""
         try:
             over = False
-            while True:
-                for pod in source.pods():
-                    if pod.name not in readers:
-                        readers[pod.name] = threading.Thread(target=read, args=(pod,), daemon=True)
-                        readers[pod.name].start()
-                if over:
-                    break
-                over = source.is_over()  # list the pods once more: the last one may have started meanwhile
+            while not over:
+                over = self._source.is_over()  # read before the pods: the last one may start meanwhile
+                self._start_readers()
                 if not over:
-                    sleep(poll)
-            for reader in readers.values():
+                    self._sleep(self._poll)
+            for reader in self._readers.values():
                 reader.join()
-            lines.put(None)
+            self._lines.put(None)
         except BaseException as error:
-            lines.put(error)
+            self._lines.put(error)
 
-    threading.Thread(target=watch, daemon=True).start()
-    while (line := lines.get()) is not None:
-        if isinstance(line, BaseException):
-            raise line
-        yield line
+    def _start_readers(self) -> None:
+        for pod in self._source.pods():
+            if pod.name not in self._readers:
+                reader = threading.Thread(target=self._read, args=(pod,), daemon=True)
+                self._readers[pod.name] = reader
+                reader.start()
+
+    def _read(self, pod: LogPod) -> None:
+        try:
+            for line in self._source.lines(pod, follow=True):
+                self._lines.put(line)
+        except ClientError as error:
+            self._lines.put(error)
 
 
 def log_pod(pod: Mapping[str, Any]) -> LogPod:
-    """Return the parts of a pod that its log needs."""
-    metadata, trainer = pod["metadata"], find_trainer(pod)
+    """Return what identifies a pod's log."""
+    metadata = pod["metadata"]
+    trainer = find_trainer(pod)
     env = {entry["name"]: entry.get("value", "") for entry in trainer.get("env") or ()}
     try:
         nproc = decode_config(env.get(constants.ENV_LAUNCHER_CONFIG)).nproc_per_node
     except ValueError:
-        nproc = 1  # a pod of another version of the operator
+        nproc = 1  # another version of the operator created the pod
     return LogPod(
         name=metadata["name"],
         container=trainer["name"],
@@ -227,11 +245,13 @@ def log_pod(pod: Mapping[str, Any]) -> LogPod:
 
 
 def split_line(text: str, pod: LogPod) -> Line:
-    """Return a line of a pod's log with the rank that wrote it, or with the ranks of the pod."""
+    """Return a line of a pod's log with the rank that wrote it, or with all ranks of the pod."""
     moment, _, message = text.partition(" ")
-    rank, words = split_rank(message, pod.node, pod.nproc)
+    rank, content = split_rank(message, pod.node, pod.nproc)
+    if rank is not None:
+        return Line(moment, f"rank {rank}", content)
     first = pod.node * pod.nproc
-    return Line(moment, f"ranks {first}-{first + pod.nproc - 1}" if rank is None else f"rank {rank}", words)
+    return Line(moment, f"ranks {first}-{first + pod.nproc - 1}", content)
 
 
 def _has_log(pod: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""What a notebook shows: the state of a job while it is waited for, a job itself, and its report."""
+"""Show jobs and reports in a notebook."""
 
 import sys
 from html import escape
@@ -12,43 +12,44 @@ _COLORS = {"Running": "#1f6feb", "Succeeded": "#1a7f37", "Failed": "#cf222e", "R
 
 
 def has_notebook() -> bool:
-    """Tell whether this is a notebook's kernel. IPython is looked for among what is loaded, and never imported."""
+    """Return whether this process is a notebook's kernel. IPython is never imported for the check."""
     ipython: Any = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and hasattr(shell, "kernel")
 
 
 class NotebookDisplay(Display):
-    """One output of a cell, written anew with each state of a job."""
+    """A cell's output that shows the current state of a job."""
 
     def __init__(self, name: str) -> None:
         ipython: Any = import_module("IPython.display")
-        self._name, self._html = name, ipython.HTML
+        self._name = name
+        self._html = ipython.HTML
         self._handle = ipython.display(ipython.HTML(""), display_id=True)
 
     def update(self, view: View) -> None:
-        """Write it anew."""
+        """Replace the output."""
         self._handle.update(self._html(render(self._name, view)))
 
 
 def render(name: str, view: View, explanation: str = "") -> str:
-    """Return a job as HTML: a bar, its figures, and what it waits for or why it failed."""
+    """Return a job as HTML: a progress bar, its metrics, and what it waits for or why it failed."""
     color = _COLORS.get(view.phase, "#9a6700")
-    figures = describe_progress(view.progress, percent=False)
+    progress = describe_progress(view.progress, percent=False)
     state = [f"attempt {view.attempt}"] if view.attempt > 1 else []
     state += [f"{view.nodes[0]}/{view.nodes[1]} pods"] if view.nodes[1] else []
-    words = " · ".join([*state, *(figures or filter(None, [view.reason]))])
+    details = " · ".join([*state, *(progress or filter(None, [view.reason]))])
     bar = (
         '<div style="background:#8884;height:8px;border-radius:4px;max-width:480px;margin:6px 0">'
         f'<div style="background:{color};height:8px;border-radius:4px;width:{view.percent:.1f}%"></div></div>'
     )
     more = f'<pre style="white-space:pre-wrap">{escape(explanation)}</pre>' if explanation else ""
     head = f'<b>{escape(name)}</b> <span style="color:{color};font-weight:600">{escape(view.phase)}</span>'
-    return f"<div>{head} {view.percent:.1f}%{bar}<small>{escape(words)}</small>{more}</div>"
+    return f"<div>{head} {view.percent:.1f}%{bar}<small>{escape(details)}</small>{more}</div>"
 
 
 class Report(str):
-    """The HTML of a report: a page of its own, which a notebook shows in a frame."""
+    """The HTML page of a report, which a notebook shows in a frame."""
 
     def save(self, path: str | Path) -> Path:
         """Write the page to a file. Raises: OSError."""

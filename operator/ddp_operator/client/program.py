@@ -1,4 +1,4 @@
-"""A job's YAML for a script or a function: what a user of Python need not write."""
+"""Build the resource of a job that runs a script or a function."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ _LONGEST_NAME: Final = 40
 
 
 def job_name(stem: str) -> str:
-    """Return a name as Kubernetes takes it: of small letters, digits and dashes, beginning with a letter."""
+    """Return a valid Kubernetes name: lower-case letters, digits and dashes, starting with a letter."""
     name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:_LONGEST_NAME].strip("-")
     return name if name[:1].isalpha() else f"job-{name}".rstrip("-")
 
@@ -29,7 +29,7 @@ def build_job(
     checkpoint_claim: str | None,
     spec: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the resource. ``spec``: further fields, which win."""
+    """Return the resource. ``spec``: further fields, which take precedence."""
     container: dict[str, Any] = {
         "name": "trainer",
         "image": image,

@@ -1,10 +1,11 @@
-"""The image with a packed folder into a registry, by the distribution API and with docker's logins."""
+"""Push the image of a packed folder to a registry through the OCI distribution API, with docker's logins."""
 
 import base64
 import json
 import os
 import re
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,25 +21,24 @@ _DOCKER_HUB: Final = "docker.io"
 _DOCKER_HUB_LOGIN: Final = "index.docker.io/v1/"
 _DOCKER_HUB_HOST: Final = "registry-1.docker.io"
 _TOKEN_USER: Final = "<token>"  # noqa: S105
-"""As whom a credential program gives a token that buys tokens, and no password."""
+"""The user name with which a credential helper returns an identity token instead of a password."""
 _TIMEOUT: Final = urllib3.Timeout(connect=10, read=300)
-_MAY_NOT_PUSH: Final = "ask for the right to push there, or name another repository"
+_NO_PERMISSION: Final = "ask for the permission to push there, or name another repository"
 _REMEDIES: Final = {
-    401: _MAY_NOT_PUSH,  # a token was given, and is not good for this
-    403: _MAY_NOT_PUSH,
-    404: "check the repository's name; some registries want it to be made first",
-    413: "it does not take as much at once: leave out more (.ddpignore), or put it on a claim (--code-claim NAME)",
-    429: "it has had too many requests: try again later",
+    401: _NO_PERMISSION,  # the token is valid, but not for this repository
+    403: _NO_PERMISSION,
+    404: "check the repository's name; in some registries you must create it first",
+    413: "the upload is too large: exclude files in .ddpignore, or use a claim (--code-claim NAME)",
+    429: "too many requests: try again later",
 }
 _TLS_REMEDY: Final = (
-    "SSL_CERT_FILE names a file with the certificates that are trusted; write http:// before the name of a registry "
-    "without TLS"
+    "set SSL_CERT_FILE to a file with the CA certificates; for a registry without TLS, write http:// before its name"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """A user with a password; ``token``: what is exchanged instead of these."""
+    """A user with a password, or an identity token to exchange for an access token."""
 
     user: str
     password: str
@@ -50,16 +50,16 @@ class Login:
 
 
 def push_image(image: Image) -> str:
-    """Push what the registry does not have yet. Returns what was done. Raises: ClientError."""
+    """Push what the registry lacks. Returns a line for the user. Raises: ClientError."""
     registry = _Registry(image)
     tagged = f"{image.host}/{image.repository}:{image.tag}"
-    there = registry.call("HEAD", f"manifests/{image.tag}", accept=INDEX)
-    if there.headers.get("Docker-Content-Digest") == image.digest:
-        return f"{tagged} has it already"
+    existing = registry.call("HEAD", f"manifests/{image.tag}", accept=INDEX)
+    if existing.headers.get("Docker-Content-Digest") == image.digest:
+        return f"{tagged} already exists"
     for digest, data in image.blobs.items():
         if registry.call("HEAD", f"blobs/{digest}").status == 404:
-            place = registry.call("POST", "blobs/uploads/").headers.get("Location", "")
-            registry.call("PUT", _extend(place, {"digest": digest}), data, "application/octet-stream")
+            location = registry.call("POST", "blobs/uploads/").headers.get("Location", "")
+            registry.call("PUT", _extend(location, {"digest": digest}), data, "application/octet-stream")
     for digest, data in image.manifests.items():
         registry.call("PUT", f"manifests/{digest}", data, MANIFEST)
     registry.call("PUT", f"manifests/{image.tag}", image.index, INDEX)
@@ -67,47 +67,56 @@ def push_image(image: Image) -> str:
 
 
 def find_login(host: str) -> Login | None:
-    """Return what `docker login` has kept for a registry; None: nothing. Raises: ClientError."""
+    """Return the login that `docker login` stored for a registry; None: there is none. Raises: ClientError."""
     file = Path(os.environ.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker"), "config.json")
     key = _DOCKER_HUB_LOGIN if host == _DOCKER_HUB else host
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-        helpers, auths = config.get("credHelpers") or {}, config.get("auths") or {}
+        helpers = config.get("credHelpers") or {}
         helper = helpers.get(key) or helpers.get(host) or config.get("credsStore")
-        # The keys are hosts, or URLs as docker wrote them once.
-        found = (auths[one] for one in auths if re.sub(r"^https?://|/.*$", "", one) == re.sub(r"/.*$", "", key))
-        entry: dict[str, str] = next(found, {})
+        entry = _find_entry(config.get("auths") or {}, key)
         user, _, password = base64.b64decode(entry.get("auth") or "").decode().partition(":")
         token = entry.get("identitytoken") or ""
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ClientError(f"{file}: cannot be used ({error}); write it again with `docker login {host}`") from None
-    login = _ask(helper, f"https://{key}" if host == _DOCKER_HUB else key) if helper else None
+        raise ClientError(f"{file} is invalid ({error}); write it again with `docker login {host}`") from None
+    login = _call_helper(helper, f"https://{key}" if host == _DOCKER_HUB else key) if helper else None
     return login or (Login(user, password, token) if user or token else None)
 
 
-def _ask(helper: str, key: str) -> Login | None:
-    """Return what docker's credential program has for a registry. Raises: ClientError."""
+def _find_entry(auths: Mapping[str, dict[str, str]], key: str) -> dict[str, str]:
+    """Return a registry's entry, empty if there is none. Keys are hosts; older versions of docker wrote URLs."""
+    host = re.sub(r"/.*$", "", key)
+    entries = (entry for name, entry in auths.items() if re.sub(r"^https?://|/.*$", "", name) == host)
+    return next(entries, {})
+
+
+def _call_helper(helper: str, key: str) -> Login | None:
+    """Return the login for a registry from docker's credential helper; None: it has none. Raises: ClientError."""
     program = f"docker-credential-{helper}"
     try:
         done = subprocess.run([program, "get"], input=key, capture_output=True, text=True, timeout=60, check=False)
         if done.returncode != 0 and "not found" in done.stdout + done.stderr:
             return None
         done.check_returncode()
-        found = json.loads(done.stdout)
-        user, secret = found["Username"], found["Secret"]
+        credentials = json.loads(done.stdout)
+        user = credentials["Username"]
+        secret = credentials["Secret"]
     except subprocess.CalledProcessError as error:
         reason = (error.stderr.strip() or error.stdout.strip() or f"exit code {error.returncode}").splitlines()[-1]
     except (OSError, subprocess.TimeoutExpired, ValueError, LookupError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
     else:
         return Login("", "", secret) if user == _TOKEN_USER else Login(user, secret)
-    raise ClientError(f"{program}, which docker's config.json names for {key}, gives no login: {reason}; see to that")
+    raise ClientError(
+        f"{program}, the credential helper for {key} in docker's config.json, failed: {reason}; fix it, or remove it "
+        "from config.json"
+    )
 
 
 class _Registry:
-    """One repository of a registry, logged in to when it asks for that."""
+    """One repository of a registry. It logs in when the registry requires it."""
 
     def __init__(self, image: Image) -> None:
         self._host = image.host
@@ -124,50 +133,60 @@ class _Registry:
     def call(
         self, method: str, path: str, body: bytes | None = None, content_type: str = "", accept: str = ""
     ) -> urllib3.BaseHTTPResponse:
-        """Make one call; a HEAD may find nothing (404). Raises: ClientError."""
-        url, base = urlsplit(urljoin(self._base, path)), urlsplit(self._base)
-        # An upload may go to another host, which the login is not for. A registry behind a proxy that ends TLS may
-        # not know its own scheme.
-        ours = url.netloc == base.netloc
-        address = url._replace(scheme=base.scheme).geturl() if ours else url.geturl()
+        """Make one call; a HEAD may return 404. Raises: ClientError."""
+        url = urlsplit(urljoin(self._base, path))
+        base = urlsplit(self._base)
+        # The login is not sent to another host, which an upload may use. A registry behind a proxy that terminates TLS
+        # may not know its own scheme.
+        is_own_host = url.netloc == base.netloc
+        address = url._replace(scheme=base.scheme).geturl() if is_own_host else url.geturl()
         headers = {"User-Agent": "ddp", "Content-Type": content_type, "Accept": accept}
-        for again in (False, True):
-            headers["Authorization"] = self._authorization if ours else ""
+        for is_retry in (False, True):
+            headers["Authorization"] = self._authorization if is_own_host else ""
             response = self._send(method, address, body, {name: value for name, value in headers.items() if value})
-            if response.status != 401 or again:
+            if response.status != 401 or is_retry:
                 break
             self._authorize(response)
-        redirected = method == "HEAD" and response.status < 400  # a storage behind it has what is asked for
-        if not (200 <= response.status < 300 or redirected or (method, response.status) == ("HEAD", 404)):
+        exists_elsewhere = method == "HEAD" and response.status < 400  # a redirect to the registry's storage
+        is_missing = method == "HEAD" and response.status == 404
+        if not (200 <= response.status < 300 or exists_elsewhere or is_missing):
             raise self._refused(response)
         return response
 
     def _authorize(self, refusal: urllib3.BaseHTTPResponse) -> None:
-        """Log in as the registry wants it. Raises: ClientError."""
-        self._login, self._authorization = find_login(self._host), ""
-        kind, _, rest = refusal.headers.get("WWW-Authenticate", "").partition(" ")
-        if kind.lower() != "bearer":
-            if self._login is None or self._login.token:
-                raise self._refused(refusal)
+        """Log in by the scheme that the registry requires. Raises: ClientError."""
+        self._login = find_login(self._host)
+        self._authorization = ""
+        scheme, _, challenge = refusal.headers.get("WWW-Authenticate", "").partition(" ")
+        if scheme.lower() == "bearer":
+            self._authorization = self._request_token(parse_keqv_list(parse_http_list(challenge)))
+        elif self._login is None or self._login.token:
+            raise self._refused(refusal)
+        else:
             self._authorization = self._login.basic()
-            return
-        asked = parse_keqv_list(parse_http_list(rest))
-        realm, scope = asked.get("realm", ""), f"repository:{self._repository}:pull,push"
-        query = {"scope": scope} | ({"service": asked["service"]} if "service" in asked else {})
+
+    def _request_token(self, challenge: dict[str, str]) -> str:
+        """Return the Authorization header with a token (docs.docker.com/registry/spec/auth). Raises: ClientError."""
+        realm = challenge.get("realm", "")
+        query = {"scope": f"repository:{self._repository}:pull,push"}
+        if "service" in challenge:
+            query["service"] = challenge["service"]
         if self._login is not None and self._login.token:
             form = query | {"grant_type": "refresh_token", "client_id": "ddp", "refresh_token": self._login.token}
-            kind_of_form = {"Content-Type": "application/x-www-form-urlencoded"}
-            response = self._send("POST", realm, urlencode(form).encode(), kind_of_form)
+            headers = {"Content-Type": "application/x-www-form-urlencoded"}
+            response = self._send("POST", realm, urlencode(form).encode(), headers)
         else:
             headers = {"Authorization": self._login.basic()} if self._login is not None else {}
             response = self._send("GET", _extend(realm, query), None, headers)
         if response.status >= 400:
             raise self._refused(response)
         try:
-            answer = response.json()
-            self._authorization = f"Bearer {answer.get('token') or answer['access_token']}"
+            body = response.json()
+            return f"Bearer {body.get('token') or body['access_token']}"
         except (ValueError, LookupError, AttributeError):
-            raise ClientError(f"{realm}: gives no token for {self._host}; see whether this is its login") from None
+            raise ClientError(
+                f"{realm}: the response has no token for {self._host}; check that this is the registry's login service"
+            ) from None
 
     def _send(self, method: str, url: str, body: bytes | None, headers: dict[str, str]) -> urllib3.BaseHTTPResponse:
         try:
@@ -175,34 +194,36 @@ class _Registry:
                 method, url, body=body, headers=headers, timeout=_TIMEOUT, retries=False, redirect=False
             )
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            words = str(error).rpartition(": ")[2].rpartition("] ")[2] or type(error).__name__  # without [Errno 111]
+            cause = str(error).rpartition(": ")[2].rpartition("] ")[2] or type(error).__name__  # without [Errno 111]
             remedy = _TLS_REMEDY if isinstance(error, urllib3.exceptions.SSLError) else "check its name and the network"
             raise ClientError(
-                f"--code-image: cannot connect to the registry {self._host} ({words}); {remedy}"
+                f"--code-image: cannot connect to the registry {self._host} ({cause}); {remedy}"
             ) from None
 
     def _refused(self, response: urllib3.BaseHTTPResponse) -> ClientError:
-        what, login = f"--code-image: the registry {self._host} refuses", f"`docker login {self._host}`"
-        status, said = response.status, _read_message(response)
+        """Return the error for a response, with its remedy."""
+        status = response.status
         if status in (401, 403) and self._login is None:
-            remedy = f"there is no login for it: run {login}"
+            remedy = f"log in with `docker login {self._host}`"
         elif status == 401 and not self._authorization.startswith("Bearer"):
-            remedy = f"the login is not valid: run {login} again"
+            remedy = f"the login is invalid: run `docker login {self._host}` again"
+        elif status in _REMEDIES:
+            remedy = _REMEDIES[status]
         else:
-            remedy = _REMEDIES.get(status) or (
-                "try again later" if status >= 500 else "see whether it takes OCI images"
-            )
-        return ClientError(f"{what} {self._repository}: {said}; {remedy}")
+            remedy = "try again later" if status >= 500 else "check that the registry accepts OCI images"
+        return ClientError(
+            f"--code-image: the registry {self._host} refuses {self._repository}: {_read_message(response)}; {remedy}"
+        )
 
 
 def _read_message(response: urllib3.BaseHTTPResponse) -> str:
-    """Return the registry's own words, and the status of a response without any."""
-    words = f"HTTP status {response.status}"
+    """Return the registry's message with the status, or the status alone."""
+    status = f"HTTP status {response.status}"
     try:
-        answer: Any = response.json()
-        return f"{answer['errors'][0]['message']} ({words})"
+        body: Any = response.json()
+        return f"{body['errors'][0]['message']} ({status})"
     except (ValueError, LookupError, TypeError, AttributeError):
-        return words
+        return status
 
 
 def _extend(url: str, query: dict[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""The folders of the runs on this machine: which one is meant, and what is in it."""
+"""Find and read the folders of the runs on this machine."""
 
 import re
 from contextlib import suppress
@@ -13,19 +13,22 @@ from ddp_operator.local.folder import RunFolder
 
 
 def open_run(name: str | None, runs: Path) -> RunFolder:
-    """Return the folder of a run by its path, its name or its job's, by default of the newest. Raises: ClientError.
+    """Return the folder of a run by its path, its name or its job's name; None: the newest. Raises: ClientError.
 
-    The record of a run that was killed is closed.
+    If the run was killed, its record is closed.
     """
-    for path in (Path(name), runs / name) if name is not None else ():
+    if name is None:
+        paths = _list_runs(runs)
+        if not paths:
+            raise NotFound(f"no runs in {runs}; start one with `ddp run job.yaml`, or use --runs-dir")
+        return _open(paths[-1])
+    for path in (Path(name), runs / name):
         if path.is_dir():
-            return _closed(path)
-    found = [path for path in _list_runs(runs) if name is None or re.fullmatch(rf"{re.escape(name)}-[\d-]+", path.name)]
-    if not found and name is not None:
-        raise NotFound(f"there is no run {name}: no such folder here or in {runs}")
-    if not found:
-        raise NotFound(f"no runs in {runs}; start one with `ddp run job.yaml`, or use --runs-dir")
-    return _closed(found[-1])
+            return _open(path)
+    paths = [path for path in _list_runs(runs) if re.fullmatch(rf"{re.escape(name)}-[\d-]+", path.name)]
+    if not paths:
+        raise NotFound(f"run {name} does not exist, neither as a folder nor in {runs}; `ddp list --local` lists all")
+    return _open(paths[-1])
 
 
 def read_job(folder: RunFolder) -> dict[str, Any]:
@@ -33,19 +36,20 @@ def read_job(folder: RunFolder) -> dict[str, Any]:
     try:
         return dict(yaml.load(folder.status.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
     except (OSError, yaml.YAMLError, TypeError, ValueError):
-        raise ClientError(f"{folder.path}: not a run folder of `ddp run`: there is no status.yaml") from None
+        raise ClientError(f"{folder.path}: not a run folder of `ddp run`: status.yaml is missing or invalid") from None
 
 
 def list_runs(runs: Path) -> list[dict[str, Any]]:
-    """Return the jobs of all runs, oldest first, each under the name of its run."""
+    """Return the jobs of all runs, oldest first, each with the name of its run."""
     jobs = []
     for path in _list_runs(runs):
-        job = read_job(_closed(path))
+        job = read_job(_open(path))
         jobs.append({**job, "metadata": {**job["metadata"], "name": path.name}})
     return jobs
 
 
-def _closed(path: Path) -> RunFolder:
+def _open(path: Path) -> RunFolder:
+    """Return a run's folder after closing the record of a killed run."""
     folder = RunFolder(path)
     with suppress(OSError):  # no permission to write
         close_record(folder)

@@ -1,4 +1,4 @@
-"""Figures as rows with named columns, for people who have pandas and for those who have not."""
+"""Metrics as a table with named columns, with or without pandas."""
 
 from collections.abc import Iterable, Mapping
 from html import escape
@@ -9,7 +9,7 @@ _SHOWN = 10
 
 
 class Table(list[dict[str, float]]):
-    """Rows, each a dict of the figures that were known then. ``table["loss"]`` is a column, with None where unknown."""
+    """Rows of metrics as dicts; unknown values are absent. ``table["loss"]`` is a column, with None for them."""
 
     @property
     def columns(self) -> list[str]:
@@ -17,15 +17,15 @@ class Table(list[dict[str, float]]):
         return list(dict.fromkeys(name for row in self for name in row))
 
     @overload  # type: ignore[override]
-    def __getitem__(self, place: str) -> list[float | None]: ...
+    def __getitem__(self, key: str) -> list[float | None]: ...
     @overload
-    def __getitem__(self, place: int) -> dict[str, float]: ...
-    def __getitem__(self, place: str | int) -> Any:
-        if not isinstance(place, str):
-            return super().__getitem__(place)
-        if place not in self.columns:
-            raise KeyError(place)
-        return [row.get(place) for row in self]
+    def __getitem__(self, key: int) -> dict[str, float]: ...
+    def __getitem__(self, key: str | int) -> Any:
+        if not isinstance(key, str):
+            return super().__getitem__(key)
+        if key not in self.columns:
+            raise KeyError(key)
+        return [row.get(key) for row in self]
 
     def _repr_html_(self) -> str:
         heads = "".join(f"<th>{escape(name)}</th>" for name in self.columns)
@@ -39,7 +39,7 @@ class Table(list[dict[str, float]]):
 
 
 def make_table(rows: Iterable[Mapping[str, float]]) -> Table:
-    """Return the rows as a pandas DataFrame where pandas is installed, else as a Table: both have columns by name."""
+    """Return the rows as a pandas DataFrame if pandas is installed, else as a Table."""
     table = Table(dict(row) for row in rows)
     if find_spec("pandas") is None:
         return table

@@ -1,4 +1,4 @@
-"""The folder that a job takes along."""
+"""The folder that is packed for a job."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from ddp_operator.validation import check_manifest
 
 @dataclass(frozen=True, slots=True)
 class Workdir:
-    """A folder, what of it travels though ignored, whether to install its requirements, and its claim or image."""
+    """A folder to pack: further paths to include, whether to install its requirements, and its claim or image."""
 
     folder: Path
     include: Sequence[str] = ()
@@ -26,22 +26,24 @@ class Workdir:
     def pack(self) -> Code:
         """Pack it. Raises: ClientError."""
         if self.claim is not None and self.image is not None:
-            raise ClientError("the packed folder goes onto a claim or into an image, and not both; name one of them")
+            raise ClientError("the packed folder is stored on a claim or in an image; leave one of them out")
         try:
             return pack_code(self.folder, self.include, pip=self.pip, claim=self.claim, image=self.image)
         except CannotPack as error:
             raise ClientError(str(error)) from None
 
     def place(self, script: str) -> str:
-        """Return the path of a script as a pod has it, which starts in the folder. Raises: ClientError."""
+        """Return the path of a script relative to the folder, where a pod starts. Raises: ClientError."""
         path = os.path.relpath(os.path.realpath(script), os.path.realpath(self.folder))
         if path.startswith(".."):
-            raise ClientError(f"{script}: is not in --workdir {self.folder}, which is all that the pods get")
+            raise ClientError(
+                f"{script} is outside of --workdir {self.folder}, the only folder that pods receive; choose another"
+            )
         return path
 
 
 def default_folder(script: str | None) -> Path:
-    """Return the folder that a script is run from: the current one, or where it is outside of that, its own.
+    """Return the folder to pack for a script: the current one, or the script's if that is elsewhere.
 
     Raises: ClientError.
     """
@@ -51,9 +53,9 @@ def default_folder(script: str | None) -> Path:
 
 
 def check_folder(folder: Path) -> Path:
-    """Return a folder that was not named, where it is no more than a project. Raises: ClientError."""
+    """Return a folder chosen by default, unless it is the home or the root folder. Raises: ClientError."""
     if folder in (Path(os.path.expanduser("~")), Path(folder.anchor)):
-        raise ClientError(f"--workdir: name the folder to pack; {folder} is too much to take by itself")
+        raise ClientError(f"{folder} is not packed by default; name the folder to pack with --workdir")
     return folder
 
 
@@ -66,9 +68,9 @@ def check_job(
     profiles: FindProfile = find_none,
     exact: bool = False,
 ) -> tuple[Manifest, Code | None]:
-    """Return the manifest in ``text``, checked, with the folder that it takes along, packed.
+    """Pack the folder of a job, check its manifest, and return both.
 
-    ``note`` is told what is packed; ``profiles`` finds those that the file does not have; ``exact``: as of
+    ``note`` receives lines about the packed files; ``profiles`` finds profiles that the file lacks; ``exact``: as in
     ``check_manifest``.
 
     Raises: ClientError, InvalidManifest.

@@ -150,7 +150,7 @@ def test_delete_deletes_each_of_several_runs_and_reports_the_missing_one(capsys:
     shown = capsys.readouterr()
     assert shown.out == f"{first.name}: deleted\n{second}: deleted\n"
     assert shown.err.count("no cluster is configured") == 1
-    assert "ddp delete: there is no run missing" in shown.err
+    assert "ddp delete: run missing does not exist" in shown.err
     assert list(Path("ddp-runs").iterdir()) == [kept]
 
 

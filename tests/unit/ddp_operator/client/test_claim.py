@@ -9,7 +9,7 @@ import pytest
 from websocket import WebSocketConnectionClosedException
 
 from ddp_operator.api.parse import parse_resource
-from ddp_operator.client.claim import _offer, build_pod
+from ddp_operator.client.claim import _transfer, build_pod
 from ddp_operator.code.packed import pack_code
 from ddp_operator.manifests.template import resolve_template
 from tests.support.builders import resource, template, trainer
@@ -81,7 +81,10 @@ class Shell:
     ],
     ids=["taken", "the folder may not be written", "cut"],
 )
-def test_a_shell_that_ends_early_is_heard(shell: dict[str, Any], expected: tuple[bytes, str, str]) -> None:
-    made, data = Shell(**shell), bytes(700_000)
-    assert _offer(made, data) == expected
+def test_errors_of_a_shell_that_ends_early_are_returned(
+    shell: dict[str, Any], expected: tuple[bytes, str, str]
+) -> None:
+    made = Shell(**shell)
+    data = bytes(700_000)
+    assert _transfer(made, data) == expected
     assert len(made.got) in (0, len(data))

@@ -48,7 +48,7 @@ def test_an_image_is_pushed_where_its_volume_is_kept(tmp_path: Path) -> None:
 
 def test_nothing_is_pushed_where_the_api_server_drops_image_volumes(tmp_path: Path) -> None:
     with serve_registry(Registry()) as registry:
-        with pytest.raises(ClientError, match=r"the cluster has no image volumes.*--code-claim NAME"):
+        with pytest.raises(ClientError, match=r"the cluster does not support image volumes.*--code-claim NAME"):
             place(PodServer(keeps=False), tmp_path, registry)
         with pytest.raises(ApiError, match="cannot connect"):
             place(PodServer(refusal=ApiError("cannot connect")), tmp_path, registry)

@@ -114,10 +114,10 @@ def test_one_of_a_script_is_imported_by_the_scripts_name(project: Path, monkeypa
         (lambda module: functools.partial(module.train, 1), "is not a function of a module"),
         (lambda module: module.Recipe().train.__call__, "is not a function of a module"),
         (lambda module: json.dumps, None),
-        (lambda module: pytest.approx, "is installed, not yours"),
+        (lambda module: pytest.approx, "is in an installed package"),
     ],
 )  # fmt: skip
-def test_what_pods_cannot_import_is_refused_with_the_remedy(project: Path, pick: Any, words: str | None) -> None:
+def test_function_that_pods_cannot_import_is_refused(project: Path, pick: Any, words: str | None) -> None:
     if words is None:
         find_function(pick(load()))  # the standard library's are in every image
         return
@@ -133,8 +133,8 @@ def test_one_of_a_notebook_is_to_be_written_to_a_file(project: Path, monkeypatch
         find_function(module.train)
 
 
-def test_one_outside_of_the_folder_that_travels_is_refused(project: Path) -> None:
-    with pytest.raises(ClientError, match="not in workdir"):
+def test_function_outside_of_workdir_is_refused(project: Path) -> None:
+    with pytest.raises(ClientError, match="outside of workdir"):
         find_function(load().train).build_command({}, project / "src" / "helpers")
 
 
@@ -143,12 +143,12 @@ def test_one_outside_of_the_folder_that_travels_is_refused(project: Path) -> Non
     [
         ({"lr": Path("x")}, r"args\['lr'\]: a PosixPath is not plain data"),
         ({"lr": [1, {"a": {2}}]}, r"args\['lr'\]\[1\]\['a'\]: a set is not plain data"),
-        ({"lr": {1: 2}}, r"args\['lr'\]: its key 1 is not text"),
+        ({"lr": {1: 2}}, r"args\['lr'\]: key 1 is not a string"),
         ({"lr": 1, "epoch": 2}, r"recipes\.train\(\): got an unexpected keyword argument 'epoch'"),
         ({}, r"recipes\.train\(\): missing a required argument: 'lr'"),
     ],
 )
-def test_arguments_that_cannot_travel_or_are_not_taken_are_named(project: Path, args: Any, words: str) -> None:
+def test_invalid_arguments_are_named(project: Path, args: Any, words: str) -> None:
     with pytest.raises(TypeError, match=words):
         check_arguments(find_function(load().train), args)
 

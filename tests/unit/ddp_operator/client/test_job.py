@@ -91,6 +91,6 @@ def test_the_status_of_another_version_is_named() -> None:
         _ = make({"phase": "Dancing"}).status
 
 
-def test_without_a_cluster_the_error_comes_with_the_first_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    with pytest.raises(ClientError, match="there is no file"):
+def test_missing_kubeconfig_is_reported_on_first_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    with pytest.raises(ClientError, match="does not exist"):
         Client(kubeconfig=str(tmp_path / "none")).list()

@@ -56,7 +56,7 @@ def password(login: tuple[str, str] = ("ann", "pass:word")) -> dict[str, str]:
     return {"auth": base64.b64encode(":".join(login).encode()).decode()}
 
 
-def test_an_image_of_one_file_is_pushed_once(tmp_path: Path, registry: Registry) -> None:
+def test_existing_image_is_not_pushed_again(tmp_path: Path, registry: Registry) -> None:
     built = image(tmp_path, f"{registry.host}/team/code:mine")
     assert push_image(built) == f"pushed as {registry.host}/team/code:mine"
     assert built.reference == f"{registry.host}/team/code@{built.digest}"
@@ -73,7 +73,7 @@ def test_an_image_of_one_file_is_pushed_once(tmp_path: Path, registry: Registry)
             assert layer["size"] == len(registry.blobs[layer["digest"]])
 
     sent = registry.pushed()
-    assert push_image(built).endswith("has it already")
+    assert push_image(built).endswith("already exists")
     assert registry.pushed() == sent
     del registry.manifests["mine"]  # the blobs are there
     push_image(built)
@@ -140,7 +140,7 @@ echo '{{"Username": "bob", "Secret": "hidden"}}'
 """
 
 
-def test_docker_s_programs_are_asked(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credential_helpers_of_docker_are_called(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = home / "bin" / "docker-credential-chain"
     program.parent.mkdir()
     program.write_text(HELPER.format(asked=home / "asked"))
@@ -152,7 +152,9 @@ def test_docker_s_programs_are_asked(home: Path, monkeypatch: pytest.MonkeyPatch
     assert find_login("none.example.com") == Login("ann", "pass:word")
     assert find_login("docker.io") == Login("bob", "hidden")
     assert (home / "asked").read_text().split()[-1] == "https://index.docker.io/v1/"
-    with pytest.raises(ClientError, match=r"docker-credential-gone, which .* gives no login: FileNotFoundError"):
+    with pytest.raises(
+        ClientError, match=r"docker-credential-gone, the credential helper for .* failed: FileNotFoundError"
+    ):
         find_login("gone.example.com")
     with pytest.raises(ClientError, match=r"docker-credential-chain.*no keychain"):
         find_login("broken.example.com")
@@ -160,13 +162,13 @@ def test_docker_s_programs_are_asked(home: Path, monkeypatch: pytest.MonkeyPatch
         find_login("odd.example.com")
 
 
-def test_docker_s_file_is_read_where_docker_has_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_docker_config_is_read(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_login("registry.example.com") is None
     log_in(home, auths={"https://index.docker.io/v1/": password(), "registry.example.com": {}})
     assert find_login("docker.io") == Login("ann", "pass:word")
     assert find_login("registry.example.com") is None
     (home / ".docker" / "config.json").write_text('{"auths": [1]}')
-    with pytest.raises(ClientError, match=r"config\.json: cannot be used .*`docker login registry.example.com"):
+    with pytest.raises(ClientError, match=r"config\.json is invalid .*`docker login registry.example.com"):
         find_login("registry.example.com")
     monkeypatch.setenv("DOCKER_CONFIG", str(home / "elsewhere"))
     assert find_login("registry.example.com") is None
@@ -175,31 +177,31 @@ def test_docker_s_file_is_read_where_docker_has_it(home: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("changes", "config", "said"),
     [
-        ({"auth": "bearer"}, {}, r"no such user \(HTTP status 401\); there is no login for it: run `docker login 127"),
-        ({"auth": "basic"}, {}, "there is no login for it: run `docker login 127"),
+        ({"auth": "bearer"}, {}, r"no such user \(HTTP status 401\); log in with `docker login 127"),
+        ({"auth": "basic"}, {}, "log in with `docker login 127"),
         (
             {"auth": "bearer"},
             {"login": ("ann", "old")},
-            "no such user .*; the login is not valid: run `docker login 127",
+            "no such user .*; the login is invalid: run `docker login 127",
         ),
-        ({"auth": "basic"}, {"login": ("ann", "old")}, "the login is not valid: run `docker login 127"),
-        ({"auth": "basic"}, {"token": "kept"}, "the login is not valid: run `docker login 127"),
+        ({"auth": "basic"}, {"login": ("ann", "old")}, "the login is invalid: run `docker login 127"),
+        ({"auth": "basic"}, {"token": "kept"}, "the login is invalid: run `docker login 127"),
         (
             {"auth": "bearer", "may_push": False},
             {"login": ("ann", "pass:word")},
-            "refuses team/code: HTTP status 403; ask for the right to push there",
+            "refuses team/code: HTTP status 403; ask for the permission to push there",
         ),
         (
             {"answers": {"POST": (404, b'{"errors": [{"message": "repository does not exist"}]}')}},
             {},
             r"repository does not exist \(HTTP status 404\); check the repository's name",
         ),
-        ({"answers": {"PUT": (413, b"<html>")}}, {}, "HTTP status 413; it does not take as much at once"),
-        ({"answers": {"POST": (307, b"")}}, {}, "HTTP status 307; see whether it takes OCI images"),
+        ({"answers": {"PUT": (413, b"<html>")}}, {}, "HTTP status 413; the upload is too large"),
+        ({"answers": {"POST": (307, b"")}}, {}, "HTTP status 307; check that the registry accepts OCI images"),
         ({"answers": {"PUT": (503, b"[]")}}, {}, "HTTP status 503; try again later"),
     ],
 )
-def test_a_refusal_has_the_registry_s_words_and_a_remedy(
+def test_refusal_has_registry_message_and_remedy(
     tmp_path: Path, home: Path, registry: Registry, changes: dict[str, Any], config: dict[str, Any], said: str
 ) -> None:
     for name, value in changes.items():
@@ -214,14 +216,14 @@ def test_a_refusal_has_the_registry_s_words_and_a_remedy(
     assert registry.pushed() == 0
 
 
-def test_a_token_that_is_not_good_for_pushing_is_told(tmp_path: Path, home: Path, registry: Registry) -> None:
+def test_token_without_push_permission_is_reported(tmp_path: Path, home: Path, registry: Registry) -> None:
     registry.auth, registry.answers = "bearer", {"POST": (401, b'{"errors": [{"message": "authentication required"}]}')}
     log_in(home, auths={registry.host: password()})
-    with pytest.raises(ClientError, match=r"authentication required .*; ask for the right to push there"):
+    with pytest.raises(ClientError, match=r"authentication required .*; ask for the permission to push there"):
         push_image(image(tmp_path, f"{registry.host}/team/code"))
 
 
-def test_a_registry_that_is_not_there_or_has_no_tls_is_told(tmp_path: Path, registry: Registry) -> None:
+def test_unreachable_registry_is_reported(tmp_path: Path, registry: Registry) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         host = f"127.0.0.1:{server.getsockname()[1]}"
     with pytest.raises(
@@ -230,7 +232,7 @@ def test_a_registry_that_is_not_there_or_has_no_tls_is_told(tmp_path: Path, regi
         push_image(image(tmp_path, f"{host}/team/code"))
     port = registry.host.partition(":")[2]
     # Not a name of the loopback to us, and one to the system.
-    with pytest.raises(ClientError, match=r"cannot connect to the registry \S+ \(.*; SSL_CERT_FILE .* http://"):
+    with pytest.raises(ClientError, match=r"cannot connect to the registry \S+ \(.*; set SSL_CERT_FILE .* http://"):
         push_image(image(tmp_path, f"127.1:{port}/team/code"))
     assert registry.calls == []
     push_image(image(tmp_path, f"http://127.1:{port}/team/code"))

@@ -349,7 +349,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("words", "code", "sentence"),
         [
-            (["nothing", "--local"], 3, "there is no run nothing"),
+            (["nothing", "--local"], 3, "run nothing does not exist"),
             ([], 3, "no runs in"),
             (["empty"], 2, "there is no status.yaml"),
         ],
