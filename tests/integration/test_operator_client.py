@@ -217,7 +217,7 @@ async def test_certificates_that_cannot_be_used_are_refused_in_one_line() -> Non
         return kopf.ConnectionInfo(server="https://127.0.0.1:1", ca_data=b"-----BEGIN CERTIFICATE-----\nx\n")
 
     client = ApiClient(login)
-    with pytest.raises(StartupError, match=r"certificates for https://127\.0\.0\.1:1 cannot be used"):
+    with pytest.raises(StartupError, match=r"certificates for https://127\.0\.0\.1:1 are invalid"):
         await client.connect()
 
 

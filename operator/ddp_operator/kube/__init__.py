@@ -1,1 +1,1 @@
-"""The cluster behind an API server; the only package that talks to one."""
+"""The cluster behind an API server. No other package of the operator's process makes calls to it."""

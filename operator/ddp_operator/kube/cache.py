@@ -1,10 +1,10 @@
-"""What the operator remembers of the cluster: fed by watch events, by its own writes, and by comparisons with lists.
+"""The operator's cache of the cluster, updated by watch events, by its own writes, and by comparisons with lists.
 
-Three sources tell of the same objects in any order, so every entry carries its resourceVersion and only newer news
-counts. An object that is gone is remembered by its UID for a while, so that old news cannot bring it back.
+The three sources deliver objects in any order, so an entry has its resourceVersion, and only a newer version replaces
+it. The UID of a deleted object is kept for a while, so that a late event does not restore it.
 
-Bodies are kept as JSON bytes and parsed when they are asked for: that costs some microseconds for each reconcile and
-saves four fifths of the memory. It also makes them immutable.
+Bodies are stored as JSON bytes and parsed on read. That takes some microseconds per reconcile, saves four fifths of the
+memory, and makes them immutable.
 """
 
 from collections import OrderedDict
@@ -27,45 +27,46 @@ Id = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One object as last seen."""
+    """One cached object."""
 
     uid: str
     version: str
     key: Key
     body: bytes
     claim: str | None = None
-    """Of a resource: the claim or the URL of its checkpoints."""
+    """The claim or the URL of a resource's checkpoints."""
     claimant: Object | None = None
-    """What other jobs on that claim read of it: a body may have a megabyte, and they read those of a namespace."""
+    """The fields that other jobs with that claim read. A body may have a megabyte, so it is not parsed for them."""
 
 
 class ObjectCache:
-    """All custom resources and their children. Not thread-safe: it lives in the operator's event loop."""
+    """All custom resources and their children. Not thread-safe; use it in the operator's event loop."""
 
     def __init__(self) -> None:
         self._objects: dict[Id, Entry] = {}
         self._children: dict[Key, set[Id]] = {}
         self._shared: dict[Id, Object] = {}
-        """What many share, as an object: it may name a thousand owners, and is in each of their snapshots."""
+        """Parsed shared objects: they may have a thousand owners, and are part of each snapshot in the namespace."""
         self._tombstones: OrderedDict[str, float] = OrderedDict()
 
     def __len__(self) -> int:
-        """Return the number of remembered objects."""
+        """Return the number of cached objects."""
         return len(self._objects)
 
     def apply(self, kind: str, obj: Object) -> Key | None:
-        """Take in an object. Returns the resource it belongs to, or None when that was no news (or not ours).
+        """Store an object. Returns the resource it belongs to; None if the object is not newer, or not a child.
 
-        One that is no child any more, by its labels or its controller, is dropped.
+        An object whose labels or controller no longer make it a child is dropped.
         """
         meta = obj["metadata"]
-        uid, version = str(meta.get("uid", "")), str(meta.get("resourceVersion", ""))
+        uid = str(meta.get("uid", ""))
+        version = str(meta.get("resourceVersion", ""))
         key = key_of(kind, meta)
         ident = (kind, str(meta.get("namespace", "")), str(meta["name"]))
         old = self._objects.get(ident)
         if key is None:
             return self._disown(ident, uid, version)
-        if not _newer(version, self._tombstones.get(uid)):
+        if not _is_after_tombstone(version, self._tombstones.get(uid)):
             return None
         if old is not None:
             if not _supersedes(version, old.version):
@@ -82,17 +83,17 @@ class ObjectCache:
         return key
 
     def remove(self, kind: str, obj: Object) -> Key | None:
-        """Take in that an object is gone, as a watch event says it. Returns the resource it belonged to, or None."""
+        """Remove an object after a DELETED event. Returns the resource it belonged to, or None."""
         meta = obj["metadata"]
-        # An object whose label was taken away leaves a filtered watch as DELETED, too, and comes back with the label:
-        # so only news up to this version is old.
+        # A filtered watch also sends DELETED for an object that loses its label. It may get the label back, so only
+        # events up to this version are outdated.
         version = version_number(meta.get("resourceVersion"))
         return self.mark_deleted(
             kind, str(meta.get("namespace", "")), str(meta["name"]), str(meta.get("uid", "")), version
         )
 
     def mark_deleted(self, kind: str, namespace: str, name: str, uid: str, version: int | None = None) -> Key | None:
-        """Forget an object of this UID, and ignore later news of it up to ``version`` (by default: all)."""
+        """Remove an object with this UID, and ignore later events up to ``version`` (default: all)."""
         self._tombstones[uid] = GONE if version is None else version
         self._tombstones.move_to_end(uid)
         while len(self._tombstones) > TOMBSTONES:
@@ -103,62 +104,64 @@ class ObjectCache:
             return None
         self._drop(ident, entry)
         if kind == KIND:
-            # The garbage collector takes its children, and no watch will tell of these.
-            for child in [one for one in self._children.get(entry.key, ()) if one[0] in UNWATCHED_KINDS]:
-                self._drop(child, self._objects[child])
+            # The garbage collector deletes its children, and no watch reports that for unwatched kinds.
+            for child in list(self._children.get(entry.key, ())):
+                if child[0] in UNWATCHED_KINDS:
+                    self._drop(child, self._objects[child])
         return entry.key
 
     def snapshot(self, key: Key) -> Snapshot | None:
-        """Return the resource and its children as last seen, children in the order of their names."""
+        """Return the cached resource and its children, children in the order of their names."""
         resource = self._objects.get((KIND, key.namespace, key.name))
         if resource is None:
             return None
-        found: dict[str, list[Any]] = {kind: [] for kind in CHILD_KINDS}
+        children: dict[str, list[Any]] = {kind: [] for kind in CHILD_KINDS}
         shared = self._children.get(Key(key.namespace, ""), ())
         for ident in sorted((*self._children.get(key, ()), *shared)):
-            shared_one = self._shared.get(ident)
-            found[ident[0]].append(shared_one or msgspec.json.decode(self._objects[ident].body))
-        return build_snapshot(msgspec.json.decode(resource.body), found)
+            child = self._shared.get(ident) or msgspec.json.decode(self._objects[ident].body)
+            children[ident[0]].append(child)
+        return build_snapshot(msgspec.json.decode(resource.body), children)
 
     def count_children(self, key: Key) -> int:
-        """Return how many children of a resource are remembered."""
+        """Return the number of cached children of a resource."""
         return len(self._children.get(key, ()))
 
     def entry(self, kind: str, namespace: str, name: str) -> Entry | None:
-        """Return what is remembered of one object."""
+        """Return the entry of one object."""
         return self._objects.get((kind, namespace, name))
 
     def entries(self, kind: str, namespaces: Iterable[str] = ()) -> dict[str, tuple[Id, Entry]]:
-        """Return the remembered objects of a kind by UID, in these namespaces (none given: in all)."""
-        wanted = frozenset(namespaces)
+        """Return the cached objects of a kind by UID, in these namespaces; in all if none are named."""
+        selected = frozenset(namespaces)
         return {
             entry.uid: (ident, entry)
             for ident, entry in self._objects.items()
-            if ident[0] == kind and (not wanted or ident[1] in wanted)
+            if ident[0] == kind and (not selected or ident[1] in selected)
         }
 
     def bodies(self, kind: str) -> Iterator[bytes]:
-        """Yield the remembered objects of a kind as JSON; another thread than the event loop's may ask for them."""
+        """Yield the cached objects of a kind as JSON. Other threads may call this."""
         for ident, entry in list(self._objects.items()):
             if ident[0] == kind:
                 yield entry.body
 
     def resources_on_claim(self, namespace: str, claim: str) -> Iterator[Object]:
-        """Yield name, age and state of the resources of a namespace whose checkpoints go to this claim or URL."""
+        """Yield name, age and state of the resources in a namespace that store checkpoints in this claim or URL."""
         for (kind, where, _), entry in self._objects.items():
             if kind == KIND and where == namespace and entry.claim == claim and entry.claimant is not None:
                 yield entry.claimant
 
     def is_current(self, kind: str, meta: Mapping[str, Any]) -> bool:
-        """Say whether an object is remembered at least as new as ``meta`` says, or known to be gone."""
-        uid, version = str(meta.get("uid", "")), str(meta.get("resourceVersion", ""))
+        """Return whether the cached object is at least as new as ``meta``, or known to be deleted."""
+        uid = str(meta.get("uid", ""))
+        version = str(meta.get("resourceVersion", ""))
         entry = self._objects.get((kind, str(meta.get("namespace", "")), str(meta["name"])))
         if entry is not None and not _supersedes(version, entry.version):
             return True
-        return not _newer(version, self._tombstones.get(uid))
+        return not _is_after_tombstone(version, self._tombstones.get(uid))
 
     def _disown(self, ident: Id, uid: str, version: str) -> Key | None:
-        """Drop an object that is a child no longer. Returns the resource that it belonged to."""
+        """Drop an object that is no longer a child. Returns the resource it belonged to."""
         entry = self._objects.get(ident)
         if entry is None or entry.uid != uid or not _supersedes(version, entry.version):
             return None
@@ -168,22 +171,22 @@ class ObjectCache:
     def _drop(self, ident: Id, entry: Entry) -> None:
         del self._objects[ident]
         self._shared.pop(ident, None)
-        family = self._children.get(entry.key)
-        if family is not None:
-            family.discard(ident)
-            if not family:
+        siblings = self._children.get(entry.key)
+        if siblings is not None:
+            siblings.discard(ident)
+            if not siblings:
                 del self._children[entry.key]
 
 
-def build_snapshot(resource: Object, found: Mapping[str, Iterable[Object]]) -> Snapshot:
-    """Return a resource with its children, which are ``found`` by kind."""
+def build_snapshot(resource: Object, children: Mapping[str, Iterable[Object]]) -> Snapshot:
+    """Return a resource with its children. ``children``: by kind."""
     return Snapshot(
         resource=resource,
-        services=tuple(found["Service"]),
-        config_maps=tuple(found["ConfigMap"]),
-        jobs=tuple(found["Job"]),
-        pods=tuple(found["Pod"]),
-        policies=tuple(found["NetworkPolicy"]),
+        services=tuple(children["Service"]),
+        config_maps=tuple(children["ConfigMap"]),
+        jobs=tuple(children["Job"]),
+        pods=tuple(children["Pod"]),
+        policies=tuple(children["NetworkPolicy"]),
     )
 
 
@@ -197,20 +200,23 @@ def _describe_claimant(resource: Object) -> Object:
 
 
 def version_number(text: Any) -> int | None:
-    """Return a resource version as a number, which it is since Kubernetes 1.35 by contract; None where it is none."""
+    """Return a resource version as a number, or None. Kubernetes guarantees numbers since 1.35."""
     try:
         return int(text)
     except (TypeError, ValueError):
         return None
 
 
-def _newer(version: str, tombstone: float | None) -> bool:
+def _is_after_tombstone(version: str, tombstone: float | None) -> bool:
+    """Return whether a version is newer than the deletion of its object."""
     number = version_number(version)
     return tombstone is None or (number is not None and number > tombstone)
 
 
 def _supersedes(version: str, old: str) -> bool:
-    """Say whether ``version`` is newer than ``old``."""
-    new, then = version_number(version), version_number(old)
-    # Of another server's idea of a version: trust the order in which news comes.
-    return version != old if new is None or then is None else new > then
+    """Return whether ``version`` is newer than ``old``."""
+    number = version_number(version)
+    old_number = version_number(old)
+    if number is None or old_number is None:
+        return version != old  # versions without an order: trust the order of delivery
+    return number > old_number

@@ -1,4 +1,4 @@
-"""Calls about objects of a kind, and what the API server's refusals mean to the reconcile."""
+"""Calls about objects of a kind. Errors of the API server become exceptions of the ``Cluster`` protocol."""
 
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
@@ -10,16 +10,16 @@ from ddp_operator.kube.resources import path, plural
 CHUNK: Final = 250
 """Objects in one page of a list."""
 PAGE_BYTES: Final = 4 << 20
-"""Of one page. Objects of a megabyte come a few at a time: parsed, a page takes many times its bytes."""
+"""Maximum bytes of one page. A parsed page takes a multiple of its bytes in memory."""
 OBJECT_BYTES: Final = 32 << 20
-"""Of a page of a single object, more than an API server stores."""
+"""Maximum bytes of a page with a single object, more than an API server stores."""
 
 INVALID = frozenset({400, 413, 422})
-"""What the API server answers where it will never take a body."""
+"""HTTP statuses for a body that the API server will never accept."""
 
 
 class NotFound(ClusterError):
-    """There is no such object, namespace or kind (404)."""
+    """The object, namespace or kind does not exist (404)."""
 
 
 async def call(
@@ -35,7 +35,7 @@ async def call(
 ) -> Any:
     """Make a call about one object, or about a list of them, and return the parsed JSON.
 
-    Raises: NotFound, Conflict, ClusterError; where it is ``refusable``, Refused for what a repetition cannot change.
+    Raises: NotFound, Conflict, ClusterError; with ``refusable`` also Refused, for errors that a retry cannot change.
     """
     try:
         return await client.request(method, path(kind, namespace, name, subresource), kind=plural(kind), **options)
@@ -44,8 +44,8 @@ async def call(
             raise Refused(error.message, reason="Forbidden") from error
         if refusable and error.status in INVALID:
             raise Refused(error.message, reason="Invalid") from error
-        known = {404: NotFound, 409: Conflict}
-        raise known.get(error.status, ClusterError)(str(error)) from error
+        exceptions = {404: NotFound, 409: Conflict}
+        raise exceptions.get(error.status, ClusterError)(str(error)) from error
 
 
 async def pages(
@@ -53,22 +53,25 @@ async def pages(
 ) -> AsyncIterator[Any]:
     """Yield a list page by page; ``params`` limit the objects in each, PAGE_BYTES their size.
 
-    A page that is too large is read again with half the objects. Raises: as ``call``, which has the options.
+    A page that is too large is read again with half the objects. Options and exceptions are those of ``call``.
     """
-    most = limit = int(params["limit"])
-    more = ""
+    max_limit = int(params["limit"])
+    limit = max_limit
+    token = ""
     while True:
-        asked = {**params, "limit": str(limit)} | ({"continue": more} if more else {})
-        size = PAGE_BYTES if limit > 1 else OBJECT_BYTES
+        page_params = {**params, "limit": str(limit)}
+        if token:
+            page_params["continue"] = token
+        max_bytes = PAGE_BYTES if limit > 1 else OBJECT_BYTES
         try:
-            page = await call(client, "GET", kind, namespace, params=asked, max_bytes=size, **options)
+            page = await call(client, "GET", kind, namespace, params=page_params, max_bytes=max_bytes, **options)
         except AnswerTooLarge:
             if limit == 1:
                 raise
             limit = max(1, limit // 2)
             continue
         yield page
-        more = str((page.get("metadata") or {}).get("continue") or "")
-        if not more:
+        token = str((page.get("metadata") or {}).get("continue") or "")
+        if not token:
             return
-        limit = min(most, limit * 2)
+        limit = min(max_limit, limit * 2)

@@ -1,7 +1,7 @@
-"""Which objects are children of a DDPTrainingJob, and which of their fields are read.
+"""Selection of the children of a DDPTrainingJob, and of the fields that the cache keeps.
 
-Anybody may put the operator's labels on an object of a megabyte. What is kept of one is bounded by the field, not by
-its owner's good will: references to an owner can be forged too.
+Users can add the operator's labels and forged owner references to objects of a megabyte, so every kept field is
+bounded.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ from ddp_operator.cluster import Key, Object, controller_of
 from ddp_operator.kubeobjects import find_trainer
 
 UNWATCHED_KINDS: Final = ("Service", "ConfigMap", "NetworkPolicy")
-"""Known by their metadata only: from lists, and from our own writes."""
+"""Kinds without a watch. Lists and the operator's own writes deliver their metadata."""
 CHILD_KINDS: Final = ("Job", "Pod", *UNWATCHED_KINDS)
 
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
@@ -28,15 +28,15 @@ _DOMAINS: Final = (f".{constants.GROUP}", f".{constants.KUEUE_DOMAIN}")
 _OTHER_KEYS: Final = (constants.LABEL_MANAGED_BY, constants.ANNOTATION_COMPLETION_INDEX)
 _MAX_OWNERS: Final = 16
 _MAX_CONFIG: Final = 32768
-"""Of the launcher's configuration in the Job's template."""
+"""Maximum characters of the launcher's configuration in the Job's template."""
 _MAX_ITEMS: Final = 64
-"""Of a list or a map that is read."""
+"""Maximum items of a list or a map."""
 
 
 def key_of(kind: str, meta: Mapping[str, Any]) -> Key | None:
-    """Return the resource that an object belongs to, by its label and its controller; None: it is no child.
+    """Return the resource that an object belongs to, by its label and its controller; None if it is not a child.
 
-    A key without a name: a ConfigMap that all resources of the namespace share.
+    A ConfigMap that all resources of the namespace share has a key without a name.
     """
     namespace = str(meta.get("namespace", ""))
     if kind == constants.KIND:
@@ -48,7 +48,7 @@ def key_of(kind: str, meta: Mapping[str, Any]) -> Key | None:
 
 
 def trim_object(kind: str, obj: Object) -> Object:
-    """Return the fields of an object that are read here."""
+    """Return the object with the fields that the operator reads."""
     if kind == constants.KIND:
         meta = {name: value for name, value in obj["metadata"].items() if name != "managedFields"}
         annotations = meta.get("annotations")
@@ -57,17 +57,17 @@ def trim_object(kind: str, obj: Object) -> Object:
         return {**obj, "metadata": meta}
     meta = trim_metadata(kind, obj["metadata"])
     if kind in UNWATCHED_KINDS:
-        # They come from lists of metadata only (a ConfigMap holds a whole launcher), so they are always kept as such.
+        # Lists deliver metadata only, because a ConfigMap contains the launcher.
         return {"apiVersion": "v1", "kind": kind, "metadata": meta}
     spec = obj.get("spec") or {}
     trimmed = {"apiVersion": obj.get("apiVersion"), "kind": kind, "metadata": meta}
     trimmed["spec"] = _trim_job_spec(spec) if kind == "Job" else _trim_pod_spec(spec)
-    # Only the cluster's own components may write it.
+    # Only components of the cluster may write the status, so it is not trimmed.
     return trimmed if "status" not in obj else trimmed | {"status": obj["status"]}
 
 
 def trim_metadata(kind: str, meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a child's metadata that are read here."""
+    """Return a child's metadata with the fields that the operator reads."""
     trimmed = _choose(meta, _METADATA)
     if trimmed.get("finalizers"):
         trimmed["finalizers"] = trimmed["finalizers"][:_MAX_ITEMS]
@@ -81,7 +81,7 @@ def trim_metadata(kind: str, meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_controlled(kind: str, meta: Mapping[str, Any], name: str) -> bool:
-    """Tell whether an object is controlled as a child of this resource is."""
+    """Return whether an object's controller is the resource, or for a pod one of its Jobs."""
     controller = controller_of({"metadata": meta})
     owner = str(controller.get("name"))
     if kind == "Pod":
@@ -93,7 +93,7 @@ def _is_controlled(kind: str, meta: Mapping[str, Any], name: str) -> bool:
 def _trim_owners(kind: str, meta: Mapping[str, Any], owners: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     if kind == "ConfigMap":
         owners = [{"uid": owner["uid"], "controller": owner.get("controller", False)} for owner in owners]
-        # A thousand jobs may own that one.
+        # All jobs of a namespace own LAUNCHER_USERS.
         return owners if meta.get("name") == constants.LAUNCHER_USERS else owners[:_MAX_OWNERS]
     return sorted(owners, key=lambda owner: not owner.get("controller"))[:_MAX_OWNERS]
 
@@ -150,7 +150,7 @@ def _choose(item: Mapping[str, Any], members: Iterable[str]) -> dict[str, Any]:
 
 
 def _choose_keys(texts: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels or annotations of ours and of Kueue's."""
+    """Return the labels or annotations in the domains of the operator and Kueue."""
     chosen = {}
     for key, text in texts.items():
         domain = f".{key.partition('/')[0]}"

@@ -1,7 +1,7 @@
-"""A thin HTTP client for the Kubernetes API: one session, JSON in and out, a rate limit, and errors worth reading.
+"""A small HTTP client for the Kubernetes API: one session, JSON bodies, a rate limit, and typed errors.
 
-The official clients cost 20 to 50 MB and a second of start-up; what the operator needs of them is this file. The
-session is built from Kopf's own ``ConnectionInfo``, so that both talk to the same server as the same user.
+The official clients need 20 to 50 MB and a second of start-up time. The session uses Kopf's ``ConnectionInfo``, so the
+operator and Kopf connect to the same server as the same user.
 """
 
 import asyncio
@@ -27,36 +27,35 @@ OnCall = Callable[[str, str, str], None]
 CONNECTIONS = 64
 CONNECT_TIMEOUT = 10.0
 SEND_BUFFER = 208 * 1024
-"""Bytes; Linux doubles them, and lets nobody have more by default.
+"""Bytes; Linux doubles them, and allows no more by default.
 
-A body has to go to the kernel in one piece: the rest of a half-sent one is sent when a process that stood still wakes
-up, whoever leads by then. Only the launcher's ConfigMap may be larger: its name is the hash of its content, so a late
-one is what everybody would make, and the garbage collector takes it where its owner is gone.
+The kernel must buffer a whole body: a frozen process would send the rest after it resumes, when another operator may
+lead. Only the launcher's ConfigMap may be larger. Its name is the hash of its content, so a late write is harmless.
 """
 LONGEST_PAUSE = 30.0
-"""Seconds that a Retry-After is honoured at most."""
+"""Maximum seconds of a Retry-After header that are honoured."""
 GATHER = 0.05
-"""Seconds between two looks at what a watch has brought: in a burst several events are taken at once."""
+"""Seconds between two reads of a watch, so that the events of a burst are read together."""
 RENEW_BEFORE = timedelta(seconds=30)
 
 MAX_ANSWER = 32 << 20
-"""Bytes of an answer that are read where the caller sets no other limit."""
+"""Default limit of a response body in bytes."""
 
 VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 MESSAGE_LIMIT = 2000
-"""Characters of the API server's message that are kept: enough for a dozen field errors, too few to bloat a status."""
+"""Maximum characters of an API server's message: enough for a dozen field errors, few enough for a status."""
 
 
 class StartupError(Exception):
-    """The operator cannot start. The message says in one line what is missing and what to do about it."""
+    """The operator cannot start. The message has one line with the problem and the remedy."""
 
 
 class AnswerTooLarge(ClusterError):
-    """An answer has more bytes than its caller takes."""
+    """A response body exceeds its limit."""
 
 
 class ApiError(Exception):
-    """An HTTP status of 400 or more, with what the body (a ``Status`` object) said about it."""
+    """An HTTP status of 400 or more, with reason and message of the body (a ``Status`` object)."""
 
     def __init__(self, status: int, body: Mapping[str, Any] | None = None, *, what: str = "") -> None:
         body = body or {}
@@ -67,20 +66,20 @@ class ApiError(Exception):
 
 
 def trim(text: str, limit: int = MESSAGE_LIMIT) -> str:
-    """Cut a long text at ``limit`` characters, visibly."""
+    """Return the text, cut to ``limit`` characters with an ellipsis."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 class RateLimiter:
-    """A token bucket: ``burst`` calls at once, then ``qps`` a second."""
+    """A token bucket: ``burst`` calls at once, then ``qps`` per second."""
 
     def __init__(self, qps: float, burst: int) -> None:
         self._step = 1.0 / qps
         self._tolerance = (burst - 1) * self._step
-        self._due = float("-inf")  # when the next call is due if calls came evenly
+        self._due = float("-inf")  # when the next call is due at an even rate
 
     async def acquire(self) -> None:
-        """Wait for the next free place. Places are given in the order of asking."""
+        """Wait until the next call may start. Calls start in the order of their requests."""
         now = asyncio.get_running_loop().time()
         due = max(self._due, now)
         self._due = due + self._step
@@ -89,13 +88,13 @@ class RateLimiter:
             await asyncio.sleep(delay)
 
     def pause(self, seconds: float) -> None:
-        """Let nobody through for so many seconds (the server asked for it)."""
+        """Start no call for some seconds, as the server requested."""
         now = asyncio.get_running_loop().time()
         self._due = max(self._due, now + min(seconds, LONGEST_PAUSE) + self._tolerance)
 
 
 class ApiClient:
-    """Makes calls to one API server. Use it inside one event loop and close it there."""
+    """Makes calls to one API server. Use and close it in one event loop."""
 
     def __init__(
         self,
@@ -108,11 +107,11 @@ class ApiClient:
         watches: int = 0,
         on_call: OnCall | None = None,
     ) -> None:
-        """Make a client that is not connected yet.
+        """Create an unconnected client.
 
-        ``watches``: how many there will be, each of which keeps a connection to itself.
-        ``unheard``: for how many seconds the kernel may go on sending what the API server does not confirm, also after
-        the call was given up; None: as it likes, which is minutes.
+        ``watches``: the number of watches, each of which occupies a connection.
+        ``unheard``: maximum seconds for which the kernel retransmits data that the API server does not acknowledge,
+        also after the call has failed; None: the kernel's default, which is minutes.
         """
         self._login = login
         self._limiter = RateLimiter(qps, burst)
@@ -121,20 +120,20 @@ class ApiClient:
         self._connections = CONNECTIONS + watches
         self._on_call = on_call
         self.under_way = 0
-        """Calls that have been sent and not been answered yet."""
+        """Number of calls that wait for a response."""
         self.fence: Callable[[], float] | None = None
-        """Asked before every write: for how many seconds it may take, 0 if it must not be sent at all."""
+        """Returns the maximum seconds for a write that starts now, 0 if it must not be sent. None: no limit."""
         self._info: kopf.ConnectionInfo | None = None
         self._session: aiohttp.ClientSession | None = None
         self._lock = asyncio.Lock()
 
     async def connect(self) -> kopf.ConnectionInfo:
-        """Log in if that has not been done, or if the credentials expire. Raises: StartupError."""
+        """Log in if there are no credentials, or if they expire soon. Raises: StartupError."""
         info = self._info
         if info is not None and not _expires(info):
             return info
         async with self._lock:
-            if self._info is info:  # else another task has just done it
+            if self._info is info:  # otherwise another task has logged in meanwhile
                 self._use(await self._login())
         assert self._info is not None
         return self._info
@@ -154,10 +153,10 @@ class ApiClient:
     ) -> Any:
         """Make one call and return the parsed JSON.
 
-        ``urgent`` passes the rate limit and the fence: for the Lease, on which both depend.
+        ``urgent`` bypasses the rate limit and the fence: for calls about the Lease, on which the fence depends.
 
-        Raises: ApiError for an answer of 4xx that a repetition would not change; ClusterError for everything that
-        a later repetition may not meet: no connection, no answer in time, 429 and 5xx.
+        Raises: ApiError for a status of 4xx that a retry would not change; ClusterError for errors that a retry may
+        not have: no connection, a timeout, 429 and 5xx.
         """
         data = None if body is None else msgspec.json.encode(body)
         headers = {"Accept": accept}
@@ -172,12 +171,12 @@ class ApiClient:
             if method != "GET" and not urgent and self.fence is not None:
                 seconds = min(seconds, self.fence())
                 if seconds <= 0:
-                    raise ClusterError(f"{what}: not sent, because this operator does not lead")
+                    raise ClusterError(f"{what}: not sent, because this operator is not the leader")
             status, answer, retry_after = await self._send(
                 info, method, path, params, data, headers, kind, seconds, max_bytes
             )
             if status == 401 and attempt == 1:
-                # Tokens are renewed on disk under a running process: read them again before giving up.
+                # Kubernetes renews the token on disk while the process runs: read it again, and retry once.
                 await self._renew(info)
                 continue
             break
@@ -186,7 +185,7 @@ class ApiClient:
         raise self._error(what, status, answer, retry_after)
 
     async def watch(self, path: str, params: Mapping[str, str], *, kind: str, silence: float) -> AsyncGenerator[bytes]:
-        """Yield the lines of a watch until the API server ends it, or says nothing for ``silence`` seconds.
+        """Yield the lines of a watch until the API server ends it, or sends nothing for ``silence`` seconds.
 
         Raises: ApiError, ClusterError, as ``request``.
         """
@@ -194,10 +193,11 @@ class ApiClient:
         await self._limiter.acquire()
         info = await self._credentials(what)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT, sock_read=silence)
-        rest, params = b"", {"watch": "true", "allowWatchBookmarks": "true", **params}
-        with self._counted(what, "watch", kind, silence) as seen:
+        params = {"watch": "true", "allowWatchBookmarks": "true", **params}
+        rest = b""
+        with self._count_call(what, "watch", kind, silence) as statuses:
             async with self._open_call(info, "GET", path, params=params, timeout=timeout) as response:
-                seen.append(str(response.status))
+                statuses.append(str(response.status))
                 if response.status >= 400:
                     answer = _decode(await response.read(), response.status)
                     if response.status == 401:
@@ -210,8 +210,10 @@ class ApiClient:
                     await asyncio.sleep(GATHER)
 
     async def close(self) -> None:
-        """Close the connections. Calls under way fail with ClusterError."""
-        session, self._session, self._info = self._session, None, None
+        """Close the connections. Running calls fail with ClusterError."""
+        session = self._session
+        self._session = None
+        self._info = None
         if session is not None:
             await session.close()
 
@@ -231,12 +233,12 @@ class ApiClient:
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_TIMEOUT)
         self.under_way += 1
         try:
-            with self._counted(f"{method} {path}", VERBS.get(method, method), kind, seconds) as seen:
+            with self._count_call(f"{method} {path}", VERBS.get(method, method), kind, seconds) as statuses:
                 async with self._open_call(
                     info, method, path, params=params, data=data, headers=headers, timeout=timeout
                 ) as response:
                     raw = await _read(response, max_bytes, f"{method} {path}")
-                    seen.append(str(response.status))
+                    statuses.append(str(response.status))
                     answer = _decode(raw, response.status)
                     return response.status, answer, _seconds(response.headers.get("Retry-After"))
         finally:
@@ -252,11 +254,11 @@ class ApiClient:
         return self._session.request(method, url, headers=headers, allow_redirects=False, **options)
 
     @contextmanager
-    def _counted(self, what: str, verb: str, kind: str, seconds: float) -> Iterator[list[str]]:
-        """Say of a call that fails what has failed, and count it; the block puts the status into the list."""
-        seen = ["error"]
+    def _count_call(self, what: str, verb: str, kind: str, seconds: float) -> Iterator[list[str]]:
+        """Count a call, and raise ClusterError if it fails. The block appends the HTTP status to the list."""
+        statuses = ["error"]
         try:
-            yield seen
+            yield statuses
         except TimeoutError:
             raise ClusterError(f"{what}: no answer within {seconds:.3g} s") from None
         except aiohttp.ClientConnectorError as exc:
@@ -264,14 +266,14 @@ class ApiClient:
             raise ClusterError(f"{what}: cannot connect to {exc.host}:{exc.port}: {reason}") from exc
         except aiohttp.ClientError as exc:
             raise ClusterError(f"{what}: {str(exc) or type(exc).__name__}") from exc
-        except RuntimeError as exc:  # aiohttp's way to say that the session was closed meanwhile
+        except RuntimeError as exc:  # aiohttp raises it if the session was closed meanwhile
             raise ClusterError(f"{what}: {exc}") from exc
         finally:
             if self._on_call is not None:
-                self._on_call(verb, kind, seen[-1])
+                self._on_call(verb, kind, statuses[-1])
 
     def _error(self, what: str, status: int, answer: Any, retry_after: float) -> Exception:
-        """Return what an answer of 400 or more means to the caller; hold all calls back where the server says so."""
+        """Return the exception for a status of 400 or more. Pause all calls if the server requests it."""
         error = ApiError(status, answer if isinstance(answer, dict) else None, what=what)
         if status == 429 and retry_after:
             self._limiter.pause(retry_after)
@@ -296,11 +298,12 @@ class ApiClient:
                     raise ClusterError(str(exc)) from exc
 
     def _use(self, info: kopf.ConnectionInfo) -> None:
-        """Take new credentials into use. Tokens go with each request; another server or TLS needs a new session."""
+        """Use new credentials. Requests carry the token; another server or TLS configuration needs a new session."""
         if self._session is None or self._info is None or _transport(self._info) != _transport(info):
-            old, self._session = self._session, self._open(info)
+            old = self._session
+            self._session = self._open(info)
             if old is not None:
-                # Calls under way on the old session may finish: they are short, and bounded by their timeout.
+                # Running calls of the old session may finish: their timeout bounds them.
                 asyncio.get_running_loop().call_later(self._timeout, lambda: asyncio.ensure_future(old.close()))
         self._info = info
 
@@ -310,23 +313,23 @@ class ApiClient:
             try:
                 secure = info.as_ssl_context()
             except (OSError, ValueError) as exc:  # ssl.SSLError is an OSError
-                raise StartupError(f"the certificates for {info.server} cannot be used: {exc}") from None
+                raise StartupError(f"the certificates for {info.server} are invalid: {exc}") from None
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=self._connections, ssl=secure, socket_factory=self._make_socket),
             headers={"User-Agent": f"ddp-operator/{__version__}"},
             proxy=info.proxy_url,
-            # A cookie of one answer must not travel with the next call.
+            # Do not send a cookie of one response with later calls.
             cookie_jar=aiohttp.DummyCookieJar(),
         )
 
     def _make_socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
         family, kind, protocol, _, _ = address
-        made = socket.socket(family, kind, protocol)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        connection = socket.socket(family, kind, protocol)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         option = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux
         if self._unheard is not None and option is not None:
-            made.setsockopt(socket.IPPROTO_TCP, option, int(self._unheard * 1000))
-        return made
+            connection.setsockopt(socket.IPPROTO_TCP, option, int(self._unheard * 1000))
+        return connection
 
 
 async def _read(response: aiohttp.ClientResponse, max_bytes: int, what: str) -> bytes:
@@ -335,7 +338,7 @@ async def _read(response: aiohttp.ClientResponse, max_bytes: int, what: str) -> 
     async for chunk in response.content.iter_any():
         body += chunk
         if len(body) > max_bytes:
-            raise AnswerTooLarge(f"{what}: the answer has more than {max_bytes >> 20} MiB")
+            raise AnswerTooLarge(f"{what}: the response exceeds {max_bytes >> 20} MiB")
     return bytes(body)
 
 
@@ -347,7 +350,7 @@ def _expires(info: kopf.ConnectionInfo) -> bool:
 
 
 def _transport(info: kopf.ConnectionInfo) -> kopf.ConnectionInfo:
-    """Return what of the credentials belongs to the connection and not to a request."""
+    """Return the part of the credentials that concerns the connection, not a request."""
     return replace(info, scheme=None, username=None, password=None, token=None, default_namespace=None, expiration=None)
 
 
@@ -356,12 +359,12 @@ def _decode(raw: bytes, status: int) -> Any:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
         if status < 400:
-            raise ClusterError("the API server's answer is not JSON") from None
-        return None  # a proxy's error page: the status says enough
+            raise ClusterError("the API server's response is not JSON") from None
+        return None  # the error page of a proxy; the HTTP status is sufficient
 
 
 def _seconds(retry_after: str | None) -> float:
     try:
         return max(0.0, float(retry_after or 0))
-    except ValueError:  # the form with a date: no Kubernetes component sends it
+    except ValueError:  # a date, which no Kubernetes component sends
         return 1.0

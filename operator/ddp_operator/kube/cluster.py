@@ -1,4 +1,4 @@
-"""The cluster behind an API server: the reconcile's protocol, spoken as HTTP calls."""
+"""The ``Cluster`` protocol for an API server."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,23 +40,23 @@ _WRITE: Final = {"fieldManager": MANAGED_BY, "fieldValidation": "Strict"}
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 ONE_METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 STRATEGIC: Final = "application/strategic-merge-patch+json"
-# A policy of the cluster may refuse with any status, and be changed at any time: the spec is not wrong as such.
+# An admission policy may refuse with any HTTP status. It can change at any time, so the spec is not invalid.
 DENIED: Final = re.compile(r"\bdenied (the )?request\b")
 
 
 TOO_LARGE: Final = re.compile(r"etcdserver: request is too large|trying to send message larger than max")
-"""What etcd and its client answer to an object of more than 1.5 or 2 MB; the API server makes a 500 of it."""
+"""Errors of etcd and its client for an object of more than 1.5 or 2 MB. The API server returns them with status 500."""
 
 CONTROLLER_UID: Final = "batch.kubernetes.io/controller-uid"
-"""The Job controller's own label on pods, by which it finds them."""
+"""Label of the Job controller on its pods."""
 
 
 class KubeCluster:
-    """Fulfils ``ddp_operator.cluster.Cluster`` for an API server.
+    """Implements ``ddp_operator.cluster.Cluster`` for an API server.
 
-    With a store, ``observe`` is answered from it: watch events keep it fresh, and every object that a write returns
-    goes into it, so that it never lags behind this process's own writes. Without one (tools, tests), ``observe`` asks
-    the API server. Either way Services and ConfigMaps come with their metadata only.
+    With a store, ``observe`` reads from it. Watch events update the store, and so does every object that a write
+    returns, so it never lags behind this process's own writes. Without a store (tools, tests), ``observe`` reads from
+    the API server. In both cases Services and ConfigMaps have their metadata only.
     """
 
     def __init__(
@@ -70,36 +70,37 @@ class KubeCluster:
         self._scraper = Scraper()
 
     async def close(self) -> None:
-        """Stop posting events and scraping. The client stays open: it belongs to the caller."""
+        """Stop the event writer and the scraper. The caller closes the client."""
         await self._writer.close()
         await self._scraper.close()
 
     async def observe(self, key: Key) -> Snapshot | None:
-        """Return the resource and its children from the store, or from the API server where there is no store."""
+        """Return the resource and its children from the store; without one, from the API server."""
         return await self.fetch(key) if self._store is None else self._store.snapshot(key)
 
     async def fetch(self, key: Key) -> Snapshot | None:
-        """Ask the API server for the resource and its children: five calls."""
+        """Read the resource and its children from the API server, with one call for each kind."""
         resource = await self._get(KIND, key.namespace, key.name)
         if resource is None:
             return None
-        found: dict[str, list[Object]] = {}
+        children: dict[str, list[Object]] = {}
         for kind in CHILD_KINDS:
-            found[kind] = await self._list_children(kind, key)
-        return build_snapshot(trim_object(KIND, resource), found)
+            children[kind] = await self._list_children(kind, key)
+        return build_snapshot(trim_object(KIND, resource), children)
 
     async def resources_on_claim(self, namespace: str, claim: str) -> Iterable[Object]:
-        """Return them from the store, or from the API server where there is no store."""
+        """Return the resources from the store; without one, from the API server."""
         if self._store is not None:
             return list(self._store.resources_on_claim(namespace, claim))
         answer = await call(self._client, "GET", KIND, namespace)
         return [item for item in answer.get("items") or () if claim_of(item) == claim]
 
     async def create(self, manifest: Object, *, dry_run: bool = False) -> Object:
-        """POST one child; unknown fields in it are refused, not dropped in silence."""
-        kind, meta = kind_of(manifest), manifest["metadata"]
+        """POST one child. The API server refuses unknown fields instead of dropping them."""
+        kind = kind_of(manifest)
+        meta = manifest["metadata"]
         params = _WRITE | ({"dryRun": "All"} if dry_run else {})
-        # The answer to a ConfigMap would hold the whole launcher once more.
+        # Otherwise the response to a ConfigMap would contain the launcher.
         brief = dry_run or kind in UNWATCHED_KINDS
         try:
             created: Object = await self._client.request(
@@ -112,18 +113,18 @@ class KubeCluster:
             )
         except ApiError as exc:
             if exc.status == 409 and exc.reason == "AlreadyExists":
-                existing = await self._look_again(kind, meta["namespace"], meta["name"])
+                existing = await self._refresh(kind, meta["namespace"], meta["name"])
                 if existing is None:
-                    raise ClusterError(f"{exc}, and is gone again") from exc
+                    raise ClusterError(f"{exc}, and was deleted meanwhile") from exc
                 raise AlreadyExists(existing) from None
             if exc.status == 403 or DENIED.search(exc.message):
                 raise Refused(exc.message, reason="Forbidden") from exc
             if exc.status in INVALID:
                 raise Refused(exc.message, reason="Invalid") from exc
             if exc.status == 404 and manifest["kind"] == POD_GROUP:
-                message = f"spec.scheduling.gang: the cluster knows no PodGroup of {manifest['apiVersion']}"
+                message = f"spec.scheduling.gang: the cluster does not serve PodGroups of {manifest['apiVersion']}"
                 raise Refused(f"{message}; install that scheduler or set gang: None", reason="Invalid") from exc
-            raise ClusterError(str(exc)) from exc  # 404: the namespace is on its way out, and the resource with it
+            raise ClusterError(str(exc)) from exc  # 404: the namespace is being deleted, with the resource
         except ClusterError as exc:
             answer = exc.__cause__
             if isinstance(answer, ApiError) and answer.status >= 500:
@@ -134,31 +135,31 @@ class KubeCluster:
         return created
 
     async def add_owners(self, item: Object, references: Sequence[Object]) -> Object | None:
-        """Patch the object: a strategic merge adds to its owners by UID, at whatever version it is."""
+        """Patch the object. A strategic merge patch adds to its owners by UID, at any version of the object."""
         meta = item["metadata"]
         body = {"metadata": {"uid": meta["uid"], "ownerReferences": references}}
         options: dict[str, Any] = {"params": _WRITE, "body": body, "content_type": STRATEGIC}
         options["accept"] = ONE_METADATA_ONLY
-        where = "ConfigMap", meta["namespace"], meta["name"]
+        ident = ("ConfigMap", meta["namespace"], meta["name"])
         try:
-            found: Object = await call(self._client, "PATCH", *where, refusable=True, **options)
+            patched: Object = await call(self._client, "PATCH", *ident, refusable=True, **options)
         except NotFound:
-            self._forget(*where)
+            self._forget(*ident)
             return None
         except Refused as error:
-            if "metadata.uid" in error.message:  # deleted and made again meanwhile
+            if "metadata.uid" in error.message:  # deleted and recreated meanwhile
                 return None
             raise
-        self._remember("ConfigMap", found)
-        return found
+        self._remember("ConfigMap", patched)
+        return patched
 
     async def job(self, namespace: str, name: str) -> Object | None:
-        """Read a Job with its whole template, which is not remembered."""
-        found: Object | None = await self._get("Job", namespace, name)
-        return found
+        """Read a Job with its complete template. The store does not keep that."""
+        job: Object | None = await self._get("Job", namespace, name)
+        return job
 
     async def patch_job(self, namespace: str, name: str, patch: Object, *, seen: Object | None = None) -> None:
-        """Merge-patch a Job; one that was seen must still be at that version."""
+        """Merge-patch a Job. It must still be at the version of ``seen``, if given."""
         if seen is not None:
             version = {key: seen["metadata"][key] for key in ("uid", "resourceVersion")}
             patch = {**patch, "metadata": {**patch.get("metadata", {}), **version}}
@@ -168,7 +169,7 @@ class KubeCluster:
             self._forget("Job", namespace, name)
             return
         except Conflict:
-            await self._look_again("Job", namespace, name)
+            await self._refresh("Job", namespace, name)
             raise
         self._remember("Job", job)
 
@@ -182,7 +183,7 @@ class KubeCluster:
         resource_version: str | None = None,
         grace_seconds: int | None = None,
     ) -> None:
-        """Delete an object if it still is the one of this UID, and at this version where one is given."""
+        """Delete an object if it still has this UID, and this version if one is given."""
         body: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
@@ -193,83 +194,88 @@ class KubeCluster:
             body["preconditions"]["resourceVersion"] = resource_version
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
-        answer: Any = None  # gone, or replaced by a namesake: this one does not exist any more
+        response: Any = None  # stays None if the object was deleted, or another one has its name
         try:
-            answer = await call(self._client, "DELETE", kind, namespace, name, body=body)
+            response = await call(self._client, "DELETE", kind, namespace, name, body=body)
         except NotFound:
             pass
         except Conflict:
-            found = await self._look_again(kind, namespace, name)
-            if found is not None and found["metadata"].get("uid") == uid:
+            current = await self._refresh(kind, namespace, name)
+            if current is not None and current["metadata"].get("uid") == uid:
                 raise
-        if _still_there(answer):
-            self._remember(kind, answer)
+        if _is_terminating(response):
+            self._remember(kind, response)
         else:
             self._mark_deleted(kind, namespace, name, uid)
 
     async def discard(self, manifest: Object) -> None:
-        """Look whose the object of that name is; delete it if it is ours."""
-        kind, meta = kind_of(manifest), manifest["metadata"]
-        found = await self._get(kind, meta["namespace"], meta["name"])
+        """Read the object of that name, and delete it if it has the same controller."""
+        kind = kind_of(manifest)
+        meta = manifest["metadata"]
+        existing = await self._get(kind, meta["namespace"], meta["name"])
         if (
-            found is not None
-            and controller_of(found).get("uid") == controller_of(manifest).get("uid")
-            and "deletionTimestamp" not in found["metadata"]
+            existing is not None
+            and controller_of(existing).get("uid") == controller_of(manifest).get("uid")
+            and "deletionTimestamp" not in existing["metadata"]
         ):
-            await self.delete(kind, meta["namespace"], meta["name"], uid=found["metadata"]["uid"])
+            await self.delete(kind, meta["namespace"], meta["name"], uid=existing["metadata"]["uid"])
 
     async def restore_labels(self, owner: str, namespace: str, name: str, labels: Mapping[str, str]) -> bool:
-        """Read the Job by its name, and its pods by the label that is the Job controller's own."""
+        """Read the Job by its name, and its pods by the label of the Job controller."""
         job = await self._get("Job", namespace, name, refusable=True)
         if job is None or controller_of(job).get("uid") != owner:
             return False
         uid = job["metadata"]["uid"]
         params = {"labelSelector": f"{CONTROLLER_UID}={uid}", "limit": str(CHUNK)}
-        found = [("Job", {"metadata": job["metadata"]})]
+        objects = [("Job", job["metadata"])]
         async for page in pages(self._client, "Pod", namespace, params, accept=METADATA_ONLY, refusable=True):
-            own = [item for item in page.get("items") or () if controller_of(item).get("uid") == uid]
-            found += [("Pod", {"metadata": item["metadata"]}) for item in own]
-        lost = False
-        for kind, item in found:
-            meta = item["metadata"]
+            for pod in page.get("items") or ():
+                if controller_of(pod).get("uid") == uid:
+                    objects.append(("Pod", pod["metadata"]))
+
+        has_restored = False
+        for kind, meta in objects:
             if labels.items() <= (meta.get("labels") or {}).items():
                 continue
-            lost = True
-            # Labels of a pod can be written with its status, which the operator may patch; it may not patch pods.
-            part = "status" if kind == "Pod" else None
+            has_restored = True
+            # The operator may patch the status of pods, but not pods. A patch of the status can change labels.
+            subresource = "status" if kind == "Pod" else None
             body = {"metadata": {"uid": meta["uid"], "labels": dict(labels)}}
             try:
-                self._remember(kind, await self._patch(kind, namespace, meta["name"], body, part, refusable=True))
+                patched = await self._patch(kind, namespace, meta["name"], body, subresource, refusable=True)
             except NotFound:
                 return False
-        return lost
+            self._remember(kind, patched)
+        return has_restored
 
     async def profile(self, kind: str, namespace: str, name: str) -> Object | None:
-        """Read a profile: seldom, when a job starts."""
-        found: Object | None = await self._get(kind, namespace if kind == PROFILE_KIND else None, name, refusable=True)
-        return found
+        """Read a profile. This is done once per job, at its start."""
+        scope = namespace if kind == PROFILE_KIND else None
+        profile: Object | None = await self._get(kind, scope, name, refusable=True)
+        return profile
 
     async def resource_claim(self, kind: str, namespace: str, name: str) -> Object | None:
-        """Read it in the version that is served: seldom, when a job starts."""
+        """Read a claim or template in the version that is served. This is done once per job, at its start."""
         return await self._get_any((kind, f"{kind}.v1beta2", f"{kind}.v1beta1"), namespace, name)
 
     async def node(self, name: str) -> Object | None:
-        """Read a node: seldom, where a pod on it does not end."""
-        found: Object | None = await self._get("Node", None, name, refusable=True)
-        return found
+        """Read a node. This is done for nodes of overdue pods only."""
+        node: Object | None = await self._get("Node", None, name, refusable=True)
+        return node
 
     async def fail_pod(self, pod: Object, reason: str, message: str) -> None:
-        """Write the pod's status, then delete it without grace time.
+        """Write the pod's status, then delete the pod without grace time.
 
-        The status comes first: a Running pod of a Job that is deleted by force stays, since the Job controller keeps
-        its finalizer until the pod has ended, and nobody else can tell that it has.
+        The Job controller keeps its finalizer on the pod until the pod has ended, so a forced deletion of a Running pod
+        alone would not remove it.
         """
-        meta, status = pod["metadata"], pod.get("status") or {}
+        meta = pod["metadata"]
+        status = pod.get("status") or {}
         stamp = format_time(utc_now())
         condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
-        others = [item for item in status.get("conditions") or [] if item.get("type") != "DisruptionTarget"]
-        conditions = [*others, condition | {"lastTransitionTime": stamp}]
-        # A merge patch replaces the whole list, so it must meet the very pod that was looked at.
+        kept = [item for item in status.get("conditions") or [] if item.get("type") != "DisruptionTarget"]
+        conditions = [*kept, condition | {"lastTransitionTime": stamp}]
+        # A merge patch replaces the list, so it names the resource version that the list was read at.
         body = {
             "metadata": {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]},
             "status": {"phase": "Failed", "reason": reason, "message": message, "conditions": conditions},
@@ -283,25 +289,24 @@ class KubeCluster:
         await self.delete("Pod", meta["namespace"], meta["name"], uid=meta["uid"], grace_seconds=0)
 
     async def suspend_resource(self, key: Key, *, resource_version: str) -> None:
-        """Merge-patch the custom resource at the version that it was seen at."""
+        """Merge-patch the custom resource at the observed version."""
         patch = {"metadata": {"resourceVersion": resource_version}, "spec": {"suspend": True}}
         try:
             resource = await self._patch(KIND, key.namespace, key.name, patch)
         except NotFound as exc:
             self._forget(KIND, key.namespace, key.name)
-            raise Conflict(f"{key} is gone") from exc
+            raise Conflict(f"{key} was deleted") from exc
         self._remember(KIND, resource)
 
     async def delete_resource(self, key: Key, *, uid: str, resource_version: str | None = None) -> None:
-        """Delete the custom resource; the garbage collector follows with its children."""
+        """Delete the custom resource. The garbage collector deletes its children."""
         await self.delete(KIND, key.namespace, key.name, uid=uid, resource_version=resource_version)
 
     async def patch_status(self, key: Key, status: Object, *, resource_version: str) -> None:
         """Replace the status by PUT to the status subresource.
 
-        PUT, because it alone REPLACES: a merge patch would leave every field standing that the new status no longer
-        has, unless each were set to null by name. Its precondition is the resourceVersion in the body. The rest of
-        the body is ignored by the API server, so nothing but the status needs to be sent.
+        A merge patch would keep every field that the new status does not have. The resourceVersion in the body is the
+        precondition. The API server ignores the remaining body, so only the status is sent.
         """
         body = {
             "apiVersion": API_VERSION,
@@ -318,7 +323,7 @@ class KubeCluster:
                 raise Refused(exc.message, reason="Invalid") from exc
             if exc.status == 404:
                 self._forget(KIND, key.namespace, key.name)
-                raise Conflict(f"{key} is gone") from exc
+                raise Conflict(f"{key} was deleted") from exc
             raise (Conflict if exc.status == 409 else ClusterError)(str(exc)) from exc
         except ClusterError as exc:
             answer = exc.__cause__
@@ -328,13 +333,13 @@ class KubeCluster:
         self._remember(KIND, resource)
 
     async def events_of(self, item: Object) -> tuple[Object, ...]:
-        """List the Events about one object: only for one that does not get on."""
+        """List the Events about one object. This is done for waiting objects only."""
         return await self._reader.about(item)
 
     async def workloads_of(self, job: Object) -> tuple[Object, ...]:
         """List the Workloads with the Job's UID, in the version that the installed Kueue serves."""
         meta = job["metadata"]
-        # From the API server's cache: what Kueue says of a Job that waits is not that urgent.
+        # From the API server's cache: the reason why a Job waits may be some seconds old.
         params = {"labelSelector": f"{KUEUE_JOB_UID_LABEL}={meta['uid']}", "resourceVersion": "0"}
         for kind in ("Workload", "Workload.v1beta2"):
             try:
@@ -349,7 +354,7 @@ class KubeCluster:
         return await self._get_any(("LocalQueue", "LocalQueue.v1beta2"), namespace, name)
 
     async def emit(self, resource: Object, event: Event) -> None:
-        """Hand an event to the event writer, which works in the background."""
+        """Queue an Event for the event writer, which posts it in the background."""
         self._writer.put(resource, event)
 
     async def scrape(self, pod: Object, port: int, take: Callable[[bytes], None]) -> bool:
@@ -358,16 +363,17 @@ class KubeCluster:
         return bool(address) and await self._scraper.read(address, port, take)
 
     async def _get(self, kind: str, namespace: str | None, name: str, *, refusable: bool = False) -> Any:
-        """Return an object as it is now; None: there is none."""
+        """Return the current object from the API server, or None if it does not exist."""
         with suppress(NotFound):
             return await call(self._client, "GET", kind, namespace, name, refusable=refusable)
         return None
 
     async def _get_any(self, kinds: Iterable[str], namespace: str, name: str) -> Object | None:
-        """Return an object in the first of these versions of its kind in which there is one."""
+        """Return an object in the first of these versions of its kind that is served and has it."""
         for kind in kinds:
-            if found := await self._get(kind, namespace, name, refusable=True):
-                return dict(found)
+            raw = await self._get(kind, namespace, name, refusable=True)
+            if raw:
+                return dict(raw)
         return None
 
     async def _patch(
@@ -378,7 +384,7 @@ class KubeCluster:
         return await call(self._client, "PATCH", kind, namespace, name, part, refusable=refusable, **options)
 
     async def _list_children(self, kind: str, key: Key) -> list[Object]:
-        shared = kind == "ConfigMap"  # the empty value after the comma: of no single job
+        shared = kind == "ConfigMap"  # the empty value after the comma selects shared ones
         selector = f"{LABEL_JOB_NAME} in ({key.name},)" if shared else f"{LABEL_JOB_NAME}={key.name}"
         params = {"labelSelector": selector, "limit": str(CHUNK)}
         accept = METADATA_ONLY if kind in UNWATCHED_KINDS else "application/json"
@@ -388,26 +394,26 @@ class KubeCluster:
             children += [trim_object(kind, type_of(kind) | item) for item in own]
         return sorted(children, key=lambda child: str(child["metadata"]["name"]))
 
-    async def _look_again(self, kind: str, namespace: str, name: str) -> Object | None:
-        """Read an object that is not as it was seen, since a watch may be late or silent.
+    async def _refresh(self, kind: str, namespace: str, name: str) -> Object | None:
+        """Read an object after a conflict, because its watch event may be late, and update the store.
 
-        The resource that it belongs to is read, too: what was decided on an old one must not be decided again.
+        The resource that it belongs to is read too, so that the next decision is based on its current version.
         """
-        found: Object | None = await self._get(kind, namespace, name)
-        if found is None:
+        current: Object | None = await self._get(kind, namespace, name)
+        if current is None:
             return None
-        owner = key_of(kind, found["metadata"])
+        owner = key_of(kind, current["metadata"])
         if kind != KIND and owner is not None and owner.name:
-            await self._look_again(KIND, owner.namespace, owner.name)
-        self._remember(kind, found)
-        return found
+            await self._refresh(KIND, owner.namespace, owner.name)
+        self._remember(kind, current)
+        return current
 
     def _remember(self, kind: str, obj: Object) -> None:
         if self._store is not None and (kind == KIND or kind in CHILD_KINDS):
             self._store.apply(kind, obj)
 
     def _forget(self, kind: str, namespace: str, name: str) -> None:
-        """Drop an object that turned out to be gone, whichever UID it had."""
+        """Drop a deleted object from the store, with any UID."""
         if self._store is not None:
             entry = self._store.entry(kind, namespace, name)
             if entry is not None:
@@ -420,14 +426,14 @@ class KubeCluster:
                 self._on_change(key)
 
 
-def _still_there(answer: object) -> bool:
-    """Tell from the answer to a DELETE whether the object waits for a finalizer or for its grace time.
+def _is_terminating(response: object) -> bool:
+    """Return whether the object of a DELETE waits for a finalizer or for its grace time.
 
-    The answer is a ``Status`` or, for some kinds, the deleted object itself.
+    The response is a ``Status`` or, for some kinds, the deleted object.
     """
-    if not isinstance(answer, dict) or answer.get("kind") == "Status":
+    if not isinstance(response, dict) or response.get("kind") == "Status":
         return False
-    meta = answer.get("metadata") or {}
+    meta = response.get("metadata") or {}
     return bool(meta.get("deletionTimestamp")) and bool(
         meta.get("finalizers") or meta.get("deletionGracePeriodSeconds")
     )

@@ -1,7 +1,7 @@
-"""Where the API server is and who we are: a kubeconfig or the pod's service account, as Kopf's ``ConnectionInfo``.
+"""Read address and credentials of the API server from a kubeconfig or the pod's service account.
 
-Kopf has logins of its own, but its service account login reads the token once (it is renewed on disk every hour), and
-its kubeconfig login knows neither ``tokenFile`` nor ``exec`` plugins nor paths relative to the file.
+The result is Kopf's ``ConnectionInfo``. Kopf's own login for service accounts reads the token once, but Kubernetes
+renews it every hour. Its login for kubeconfigs supports neither ``tokenFile``, ``exec`` plugins nor relative paths.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 DEFAULT_KUBECONFIG = "~/.kube/config"
 EXEC_TIMEOUT = 60.0
 TOKEN_LIFE = timedelta(minutes=10)
-"""A token from a file or a plugin is read again after this time at the latest."""
+"""Maximum time until a token of a file or a plugin is read again."""
 
 
 async def login(kubeconfig: str | None = None, *, service_account: Path = SERVICE_ACCOUNT) -> kopf.ConnectionInfo:
-    """Read the credentials anew: from ``kubeconfig``, else the service account, else ``~/.kube/config``.
+    """Read the credentials from ``kubeconfig``, otherwise the service account, otherwise ``~/.kube/config``.
 
     Raises: StartupError.
     """
@@ -45,14 +45,15 @@ async def login(kubeconfig: str | None = None, *, service_account: Path = SERVIC
 
 
 def _expand(name: str) -> Path:
-    # Unlike Path.expanduser, this raises nothing for a user without a home folder, such as that of a pod.
+    # Path.expanduser raises for a user without a home folder, such as that of a pod.
     return Path(os.path.expanduser(name))
 
 
 def _from_service_account(folder: Path, env: Mapping[str, str] | None = None) -> kopf.ConnectionInfo:
     env = os.environ if env is None else env
-    # The address from the environment works without the cluster's DNS, as in every other client.
-    host, port = env.get("KUBERNETES_SERVICE_HOST"), env.get("KUBERNETES_SERVICE_PORT", "443")
+    # The address in the environment does not need the cluster's DNS.
+    host = env.get("KUBERNETES_SERVICE_HOST")
+    port = env.get("KUBERNETES_SERVICE_PORT", "443")
     if host:
         server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
     else:
@@ -94,36 +95,40 @@ async def _from_kubeconfig(paths: list[Path]) -> kopf.ConnectionInfo:
 
 
 def _merge(paths: list[Path]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return the current context with its cluster and user; of equal names the first file's counts, as in kubectl."""
+    """Return the current context with its cluster and user. For equal names the first file counts, as in kubectl.
+
+    Raises: StartupError.
+    """
     current: str | None = None
-    found: dict[str, dict[str, dict[str, Any]]] = {"contexts": {}, "clusters": {}, "users": {}}
-    read = 0
+    merged: dict[str, dict[str, dict[str, Any]]] = {"contexts": {}, "clusters": {}, "users": {}}
+    files_read = 0
     for path in paths:
         if not path.exists():
-            continue  # kubectl, too, goes on with the others
+            continue  # as kubectl does
         try:
             config = yaml.safe_load(_read(path)) or {}
         except yaml.YAMLError as exc:
-            raise StartupError(f"{path}: not a kubeconfig: {trim(' '.join(str(exc).split()), 200)}") from None
+            problem = trim(" ".join(str(exc).split()), 200)
+            raise StartupError(f"{path}: not a kubeconfig: {problem}") from None
         if not isinstance(config, dict):
             raise StartupError(f"{path}: not a kubeconfig")
-        read += 1
+        files_read += 1
         current = current or config.get("current-context")
-        for kind, entries in found.items():
+        for kind, entries in merged.items():
             for item in config.get(kind) or []:
                 content = item.get(kind[:-1]) or {}
                 entries.setdefault(item["name"], _absolute(content, path.parent))
-    if not read:
+    if not files_read:
         raise StartupError(f"{_names(paths)}: no such file; set KUBECONFIG to an existing kubeconfig")
     if not current:
         raise StartupError(f"{_names(paths)}: no current-context; choose one with `kubectl config use-context`")
-    context = found["contexts"].get(current)
+    context = merged["contexts"].get(current)
     if context is None:
         raise StartupError(f"{_names(paths)}: the current context {current!r} is not among its contexts")
-    cluster = found["clusters"].get(context.get("cluster", ""))
+    cluster = merged["clusters"].get(context.get("cluster", ""))
     if cluster is None:
-        raise StartupError(f"{_names(paths)}: context {current!r} names a cluster that is not there")
-    return context, cluster, found["users"].get(context.get("user", ""), {})
+        raise StartupError(f"{_names(paths)}: context {current!r} names a cluster that does not exist")
+    return context, cluster, merged["users"].get(context.get("user", ""), {})
 
 
 def _absolute(content: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -133,7 +138,7 @@ def _absolute(content: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 async def _from_plugin(info: kopf.ConnectionInfo, spec: Mapping[str, Any]) -> kopf.ConnectionInfo:
-    """Ask an exec credential plugin (cloud providers' logins), as client-go does."""
+    """Run an exec credential plugin (logins of cloud providers), as client-go does. Raises: StartupError."""
     command = str(spec.get("command"))
     request = {"apiVersion": spec.get("apiVersion"), "kind": "ExecCredential", "spec": {"interactive": False}}
     env = os.environ | {item["name"]: item["value"] for item in spec.get("env") or []}
@@ -148,8 +153,8 @@ async def _from_plugin(info: kopf.ConnectionInfo, spec: Mapping[str, Any]) -> ko
             stderr=asyncio.subprocess.PIPE,
         )
     except OSError as exc:
-        hint = spec.get("installHint")
-        raise StartupError(f"credential plugin {command!r}: {exc.strerror}" + (f"; {hint}" if hint else "")) from None
+        hint = f"; {spec['installHint']}" if spec.get("installHint") else ""
+        raise StartupError(f"cannot run credential plugin {command!r}: {exc.strerror}{hint}") from None
     try:
         async with asyncio.timeout(EXEC_TIMEOUT):
             out, err = await process.communicate()

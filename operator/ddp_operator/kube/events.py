@@ -1,11 +1,10 @@
-"""Events: those of others that are read for objects that do not get on, and our own, posted in the background.
+"""Events: read those about waiting objects, and post own Events in the background.
 
-An API server reads all Events of a namespace to find those about one object. A thousand Jobs whose pods are forbidden
-would have it do so a thousand times, and most of the operator's time at rest would be theirs. So what the Job
-controller says is read for all Jobs of a namespace together, and the answer is good for some seconds.
+To find the Events about one object, an API server reads all Events of the namespace. For a thousand Jobs with forbidden
+pods that would take most of its time. So the Events about all Jobs of a namespace are read in one list, which is reused
+for some seconds.
 
-Nobody's reconcile waits for a line of text to be posted, nor for the API server's time that it takes: while there is
-much to do, our own Events wait.
+A reconcile does not wait until an own Event is posted. While many calls are running, own Events wait.
 """
 
 import asyncio
@@ -24,11 +23,11 @@ from ddp_operator.kubeobjects import format_time, utc_now
 logger = logging.getLogger(__name__)
 
 LIMIT: Final = 50
-"""Events about one object."""
+"""Maximum Events about one object."""
 PAGE: Final = 500
 MOST: Final = 20 * PAGE
 MOST_KEPT: Final = 3 * MOST
-"""Events of all namespaces together; anybody who may create Events can have a thousand namespaces full of them."""
+"""Maximum cached Events of all namespaces together. Users can create any number of Events."""
 AGE: Final = 5.0
 ABOUT_JOBS: Final = "involvedObject.kind=Job,reason=FailedCreate"
 
@@ -36,21 +35,22 @@ _READ: Final = ("type", "reason", "message", "lastTimestamp", "eventTime", "seri
 
 BACKLOG: Final = 4000
 BUSY: Final = 4
-"""With so many calls under way an event waits, but not longer than ``PATIENCE`` seconds."""
+"""Number of running calls at which an own Event waits, for at most ``PATIENCE`` seconds."""
 PATIENCE: Final = 30.0
 PAUSE: Final = 0.1
-MESSAGE_LIMIT: Final = 1024  # the API server's own for an Event
+MESSAGE_LIMIT: Final = 1024  # the API server's limit for an Event
 CLOSE_TIMEOUT: Final = 1.0
 NAME_LIMIT: Final = 253 - len(".0123456789abcdef")
 
 
 class EventReader:
-    """Answers what was said about an object. ``clock`` is monotonic, in seconds."""
+    """Reads the Events about an object. ``clock`` is monotonic, in seconds."""
 
     def __init__(self, client: ApiClient, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
         self._clock = clock
-        self._known: dict[str, tuple[float, dict[str, list[Object]]]] = {}
+        self._cached: dict[str, tuple[float, dict[str, list[Object]]]] = {}
+        """By namespace: the time of the list, and the Events about Jobs by their UIDs."""
         self._lock = asyncio.Lock()
 
     async def about(self, item: Object) -> tuple[Object, ...]:
@@ -62,42 +62,43 @@ class EventReader:
         return tuple((await self._about_jobs(namespace)).get(uid, ())[-LIMIT:])
 
     async def _about_jobs(self, namespace: str) -> dict[str, list[Object]]:
-        """Return the Events about Jobs of a namespace by their UIDs; read anew where the answer is too old."""
+        """Return the Events about Jobs of a namespace by their UIDs, from a list that is at most AGE seconds old."""
         async with self._lock:
             now = self._clock()
-            for old in [name for name, (asked, _) in self._known.items() if now - asked >= AGE]:
-                del self._known[old]
-            if namespace not in self._known:
-                while self._known and self._count_kept() + MOST > MOST_KEPT:
-                    del self._known[min(self._known, key=lambda name: self._known[name][0])]
-                found: dict[str, list[Object]] = {}
+            for expired in [name for name, (read_at, _) in self._cached.items() if now - read_at >= AGE]:
+                del self._cached[expired]
+            if namespace not in self._cached:
+                while self._cached and self._count_cached() + MOST > MOST_KEPT:
+                    oldest = min(self._cached, key=lambda name: self._cached[name][0])
+                    del self._cached[oldest]
+                by_uid: dict[str, list[Object]] = {}
                 for event in await self._list(namespace, ABOUT_JOBS, PAGE, MOST):
-                    about = str((event.get("involvedObject") or {}).get("uid") or "")
-                    found.setdefault(about, []).append(_trimmed(event))
-                self._known[namespace] = now, found
-            return self._known[namespace][1]
+                    uid = str((event.get("involvedObject") or {}).get("uid") or "")
+                    by_uid.setdefault(uid, []).append(_trim_event(event))
+                self._cached[namespace] = (now, by_uid)
+            return self._cached[namespace][1]
 
-    def _count_kept(self) -> int:
-        return sum(len(events) for _, found in self._known.values() for events in found.values())
+    def _count_cached(self) -> int:
+        return sum(len(events) for _, by_uid in self._cached.values() for events in by_uid.values())
 
     async def _list(self, namespace: str, selector: str, limit: int, most: int) -> list[Object]:
         params = {"fieldSelector": selector, "limit": str(limit)}
-        found: list[Object] = []
+        events: list[Object] = []
         async for page in pages(self._client, "Event", namespace, params, refusable=True):
-            found += page.get("items") or ()
-            if len(found) >= most:
+            events += page.get("items") or ()
+            if len(events) >= most:
                 break
-        return found
+        return events
 
 
-def _trimmed(event: Object) -> Object:
-    """Return what is read of an Event; a thousand of them are kept for some seconds."""
+def _trim_event(event: Object) -> Object:
+    """Return an Event with the fields that the operator reads."""
     created = (event.get("metadata") or {}).get("creationTimestamp")
     return {name: event[name] for name in _READ if name in event} | {"metadata": {"creationTimestamp": created}}
 
 
 class EventWriter:
-    """A bounded queue and one task that empties it, started by the first event."""
+    """Posts Events in the background: a bounded queue, and a task that the first Event starts."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
@@ -107,7 +108,7 @@ class EventWriter:
         self._last_number = 0
 
     def put(self, resource: Object, event: Event) -> None:
-        """Take an event over. Where too many wait already it is dropped: it is a courtesy, not a record."""
+        """Queue an Event. It is dropped if the queue is full: Events are best effort."""
         now = utc_now()
         self._last_number = max(self._last_number + 1, int(now.timestamp() * 1_000_000))
         try:
@@ -120,7 +121,7 @@ class EventWriter:
             self._task = asyncio.create_task(self._run(), name="event writer")
 
     async def close(self) -> None:
-        """Give what waits a moment to get out, then stop."""
+        """Post waiting Events for at most ``CLOSE_TIMEOUT`` seconds, then stop."""
         if self._task is None:
             return
         self._ending = True
@@ -136,7 +137,7 @@ class EventWriter:
     async def _run(self) -> None:
         while True:
             since, event = await self._queue.get()
-            while self._is_busy(since):  # noqa: ASYNC110 - the busiest place is not to send messages for this
+            while self._is_busy(since):  # noqa: ASYNC110 - the client should not signal the end of every call
                 await asyncio.sleep(PAUSE)
             try:
                 params = {"fieldManager": MANAGED_BY}
@@ -147,13 +148,13 @@ class EventWriter:
                 self._queue.task_done()
 
     def _is_busy(self, since: float) -> bool:
-        """Tell whether an event that was put at ``since`` (loop time) is to give way to other calls."""
+        """Return whether an Event that was queued at ``since`` (loop time) has to wait for other calls."""
         patient = not self._ending and asyncio.get_running_loop().time() < since + PATIENCE
         return patient and self._client.under_way >= BUSY
 
 
 def build_event(resource: Object, event: Event, now: datetime, number: int) -> dict[str, Any]:
-    """Build the ``v1`` Event of one transition, as ``kubectl describe`` finds it; ``number`` makes its name unique."""
+    """Return the ``v1`` Event of a transition, as ``kubectl describe`` finds it. ``number`` makes its name unique."""
     meta = resource["metadata"]
     stamp = format_time(now)
     reference = {
@@ -167,7 +168,7 @@ def build_event(resource: Object, event: Event, now: datetime, number: int) -> d
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        # Those about a node are in the default namespace.
+        # Events about a node are in the default namespace.
         "metadata": {
             "name": f"{meta['name'][:NAME_LIMIT]}.{number:016x}",
             "namespace": meta.get("namespace", "default"),

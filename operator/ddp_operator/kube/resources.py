@@ -1,4 +1,4 @@
-"""Where each kind lives in the API server's tree of paths."""
+"""API group, version and path of each kind."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -33,9 +33,12 @@ _PLACES: Final[dict[str, tuple[str, str, str]]] = {
 
 
 def kind_of(manifest: Mapping[str, Any]) -> str:
-    """Return an object's kind as this module calls it: of a PodGroup, which two API groups have, with its group."""
+    """Return the key of an object's kind in this module. That of a PodGroup includes the group: two groups have it."""
     kind = str(manifest["kind"])
-    return f"{kind}.{str(manifest['apiVersion']).partition('/')[0]}" if kind == POD_GROUP else kind
+    if kind != POD_GROUP:
+        return kind
+    api_group = str(manifest["apiVersion"]).partition("/")[0]
+    return f"{kind}.{api_group}"
 
 
 def plural(kind: str) -> str:
@@ -49,13 +52,13 @@ def group(kind: str) -> str:
 
 
 def type_of(kind: str) -> dict[str, str]:
-    """Return apiVersion and kind, which the items of a list lack."""
+    """Return apiVersion and kind. Items of a list do not have them."""
     in_group, version, _ = _PLACES[kind]
     return {"apiVersion": f"{in_group}/{version}" if in_group else version, "kind": kind}
 
 
 def path(kind: str, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
-    """Return the path of one object, or of a list: in one namespace, or in all of them (None)."""
+    """Return the path of an object, or of a list in one namespace or in all (None)."""
     in_group, version, name_in_path = _PLACES[kind]
     parts = ["/apis", in_group, version] if in_group else ["/api", version]
     if namespace is not None:

@@ -1,8 +1,8 @@
-"""Reading a training pod's metrics page, whatever the pod does.
+"""Read the metrics page of a training pod within limits.
 
-The pod runs foreign code, so it is given nothing (no credentials, no cookies, no redirects followed) and is trusted
-with nothing: bounded time, bounded size, no decompression. All pages together get at most half of the event loop's
-time, in slices, so that the Lease is renewed and ``/healthz`` answers whatever pods serve.
+The pod runs code of users, so requests have no credentials or cookies, follow no redirects, and have bounded time and
+size without decompression. Parsing all pages takes at most half of the event loop's time, in slices, so that the Lease
+is renewed and ``/healthz`` answers for any content of the pages.
 """
 
 import asyncio
@@ -14,40 +14,40 @@ import aiohttp
 TIMEOUT: Final = 2.0
 SIZE_LIMIT: Final = 1 << 20
 CONNECTIONS: Final = 64
-"""Pages that are read at the same time. Of each no more than what aiohttp buffers is in memory."""
+"""Pages that are read concurrently. Only aiohttp's buffer of each is in memory."""
 SLICE: Final = 1 << 15
-"""Bytes that are parsed before other tasks run: at most a few milliseconds."""
+"""Bytes that are parsed before other tasks run, in at most a few milliseconds."""
 
 Take = Callable[[bytes], None]
 
 
 class ParsingTurns:
-    """Gives parsers of pages their turns, in the order of asking; after each the loop is free for as long again."""
+    """Schedules parsing: one slice at a time, in order, and then a pause of the same duration for other tasks."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self._free_at = 0.0
 
     async def feed(self, take: Take, piece: bytes) -> None:
-        """Hand a piece of a page over in this caller's turn."""
+        """Pass a piece of a page to its parser in this caller's turn."""
         loop = asyncio.get_running_loop()
         async with self._lock:
             await asyncio.sleep(max(0.0, self._free_at - loop.time()))
-            began = loop.time()
+            started = loop.time()
             take(piece)
             ended = loop.time()
-            self._free_at = ended + (ended - began)
+            self._free_at = ended + (ended - started)
 
 
 class Scraper:
-    """A session apart from the API server's."""
+    """Reads metrics pages, with a session separate from the API server's."""
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
         self._turns = ParsingTurns()
 
     async def read(self, address: str, port: int, take: Take) -> bool:
-        """Hand the page at ``/metrics`` over in pieces. Returns whether all of it has come, in time and size."""
+        """Pass the page at ``/metrics`` to ``take`` in pieces. Returns whether it is complete, in time and size."""
         host = f"[{address}]" if ":" in address else address
         size = 0
         try:
@@ -76,7 +76,7 @@ class Scraper:
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                # Each pod is read every ten seconds: an open connection to each would cost more than opening one.
+                # Each pod is read every ten seconds: keeping its connection open costs more than opening one.
                 connector=aiohttp.TCPConnector(force_close=True, limit=CONNECTIONS),
                 headers={"Accept": "text/plain", "Accept-Encoding": "identity"},
                 auto_decompress=False,

@@ -1,8 +1,8 @@
 """Watches of the child Jobs and pods.
 
-Kopf's watch of the custom resource makes a task, a memory and several causes of each event, for handlers that change
-the object. Nothing here does that with children, of which a job may have a thousand: their events go straight into the
-store. What a watch misses ``resync`` finds.
+For each event Kopf creates a task, a memory and several causes, for handlers that change the object. A job may have a
+thousand children, which no handler changes, so their events go directly into the store. ``resync`` finds events that a
+watch misses.
 """
 
 import asyncio
@@ -22,21 +22,22 @@ from ddp_operator.workqueue import backoff
 logger = logging.getLogger(__name__)
 
 SILENCE: Final = 150.0
-"""Seconds after which a watch is taken for frozen. The API server sends a bookmark about every minute."""
+"""Seconds without data after which a watch counts as frozen. The API server sends a bookmark about every minute."""
 LONGEST_BACKOFF: Final = 8.0
 GONE: Final = 410
 
 OnEvent = Callable[[str, str | None, Any], None]
-"""Called with kind, type of the event (None: an object of a listing) and object."""
+"""Called with kind, type of the event (None: an object of a list) and object."""
 
 
 async def watch(client: ApiClient, kind: str, namespace: str | None, selector: str, on_event: OnEvent) -> None:
-    """Tell of all Jobs or pods with these labels, and of all that happens to them, for ever.
+    """Call ``on_event`` for all Jobs or pods with these labels and for their changes, without end.
 
-    A watch that ends goes on where it was. Where the API server has forgotten that, all objects are listed again; what
-    was deleted meanwhile is not told.
+    A watch that ends resumes at its last version. If the API server no longer has that version, all objects are listed
+    again; deletions before the list are not reported.
     """
-    version, failures = "", 0
+    version = ""
+    failures = 0
     while True:
         try:
             if not version:
@@ -49,19 +50,20 @@ async def watch(client: ApiClient, kind: str, namespace: str | None, selector: s
                     obj = event["object"]
                     if event["type"] == "ERROR":
                         raise ApiError(int(obj.get("code") or 0), obj, what=f"watch {place}")
-                    version, failures = str(obj["metadata"]["resourceVersion"]), 0
+                    version = str(obj["metadata"]["resourceVersion"])
+                    failures = 0
                     if event["type"] != "BOOKMARK":
                         on_event(kind, event["type"], obj)
         except (ApiError, ClusterError, msgspec.DecodeError) as error:
             if isinstance(error, ApiError) and error.status == GONE:
                 version = ""
             failures += 1
-            logger.log(logging.WARNING if failures > 3 else logging.DEBUG, "%s; trying again", error)
+            logger.log(logging.WARNING if failures > 3 else logging.DEBUG, "%s; retrying", error)
         await asyncio.sleep(min(LONGEST_BACKOFF, backoff(max(1, failures))))
 
 
 async def _list(client: ApiClient, kind: str, namespace: str | None, selector: str, on_event: OnEvent) -> str:
-    """Tell of what is there; return the version at which it was."""
+    """Call ``on_event`` for all existing objects. Returns the resource version of the list."""
     version = ""
     async for page in pages(client, kind, namespace, {"limit": str(CHUNK), "labelSelector": selector}):
         for item in page.get("items") or ():

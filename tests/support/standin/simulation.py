@@ -282,7 +282,7 @@ class OperatorSimulation:
             self.calls.append("stopped")
             await self.stand_still(process)
             if process.fence == "closed" and ask.method != "GET":
-                raise ClusterError("not sent, because this operator does not lead")
+                raise ClusterError("not sent, because this operator is not the leader")
             return self._call_late(ask)
         answer = self.call(ask)
         if self.wake_after is not None and self.deposed and len(self.calls) >= self.stop_at + self.wake_after:

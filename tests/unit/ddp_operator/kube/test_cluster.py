@@ -109,7 +109,7 @@ async def test_create_is_strict_and_asks_for_no_more_of_the_answer_than_it_needs
         (error(400, message="admission webhook denied the request"), JOB, Refused, "denied"),
         (error(422), JOB, Refused, "said"),
         (error(413), JOB, Refused, "said"),
-        (error(404), GROUP, Refused, "the cluster knows no PodGroup of scheduling.volcano.sh/v1beta1"),
+        (error(404), GROUP, Refused, "the cluster does not serve PodGroups of scheduling.volcano.sh/v1beta1"),
         (error(404), JOB, ClusterError, "said"),
         (error(409, "Conflict"), JOB, ClusterError, "said"),
         (error(429), JOB, ClusterError, "said"),
@@ -139,7 +139,7 @@ async def test_a_namesake_is_looked_at_with_its_resource() -> None:
     ]  # fmt: skip
     raised, _ = await run(lambda cluster: cluster.create(JOB), error(409, "AlreadyExists"), error(404))
     assert type(raised) is ClusterError
-    assert "is gone again" in str(raised)
+    assert "was deleted meanwhile" in str(raised)
 
 
 async def test_patch_of_a_job_names_the_version_that_was_seen() -> None:

@@ -130,7 +130,7 @@ async def test_a_missing_plugin_is_named_with_its_hint(tmp_path: Path) -> None:
         ("- a", "not a kubeconfig"),
         ("clusters: []", "no current-context"),
         ("current-context: x", "not among its contexts"),
-        ("{current-context: x, contexts: [{name: x, context: {cluster: c}}]}", "names a cluster that is not there"),
+        ("{current-context: x, contexts: [{name: x, context: {cluster: c}}]}", "names a cluster that does not exist"),
         (
             "{current-context: x, contexts: [{name: x, context: {cluster: c}}], clusters: [{name: c, cluster: {}}]}",
             "has no server",

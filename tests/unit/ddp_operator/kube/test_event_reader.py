@@ -114,4 +114,4 @@ async def test_events_kept_of_many_namespaces_are_bounded(monkeypatch: pytest.Mo
         item = job("x")
         item["metadata"]["namespace"] = f"team-{number}"
         assert len(await reader.about(item)) == 4
-    assert len(reader._known) == 2
+    assert len(reader._cached) == 2
