@@ -19,7 +19,7 @@ def utc_now() -> datetime:
 
 
 def truncate(moment: datetime) -> datetime:
-    """Return a time in UTC with the precision that Kubernetes keeps, so that it is equal to what is read back."""
+    """Return a time in UTC with the precision that Kubernetes keeps, so that it equals the stored value."""
     return moment.astimezone(UTC).replace(microsecond=0)
 
 

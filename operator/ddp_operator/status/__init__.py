@@ -1,1 +1,1 @@
-"""Pure decisions: what was observed, what it means, what to do. No I/O, no client; ``now`` is an argument."""
+"""Pure decisions: from an observation to a status and actions. No I/O, no client; ``now`` is an argument."""

@@ -107,7 +107,7 @@ def _describe_restarting(
     if is_requeued(attempt):
         return Fact(c.RESTARTING, "False", c.NOT_RESTARTING)
     if is_replacing_pods(attempt):
-        lost = attempt.lost if accounting.replacement_begins else None
+        lost = attempt.lost if accounting.replacement_starts else None
         return Fact(c.RESTARTING, "True", c.POD_REPLACEMENT, describe_replacement(status, lost))
     if before is not None and before.status == "True" and rendezvous.status == "False":
         return Fact(c.RESTARTING, "True", before.reason, before.message)

@@ -34,7 +34,7 @@ _FIRST_DELAY, _LONGEST_DELAY = timedelta(seconds=10), timedelta(minutes=6)
 
 
 def start(state: State) -> State:
-    """Begin attempt 1. Its Job is created before the status is written: a job that is refused has had no attempt.
+    """Start attempt 1. Its Job is created before the status is written: a job that is refused has had no attempt.
 
     If that write is lost, ``recover`` reads the attempt from its Job; no number is used twice, because this one is 1.
     """
@@ -141,7 +141,7 @@ def restart_free(state: State, cause: LastFailure | None, reason: str) -> Decisi
 
 
 def readmit_nodes(state: State, message: str) -> Decision:
-    """Begin the next attempt, which may use the failed nodes again because no others fit."""
+    """Start the next attempt, which may use the failed nodes again because no others fit."""
     state = replace_fields(state, job=replace_fields(state.job, status=replace(state.status, failed_nodes=())))
     before = replace(state.status.restarts, free=state.status.restarts.free + 1)
     status = _next_attempt(state, before, c.NODES_READMITTED)
@@ -150,7 +150,7 @@ def readmit_nodes(state: State, message: str) -> Decision:
 
 
 def leave_nodes(state: State, nodes: tuple[str, ...]) -> Decision:
-    """Begin the next attempt, not counted, on other nodes than those that report a problem."""
+    """Start the next attempt, not counted, on other nodes than those that report a problem."""
     before = replace(state.status.restarts, free=state.status.restarts.free + 1)
     status = _next_attempt(state, before, c.NODE_UNHEALTHY)
     status = replace(status, failed_nodes=lost_nodes.remember(status.failed_nodes, iter(nodes)))
@@ -185,7 +185,7 @@ def record_lost_nodes(state: State, found: tuple[tuple[PodView, str], ...], *, e
 
 
 def resize(state: State) -> Decision:
-    """Begin the next attempt with another number of nodes."""
+    """Start the next attempt with another number of nodes."""
     before = replace(state.status.restarts, free=state.status.restarts.free + 1)
     status = _next_attempt(state, before, c.RESIZED)
     message = f"resized from {state.status.attempt_nodes} to {state.spec.nodes} nodes in attempt {status.attempt}"

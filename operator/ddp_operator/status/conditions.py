@@ -189,7 +189,8 @@ def merge_conditions(
     new = {fact.type: fact for fact in facts}
     merged = []
     for kind in TYPES:
-        fact, before = new.get(kind), old.get(kind)
+        fact = new.get(kind)
+        before = old.get(kind)
         if fact is None:
             if before is not None:
                 merged.append(before)

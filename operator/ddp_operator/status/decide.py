@@ -93,7 +93,7 @@ def _recover_attempt(state: State) -> Decision | None:
 
 
 def _begin_job(state: State, progress_interval: float) -> Decision:
-    """Reject the job, fetch its inputs, or begin attempt 1."""
+    """Reject the job, fetch its inputs, or start attempt 1."""
     if state.refusal is not None:
         return _reject(state, state.refusal)
     fetching = fetch_inputs(state, progress_interval)
@@ -163,13 +163,13 @@ def _resize(state: State) -> Decision | None:
 
 
 def _leave_unhealthy_nodes(state: State) -> Decision | None:
-    """Begin an attempt on other nodes, if recovery.nodeHealth asks for it."""
+    """Start an attempt on other nodes, if recovery.nodeHealth asks for it."""
     nodes = nodes_to_leave(state) if state.refusal is None else ()
     return attempts.leave_nodes(state, nodes) if nodes else None
 
 
 def _readmit_failed_nodes(state: State) -> Decision | None:
-    """Begin an attempt that may use the failed nodes again, if the scheduler finds no others."""
+    """Start an attempt that may use the failed nodes again, if the scheduler finds no others."""
     blocked = find_avoidance_block(state.pods)
     if blocked is None or state.refusal is not None or state.now - blocked.since < NODE_PATIENCE:
         return None

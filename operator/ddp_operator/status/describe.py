@@ -17,7 +17,7 @@ from ddp_operator.status.restart_accounting import account_restarts
 def describe(state: State, status: Status, restart: Fact | None = None) -> Status:
     """Return ``status``, which records the decision, with everything that is observed of its attempt.
 
-    ``restart``: why the attempt begins, where it replaces a former one.
+    ``restart``: why the attempt starts, if it replaces a former one.
     """
     attempt = observe_attempt(state, status, restart)
 

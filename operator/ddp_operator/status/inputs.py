@@ -1,7 +1,7 @@
 """Fetching of a job's inputs before attempt 1, and the condition InputsReady. Pure.
 
 The Job of attempt 0 fetches them. It is created while the training job is not suspended, and again if the spec changes.
-When attempt 1 begins, it is deleted like the Job of any former attempt.
+When attempt 1 starts, it is deleted like the Job of any former attempt.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ _LATER: Final = 10.0
 
 
 def fetch_inputs(state: State, progress_interval: float) -> Decision | None:
-    """Return the decision while inputs are missing; None: attempt 1 may begin."""
+    """Return the decision while inputs are missing; None: attempt 1 may start."""
     if not state.spec.inputs or are_fetched(state.job):
         return None
     status = _read_reports(state)

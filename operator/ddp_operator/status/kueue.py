@@ -1,4 +1,4 @@
-"""Why Kueue does not let a Job run: the conditions of its Workload, and of the LocalQueue that it is in. Pure.
+"""Why Kueue does not admit a Job: the conditions of its Workload, and of the LocalQueue that it is in. Pure.
 
 All versions of Kueue have the same condition types. Their reasons differ: 0.19 has one for each obstacle, earlier
 versions report ``Pending`` for all of them. Messages are quoted; docs/kueue.md explains why a few are matched.
@@ -82,7 +82,7 @@ def line(text: Any) -> str:
 def explain_waiting(
     job: Mapping[str, Any], workloads: Sequence[Mapping[str, Any]], queue: Mapping[str, Any] | None = None
 ) -> Problem | None:
-    """Return why Kueue does not let a Job, or all its pods, run, with a reason of Scheduled; None: Kueue reports none.
+    """Return why Kueue does not admit a Job, or all its pods, with a reason of Scheduled; None: Kueue reports none.
 
     ``queue``: the LocalQueue that the Job names, where it can be read.
     """

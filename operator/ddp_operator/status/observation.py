@@ -18,7 +18,7 @@ from ddp_operator.status.views import JobView, NodeView, PodView, view_job, view
 
 
 class Pods(tuple[PodView, ...]):
-    """The pods of one attempt by index; a replaced pod stands before its successor."""
+    """The pods of one attempt by index; a replaced pod precedes its successor."""
 
     @cached_property
     def newest(self) -> Mapping[int, PodView]:

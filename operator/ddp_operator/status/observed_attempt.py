@@ -25,7 +25,7 @@ class ObservedAttempt:
     recorded: Status
     """The status that the decision recorded, with the attempt's number; nothing of this pass is observed in it."""
     restart: Fact | None
-    """Restarting, where the attempt begins with this pass and replaces a former one."""
+    """Restarting, if the attempt starts with this pass and replaces a former one."""
     pods: Pods
     size: JobSize
     counts: Nodes
@@ -47,7 +47,7 @@ class ObservedAttempt:
 
 
 def observe_attempt(state: State, status: Status, restart: Fact | None) -> ObservedAttempt:
-    """Return the attempt of ``status`` as it is observed. ``restart``: why it replaces a former one."""
+    """Return the observed attempt of ``status``. ``restart``: why it replaces a former one."""
     job = state.job
     observation = state.observation
     pods = observation.pods_of(status.attempt)

@@ -74,11 +74,11 @@ def explain_use(claim: str) -> tuple[str, str]:
     return "spec.checkpoint.claimName", "If the jobs write different files, set spec.checkpoint.shared: true"
 
 
-def refuse_second(job: DDPTrainingJob, claim: str, others: Iterable[Mapping[str, Any]]) -> Refusal | None:
-    """Refuse a job that has not started while another job has the same claim. ``others``: all jobs with that claim."""
-    for other in others:
-        metadata = other["metadata"]
-        status = other.get("status") or {}
+def refuse_second(job: DDPTrainingJob, claim: str, users: Iterable[Mapping[str, Any]]) -> Refusal | None:
+    """Refuse a job that has not started while another job has the same claim. ``users``: all jobs with that claim."""
+    for user in users:
+        metadata = user["metadata"]
+        status = user.get("status") or {}
         phase = status.get("phase") or "Pending"
         if metadata["uid"] == job.uid or phase in ENDED_PHASES:
             continue

@@ -1,6 +1,6 @@
 """Restart accounting of a running attempt: restarts in the same pods, replaced pods, their cost and their cause. Pure.
 
-Restarts that begin a new attempt are counted where that attempt is decided: ``attempts``.
+Restarts that start a new attempt are counted where that attempt is decided: ``attempts``.
 """
 
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ from ddp_operator.status.replacement import is_consequence
 
 @dataclass(frozen=True, slots=True)
 class RestartAccounting:
-    """The fields of the status that count restarts, and whether a pod replacement begins with this pass."""
+    """The fields of the status that count restarts, and whether a pod replacement starts with this pass."""
 
     restarts: Restarts
     last_restart: LastRestart | None
     last_failure: LastFailure | None
-    replacement_begins: bool
+    replacement_starts: bool
 
 
 def account_restarts(attempt: ObservedAttempt) -> RestartAccounting:
@@ -35,13 +35,13 @@ def account_restarts(attempt: ObservedAttempt) -> RestartAccounting:
     last_restart = _update_last_restart(attempt)
     last_failure = _update_last_failure(attempt)
 
-    replacement_begins = begins_replacement(attempt)
-    if replacement_begins or _spare_took_over(attempt, last_failure):
+    replacement_starts = starts_replacement(attempt)
+    if replacement_starts or _spare_took_over(attempt, last_failure):
         restarts = replace(restarts, replaced=restarts.replaced + 1)
         last_restart = _record_replacement(attempt)
         last_failure = attempt.lost or last_failure
 
-    return RestartAccounting(restarts, last_restart, last_failure, replacement_begins)
+    return RestartAccounting(restarts, last_restart, last_failure, replacement_starts)
 
 
 def is_replacing_pods(attempt: ObservedAttempt) -> bool:
@@ -60,8 +60,8 @@ def is_requeued(attempt: ObservedAttempt) -> bool:
     return attempt.waits_in_queue and (before is None or before.reason in (c.POD_REPLACEMENT, c.NOT_RESTARTING))
 
 
-def begins_replacement(attempt: ObservedAttempt) -> bool:
-    """Return whether a pod replacement begins with this pass."""
+def starts_replacement(attempt: ObservedAttempt) -> bool:
+    """Return whether a pod replacement starts with this pass."""
     return is_replacing_pods(attempt) and not attempt.state.status.is_true(c.RESTARTING)
 
 

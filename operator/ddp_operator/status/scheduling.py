@@ -115,7 +115,7 @@ def _describe_blocked_job(
         return Fact(c.SCHEDULED, "False", c.QUOTA_PENDING, message)
     if problem is None or problem.reason in QUEUE_REASONS:
         return None
-    # Each try has a pod name of its own; without it, the same refusal is the same message.
+    # Each try has another pod name; without it, the same refusal is the same message.
     name = re.escape(attempt_job.name)
     message = re.sub(rf"{name}-[0-9]+-{names.POD_SUFFIX}", f"{attempt_job.name}-*", problem.message)
     return Fact(c.SCHEDULED, "False", c.PODS_FORBIDDEN, f"{message} ({scheduled}/{nodes} pods scheduled)")

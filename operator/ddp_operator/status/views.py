@@ -228,7 +228,8 @@ def view_pod(raw: Mapping[str, Any]) -> PodView:
 
     trainer = _trainer_state(raw)
     # A waiting sidecar does not block a running training container.
-    waiting_reason, waiting_message = ("", "") if trainer.get("running") is not None else _waiting(status, scheduled)
+    waits = trainer.get("running") is None
+    waiting_reason, waiting_message = _waiting(status, scheduled) if waits else ("", "")
 
     disruption = conditions.get("DisruptionTarget") or {}
     ready = conditions.get("Ready") or {}

@@ -22,7 +22,7 @@ def is_queued(job: DDPTrainingJob, view: JobView | None) -> bool:
         return KUEUE_QUEUE_LABEL in job.labels
     if view.queue or view.admitted:
         return True
-    if view.suspend_written is None:  # of an older operator, which says in the status what it has suspended
+    if view.suspend_written is None:  # of an older operator, whose status records what it has suspended
         ended = job.status.is_true(c.SUCCEEDED) or job.status.is_true(c.FAILED)
         return view.suspended and not (ended or was_suspending(job))
     return view.suspended != view.suspend_written

@@ -320,8 +320,8 @@ class TestBadPage:
     @pytest.mark.parametrize("size", [1, 7, 4096])
     def test_page_in_pieces_equals_whole_page(self, size: int) -> None:
         text = (
-            GOOD
-            + 'ddp_launcher_stalled_rank_info{rank="1",state="Busy",what="ä"} 1\n# ddp_launcher_last_failure {"a":1}\n'
+            f'{GOOD}ddp_launcher_stalled_rank_info{{rank="1",state="Busy",what="ä"}} 1\n'
+            '# ddp_launcher_last_failure {"a":1}\n'
         )
         data = text.encode()
         parser = PageParser()
