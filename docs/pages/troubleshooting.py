@@ -1,6 +1,6 @@
 """Writes docs/troubleshooting.md with its generated tables: ``python -m docs.pages.troubleshooting``.
 
-The page itself is written by hand. Between a comment that names a table and the next one of ``END`` stands that table.
+The page itself is written by hand. Each table is between a comment that names it and the next comment ``END``.
 """
 
 from __future__ import annotations

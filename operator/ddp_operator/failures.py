@@ -185,7 +185,7 @@ class KubeletEvidence:
     init_container: str = ""
     """The init container that failed."""
     eviction: str = ""
-    """Why the kubelet evicted the pod for its own use of resources, in the kubelet's words."""
+    """Why the kubelet evicted the pod for its own use of resources, by the kubelet's message."""
     has_container: bool = True
     """Whether the kubelet reports the end of a container at all."""
 

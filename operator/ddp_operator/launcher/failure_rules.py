@@ -155,5 +155,5 @@ def classify(end: WorkerEnd, *, oom_killed: bool, non_retryable: Collection[int]
 
 
 def is_lost_rendezvous(text: str) -> bool:
-    """Tell whether an error of torchrun's agent, as Python prints it, is the loss of a connection to a peer."""
+    """Return whether an error of torchrun's agent, as Python prints it, is the loss of a connection to a peer."""
     return bool(_PEERS.search(text) and _LOST.search(text))

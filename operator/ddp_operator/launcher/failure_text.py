@@ -85,7 +85,7 @@ ADVICE: Final = (
     Advice(
         "Address already in use",
         re.compile("EADDRINUSE|address already in use", re.I),
-        "another process uses that port: let the script use MASTER_ADDR and MASTER_PORT unchanged, and no fixed port",
+        "another process uses that port: use MASTER_ADDR and MASTER_PORT unchanged in the script, and no fixed port",
     ),
     Advice(
         "Mismatch between collectives",
@@ -175,7 +175,7 @@ def advise_on_program(code: Optional[CodeConfig]) -> str:
 
 
 def is_usage(text: str, exit_code: int) -> bool:
-    """Tell whether a program's last lines are its usage, after wrong arguments."""
+    """Return whether a program's last lines are its usage, after wrong arguments."""
     return exit_code == 2 and bool(_USAGE.search(text))
 
 
@@ -218,7 +218,7 @@ def find_signal(exit_code: int) -> int:
 
 
 def describe_exit(exit_code: int) -> str:
-    """Return an exit code in words."""
+    """Return the text of an exit code, such as ``killed by SIGKILL``."""
     number = find_signal(exit_code)
     if not number:
         return f"exited with code {exit_code}"
@@ -229,7 +229,7 @@ def describe_exit(exit_code: int) -> str:
 
 
 def describe_worker_failure(exit_code: int, exception_type: str, message: str, traceback: str) -> str:
-    """Return in words how a worker failed."""
+    """Return the text of a worker's failure, such as ``KeyError: 10``."""
     if exception_type == HANG.name:
         return message
     if exception_type in ("", "SystemExit"):
@@ -247,7 +247,7 @@ def describe_worker_failure(exit_code: int, exception_type: str, message: str, t
 
 
 def describe_early_exit(ranks: Sequence[int], pods: int) -> str:
-    """Return in words which peers had ended before a rank still needed them; the rank's own failure follows."""
+    """Return the text about peers that had ended before a rank still needed them, to which its own failure is added."""
     if ranks:
         names = ", ".join(str(rank) for rank in ranks)
         peers = f"rank{'s' if len(ranks) > 1 else ''} {names}"

@@ -104,7 +104,7 @@ class Restarts:
         return not self._needs_new_pods and (free or not is_final)
 
     def _is_pod_suspect(self, root_cause: Failure) -> bool:
-        """Tell whether the pod itself may be the cause: its memory, its GPU, or a condition that prevents any step."""
+        """Return whether the pod itself may be the cause: its memory, its GPU, or a fault that prevents any step."""
         limit = self._pod.restarts_without_progress
         if limit is None:
             return False

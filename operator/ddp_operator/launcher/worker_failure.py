@@ -168,9 +168,10 @@ def build_signature(end: WorkerEnd, outcome: Outcome) -> str:
 
     It is the exception and its innermost place in the script's own code, or the exit code where there is no exception.
     """
-    code, exception_type = end.exit_code, end.exception_type
+    code = end.exit_code
+    exception_type = end.exception_type
     if outcome.secondary or not CATEGORIES[outcome.category].own or code in EXIT_CODES:
-        return ""  # by an exit code of ours the script itself states what shall follow
+        return ""  # the script itself chose what follows by one of the launcher's exit codes
 
     number = -code if code < 0 else code - 128
     if not exception_type and number > 0:
@@ -197,7 +198,8 @@ def add_last_lines(pod: Pod, failure: Failure) -> Failure:
 
     A traceback in them classifies it: where a shell runs Python there is no other evidence.
     """
-    local_rank, exit_code = failure.local_rank, failure.exit_code
+    local_rank = failure.local_rank
+    exit_code = failure.exit_code
     assert local_rank is not None
     assert exit_code is not None
     last_lines = read_last_lines(pod, local_rank)
@@ -238,10 +240,8 @@ def read_recorded_failures(pod: Pod) -> list[Failure]:
         error = read_json(os.path.join(_errors_folder(pod), name))
         numbers = [error.get(key) for key in ("exitCode", "rank", "localRank")]
         if all(isinstance(number, int) for number in numbers):
-            exit_code, rank, local_rank = error["exitCode"], error["rank"], error["localRank"]
-            failures.append(
-                examine_worker(pod, WorkerEnd(exit_code, time=time.time(), rank=rank, local_rank=local_rank))
-            )
+            end = WorkerEnd(error["exitCode"], time=time.time(), rank=error["rank"], local_rank=error["localRank"])
+            failures.append(examine_worker(pod, end))
     return failures
 
 

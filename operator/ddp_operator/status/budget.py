@@ -24,7 +24,7 @@ class RestartLimit(NamedTuple):
     reason: str
     """Of the condition Failed."""
     conclusion: str = ""
-    """In words; empty where the failure itself is the only reason."""
+    """The text; empty where the failure itself is the only reason."""
 
 
 def find_permanent_limit(job: DDPTrainingJob, diagnosis: Diagnosis, pods: Pods, now: datetime) -> RestartLimit | None:
@@ -107,7 +107,7 @@ def _find_step(cause: LastFailure, status: Status) -> int:
 
 
 def _is_repeated(job: DDPTrainingJob, cause: LastFailure, pods: Pods, now: datetime) -> bool:
-    """Tell whether a failure of the current attempt equals the last one, without progress in between."""
+    """Return whether a failure of the current attempt equals the last one, without progress in between."""
     last = job.status.last_failure
     if last is None or not cause.signature or cause.signature != last.signature:
         return False
@@ -120,7 +120,7 @@ def _is_repeated(job: DDPTrainingJob, cause: LastFailure, pods: Pods, now: datet
 
 
 def _has_lasted(pods: Pods) -> bool:
-    """Tell whether a pod of the attempt ran for long enough to have made progress."""
+    """Return whether a pod of the attempt ran for long enough to have made progress."""
     for pod in pods:
         end = pod.termination
         if pod.started and end and end.time and end.time - pod.started.timestamp() >= SIGNIFICANT_SECONDS:

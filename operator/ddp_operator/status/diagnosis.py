@@ -171,7 +171,7 @@ def build_image_failure(attempt: int, pods: Pods, now: datetime) -> LastFailure 
 
 
 def is_inferred(failure: LastFailure) -> bool:
-    """Tell whether surviving pods only inferred a failure, so that a lost node is the better explanation."""
+    """Return whether surviving pods only inferred a failure, so that a lost node is the better explanation."""
     category = CATEGORIES.get(failure.category, UNKNOWN)
     return category.vague or (category is NODE_LOST and failure.rank is not None)
 
@@ -200,7 +200,7 @@ def _diagnose_loss(
 
 
 def _is_active(job: JobView) -> bool:
-    """Tell whether lost pods of a Job were not deleted by its own end or by a suspension, also one not yet lifted."""
+    """Return whether lost pods of a Job were not deleted by its own end or by a suspension, also one not yet lifted."""
     is_resuming = job.suspend_changed is not None and job.started is None
     return not (job.finished or job.deleting or job.suspended or is_resuming)
 
@@ -221,7 +221,7 @@ def _list_lost_pods(job: JobView, pods: tuple[PodView, ...], since: datetime | N
 
 
 def _was_lost_before(pod: PodView, first: datetime | None, job: JobView | None) -> bool:
-    """Tell whether a pod was lost before its peers failed, and not because of their failure."""
+    """Return whether a pod was lost before its peers failed, and not because of their failure."""
     if pod.disrupted:
         end = pod.termination
         return end is None or _is_of_incident(end, first)
@@ -327,7 +327,7 @@ def _describe_reports(failed: list[PodEnd]) -> str:
 
 
 def _was_stopped(end: Termination, first: datetime | None) -> bool:
-    """Tell whether a pod stopped on request, when the Job controller deleted the remaining pods of a failed Job."""
+    """Return whether a pod stopped on request, when the Job controller deleted the remaining pods of a failed Job."""
     stopped = end.container_exit_code == constants.EXIT_PREEMPTED
     return stopped and first is not None and end.time is not None and end.time > first.timestamp()
 

@@ -33,7 +33,8 @@ class Verdict:
 
 def judge_attempt(state: State) -> Verdict | None:
     """Return what follows the failure of the current attempt; None: it has not failed."""
-    job, now = state.job, state.now
+    job = state.job
+    now = state.now
     diagnosis = diagnose(
         state.status.attempt,
         state.attempt_job,
@@ -82,7 +83,7 @@ def _find_free_reason(state: State, diagnosis: Diagnosis) -> str:
 
 
 def _ended_in_suspension(state: State) -> bool:
-    """Tell whether the attempt ended while its pods were being stopped: a slower pod then reports a lost peer."""
+    """Return whether the attempt ended while its pods were being stopped: a slower pod then reports a lost peer."""
     if was_suspending(state.job):
         return True
     failed_at = state.attempt_job.failed_at if state.attempt_job else None
