@@ -173,7 +173,7 @@ def test_success_needs_the_last_checkpoint_in_the_store(attempt: Attempt, store:
     worker.terminate()
     end = pods.wait(0)
     assert end.code == 82, end.log
-    assert "training has succeeded, but the last checkpoint was not uploaded" in end.message["message"]
+    assert "training succeeded, but the last checkpoint was not uploaded" in end.message["message"]
 
 
 def test_a_store_that_cannot_be_used_ends_the_pod_before_training(
