@@ -31,7 +31,7 @@ from ddp_operator.launcher.pod import add_pod_flags, loopback_address
 from ddp_operator.launcher.rendezvous import count_connections, fork_store
 from ddp_operator.launcher.torchrun_patches import TorchrunPatches, adapt_torchrun
 from ddp_operator.local.adapt import hold_free_port
-from ddp_operator.manifests.torchrun import Plan, UserCommand, build_torchrun_args
+from ddp_operator.manifests.torchrun import TorchrunPlan, UserCommand, build_torchrun_args
 from tests.support.launcher_config import launcher_pod
 
 MEMORY_EACH: Final = 13 << 20
@@ -66,7 +66,7 @@ def run_agent(index: int, agents: int, port: int, folder: str, reports: int, gat
     meet_as_ever, TorchrunPatches._meet = TorchrunPatches._meet, meet  # type: ignore[method-assign]
 
     adapt_torchrun(pod, report, lambda event: True, None)
-    plan = Plan(agents, 1, "c10d", loopback_address(0), port, loopback_address(index), "bench")
+    plan = TorchrunPlan(agents, 1, "c10d", loopback_address(0), port, loopback_address(index), "bench")
     flags = add_pod_flags(build_torchrun_args(plan, UserCommand(WORKER[0], WORKER, program=True)), pod)
     # A thousand agents that look at their workers ten times a second would have this machine for themselves.
     flags.append(f"--monitor-interval={max(0.1, agents / 500)}")

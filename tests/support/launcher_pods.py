@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddp_operator.manifests.torchrun import Plan, build_env, build_torchrun_args, split_user_command
+from ddp_operator.manifests.torchrun import TorchrunPlan, build_env, build_torchrun_args, split_user_command
 from tests.support.launcher_config import encoded_config
 from tests.support.launcher_folder import delivered_launcher
 from tests.support.ports import HeldPort
@@ -66,7 +66,7 @@ class Pods:
         command = split_user_command(self.command, [])
         for index in indices or range(self.nodes + self.spares):
             least, most = self.elastic or (self.nodes, None)
-            plan = Plan(
+            plan = TorchrunPlan(
                 nodes=least,
                 max_nodes=most,
                 nproc_per_node=self.nproc,

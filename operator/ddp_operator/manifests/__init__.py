@@ -1,1 +1,1 @@
-"""Pure builders: from the typed resource to the Kubernetes objects the operator creates. No I/O, no clock."""
+"""Build the Kubernetes objects of a job from the typed resource. Pure: no I/O, no clock."""

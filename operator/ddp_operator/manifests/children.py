@@ -1,9 +1,9 @@
-"""The objects of one attempt: headless Service, Indexed Job, and the launcher's ConfigMap, which jobs share.
+"""Build the objects of an attempt: headless Service, Indexed Job, and the launcher's ConfigMap, which jobs share.
 
-They are created by POST and never applied over what exists; of the Job only suspend (with the annotation that says who
-suspended it), parallelism and completions are patched later. The owner reference makes Kubernetes delete them with the
-resource, also while the operator is down. What jobs share goes with the last of them: each job is an owner of one small
-ConfigMap, which owns the launchers.
+The operator creates them by POST and never overwrites existing objects. Later it patches only the Job: suspend (with an
+annotation of the written value), parallelism and completions. Kubernetes deletes the objects with the resource by their
+owner references, also while the operator is down. Each job is an owner of one small ConfigMap that owns the launchers,
+so Kubernetes deletes these with the last job.
 """
 
 import ast
@@ -28,14 +28,14 @@ from ddp_operator.manifests.scheduling import build_pod_group
 from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
 
 PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"
-"""That of an object which no API server has stored yet."""
-# The operator decides about restarts, so the Job controller's own budget must never run out first.
+"""UID of an object that no API server has stored."""
+# The operator decides about restarts, so the Job controller's limit must never apply.
 _UNLIMITED_BACKOFF = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """The launcher's files by name, as a pod has them in one folder, and a SHA-256 of all of them in hex."""
+    """The launcher's files by name, and the SHA-256 of all of them in hex. A pod has them in one folder."""
 
     files: Mapping[str, str]
     digest: str
@@ -43,14 +43,14 @@ class Launcher:
 
 @cache
 def load_launcher() -> Launcher:
-    """Return the launcher of this version of the operator."""
+    """Return this version's launcher."""
     folder = resources.files("ddp_operator.launcher")
     texts = {
         file.name: pack_source(file.read_text(encoding="utf-8"))
         for file in folder.iterdir()
         if file.name.endswith(".py")
     }
-    del texts["__init__.py"]  # the bootstrap makes the package
+    del texts["__init__.py"]  # the bootstrap creates the package
     texts[constants.LAUNCHER_FILE] = texts.pop("bootstrap.py")
     files = dict(sorted(texts.items()))
     return Launcher(files, hashlib.sha256(json.dumps(files).encode()).hexdigest())
@@ -127,9 +127,9 @@ def _indent_less(line: str) -> str:
 
 
 def build_children(job: DDPTrainingJob, *, attempt: int, nodes: int) -> list[dict[str, Any]]:
-    """Return every object of one attempt in the order in which to create them; of attempt 0 those that fetch inputs.
+    """Return the objects of an attempt in the order of their creation; for attempt 0 those that fetch inputs.
 
-    Raises: InvalidManifest where the pod template is not acceptable.
+    Raises: InvalidManifest for an invalid pod template.
     """
     template = resolve_template(job)
     launcher = load_launcher()
@@ -147,7 +147,7 @@ def build_children(job: DDPTrainingJob, *, attempt: int, nodes: int) -> list[dic
 
 
 def build_service(job: DDPTrainingJob) -> dict[str, Any]:
-    """Return the headless Service that gives pods their DNS names before they are ready."""
+    """Return the headless Service, which publishes the pods' DNS names before they are ready."""
     spec = job.spec
     return {
         "apiVersion": "v1",
@@ -166,7 +166,7 @@ def build_service(job: DDPTrainingJob) -> dict[str, Any]:
 
 
 def build_launcher_users(job: DDPTrainingJob) -> dict[str, Any]:
-    """Return the ConfigMap that each job of the namespace is an owner of. Where it is there already, the job joins."""
+    """Return the ConfigMap that all jobs of the namespace own. An existing one gets the job as a further owner."""
     metadata = {
         "name": constants.LAUNCHER_USERS,
         "namespace": job.namespace,
@@ -179,9 +179,9 @@ def build_launcher_users(job: DDPTrainingJob) -> dict[str, Any]:
 def build_launcher_config_map(
     job: DDPTrainingJob, launcher: Launcher, users_uid: str = PLACEHOLDER_UID
 ) -> dict[str, Any]:
-    """Return the immutable ConfigMap with the launcher. Its name holds the hash, so an upgrade never changes one.
+    """Return the immutable ConfigMap with the launcher. Its name has the hash, so an upgrade creates another one.
 
-    ``users_uid``: of the owner, ``build_launcher_users``, as an API server has assigned it.
+    ``users_uid``: the UID of its owner, ``build_launcher_users``.
     """
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": constants.LAUNCHER_USERS, "uid": users_uid}
     metadata = {
@@ -202,24 +202,23 @@ def build_launcher_config_map(
 def build_job(
     job: DDPTrainingJob, template: ResolvedTemplate, launcher: Launcher, *, attempt: int, nodes: int
 ) -> dict[str, Any]:
-    """Return the Indexed Job of one attempt with ``nodes`` pods and the spares."""
+    """Return the Indexed Job of an attempt with ``nodes`` pods and the spares."""
     pods = job.size_with(nodes).pods
-    rank_zero = job.spec.success_policy == "RankZero"
-    kueue = kueue_metadata(job)
-    ours = {constants.ANNOTATION_SUSPEND: "false", constants.ANNOTATION_SPEC: job.spec_digest}
+    is_rank_zero_policy = job.spec.success_policy == "RankZero"
+    kueue = kueue_metadata(job)  # Kueue queues the child Job, so it reads its labels and annotations there
+    metadata = _metadata(job, names.job_name(job.name, attempt), attempt=attempt, extra=kueue["labels"])
+    metadata["annotations"] = kueue["annotations"] | _build_job_annotations(job)
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        # Kueue queues the child Job, so what the user tells it goes there.
-        "metadata": _metadata(job, names.job_name(job.name, attempt), attempt=attempt, extra=kueue["labels"])
-        | {"annotations": kueue["annotations"] | ours},
+        "metadata": metadata,
         "spec": {
             "completions": pods,
             "parallelism": pods,
             "completionMode": "Indexed",
             "backoffLimit": _UNLIMITED_BACKOFF,
             "podReplacementPolicy": "Failed",
-            # A job that is suspended has no Job until it goes on: a queue might admit it meanwhile.
+            # A suspended job has no Job until it is resumed, because a queue could admit it meanwhile.
             "suspend": False,
             "podFailurePolicy": {
                 "rules": [
@@ -234,21 +233,26 @@ def build_job(
                     },
                 ]
             },
-            **({"successPolicy": {"rules": [{"succeededIndexes": "0"}]}} if rank_zero else {}),
+            **({"successPolicy": {"rules": [{"succeededIndexes": "0"}]}} if is_rank_zero_policy else {}),
             "template": build_pod_template(job, template, launcher.digest, attempt=attempt, nodes=nodes),
         },
     }
 
 
 def build_fetch_job(job: DDPTrainingJob, template: ResolvedTemplate, launcher: Launcher) -> dict[str, Any]:
-    """Return the Job that fetches the inputs. No queue is told of it: it asks for nothing that is scarce."""
-    ours = {constants.ANNOTATION_SUSPEND: "false", constants.ANNOTATION_SPEC: job.spec_digest}
+    """Return the Job that fetches the inputs. It bypasses Kueue, because it requests no scarce resources."""
+    metadata = _metadata(job, names.job_name(job.name, 0), attempt=0)
+    metadata["annotations"] = _build_job_annotations(job)
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": _metadata(job, names.job_name(job.name, 0), attempt=0) | {"annotations": ours},
+        "metadata": metadata,
         "spec": build_fetch_job_spec(job, build_fetch_template(job, template, launcher.digest)),
     }
+
+
+def _build_job_annotations(job: DDPTrainingJob) -> dict[str, str]:
+    return {constants.ANNOTATION_SUSPEND: "false", constants.ANNOTATION_SPEC: job.spec_digest}
 
 
 def _metadata(
@@ -264,21 +268,21 @@ def _metadata(
 
 _DNS: Final = [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
 _PROMETHEUS: Final = {"app.kubernetes.io/name": "prometheus"}
-"""What the usual charts and the Prometheus operator call its pods."""
+"""Label of Prometheus' pods in common charts and in the Prometheus operator."""
 
 
 def build_network_policy(job: DDPTrainingJob) -> dict[str, Any]:
-    """Return the NetworkPolicy of every attempt: pods talk to each other and to DNS, and who is named reads metrics."""
+    """Return the NetworkPolicy of all attempts: pods connect to each other and to DNS; named clients read metrics."""
 
     def pods() -> dict[str, Any]:
         return {"matchLabels": names.child_labels(job.name)}
 
-    readers = job.spec.network_policy.metrics_from
-    others = [_labelled(_PROMETHEUS)] if readers is None else msgspec.to_builtins(readers)
+    metrics_from = job.spec.network_policy.metrics_from
+    readers = [_labelled(_PROMETHEUS)] if metrics_from is None else msgspec.to_builtins(metrics_from)
     operator = _labelled({constants.LABEL_COMPONENT: constants.COMPONENT_OPERATOR})
     egress: list[dict[str, Any]] = [
         {"to": [{"podSelector": pods()}]},
-        {"ports": [dict(port) for port in _DNS]},  # to anywhere: a node's own resolver is no pod
+        {"ports": [dict(port) for port in _DNS]},  # to any address: the resolver of a node is not a pod
     ]
     if job.spec.network_policy.egress_cidrs:
         egress.append({"to": [{"ipBlock": {"cidr": cidr}} for cidr in job.spec.network_policy.egress_cidrs]})
@@ -288,7 +292,7 @@ def build_network_policy(job: DDPTrainingJob) -> dict[str, Any]:
         "ingress": [
             {"from": [{"podSelector": pods()}]},
             {
-                "from": [operator, *copy.deepcopy(others)],
+                "from": [operator, *copy.deepcopy(readers)],
                 "ports": [{"port": job.spec.metrics.port, "protocol": "TCP"}],
             },
         ],

@@ -1,6 +1,6 @@
-"""What the pods of a job get for the network between its nodes: one file of data a profile, below the job's template.
+"""Network profiles: additions to a job's pod template for the network between its nodes, one data file per profile.
 
-The files say where each value is from. A job's own template wins over them, by the merge that profiles have.
+The files name the source of each value. The job's own template takes precedence, as in a merge with a profile.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,20 +23,20 @@ from ddp_operator.launcher.pod import PreflightConfig
 _RESTRICTED_MAY_ADD: Final = "NET_BIND_SERVICE"
 
 
-class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A document of a provider's, and what was taken from it."""
+class FabricSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A document of a provider, and the values that were taken from it."""
 
     url: str
     taken: str
 
 
 class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """What a profile asks for. ``transports``: names that the launcher has for it, by NCCL's log.
+    """The data of a network profile. ``transports``: the launcher's names for its transports in NCCL's log.
 
-    ``alternatives``: patterns of resources by the resource that is left out where the job asks for one of them.
+    ``alternatives``: a resource of the template -> patterns of resources that replace it if the job requests one.
     """
 
-    source: tuple[Source, ...]
+    source: tuple[FabricSource, ...]
     transports: tuple[str, ...]
     min_pair_megabytes_per_second: int
     template: dict[str, Any]
@@ -48,77 +48,103 @@ NONE: Final = Fabric(source=(), transports=(), min_pair_megabytes_per_second=0, 
 
 @cache
 def load_fabric(profile: str) -> Fabric:
-    """Return the data of a profile; of ``auto``, which has none, nothing."""
+    """Return the data of a profile, which is empty for ``auto``."""
     if profile == "auto":
         return NONE
     file = resources.files("ddp_operator.manifests") / "fabrics" / f"{profile}.yaml"
     return msgspec.convert(yaml.safe_load(file.read_text(encoding="utf-8")), Fabric)
 
 
-def _between_nodes(spec: Spec) -> Network:
-    """Return what a job asks for. One that is a single pod, and stays so, has no network between nodes."""
-    return (spec.network if spec.nodes > 1 or spec.elastic else None) or Network()
+def _find_network(spec: Spec) -> Network:
+    """Return the network settings of a job. They do not apply to a job with a single pod that is not elastic."""
+    has_single_pod = spec.nodes == 1 and not spec.elastic
+    if has_single_pod or spec.network is None:
+        return Network()
+    return spec.network
 
 
 def plan_preflight(spec: Spec) -> PreflightConfig | None:
-    """Return which checks the pods make before training, and what they must find; None: they make none."""
-    flight, network = spec.preflight, _between_nodes(spec)
-    fabric, floor = load_fabric(network.profile), network.min_pair_megabytes_per_second
-    if floor is None:
-        floor = fabric.min_pair_megabytes_per_second
-    wanted = {*flight.checks, *(("allreduce", *(("pairs",) if floor else ())) if network.require else ())}
-    checks = tuple(check for check in PREFLIGHT_CHECKS if check in wanted)
-    if not checks or flight.mode == "Off":
+    """Return the checks before training and their thresholds, or None if there are no checks."""
+    preflight = spec.preflight
+    network = _find_network(spec)
+    fabric = load_fabric(network.profile)
+    min_pair_megabytes = network.min_pair_megabytes_per_second
+    if min_pair_megabytes is None:
+        min_pair_megabytes = fabric.min_pair_megabytes_per_second
+
+    selected = set[str](preflight.checks)
+    if network.require:
+        selected.add("allreduce")
+        if min_pair_megabytes:
+            selected.add("pairs")
+    checks = tuple(check for check in PREFLIGHT_CHECKS if check in selected)
+    if not checks or preflight.mode == "Off":
         return None
     return PreflightConfig(
-        fail=flight.mode == "Fail",
+        fail=preflight.mode == "Fail",
         checks=checks,
-        min_bytes_per_second=flight.min_megabytes_per_second * 10**6,
-        min_pair_bytes_per_second=floor * 1e6,
+        min_bytes_per_second=preflight.min_megabytes_per_second * 10**6,
+        min_pair_bytes_per_second=min_pair_megabytes * 1e6,
         require=network.require,
         transports=fabric.transports,
     )
 
 
 def merge_fabric(spec: Spec) -> dict[str, Any]:
-    """Return metadata and spec of the training pods: what the profile gives them, and over it the job's template.
+    """Return metadata and spec of the training pods: the job's template merged into the network profile's.
 
-    The template's shape has been checked.
+    The shape of the template must have been checked.
     """
     own = {"metadata": spec.template.metadata or {}, "spec": spec.template.spec}
-    fabric = load_fabric(_between_nodes(spec).profile)
+    fabric = load_fabric(_find_network(spec).profile)
     if not fabric.template:
         return own
+
     base, top = unify_trainer_names({"template": fabric.template}, {"template": own})
-    trainer, resources = find_trainer(base["template"]), find_trainer(own).get("resources") or {}
-    asked = {*(resources.get("limits") or {}), *(resources.get("requests") or {})}
-    # A limit of ours beside a request of theirs would be refused: of a device both must be the same.
-    taken = {
-        name: None
-        for name in (trainer.get("resources") or {}).get("limits") or {}
-        if any(fnmatchcase(one, pattern) for one in asked for pattern in (name, *fabric.alternatives.get(name, ())))
-    }
-    if taken:
-        rest = {"name": trainer["name"], "resources": {"limits": taken}}
-        base = merge(base, {"template": {"spec": {"containers": [rest]}}})
+    trainer = find_trainer(base["template"])
+    replaced = _list_replaced_limits(trainer, find_trainer(own), fabric)
+    if replaced:
+        removal = {"name": trainer["name"], "resources": {"limits": dict.fromkeys(replaced)}}
+        base = merge(base, {"template": {"spec": {"containers": [removal]}}})
     merged: dict[str, Any] = merge(base, top)["template"]
     return merged
 
 
+def _list_replaced_limits(base: Mapping[str, Any], own: Mapping[str, Any], fabric: Fabric) -> list[str]:
+    """Return the limits of the profile's trainer for which the job's trainer has the resource or an alternative.
+
+    The API server refuses a device whose limit differs from its request.
+    """
+    own_resources = own.get("resources") or {}
+    requested = {*(own_resources.get("limits") or {}), *(own_resources.get("requests") or {})}
+    replaced = []
+    for name in (base.get("resources") or {}).get("limits") or {}:
+        patterns = (name, *fabric.alternatives.get(name, ()))
+        if any(fnmatchcase(resource, pattern) for resource in requested for pattern in patterns):
+            replaced.append(name)
+    return replaced
+
+
 def check_fabric(spec: Spec, pod: Mapping[str, Any]) -> Iterator[FieldError]:
-    """Check that a job can have the network that it asks for. ``pod``: its training pods' spec, merged."""
-    network = _between_nodes(spec)
+    """Check that the pods can use the requested network. ``pod``: the merged spec of the training pods."""
+    network = _find_network(spec)
     if network.require and network.profile != "socket" and not (count_pod_gpus(pod) or pod.get("resourceClaims")):
-        words = "needs GPUs: between CPUs data goes by gloo, over sockets; add nvidia.com/gpu to the trainer's limits"
-        yield FieldError("spec.network.require", f"{words}, or remove this", value=True)
-    asked = sorted({*_list_rights(pod)} - {*_list_rights(spec.template.spec)})
-    if asked and spec.security_profile == "Restricted":
-        words = f"needs {', '.join(asked)}, and spec.securityProfile: Restricted allows none of it; set that to Default"
-        yield FieldError("spec.network.profile", f"{words}, or this to auto", network.profile)
+        message = (
+            "needs GPUs, because gloo on CPUs uses sockets; add nvidia.com/gpu to the trainer's limits, or remove this "
+            "field"
+        )
+        yield FieldError("spec.network.require", message, value=True)
+    added = sorted({*_list_privileges(pod)} - {*_list_privileges(spec.template.spec)})
+    if added and spec.security_profile == "Restricted":
+        message = (
+            f"needs {', '.join(added)}, which spec.securityProfile: Restricted does not allow; set securityProfile to "
+            "Default, or this field to auto"
+        )
+        yield FieldError("spec.network.profile", message, network.profile)
 
 
-def _list_rights(pod: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the restricted Pod Security Standard refuses of a pod, as far as fabrics ask for such things."""
+def _list_privileges(pod: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the privileges of network profiles in a pod that the restricted Pod Security Standard refuses."""
     for volume in pod.get("volumes") or ():
         if volume.get("hostPath"):
             yield "volumes of the node (hostPath)"

@@ -1,8 +1,9 @@
-"""The pod that fetches a job's inputs before attempt 1, and the mounts by which training pods find them.
+"""Build the pod that fetches a job's inputs before attempt 1, and the mounts of the inputs in training pods.
 
-It has the training pods' image, user, variables and volumes, so that a URL means the same in both, but asks for no GPU.
-For a claim it goes to any node of the zone and the architecture that the template selects, as nodes with GPUs may be
-dear, taken or not made yet; for a node cache to as many nodes as train, one pod on each.
+The pod has the image, user, variables and volumes of the training pods, so that a URL has the same meaning in both, but
+requests no GPU. For a claim it runs on any node of the zone and the architecture that the template selects, because
+nodes with GPUs may be expensive, occupied or not created yet. For a node cache one pod runs on each of as many nodes as
+will train.
 """
 
 import copy
@@ -25,117 +26,147 @@ _MOUNT_PATH: Final = "/opt/ddp-inputs"
 _RESOURCES: Final = {"requests": {"cpu": "250m", "memory": "256Mi"}}
 _GRACE_SECONDS: Final = 5
 _RETRIES: Final = 3
-"""Pods after the first one, each of which has tried for minutes, before the job fails."""
-# Of a pod of the template: what is about GPUs, about its peers, or about its place. What a profile locks is kept.
+"""Failed pods that are replaced before the job fails. Each pod retries for minutes."""
+# Fields of the template's pod that concern GPUs, peers or placement. Parts that a profile locks are kept.
 _NOT_KEPT: Final = (
     "affinity", "initContainers", "nodeName", "nodeSelector", "overhead", "resourceClaims", "resources",
     "runtimeClassName", "schedulingGates", "topologySpreadConstraints",
 )  # fmt: skip
 _KEPT_WHERE_LOCKED: Final = tuple(name for name in _NOT_KEPT if name not in ("resourceClaims", "resources"))
 _NOT_KEPT_OF_CONTAINER: Final = ("args", "lifecycle", "livenessProbe", "ports", "readinessProbe", "startupProbe")
-# A claim may be bound to where its first pod runs: the others must be able to run there too.
+# A claim may be bound to the zone of its first pod, and the training pods must be able to run there too.
 _KEPT_SELECTORS: Final = ("kubernetes.io/arch", "kubernetes.io/os", "topology.kubernetes.io/")
 
 
 def build_fetch_pod(job: DDPTrainingJob, pod: Mapping[str, Any], trainer: str, interpreter: str) -> dict[str, Any]:
-    """Return the pod that fetches, of the template's ``pod``, but for what all pods of a job have."""
+    """Return the spec of the fetching pod, from the template's ``pod``. ``pod.py`` adds the fields of all pods."""
     inputs = job.spec.inputs or ()
     kept: dict[str, Any] = {name: copy.deepcopy(value) for name, value in pod.items() if name not in _NOT_KEPT}
     for name in _KEPT_WHERE_LOCKED:
         part = find_locked_part(pod, name, job.locked)
         if part is not None:
             kept[name] = copy.deepcopy(part)
-    kept["containers"] = [one for one in kept["containers"] if one["name"] == trainer]
-    if any(one.node_cache for one in inputs):
-        kept |= {name: copy.deepcopy(pod[name]) for name in ("affinity", "nodeSelector") if pod.get(name)}
-        peers = {"labelSelector": {"matchLabels": names.child_labels(job.name, 0)}}
-        apart = [{**peers, "topologyKey": "kubernetes.io/hostname"}]
-        affinity = dict(kept.get("affinity") or {})
-        repelled = dict(affinity.get("podAntiAffinity") or {})
-        repelled[_REQUIRED] = [*(repelled.get(_REQUIRED) or []), *apart]
-        kept["affinity"] = {**affinity, "podAntiAffinity": repelled}
-    elif selected := {k: v for k, v in (pod.get("nodeSelector") or {}).items() if k.startswith(_KEPT_SELECTORS)}:
-        kept["nodeSelector"] = {**(kept.get("nodeSelector") or {}), **selected}
+    kept["containers"] = [container for container in kept["containers"] if container["name"] == trainer]
+    if any(entry.node_cache for entry in inputs):
+        _place_on_separate_nodes(kept, job, pod)
+    else:
+        _keep_zone_selectors(kept, pod)
     if job.spec.scheduling.priority_class_name:
         kept["priorityClassName"] = job.spec.scheduling.priority_class_name
     kept["terminationGracePeriodSeconds"] = _GRACE_SECONDS
+
     [container] = kept["containers"]
     for name in _NOT_KEPT_OF_CONTAINER:
         container.pop(name, None)
-    let_fetch(container, inputs, interpreter)
+    set_fetch_command(container, inputs, interpreter)
     kept["volumes"] = [*(kept.get("volumes") or []), *list_volumes(inputs)]
     return kept
 
 
+def _place_on_separate_nodes(fetch_pod: dict[str, Any], job: DDPTrainingJob, pod: Mapping[str, Any]) -> None:
+    """Place the fetching pods on the nodes that training pods can use, one pod on each node."""
+    for name in ("affinity", "nodeSelector"):
+        if pod.get(name):
+            fetch_pod[name] = copy.deepcopy(pod[name])
+    selector = {"matchLabels": names.child_labels(job.name, 0)}
+    term = {"labelSelector": selector, "topologyKey": "kubernetes.io/hostname"}
+    affinity = dict(fetch_pod.get("affinity") or {})
+    anti_affinity = dict(affinity.get("podAntiAffinity") or {})
+    anti_affinity[_REQUIRED] = [*(anti_affinity.get(_REQUIRED) or []), term]
+    fetch_pod["affinity"] = {**affinity, "podAntiAffinity": anti_affinity}
+
+
+def _keep_zone_selectors(fetch_pod: dict[str, Any], pod: Mapping[str, Any]) -> None:
+    """Keep the template's selectors of architecture, operating system and zone."""
+    selector = pod.get("nodeSelector") or {}
+    selected = {label: value for label, value in selector.items() if label.startswith(_KEPT_SELECTORS)}
+    if selected:
+        fetch_pod["nodeSelector"] = {**(fetch_pod.get("nodeSelector") or {}), **selected}
+
+
 def build_cache_check(trainer: Mapping[str, Any], inputs: Sequence[Input], interpreter: str) -> dict[str, Any]:
-    """Return the init container that fetches what is not in the node caches of a training pod's own node."""
+    """Return the init container that fetches inputs which the cache of a training pod's node lacks."""
     kept = ("image", "imagePullPolicy", "securityContext", "env", "envFrom", "volumeMounts")
     container = {
         "name": constants.INPUTS_VOLUME,
         **{name: copy.deepcopy(trainer[name]) for name in kept if name in trainer},
     }
-    let_fetch(container, [one for one in inputs if one.node_cache], interpreter)
+    set_fetch_command(container, [entry for entry in inputs if entry.node_cache], interpreter)
     return container
 
 
-def let_fetch(container: dict[str, Any], inputs: Sequence[Input], interpreter: str) -> None:
-    """Let a container fetch these inputs to their volumes, which it mounts as a whole."""
+def set_fetch_command(container: dict[str, Any], inputs: Sequence[Input], interpreter: str) -> None:
+    """Make a container fetch these inputs to their volumes, which it mounts completely."""
     container["command"] = [interpreter, f"{constants.LAUNCHER_MOUNT_PATH}/{constants.LAUNCHER_FILE}", "fetch"]
     container["resources"] = copy.deepcopy(_RESOURCES)
-    todo, sources = [], list(container.get("envFrom") or [])
-    for number, one in enumerate(inputs):
-        prefix = f"{constants.ENV_INPUTS}_{number}_" if one.secret_ref else ""
-        if one.secret_ref:
-            sources.append({"prefix": prefix, "secretRef": {"name": one.secret_ref.name}})
-        item = {"name": one.label, "url": one.url, "root": f"{_MOUNT_PATH}/{_volume_name(one)}", "key": one.key}
-        todo.append(item | {"checksum": one.checksum or "", "secret": prefix})
+
+    orders = []
+    sources = list(container.get("envFrom") or [])
+    for number, entry in enumerate(inputs):
+        prefix = f"{constants.ENV_INPUTS}_{number}_" if entry.secret_ref else ""
+        if entry.secret_ref:
+            sources.append({"prefix": prefix, "secretRef": {"name": entry.secret_ref.name}})
+        orders.append(
+            {
+                "name": entry.label,
+                "url": entry.url,
+                "root": f"{_MOUNT_PATH}/{_volume_name(entry)}",
+                "key": entry.key,
+                "checksum": entry.checksum or "",
+                "secret": prefix,
+            }
+        )
     if sources:
         container["envFrom"] = sources
-    # Kubernetes reads $(NAME) and $$ in a variable's value.
-    ours = {"name": constants.ENV_INPUTS, "value": json.dumps(todo).replace("$", "$$")}
-    container["env"] = [*(container.get("env") or []), ours]
-    found = [{"name": name, "mountPath": f"{_MOUNT_PATH}/{name}"} for name in dict.fromkeys(map(_volume_name, inputs))]
-    container["volumeMounts"] = [*(container.get("volumeMounts") or []), *found]
+
+    # Kubernetes expands $(NAME) and $$ in a variable's value.
+    variable = {"name": constants.ENV_INPUTS, "value": json.dumps(orders).replace("$", "$$")}
+    container["env"] = [*(container.get("env") or []), variable]
+    volume_names = dict.fromkeys(map(_volume_name, inputs))
+    mounts = [{"name": name, "mountPath": f"{_MOUNT_PATH}/{name}"} for name in volume_names]
+    container["volumeMounts"] = [*(container.get("volumeMounts") or []), *mounts]
 
 
 def list_volumes(inputs: Sequence[Input]) -> list[dict[str, Any]]:
-    """Return the volumes in which inputs are kept, each once."""
-    return list({_volume_name(one): {"name": _volume_name(one), **_source(one)} for one in inputs}.values())
+    """Return the volumes that store inputs, each once."""
+    volumes = {}
+    for entry in inputs:
+        name = _volume_name(entry)
+        volumes[name] = {"name": name, **_build_volume_source(entry)}
+    return list(volumes.values())
 
 
 def list_mounts(inputs: Sequence[Input]) -> list[dict[str, Any]]:
     """Return the mounts of the inputs in a training container."""
     return [
         {
-            "name": _volume_name(one),
-            "mountPath": one.mount_path,
-            "subPath": f"{constants.INPUTS_FOLDER}/{one.key}/data",
+            "name": _volume_name(entry),
+            "mountPath": entry.mount_path,
+            "subPath": f"{constants.INPUTS_FOLDER}/{entry.key}/data",
             "readOnly": True,
         }
-        for one in inputs
+        for entry in inputs
     ]
 
 
-def _source(one: Input) -> dict[str, Any]:
-    if one.node_cache:
-        return {"hostPath": {"path": one.node_cache.path, "type": "DirectoryOrCreate"}}
-    return {"persistentVolumeClaim": {"claimName": one.claim_name}}
+def _build_volume_source(entry: Input) -> dict[str, Any]:
+    if entry.node_cache:
+        return {"hostPath": {"path": entry.node_cache.path, "type": "DirectoryOrCreate"}}
+    return {"persistentVolumeClaim": {"claimName": entry.claim_name}}
 
 
-def _volume_name(one: Input) -> str:
-    text = one.node_cache.path if one.node_cache else f"claim {one.claim_name}"
+def _volume_name(entry: Input) -> str:
+    text = entry.node_cache.path if entry.node_cache else f"claim {entry.claim_name}"
     return f"{constants.INPUTS_VOLUME}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def build_fetch_job_spec(job: DDPTrainingJob, template: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``Job.spec``: one pod, or for node caches one for each that trains."""
-    cached = any(one.node_cache for one in job.spec.inputs or ())
-    pods = job.size.pods if cached else 1
+    """Return ``Job.spec`` of the fetching Job: one pod, or for node caches one pod per training pod."""
+    has_node_cache = any(entry.node_cache for entry in job.spec.inputs or ())
+    pods = job.size.pods if has_node_cache else 1
     name = template["spec"]["containers"][0]["name"]
-    stopped, final = (
-        {"containerName": name, "operator": "In", "values": [code]}
-        for code in (constants.EXIT_PREEMPTED, constants.EXIT_USER_ERROR)
-    )
+    stopped = {"containerName": name, "operator": "In", "values": [constants.EXIT_PREEMPTED]}
+    final = {"containerName": name, "operator": "In", "values": [constants.EXIT_USER_ERROR]}
     return {
         "completions": pods,
         "parallelism": pods,
@@ -155,38 +186,49 @@ def build_fetch_job_spec(job: DDPTrainingJob, template: Mapping[str, Any]) -> di
 
 
 def check_inputs(spec: Spec, trainer: Mapping[str, Any]) -> Iterator[FieldError]:
-    """Check what the schema cannot see of spec.inputs."""
-    inputs = spec.inputs or ()
-    taken = {str(mount.get("mountPath")).rstrip("/"): "a volumeMount" for mount in trainer.get("volumeMounts") or ()}
-    taken |= {constants.LAUNCHER_MOUNT_PATH: "the operator", "/dev/shm": "shared memory"}
-    if spec.checkpoint:
-        taken[spec.checkpoint.path.rstrip("/")] = "spec.checkpoint.path"
-    if spec.code:
-        taken[spec.code.folder.rstrip("/")] = "spec.code"
+    """Check the rules for spec.inputs that are not in the CRD."""
+    used_paths = _list_used_paths(spec, trainer)
     labels: set[str] = set()
-    for index, one in enumerate(inputs):
+    for index, entry in enumerate(spec.inputs or ()):
         here = f"spec.inputs[{index}]"
-        path = one.mount_path.rstrip("/")
-        if not re.fullmatch(r"[a-zA-Z][a-zA-Z0-9+.-]*://.+", one.url):
-            yield FieldError(f"{here}.url", "must be a URL, such as https://host/file or s3://bucket/prefix", one.url)
-        elif has_credentials(one.url):
-            key = "HTTP_AUTHORIZATION" if one.url.startswith("http") else "the plug-in's variables"
-            yield FieldError(f"{here}.url", f"must not hold a password; put {key} into a Secret: secretRef")
+        yield from _check_input(entry, here)
+        path = entry.mount_path.rstrip("/")
         if not path.startswith("/") or "/../" in f"{path}/":
             yield FieldError(
-                f"{here}.mountPath", "must be an absolute path other than /, such as /data", one.mount_path
+                f"{here}.mountPath", "must be an absolute path other than /, such as /data", entry.mount_path
             )
-        elif path in taken:
-            yield FieldError(f"{here}.mountPath", f"is that of {taken[path]}; choose another", one.mount_path)
-        taken[path] = f"{here}.mountPath"
-        if (one.claim_name is None) == (one.node_cache is None):
-            yield FieldError(here, "needs either claimName or nodeCache, where it is kept; set one of the two")
-        if one.node_cache and not re.fullmatch(r"/[^:]*[^/:]", one.node_cache.path):
-            words = "must be an absolute path of the nodes, such as /var/cache/ddp"
-            yield FieldError(f"{here}.nodeCache.path", words, one.node_cache.path)
-        if one.checksum is not None and not re.fullmatch("sha256:[0-9a-f]{64}", one.checksum):
-            words = "must be sha256: and 64 hexadecimal digits in lower case, as sha256sum prints them"
-            yield FieldError(f"{here}.checksum", words, one.checksum)
-        if one.label in labels:
-            yield FieldError(f"{here}.name", "is another input's; give each a name of its own", one.label)
-        labels.add(one.label)
+        elif path in used_paths:
+            message = f"is already used by {used_paths[path]}; choose another path"
+            yield FieldError(f"{here}.mountPath", message, entry.mount_path)
+        used_paths[path] = f"{here}.mountPath"
+        if entry.label in labels:
+            yield FieldError(f"{here}.name", "is the name of another input; set a unique name", entry.label)
+        labels.add(entry.label)
+
+
+def _list_used_paths(spec: Spec, trainer: Mapping[str, Any]) -> dict[str, str]:
+    """Return the mount paths of the training container, each with the field or component that uses it."""
+    paths = {str(mount.get("mountPath")).rstrip("/"): "a volumeMount" for mount in trainer.get("volumeMounts") or ()}
+    paths |= {constants.LAUNCHER_MOUNT_PATH: "the operator", "/dev/shm": "shared memory"}
+    if spec.checkpoint:
+        paths[spec.checkpoint.path.rstrip("/")] = "spec.checkpoint.path"
+    if spec.code:
+        paths[spec.code.folder.rstrip("/")] = "spec.code"
+    return paths
+
+
+def _check_input(entry: Input, here: str) -> Iterator[FieldError]:
+    """Check the fields of one input, except those that depend on other fields of the spec."""
+    if not re.fullmatch(r"[a-zA-Z][a-zA-Z0-9+.-]*://.+", entry.url):
+        yield FieldError(f"{here}.url", "must be a URL, such as https://host/file or s3://bucket/prefix", entry.url)
+    elif has_credentials(entry.url):
+        key = "HTTP_AUTHORIZATION" if entry.url.startswith("http") else "the plug-in's variables"
+        yield FieldError(f"{here}.url", f"must not contain a password; put {key} into a Secret and set secretRef")
+    if (entry.claim_name is None) == (entry.node_cache is None):
+        yield FieldError(here, "needs either claimName or nodeCache to store it; set one of the two")
+    if entry.node_cache and not re.fullmatch(r"/[^:]*[^/:]", entry.node_cache.path):
+        message = "must be an absolute path on the nodes, such as /var/cache/ddp"
+        yield FieldError(f"{here}.nodeCache.path", message, entry.node_cache.path)
+    if entry.checksum is not None and not re.fullmatch("sha256:[0-9a-f]{64}", entry.checksum):
+        message = "must be sha256: and 64 hexadecimal digits in lower case, as sha256sum prints them"
+        yield FieldError(f"{here}.checksum", message, entry.checksum)

@@ -1,4 +1,4 @@
-"""The pod of one completion index, from its Job's template: what the Job controller makes of it."""
+"""Build the pod of a completion index from its Job, as the Job controller does."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -12,8 +12,9 @@ LABEL_COMPLETION_INDEX: Final = ANNOTATION_COMPLETION_INDEX
 
 
 def build_pod(job: Mapping[str, Any], index: int, *, suffix: str) -> dict[str, Any]:
-    """Build the pod of one completion index as the Job controller does; ``suffix`` ends its name."""
-    name, uid = job["metadata"]["name"], job["metadata"]["uid"]
+    """Return the pod of a completion index, equal to that of the Job controller. ``suffix``: the end of its name."""
+    name = job["metadata"]["name"]
+    uid = job["metadata"]["uid"]
     template = deepcopy(dict(job["spec"]["template"]))
     metadata = dict(template.get("metadata") or {})
     labels = {**metadata.get("labels", {}), LABEL_JOB_NAME: name, "job-name": name}

@@ -1,8 +1,7 @@
-"""Checks of metrics.logPatterns that the operator can afford for any job.
+"""Checks of metrics.logPatterns with a bounded cost.
 
-A pattern of 512 characters can take half a second to compile: a character class beyond Latin-1 is expanded. The pod
-compiles all patterns. The operator compiles those of a job that are cheap, together, and reads the names of the groups
-of the others.
+A pattern of 512 characters can take half a second to compile, because a character class beyond Latin-1 is expanded. The
+pod compiles all patterns. The operator compiles only patterns of low cost; of the others it checks the group names.
 """
 
 import re
@@ -13,16 +12,16 @@ from typing import Final
 from ddp_operator.launcher.log_patterns import LOG_GROUPS, compile_log_pattern
 
 MAX_LENGTH: Final = 1024
-"""Characters of the patterns of one job that are compiled here."""
+"""Maximum characters of a job's patterns that are compiled here."""
 MAX_CLASSES: Final = 16
-"""Their character classes: each may list 256 characters."""
+"""Maximum character classes in these patterns; each may list 256 characters."""
 _BEYOND_LATIN: Final = re.compile(r"\\[uUN]")
-# Of what begins a group, an escape and a character class are skipped as a whole.
+# Matches an escape, a character class (to skip them), or the start of a named group.
 _GROUP: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\Z|\\\Z)|\(\?P<([^>)]*)>", re.DOTALL)
 
 
 def check_log_patterns(patterns: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Yield the index of each pattern that is wrong, with the reason and the remedy."""
+    """Yield the index of each invalid pattern, with the reason and the remedy."""
     length = 0
     classes = 0
     for index, text in enumerate(patterns):
@@ -36,7 +35,7 @@ def check_log_patterns(patterns: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 @lru_cache(maxsize=256)
 def _compile(text: str) -> str:
-    """Return why a pattern is wrong, empty where it is not; one text is compiled once."""
+    """Return why a pattern is invalid, empty if it is valid. The result is cached."""
     try:
         compile_log_pattern(text)
     except ValueError as error:

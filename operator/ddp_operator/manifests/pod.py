@@ -1,7 +1,7 @@
-"""The pod template of the Job: the user's, with the launcher in front of the training command.
+"""Build the pod template of the Job: the user's template, with the launcher before the training command.
 
-Where the user's template already says something (a /dev/shm, a security context, a NCCL variable), the user's value
-stays. Only what makes the pods find each other is the operator's alone, and ``template.py`` refuses clashes with that.
+Values of the user's template take precedence (a /dev/shm, a security context, a NCCL variable). Only the fields by
+which pods connect to each other belong to the operator, and ``template.py`` refuses conflicts with them.
 """
 
 import copy
@@ -24,24 +24,24 @@ from ddp_operator.manifests.fabric import plan_preflight
 from ddp_operator.manifests.inputs import build_cache_check, build_fetch_pod, list_mounts, list_volumes
 from ddp_operator.manifests.scheduling import add_scheduling
 from ddp_operator.manifests.template import ResolvedTemplate
-from ddp_operator.manifests.tracking import tracking_environment, tracking_secrets
+from ddp_operator.manifests.tracking import build_tracking_environment, list_tracking_secrets
 
 _DEFAULT_GRACE_SECONDS = 30
-_SNAPSHOTS = 3  # kept where spec.checkpoint.keep does not say
+_DEFAULT_SNAPSHOTS = 3
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-# The launcher needs this long after the workers' grace time to write its termination message.
+# Time for the launcher to write its termination message, after the workers' grace time.
 _LAUNCHER_GRACE_SECONDS = 30
 
 
 def build_pod_template(
     job: DDPTrainingJob, template: ResolvedTemplate, launcher_digest: str, *, attempt: int, nodes: int
 ) -> dict[str, Any]:
-    """Return ``Job.spec.template`` for one attempt."""
+    """Return ``Job.spec.template`` of an attempt."""
     pod: dict[str, Any] = copy.deepcopy(dict(template.training["spec"]))
     metadata = _build_metadata(job, attempt, template.training["metadata"])
     pod["subdomain"] = names.service_name(job.name)
     if pod.get("hostNetwork"):
-        # Else such a pod asks the node's resolver, which knows no Service, for the master.
+        # The default for such a pod is the node's resolver, which cannot resolve the name of pod 0.
         pod.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
     pod.setdefault("terminationGracePeriodSeconds", _grace_seconds(job) + _LAUNCHER_GRACE_SECONDS)
     add_scheduling(metadata, pod, job, attempt=attempt)
@@ -52,7 +52,7 @@ def build_pod_template(
     trainer = pod["containers"][template.trainer_index]
     _build_trainer(trainer, job, template, attempt=attempt, nodes=nodes, pod=pod)
     _add_volumes(pod, trainer, job, launcher_digest)
-    if any(one.node_cache for one in job.spec.inputs or ()):
+    if any(entry.node_cache for entry in job.spec.inputs or ()):
         check = build_cache_check(template.trainer, job.spec.inputs or (), template.command.interpreter)
         check["volumeMounts"].append(_launcher_mount())
         pod["initContainers"] = [check, *(pod.get("initContainers") or [])]
@@ -64,28 +64,37 @@ def build_fetch_template(job: DDPTrainingJob, template: ResolvedTemplate, launch
     """Return ``Job.spec.template`` of the Job that fetches the inputs."""
     pod = build_fetch_pod(job, template.pod, template.trainer["name"], template.command.interpreter)
     [container] = pod["containers"]
-    ours = {
+    variables = {
         constants.ENV_METRICS_PORT: str(job.spec.metrics.port),
-        constants.ENV_TERMINATION_LOG: _termination(container),
+        constants.ENV_TERMINATION_LOG: _find_termination_path(container),
     }
-    container["env"] += [{"name": name, "value": value} for name, value in ours.items()]
+    container["env"] += [{"name": name, "value": value} for name, value in variables.items()]
     container["volumeMounts"].append(_launcher_mount())
     pod["volumes"].append(_launcher_volume(launcher_digest))
     _finish_pod(pod, job)
     return {"metadata": _build_metadata(job, 0, job.spec.template.metadata or {}), "spec": pod}
 
 
-def _build_metadata(job: DDPTrainingJob, attempt: int, given: Mapping[str, Any]) -> dict[str, Any]:
-    metadata = copy.deepcopy(dict(given))
+def _build_metadata(job: DDPTrainingJob, attempt: int, written: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the pods' metadata. ``written``: that of the template."""
+    metadata = copy.deepcopy(dict(written))
     metadata["labels"] = {**(metadata.get("labels") or {}), **names.child_labels(job.name, attempt)}
-    topology = {k: v for k, v in job.annotations.items() if attempt and k.startswith(constants.KUEUE_POD_SET_PREFIX)}
-    # A proxy in front of every port breaks rendezvous, and a proxy that never exits keeps the Job running.
-    metadata["annotations"] = {"sidecar.istio.io/inject": "false", **topology, **(metadata.get("annotations") or {})}
+    kueue_annotations = {}
+    if attempt:
+        for key, value in job.annotations.items():
+            if key.startswith(constants.KUEUE_POD_SET_PREFIX):
+                kueue_annotations[key] = value
+    metadata["annotations"] = {
+        # Istio's proxy would intercept the rendezvous, and keep the Job running because it never exits.
+        "sidecar.istio.io/inject": "false",
+        **kueue_annotations,
+        **(metadata.get("annotations") or {}),
+    }
     return metadata
 
 
 def _finish_pod(pod: dict[str, Any], job: DDPTrainingJob) -> None:
-    """Set what all pods of a job have, whatever they do."""
+    """Set the fields that all pods of a job have."""
     pod["restartPolicy"] = "Never"
     pod.setdefault("enableServiceLinks", False)
     pod.setdefault("automountServiceAccountToken", False)
@@ -94,7 +103,7 @@ def _finish_pod(pod: dict[str, Any], job: DDPTrainingJob) -> None:
         _secure_container(container, job.spec.security_profile)
 
 
-def _termination(container: Mapping[str, Any]) -> str:
+def _find_termination_path(container: Mapping[str, Any]) -> str:
     return container.get("terminationMessagePath") or "/dev/termination-log"
 
 
@@ -118,7 +127,7 @@ def _build_trainer(
 ) -> None:
     spec = job.spec
     launcher = f"{constants.LAUNCHER_MOUNT_PATH}/{constants.LAUNCHER_FILE}"
-    plan = torchrun.Plan(
+    plan = torchrun.TorchrunPlan(
         nodes=spec.elastic.min_nodes if spec.elastic else nodes,
         max_nodes=spec.elastic.max_nodes if spec.elastic else None,
         nproc_per_node=template.nproc,
@@ -133,19 +142,19 @@ def _build_trainer(
     trainer["command"] = [template.command.interpreter, launcher, "run"]
     trainer["args"] = [*torchrun.build_torchrun_args(plan, template.command), "--", *template.command.argv]
     config = build_launcher_config(job, template, nodes=nodes, elastic=plan.elastic)
-    ours = _environment(job, template, config, attempt=attempt, pod=pod) | torchrun.build_env(plan)
-    defaults = _default_environment(trainer, template.nproc) | tracking_environment(job)
-    user = list(trainer.get("env") or [])
-    taken = {item["name"] for item in user}
-    # The user's variables come last but for ours: `$(MASTER_ADDR)` in them then works.
+    required = _build_environment(job, template, config, attempt=attempt, pod=pod) | torchrun.build_env(plan)
+    defaults = _build_default_environment(trainer, template.nproc) | build_tracking_environment(job)
+    written = list(trainer.get("env") or [])
+    written_names = {variable["name"] for variable in written}
+    # The user's variables are last, so that they can refer to the operator's: `$(MASTER_ADDR)`.
     trainer["env"] = [
-        *({"name": name, "value": value} for name, value in ours.items()),
-        *({"name": name, "value": value} for name, value in defaults.items() if name not in taken),
-        *user,
+        *({"name": name, "value": value} for name, value in required.items()),
+        *({"name": name, "value": value} for name, value in defaults.items() if name not in written_names),
+        *written,
     ]
-    secrets = tracking_secrets(job)
+    secrets = list_tracking_secrets(job)
     if secrets:
-        trainer["envFrom"] = [*secrets, *(trainer.get("envFrom") or [])]  # of two sources the later wins
+        trainer["envFrom"] = [*secrets, *(trainer.get("envFrom") or [])]  # the last source takes precedence
     trainer["ports"] = [
         *(trainer.get("ports") or []),
         {"name": "rendezvous", "containerPort": spec.rendezvous.port},
@@ -160,23 +169,26 @@ def _build_trainer(
 def build_launcher_config(
     job: DDPTrainingJob, template: ResolvedTemplate, *, nodes: int, elastic: bool
 ) -> LauncherConfig:
-    """Return what the launchers of one attempt's pods have to know of the job."""
+    """Return the configuration of the launchers in the pods of an attempt."""
     spec = job.spec
-    dog, saves = spec.watchdog, spec.checkpoint
+    watchdog = spec.watchdog
+    saves = spec.checkpoint
     return LauncherConfig(
         nodes=nodes,
         spares=job.spares,
         nproc_per_node=template.nproc,
         elastic=elastic,
         in_place_restarts=job.in_place_restarts,
-        # One less than what the ledger allows: the last one gets new pods, in case that these are to blame.
+        # One less than the operator allows: the last restart gets new pods, in case the pods are the root cause.
         restarts_without_progress=CRASH_LOOP_FAILURES - 2 if job.counts_in_place else None,
         join_timeout_seconds=spec.rendezvous.join_timeout_seconds,
         non_retryable_exit_codes=tuple(spec.recovery.non_retryable_exit_codes),
         success_policy=spec.success_policy,
-        watchdog=WatchdogConfig(dog.start_seconds, dog.stall_seconds, dog.checkpoint_seconds, dog.action),
+        watchdog=WatchdogConfig(
+            watchdog.start_seconds, watchdog.stall_seconds, watchdog.checkpoint_seconds, watchdog.action
+        ),
         preflight=plan_preflight(spec),
-        checkpoint=CheckpointStoreConfig(saves.url, saves.keep or _SNAPSHOTS) if saves and saves.url else None,
+        checkpoint=CheckpointStoreConfig(saves.url, saves.keep or _DEFAULT_SNAPSHOTS) if saves and saves.url else None,
         log_patterns=tuple(spec.metrics.log_patterns),
         epochs=spec.metrics.epochs,
         warm_start=spec.recovery.warm_start != "Off",
@@ -192,10 +204,10 @@ def build_launcher_config(
     )
 
 
-def _environment(
+def _build_environment(
     job: DDPTrainingJob, template: ResolvedTemplate, config: LauncherConfig, *, attempt: int, pod: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Return the operator's variables of docs/pod-contract.md."""
+    """Return the operator's variables, which docs/pod-contract.md lists."""
     spec = job.spec
     env = {
         constants.ENV_JOB_NAME: job.name,
@@ -204,8 +216,8 @@ def _environment(
         constants.ENV_ATTEMPT: str(attempt),
         constants.ENV_METRICS_PORT: str(spec.metrics.port),
         constants.ENV_GRACE_SECONDS: str(_workers_grace(job, pod)),
-        constants.ENV_TERMINATION_LOG: _termination(template.trainer),
-        # Kubernetes reads $(NAME) and $$ in a variable's value.
+        constants.ENV_TERMINATION_LOG: _find_termination_path(template.trainer),
+        # Kubernetes expands $(NAME) and $$ in a variable's value.
         constants.ENV_LAUNCHER_CONFIG: encode_config(config).replace("$", "$$"),
     }
     if spec.checkpoint:
@@ -215,12 +227,12 @@ def _environment(
     return env
 
 
-def _default_environment(trainer: Mapping[str, Any], nproc: int) -> dict[str, str]:
-    """Return variables that the user may override."""
+def _build_default_environment(trainer: Mapping[str, Any], nproc: int) -> dict[str, str]:
+    """Return the variables that the user's template may override."""
     env = {"PYTHONUNBUFFERED": "1"}
     cpus = cpu_limit(trainer.get("resources") or {})
     if cpus is not None:
-        # More threads than CPUs is 2.5 to 12 times slower on CPU; torchrun's own default of 1 wastes cores.
+        # With more threads than CPUs training is 2.5 to 12 times slower; torchrun's default of 1 leaves cores idle.
         env[constants.ENV_OMP_NUM_THREADS] = str(max(1, int(cpus / nproc)))
     return env
 
@@ -230,7 +242,7 @@ def _grace_seconds(job: DDPTrainingJob) -> int:
 
 
 def _workers_grace(job: DDPTrainingJob, pod: Mapping[str, Any]) -> int:
-    """Return what is left for the workers when the user's own terminationGracePeriodSeconds is short."""
+    """Return the workers' grace time, which the template's terminationGracePeriodSeconds may shorten."""
     total = pod.get("terminationGracePeriodSeconds")
     if not isinstance(total, int):
         return _grace_seconds(job)
@@ -245,10 +257,10 @@ def _add_volumes(pod: dict[str, Any], trainer: dict[str, Any], job: DDPTrainingJ
     volumes.append(_launcher_volume(launcher_digest))
     mounts.append(_launcher_mount())
     if "/dev/shm" not in mounted:
-        limit = job.spec.shm.size_limit
-        volumes.append(
-            {"name": constants.SHM_VOLUME, "emptyDir": {"medium": "Memory"} | ({"sizeLimit": limit} if limit else {})}
-        )
+        shared_memory = {"medium": "Memory"}
+        if job.spec.shm.size_limit:
+            shared_memory["sizeLimit"] = job.spec.shm.size_limit
+        volumes.append({"name": constants.SHM_VOLUME, "emptyDir": shared_memory})
         mounts.append({"name": constants.SHM_VOLUME, "mountPath": "/dev/shm"})
     checkpoint = job.spec.checkpoint
     if checkpoint and checkpoint.path.rstrip("/") not in mounted:
@@ -271,7 +283,7 @@ def _add_volumes(pod: dict[str, Any], trainer: dict[str, Any], job: DDPTrainingJ
 def _list_code_volumes(code: Code) -> Iterator[tuple[str, dict[str, Any], str]]:
     """Yield the name, source and mount path of each volume of spec.code."""
     archive: dict[str, Any] = {"configMap": {"name": code.config_map_name}}
-    if code.claim_name:  # read-only by its mount: the job may write to the same claim elsewhere
+    if code.claim_name:  # only the mount is read-only: the job may write to the same claim in another volume
         archive = {"persistentVolumeClaim": {"claimName": code.claim_name}}
     elif code.image:
         archive = {"image": {"reference": code.image, "pullPolicy": "IfNotPresent"}}
@@ -282,14 +294,14 @@ def _list_code_volumes(code: Code) -> Iterator[tuple[str, dict[str, Any], str]]:
 
 
 def _avoid_nodes(pod: dict[str, Any], nodes: Sequence[str]) -> None:
-    """Keep the pod off some nodes, beside what the user's own affinity asks for (whose terms are alternatives)."""
-    # A field takes one value in each requirement; the label kubernetes.io/hostname need not be the node's name.
-    away = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in nodes]
+    """Exclude nodes from the pod's node affinity, in each of the user's terms, because terms are alternatives."""
+    # Each requirement on a field takes one value. The label kubernetes.io/hostname may differ from the node's name.
+    exclusions = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in nodes]
     affinity = pod.get("affinity") or {}
     node = affinity.get("nodeAffinity") or {}
     required = node.get(_REQUIRED) or {}
     terms = [
-        {**term, "matchFields": [*(term.get("matchFields") or []), *away]}
+        {**term, "matchFields": [*(term.get("matchFields") or []), *exclusions]}
         for term in required.get("nodeSelectorTerms") or [{}]
     ]
     pod["affinity"] = {**affinity, "nodeAffinity": {**node, _REQUIRED: {**required, "nodeSelectorTerms": terms}}}

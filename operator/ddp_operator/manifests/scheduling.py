@@ -1,7 +1,7 @@
-"""Where the pods of a job go, and that they go together: what ``spec.scheduling`` adds to the pods, and the PodGroup.
+"""Placement and gang scheduling: the fields that ``spec.scheduling`` adds to the pods, and the PodGroup.
 
-Kueue needs nothing of this: it queues the child Job by its labels, admits all pods at once, and is alone in changing
-``suspend``, ``parallelism`` and node selectors of what it has queued.
+Kueue needs none of them: it queues the child Job by its labels and admits all pods at once. Only Kueue changes
+``suspend``, ``parallelism`` and node selectors of a queued Job.
 """
 
 from dataclasses import dataclass
@@ -10,13 +10,14 @@ from typing import Any, Final
 from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob
 
+_PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
 DEFAULT_TOPOLOGY_KEY: Final = "kubernetes.io/hostname"
-_WEIGHT: Final = 100  # the highest
+_WEIGHT: Final = 100  # the maximum
 
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """A scheduler that starts all pods of a group or none: its group's kind, and how a pod says which group is its."""
+    """A gang scheduler: the API version of its PodGroup, and the label or annotation that names a pod's group."""
 
     api_version: str
     scheduler: str
@@ -33,48 +34,53 @@ GANGS: Final[dict[str, Gang]] = {
 
 
 def build_pod_group(job: DDPTrainingJob, *, attempt: int, nodes: int) -> dict[str, Any] | None:
-    """Return the PodGroup of one attempt, or None where no gang is asked for."""
-    asked = job.spec.scheduling
-    gang = GANGS.get(asked.gang)
+    """Return the PodGroup of an attempt, or None without gang scheduling."""
+    scheduling = job.spec.scheduling
+    gang = GANGS.get(scheduling.gang)
     if gang is None:
         return None
-    # An elastic job can begin with its least number; of a job with spares those that are placed first may lack pod 0.
-    least = job.spec.elastic.min_nodes if job.spec.elastic else job.size_with(nodes).pods
-    spec: dict[str, Any] = {"minMember": least}
-    if asked.gang == "Coscheduling":
+    # An elastic job can start with minNodes. Spares count, because the pods that are scheduled first may lack pod 0.
+    min_member = job.spec.elastic.min_nodes if job.spec.elastic else job.size_with(nodes).pods
+    spec: dict[str, Any] = {"minMember": min_member}
+    if scheduling.gang == "Coscheduling":
         spec["scheduleTimeoutSeconds"] = job.spec.rendezvous.join_timeout_seconds
-    if asked.queue is not None:
-        spec["queue"] = asked.queue
-    if asked.gang == "Volcano" and asked.priority_class_name is not None:
-        spec["priorityClassName"] = asked.priority_class_name
+    if scheduling.queue is not None:
+        spec["queue"] = scheduling.queue
+    if scheduling.gang == "Volcano" and scheduling.priority_class_name is not None:
+        spec["priorityClassName"] = scheduling.priority_class_name
     return {"apiVersion": gang.api_version, "kind": constants.POD_GROUP, "spec": spec}
 
 
 def add_scheduling(metadata: dict[str, Any], pod: dict[str, Any], job: DDPTrainingJob, *, attempt: int) -> None:
-    """Add to a pod what ``spec.scheduling`` asks for. What the user's template says stays, and comes first."""
-    asked = job.spec.scheduling
-    gang = GANGS.get(asked.gang)
+    """Add the fields of ``spec.scheduling`` to a pod. Values of the user's template stay, before the added ones."""
+    scheduling = job.spec.scheduling
+    gang = GANGS.get(scheduling.gang)
     if gang is not None:
         group = names.job_name(job.name, attempt)
         if gang.label:
             metadata["labels"][gang.label] = group
         if gang.annotation:
             metadata["annotations"][gang.annotation] = group
-        pod.setdefault("schedulerName", asked.scheduler_name or gang.scheduler)
-    elif asked.scheduler_name is not None:
-        pod["schedulerName"] = asked.scheduler_name
-    if asked.priority_class_name is not None:
-        pod["priorityClassName"] = asked.priority_class_name
-    key = asked.topology_key or DEFAULT_TOPOLOGY_KEY
-    # The attempt's own pods: those of a former one must neither attract nor repel.
+        pod.setdefault("schedulerName", scheduling.scheduler_name or gang.scheduler)
+    elif scheduling.scheduler_name is not None:
+        pod["schedulerName"] = scheduling.scheduler_name
+    if scheduling.priority_class_name is not None:
+        pod["priorityClassName"] = scheduling.priority_class_name
+
+    key = scheduling.topology_key or DEFAULT_TOPOLOGY_KEY
+    # Only pods of this attempt: pods of the previous one must not influence the placement.
     selector = {"matchLabels": names.child_labels(job.name, attempt)}
-    if asked.placement == "Pack":
+    if scheduling.placement == "Pack":
         affinity = dict(pod.get("affinity") or {})
-        together = dict(affinity.get("podAffinity") or {})
-        wish = "preferredDuringSchedulingIgnoredDuringExecution"
+        pod_affinity = dict(affinity.get("podAffinity") or {})
         term = {"weight": _WEIGHT, "podAffinityTerm": {"topologyKey": key, "labelSelector": selector}}
-        together[wish] = [*(together.get(wish) or []), term]
-        pod["affinity"] = affinity | {"podAffinity": together}
-    elif asked.placement == "Spread":
-        even = {"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": selector}
-        pod["topologySpreadConstraints"] = [*(pod.get("topologySpreadConstraints") or []), even]
+        pod_affinity[_PREFERRED] = [*(pod_affinity.get(_PREFERRED) or []), term]
+        pod["affinity"] = affinity | {"podAffinity": pod_affinity}
+    elif scheduling.placement == "Spread":
+        constraint = {
+            "maxSkew": 1,
+            "topologyKey": key,
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": selector,
+        }
+        pod["topologySpreadConstraints"] = [*(pod.get("topologySpreadConstraints") or []), constraint]

@@ -1,7 +1,7 @@
-"""What CEL cannot see: the pod template. Checked once, and resolved into what the builders need.
+"""Check the pod template, which CEL rules cannot read, and resolve it for the builders.
 
-The checks are those whose failure would otherwise show late or not at all (a sidecar that keeps the Job from ending, a
-rank variable that torchrun would overwrite). Everything else about a pod is left to the API server's dry-run.
+The checks cover errors that would otherwise appear late or never (a sidecar that keeps the Job running, a rank variable
+that torchrun overwrites). The API server's dry run checks everything else.
 """
 
 import ipaddress
@@ -20,16 +20,16 @@ from ddp_operator.launcher.storage import has_credentials
 from ddp_operator.manifests.fabric import check_fabric, merge_fabric
 from ddp_operator.manifests.inputs import check_inputs
 from ddp_operator.manifests.log_patterns import check_log_patterns
-from ddp_operator.manifests.torchrun import CommandError, UserCommand, find_nested_launcher, split_user_command
+from ddp_operator.manifests.torchrun import InvalidCommand, UserCommand, find_nested_launcher, split_user_command
 from ddp_operator.names import is_reserved_variable
 
 _POD = "spec.template.spec"
-_FOLDERS_OF_OURS = (constants.LAUNCHER_MOUNT_PATH, constants.CODE_MOUNT_PATH, constants.PACKAGES_MOUNT_PATH)
+_OPERATOR_FOLDERS = (constants.LAUNCHER_MOUNT_PATH, constants.CODE_MOUNT_PATH, constants.PACKAGES_MOUNT_PATH)
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedTemplate:
-    """The pod template, understood. ``pod``: the job's own; ``training``: metadata and spec with its fabric below."""
+    """The checked pod template. ``pod``: the job's own pod spec; ``training``: metadata and spec with the network's."""
 
     pod: Mapping[str, Any]
     training: Mapping[str, Any]
@@ -51,20 +51,21 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
     pod = spec.template.spec
     if not isinstance(pod, Mapping):
         raise InvalidManifest([*errors, FieldError(_POD, "Required value: the pods need containers; add it")])
-    shape = list(_check_shape(pod))
-    if shape:
-        raise InvalidManifest(errors + shape)
+    shape_errors = list(_check_shape(pod))
+    if shape_errors:
+        raise InvalidManifest(errors + shape_errors)
     index = _find_trainer(pod["containers"])
     if isinstance(index, FieldError):
         raise InvalidManifest([*errors, index])
     trainer = pod["containers"][index]
     path = f"{_POD}.containers[{index}]"
+
     training = merge_fabric(spec)
-    whole = training["spec"]  # what the job says stands where the job has it
-    errors += _check_pod(whole, spec)
-    errors += _check_trainer(whole["containers"][index], path, spec)
-    errors += check_containers(whole, _POD)
-    errors += check_fabric(spec, whole)
+    merged_pod = training["spec"]  # the job's containers and volumes keep their indices
+    errors += _check_pod(merged_pod, spec)
+    errors += _check_trainer(merged_pod["containers"][index], path, spec)
+    errors += check_containers(merged_pod, _POD)
+    errors += check_fabric(spec, merged_pod)
     errors += check_inputs(spec, trainer)
     errors += _check_urls(spec)
     nproc = _resolve_nproc(trainer, path, job)
@@ -73,13 +74,13 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
     command: UserCommand | None = None
     try:
         command = split_user_command(trainer.get("command") or [], trainer.get("args") or [])
-    except CommandError as error:
-        # A misspelt field is why there is no command: the API server stores it, as it knows nothing of the template.
-        misspelt = find_unknown_fields(pod) if not trainer.get("command") and not trainer.get("args") else []
-        errors += misspelt or [FieldError(f"{path}.command", str(error))]
-    errors += _check_launchers(spec, command, nproc, path)
+    except InvalidCommand as error:
+        # A misspelt field may be why there is no command: the API server stores unknown fields of the template.
+        unknown_fields = find_unknown_fields(pod) if not trainer.get("command") and not trainer.get("args") else []
+        errors += unknown_fields or [FieldError(f"{path}.command", str(error))]
+    errors += _check_nested_launchers(spec, command, nproc, path)
     errors += _check_log_patterns(spec, command)
-    errors += _check_scheduling(job, whole)
+    errors += _check_scheduling(job, merged_pod)
     if errors:
         raise InvalidManifest(errors)
     assert command is not None
@@ -99,7 +100,7 @@ def _check_urls(spec: Spec) -> Iterator[FieldError]:
     ):
         if url and has_credentials(url):
             yield FieldError(
-                f"spec.{path}", f"must not hold a password; put it into a Secret, and name that in {remedy}"
+                f"spec.{path}", f"must not contain a password; put it into a Secret, and name that in {remedy}"
             )
 
 
@@ -111,20 +112,22 @@ def _check_metadata(metadata: Any) -> Iterator[FieldError]:
         problem = check_strings(metadata.get(part), f"spec.template.metadata.{part}")
         if problem:
             yield problem
-        for key in metadata.get(part) or () if part == "labels" and not problem else ():
+        if part == "annotations" or problem:
+            continue
+        for key in metadata.get("labels") or ():
             if key.startswith(f"{constants.GROUP}/") or key == constants.LABEL_MANAGED_BY:
                 yield FieldError(f"spec.template.metadata.labels[{key}]", "is set by the operator; remove it")
 
 
 def _check_shape(pod: Mapping[str, Any]) -> Iterator[FieldError]:
-    """Check the types of what is read below, so that reading cannot trip over them."""
+    """Check the types of the fields that the later checks read."""
     containers = pod.get("containers")
     if isinstance(containers, Mapping):
         yield FieldError(f"{_POD}.containers", "must be a list; write '- ' before the first member of each container")
         return
     if not isinstance(containers, list) or not containers:
-        words = "needs one container, named trainer, whose command runs the training script; add it"
-        yield FieldError(f"{_POD}.containers", f"Required value: {words}")
+        message = "Required value: needs a container named trainer with the training command; add it"
+        yield FieldError(f"{_POD}.containers", message)
         return
     for part in ("containers", "initContainers"):
         if not isinstance(pod.get(part), list | None):
@@ -132,15 +135,21 @@ def _check_shape(pod: Mapping[str, Any]) -> Iterator[FieldError]:
             continue
         for index, container in enumerate(pod.get(part) or []):
             yield from _check_container_shape(container, f"{_POD}.{part}[{index}]")
-    for index, volume in enumerate(pod.get("volumes") or []) if _is_list_of_objects(pod.get("volumes")) else ():
-        if not isinstance(volume.get("name"), str):
-            yield FieldError(f"{_POD}.volumes[{index}].name", "Required value: every volume needs a name; add it")
+    yield from _check_volume_names(pod.get("volumes"))
     for part in ("volumes", "tolerations", "imagePullSecrets"):
         if not _is_list_of_objects(pod.get(part)):
             yield FieldError(f"{_POD}.{part}", "must be a list of objects")
     for part in ("securityContext", "affinity", "nodeSelector"):
         if not isinstance(pod.get(part), Mapping | None):
             yield FieldError(f"{_POD}.{part}", "must be an object")
+
+
+def _check_volume_names(volumes: Any) -> Iterator[FieldError]:
+    if not _is_list_of_objects(volumes):
+        return
+    for index, volume in enumerate(volumes or []):
+        if not isinstance(volume.get("name"), str):
+            yield FieldError(f"{_POD}.volumes[{index}].name", "Required value: every volume needs a name; add it")
 
 
 def _check_container_shape(container: Any, path: str) -> Iterator[FieldError]:
@@ -152,8 +161,11 @@ def _check_container_shape(container: Any, path: str) -> Iterator[FieldError]:
     for part in ("command", "args"):
         value = container.get(part)
         if value is not None and (not isinstance(value, list) or not all(isinstance(v, str) for v in value)):
-            words = "must be a list of strings; split it and quote numbers and booleans, for example"
-            yield FieldError(f"{path}.{part}", f'{words} [python, train.py, --lr, "0.1"]')
+            message = (
+                "must be a list of strings; split it and quote numbers and booleans, for example "
+                '[python, train.py, --lr, "0.1"]'
+            )
+            yield FieldError(f"{path}.{part}", message)
     for part in ("env", "envFrom", "ports", "volumeMounts"):
         if not _is_list_of_objects(container.get(part)):
             example = "; write {name: NAME, value: TEXT} for each variable" if part == "env" else ""
@@ -175,49 +187,64 @@ def _is_list_of_objects(value: Any) -> bool:
 
 
 def _find_trainer(containers: list[Mapping[str, Any]]) -> int | FieldError:
-    named = [i for i, c in enumerate(containers) if c["name"] == constants.TRAINER_CONTAINER]
+    """Return the index of the training container, or the refusal of a template with several containers."""
     if len(containers) == 1:
         return 0
-    if not named:
-        words = f"holds {len(containers)} containers and none is named {constants.TRAINER_CONTAINER}"
-        return FieldError(f"{_POD}.containers", f"{words}; give the one that trains that name")
-    other = 0 if named[0] else 1
-    words = f'container "{containers[other]["name"]}" beside the trainer would keep the job from ending'
-    remedy = "move it to initContainers with restartPolicy: Always (a native sidecar)"
-    return FieldError(f"{_POD}.containers[{other}]", f"{words}; {remedy}")
+    trainers = [index for index, container in enumerate(containers) if container["name"] == constants.TRAINER_CONTAINER]
+    if not trainers:
+        message = (
+            f"has {len(containers)} containers, but none is named {constants.TRAINER_CONTAINER}; rename the training "
+            "container"
+        )
+        return FieldError(f"{_POD}.containers", message)
+    sidecar = 0 if trainers[0] else 1
+    message = (
+        f'container "{containers[sidecar]["name"]}" would keep the job running after the trainer has ended; move it to '
+        "initContainers with restartPolicy: Always (a native sidecar)"
+    )
+    return FieldError(f"{_POD}.containers[{sidecar}]", message)
 
 
 def _check_pod(pod: Mapping[str, Any], spec: Spec) -> Iterator[FieldError]:
     for name, remedy in (
-        ("subdomain", "the operator's Service needs it; remove it"),
-        ("hostname", "the Job controller sets it; remove it"),
+        ("subdomain", "is set by the operator; remove it"),
+        ("hostname", "is set by the Job controller; remove it"),
         ("activeDeadlineSeconds", "set spec.activeDeadlineSeconds instead"),
     ):
         if pod.get(name) is not None:
             yield FieldError(f"{_POD}.{name}", remedy, pod[name])
     if pod.get("restartPolicy") not in (None, "Never"):
-        words = "must be Never: restarts are spec.recovery's; remove it"
-        yield FieldError(f"{_POD}.restartPolicy", words, pod["restartPolicy"])
+        message = "must be Never, because spec.recovery configures restarts; remove it"
+        yield FieldError(f"{_POD}.restartPolicy", message, pod["restartPolicy"])
     names = [volume["name"] for volume in pod.get("volumes") or []]
     for reserved in constants.VOLUMES:
         if reserved in names:
-            where = f"{_POD}.volumes[{names.index(reserved)}].name"
-            yield FieldError(where, "is the operator's; choose another", reserved)
-    ours = {spec.rendezvous.port: "spec.rendezvous.port", spec.metrics.port: "spec.metrics.port"}
+            path = f"{_POD}.volumes[{names.index(reserved)}].name"
+            yield FieldError(path, "is reserved for the operator; choose another name", reserved)
+    yield from _check_container_ports(pod, spec)
+
+
+def _check_container_ports(pod: Mapping[str, Any], spec: Spec) -> Iterator[FieldError]:
+    """Refuse ports that the operator declares."""
+    operator_ports = {spec.rendezvous.port: "spec.rendezvous.port", spec.metrics.port: "spec.metrics.port"}
     for part in ("containers", "initContainers"):
-        for i, container in enumerate(pod.get(part) or []):
-            for j, port in enumerate(container.get("ports") or []):
+        for container_index, container in enumerate(pod.get(part) or []):
+            for index, port in enumerate(container.get("ports") or []):
                 number = port.get("containerPort")
-                if isinstance(number, int) and number in ours:
-                    words = f"is taken by {ours[number]}, which the operator declares itself; remove it or change one"
-                    yield FieldError(f"{_POD}.{part}[{i}].ports[{j}].containerPort", words, number)
+                if isinstance(number, int) and number in operator_ports:
+                    path = f"{_POD}.{part}[{container_index}].ports[{index}].containerPort"
+                    message = (
+                        f"is the port of {operator_ports[number]}, which the operator declares; remove it, or change "
+                        "one of the two"
+                    )
+                    yield FieldError(path, message, number)
 
 
 def _check_trainer(trainer: Mapping[str, Any], path: str, spec: Spec) -> Iterator[FieldError]:
     for index, port in enumerate(trainer.get("ports") or []):
         if port.get("name") in constants.PORT_NAMES:
-            words = "is the name of a port that the operator declares; rename it"
-            yield FieldError(f"{path}.ports[{index}].name", words, port["name"])
+            message = "is the name of a port that the operator declares; rename it"
+            yield FieldError(f"{path}.ports[{index}].name", message, port["name"])
     if not isinstance(trainer.get("image"), str) or not trainer["image"]:
         yield FieldError(f"{path}.image", "Required value: needs an image with Python and torch; add it")
     for index, env in enumerate(trainer.get("env") or []):
@@ -225,110 +252,141 @@ def _check_trainer(trainer: Mapping[str, Any], path: str, spec: Spec) -> Iterato
         if not isinstance(name, str):
             yield FieldError(f"{path}.env[{index}].name", "Required value: every variable needs a name; add it")
         elif is_reserved_variable(name):
-            words = "is reserved: torchrun and the operator set it; remove it"
-            yield FieldError(f"{path}.env[{index}].name", words, name)
+            message = "is reserved: torchrun and the operator set it; remove it"
+            yield FieldError(f"{path}.env[{index}].name", message, name)
     for index, mount in enumerate(trainer.get("volumeMounts") or []):
-        here, where = f"{path}.volumeMounts[{index}].mountPath", mount.get("mountPath")
-        if not isinstance(where, str):
-            yield FieldError(here, "Required value: every mount needs a path; add it")
-        elif where.rstrip("/") in _FOLDERS_OF_OURS:
-            yield FieldError(here, "is the operator's; choose another", where)
-        elif spec.code and where.rstrip("/") == spec.code.folder:
-            yield FieldError(here, "spec.code is unpacked there; remove this mount or set spec.code.mountPath", where)
-        elif spec.checkpoint and spec.checkpoint.claim_name and where.rstrip("/") == spec.checkpoint.path.rstrip("/"):
-            words = "spec.checkpoint.claimName is mounted there; remove this mount or the claimName"
-            yield FieldError(here, words, where)
+        error = _check_mount_path(mount.get("mountPath"), f"{path}.volumeMounts[{index}].mountPath", spec)
+        if error is not None:
+            yield error
+
+
+def _check_mount_path(mount_path: Any, path: str, spec: Spec) -> FieldError | None:
+    """Return the refusal of a mount path that the operator uses. ``path``: the path of the field."""
+    if not isinstance(mount_path, str):
+        return FieldError(path, "Required value: every mount needs a path; add it")
+    folder = mount_path.rstrip("/")
+    if folder in _OPERATOR_FOLDERS:
+        return FieldError(path, "is reserved for the operator; choose another path", mount_path)
+    if spec.code and folder == spec.code.folder:
+        message = "spec.code is unpacked there; remove this mount or set spec.code.mountPath"
+        return FieldError(path, message, mount_path)
+    if spec.checkpoint and spec.checkpoint.claim_name and folder == spec.checkpoint.path.rstrip("/"):
+        message = "spec.checkpoint.claimName is mounted there; remove this mount or the claimName"
+        return FieldError(path, message, mount_path)
+    return None
 
 
 def _check_scheduling(job: DDPTrainingJob, pod: Mapping[str, Any]) -> Iterator[FieldError]:
     spec = job.spec
-    for ours, theirs in (
+    for value, field in (
         (spec.scheduling.scheduler_name, "schedulerName"),
         (spec.scheduling.priority_class_name, "priorityClassName"),
     ):
-        if ours is not None and pod.get(theirs):
-            words = f"is also set in {_POD}.{theirs}; remove one of the two"
-            yield FieldError(f"spec.scheduling.{theirs}", words, ours)
+        if value is not None and pod.get(field):
+            message = f"is also set in {_POD}.{field}; remove one of the two"
+            yield FieldError(f"spec.scheduling.{field}", message, value)
     if spec.scheduling.gang == "Volcano" and constants.KUEUE_QUEUE_LABEL in job.labels:
         label = constants.KUEUE_QUEUE_LABEL
-        words = f"must be None or Coscheduling where Kueue queues the job; change it or remove the label {label}"
-        yield FieldError("spec.scheduling.gang", words, spec.scheduling.gang)
-    fewest = job.annotations.get(constants.KUEUE_MIN_PARALLELISM)
-    if fewest is not None and (spec.elastic is None or not fewest.isdecimal() or int(fewest) < spec.elastic.min_nodes):
-        least = f"at least spec.elastic.minNodes ({spec.elastic.min_nodes})" if spec.elastic else "for an elastic job"
-        words = f"must be {least}, as torchrun waits for all others; change it, or remove it"
-        yield FieldError(f"metadata.annotations[{constants.KUEUE_MIN_PARALLELISM}]", words, fewest)
+        message = f"must be None or Coscheduling if Kueue queues the job; change it or remove the label {label}"
+        yield FieldError("spec.scheduling.gang", message, spec.scheduling.gang)
+    yield from _check_min_parallelism(job)
     if spec.network_policy.enabled and pod.get("hostNetwork"):
-        words = (
-            f"cannot hold pods with {_POD}.hostNetwork, which no NetworkPolicy sees; remove that, or set this to false"
+        message = (
+            f"has no effect on pods with {_POD}.hostNetwork; remove that field, or set networkPolicy.enabled to false"
         )
-        yield FieldError("spec.networkPolicy.enabled", words)
+        yield FieldError("spec.networkPolicy.enabled", message)
     yield from check_network_policy(spec.network_policy)
 
 
+def _check_min_parallelism(job: DDPTrainingJob) -> Iterator[FieldError]:
+    """Check Kueue's annotation for partial admission: torchrun cannot start with fewer nodes than its minimum."""
+    annotation = job.annotations.get(constants.KUEUE_MIN_PARALLELISM)
+    if annotation is None:
+        return
+    path = f"metadata.annotations[{constants.KUEUE_MIN_PARALLELISM}]"
+    elastic = job.spec.elastic
+    if elastic is None:
+        message = "needs an elastic job, because torchrun waits for all nodes otherwise; set spec.elastic or remove it"
+        yield FieldError(path, message, annotation)
+    elif not annotation.isdecimal() or int(annotation) < elastic.min_nodes:
+        message = (
+            f"must be at least spec.elastic.minNodes ({elastic.min_nodes}), because torchrun waits for that number of "
+            "nodes; change or remove it"
+        )
+        yield FieldError(path, message, annotation)
+
+
 def check_network_policy(policy: NetworkPolicy) -> Iterator[FieldError]:
-    """Check what a NetworkPolicy would be made of."""
+    """Check the addresses and peers of a NetworkPolicy."""
     for index, cidr in enumerate(policy.egress_cidrs):
         try:
             ipaddress.ip_network(cidr)
         except ValueError as error:
-            words = f"is not a network ({error}); write it such as 10.0.0.0/8, or one host as 10.1.2.3/32"
-            yield FieldError(f"spec.networkPolicy.egressCidrs[{index}]", words, cidr)
+            message = f"is not a network ({error}); write it such as 10.0.0.0/8, or one host as 10.1.2.3/32"
+            yield FieldError(f"spec.networkPolicy.egressCidrs[{index}]", message, cidr)
     for index, peer in enumerate(policy.metrics_from or ()):
         if peer == Peer():
-            words = "must have namespaceSelector, podSelector or ipBlock; write it as in a NetworkPolicy's `from`"
-            yield FieldError(f"spec.networkPolicy.metricsFrom[{index}]", words, {})
+            message = "must have namespaceSelector, podSelector or ipBlock; write it as in a NetworkPolicy's `from`"
+            yield FieldError(f"spec.networkPolicy.metricsFrom[{index}]", message, {})
 
 
-def _check_launchers(
+def _check_nested_launchers(
     spec: Spec, command: UserCommand | None, nproc: int | FieldError, path: str
 ) -> Iterator[FieldError]:
-    """Refuse a launcher inside the command whose ranks would never meet those that other ranks start."""
+    """Refuse a launcher inside the command: its ranks would train separately in each rank of the job."""
     ranks = spec.nodes * nproc if isinstance(nproc, int) else spec.nodes
     launcher = find_nested_launcher(command) if command is not None else None
     if launcher is None or (ranks == 1 and spec.elastic is None) or spec.process_group_policy == "Ignore":
         return
     yield FieldError(
         f"{path}.command",
-        f"{launcher} starts ranks of its own in each of the {ranks} that the operator starts, and they never meet: "
-        "write the script itself as the command, such as [python, train.py], and set spec.procPerNode; or, for "
-        "separate runs, spec.processGroupPolicy: Ignore",
+        f"{launcher} would start separate ranks in each of the {ranks} ranks that the operator starts, and these do "
+        "not train together; write the script itself as the command, such as [python, train.py], and set "
+        "spec.procPerNode; for separate runs set spec.processGroupPolicy: Ignore",
     )
 
 
 def _check_log_patterns(spec: Spec, command: UserCommand | None) -> Iterator[FieldError]:
     for index, problem in check_log_patterns(spec.metrics.log_patterns):
         yield FieldError(f"spec.metrics.logPatterns[{index}]", problem, spec.metrics.log_patterns[index])
-    flags = {flag.partition("=")[0] for flag in command.torchrun_flags} if command else set()
-    for flag in sorted(flags & {"--redirects", "--tee", "--logs-specs"} if spec.metrics.log_patterns else ()):
-        words = f"sees nothing where torchrun's {flag} takes the output; remove one of the two"
-        yield FieldError("spec.metrics.logPatterns", words)
+    if not spec.metrics.log_patterns or command is None:
+        return
+    flags = {flag.partition("=")[0] for flag in command.torchrun_flags}
+    for flag in sorted(flags & {"--redirects", "--tee", "--logs-specs"}):
+        message = f"has no effect, because torchrun's {flag} redirects the output; remove one of the two"
+        yield FieldError("spec.metrics.logPatterns", message)
 
 
 def _resolve_nproc(trainer: Mapping[str, Any], path: str, job: DDPTrainingJob) -> int | FieldError:
     """Return the worker processes of one pod, from procPerNode and the container's limits and claims."""
-    resources, here = trainer.get("resources") or {}, f"{path}.resources"
-    gpus, cpus, asked = count_gpus(resources) + job.claimed_gpus, cpu_limit(resources), job.spec.proc_per_node
-    if asked == "gpu" and not gpus:
-        problem = f"needs a GPU in {here}.limits; add nvidia.com/gpu or use auto"
-    elif asked == "cpu" and gpus:
-        problem = f"{gpus} GPUs in {here} would idle; use gpu or remove them"
-    elif asked == "cpu" and (cpus is None or cpus < 1):
-        problem = f"needs at least one CPU in {here}.limits; add cpu or use a number"
-    elif isinstance(asked, int) and gpus and asked > gpus:
-        problem = f"is more than the {gpus} GPUs in {here}; ask for {asked} there or use gpu"
-    elif asked == "cpu":
+    resources = trainer.get("resources") or {}
+    resources_path = f"{path}.resources"
+    gpus = count_gpus(resources) + job.claimed_gpus
+    cpus = cpu_limit(resources)
+    value = job.spec.proc_per_node
+
+    if value == "gpu" and not gpus:
+        problem = f"needs a GPU in {resources_path}.limits; add nvidia.com/gpu or use auto"
+    elif value == "cpu" and gpus:
+        problem = f"would leave the {gpus} GPUs in {resources_path} idle; use gpu or remove them"
+    elif value == "cpu" and (cpus is None or cpus < 1):
+        problem = f"needs at least one CPU in {resources_path}.limits; add cpu or use a number"
+    elif isinstance(value, int) and gpus and value > gpus:
+        problem = f"is more than the {gpus} GPUs in {resources_path}; request {value} GPUs there or use gpu"
+    elif value == "cpu":
         return int(cpus or 0)
+    elif isinstance(value, int):
+        return value
     else:
-        return asked if isinstance(asked, int) else gpus or 1
-    return FieldError("spec.procPerNode", problem, asked)
+        return gpus or 1
+    return FieldError("spec.procPerNode", problem, value)
 
 
 _STANDARD: Final = re.compile(r"cpu|memory|ephemeral-storage|hugepages-.+")
 
 
 def check_containers(pod: Mapping[str, Any], path: str) -> Iterator[FieldError]:
-    """Check resources, variables and mounts of every container of a pod whose shape is right; ``path`` is the pod's."""
+    """Check resources, variables and mounts of all containers, after the pod's shape. ``path``: that of the pod."""
     volumes = {volume["name"] for volume in pod.get("volumes") or ()} | {*constants.VOLUMES}
     for part in ("containers", "initContainers"):
         for index, container in enumerate(pod.get(part) or ()):
@@ -340,8 +398,8 @@ def check_containers(pod: Mapping[str, Any], path: str) -> Iterator[FieldError]:
             for number, mount in enumerate(container.get("volumeMounts") or ()):
                 name = mount.get("name")
                 if isinstance(name, str) and name not in volumes:
-                    words = f"no such volume; add it to {path}.volumes"
-                    yield FieldError(f"{here}.volumeMounts[{number}].name", words, name)
+                    message = f"the volume does not exist; add it to {path}.volumes"
+                    yield FieldError(f"{here}.volumeMounts[{number}].name", message, name)
 
 
 def _check_resources(resources: Mapping[str, Any], path: str) -> Iterator[FieldError]:
@@ -352,8 +410,11 @@ def _check_resources(resources: Mapping[str, Any], path: str) -> Iterator[FieldE
             if value is not None and not is_quantity(value):
                 yield FieldError(here, "must be a quantity: a number, with or without a suffix, such as 8Gi", value)
             elif "/" not in name and not _STANDARD.fullmatch(name):
-                words = "is not a resource; use cpu, memory, ephemeral-storage or the full name of a device"
-                yield FieldError(here, f"{words}, such as nvidia.com/gpu")
+                message = (
+                    "is not a resource; use cpu, memory, ephemeral-storage or the full name of a device, such as "
+                    "nvidia.com/gpu"
+                )
+                yield FieldError(here, message)
             elif part == "requests" and "/" in name and name not in limits:
                 yield FieldError(here, f"devices must be requested as a limit; set it in {path}.limits")
             elif name.startswith("hugepages-") and not {"cpu", "memory"} & {
@@ -361,5 +422,5 @@ def _check_resources(resources: Mapping[str, Any], path: str) -> Iterator[FieldE
                 *(resources.get("requests") or {}),
             }:
                 yield FieldError(
-                    here, f"Kubernetes gives huge pages only beside cpu or memory; add one to {path}.limits"
+                    here, f"Kubernetes allows huge pages only together with cpu or memory; add one to {path}.limits"
                 )

@@ -1,14 +1,14 @@
-"""The one module that knows torchrun's argv and environment, and how a user may write a training command.
+"""Parse the user's training command, and build torchrun's arguments and environment. Pure.
 
-Pure functions on plain values. What only a running pod knows (its index, its address, the worker command) is added by
-the launcher, so that the same argv is right in every pod of a Job.
+The launcher adds the values that only a running pod has (its index, its address, the worker command), so all pods of a
+Job have the same arguments.
 """
 
 import getopt
 import posixpath
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,18 +17,18 @@ from ddp_operator.api.job import JobSize
 from ddp_operator.launcher.command_line import split_python_line
 
 DEFAULT_INTERPRETER: Final = "python3"
-# An agent that misses this many heartbeats is dead; a pod that takes its place is let in only afterwards.
+# torchrun removes an agent after this number of missed heartbeats. Only then a replacement can join.
 _HEARTBEAT_SECONDS: Final = 2
 _HEARTBEATS_MISSED: Final = 5
-# An elastic job's other pods wait that long for a pod that has died silently. Each beat rewrites the state of all.
+# Shorter for elastic jobs, whose pods wait for a dead agent; for few nodes only, as each heartbeat rewrites the state.
 _ELASTIC_HEARTBEAT_SECONDS: Final = 1
 _FEW_NODES: Final = 64
-# Under an elastic size: how long a complete rendezvous waits for more nodes (torchrun's default is 30).
+# Seconds that an elastic rendezvous waits for more nodes after the minimum has joined (torchrun's default is 30).
 _LAST_CALL_SECONDS: Final = 3
 
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)?)?")
 _SHELLS: Final = ("sh", "bash", "dash", "zsh", "ash")
-# A launcher where a command of a shell begins, and what follows it until the command ends.
+# A launcher at the start of a shell command, and its arguments up to the end of the command.
 _NESTED: Final = re.compile(
     r"(?:^|[;&|(\n]|\b(?:exec|time|nohup|then|do|else)\s)\s*(?:\w+=\S*\s+)*(?:\S*/)?"
     r"(?P<launcher>torchrun|accelerate\s+launch|deepspeed|mpirun|mpiexec|horovodrun"
@@ -42,27 +42,27 @@ _MANY_NODES: Final = re.compile(
 )
 TORCHRUN_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch")
 _COMMAND_LINE: Final = "write the script itself as the command: [python, train.py] or [-m, package.module]"
-# torchrun's flags that the operator sets itself, each with what the user should write instead.
+# torchrun's flags that the operator sets, each with the remedy for the user.
 OWNED_FLAGS: Final = {
     "nnodes": "set spec.nodes instead",
     "nproc-per-node": "set spec.procPerNode instead",
     "rdzv-backend": "set spec.rendezvous.backend instead",
-    "rdzv-endpoint": "set spec.rendezvous.port instead; the address is pod 0's",
-    "rdzv-id": "remove it; the operator gives every attempt an id of its own",
+    "rdzv-endpoint": "set spec.rendezvous.port instead; the address is that of pod 0",
+    "rdzv-id": "remove it; the operator sets a unique id for every attempt",
     "rdzv-conf": "set spec.rendezvous.joinTimeoutSeconds instead",
     "standalone": "set spec.nodes to 1 instead",
     "max-restarts": "set spec.recovery.inPlaceRestarts instead",
     "node-rank": "remove it; the completion index of the pod is its node rank",
-    "master-addr": "remove it; it is pod 0's address",
+    "master-addr": "remove it; the operator sets the address of pod 0",
     "master-port": "set spec.rendezvous.port instead",
-    "local-addr": "remove it; it is the pod's own address",
+    "local-addr": "remove it; the operator sets the pod's address",
     "no-python": "write the program itself as the command instead",
     "run-path": _COMMAND_LINE,
     "shutdown-timeout": "set spec.checkpoint.graceSeconds instead",
-    "signals-to-handle": "remove it; SIGTERM reaches the script, with spec.checkpoint.graceSeconds to obey it",
+    "signals-to-handle": "remove it; the script gets SIGTERM, and has spec.checkpoint.graceSeconds to exit",
 }
-OWNED_SWITCHES: Final = ("standalone", "no-python", "run-path")  # those of them that take no value
-# Flags that are the user's own, and whether each takes a value.
+OWNED_SWITCHES: Final = ("standalone", "no-python", "run-path")  # owned flags without a value
+# Flags that the user may set, with a value or without.
 _WITH_VALUES: Final = (
     *("monitor-interval", "start-method", "event-log-handler", "role", "log-dir", "redirects", "tee", "logs-specs"),
     *("local-ranks-filter", "duplicate-stdout-filters", "duplicate-stderr-filters", "numa-binding"),
@@ -79,19 +79,19 @@ TORCHRUN_FLAGS: Final = {
     "r": True,
     "t": True,
 }
-"""Flags of torchrun with dashes, and whether each takes a value."""
+"""Flags of torchrun with dashes, and whether each has a value."""
 
 
-class CommandError(ValueError):
-    """A training command that cannot be run; the text names the flag and the remedy."""
+class InvalidCommand(ValueError):
+    """An invalid training command. The message names the flag and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class UserCommand:
-    """What the user wants every rank to run.
+    """The command of every rank.
 
-    ``argv`` is what would follow ``python`` on its own command line (``["-O", "train.py", "--lr", "1"]``), or a whole
-    program's command line where ``program`` is true.
+    ``argv``: the arguments of ``python`` (``["-O", "train.py", "--lr", "1"]``), or with ``program`` the complete
+    command line of another program.
     """
 
     interpreter: str
@@ -101,11 +101,11 @@ class UserCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """One attempt's torchrun nodes. ``local_addr`` may hold ``$(JOB_COMPLETION_INDEX)``, which Kubernetes expands.
+class TorchrunPlan:
+    """Size and rendezvous of an attempt. ``local_addr`` may have ``$(JOB_COMPLETION_INDEX)``, which Kubernetes expands.
 
-    c10d gives ranks in the lexical order of the nodes' ``local_addr``; ``<job>-<index>.<service>`` puts pod 0 first.
-    With ``max_nodes`` the job is elastic and ``nodes`` is its least size. Of the pods ``spares`` take no part.
+    c10d assigns ranks in the lexical order of ``local_addr``, so that ``<job>-<index>.<service>`` makes pod 0 the
+    first. With ``max_nodes`` the job is elastic, and ``nodes`` is its minimum. ``spares``: further pods that wait.
     """
 
     nodes: int
@@ -126,15 +126,15 @@ class Plan:
 
 
 def split_user_command(command: Sequence[str], args: Sequence[str]) -> UserCommand:
-    """Understand a container's ``command`` and ``args``. Raises: CommandError."""
+    """Parse a container's ``command`` and ``args``. Raises: InvalidCommand."""
     line = [*command, *args]
     if not line:
-        raise CommandError(
-            "neither command nor args: an image's entrypoint cannot be known; write the training command, "
-            "for example [python, train.py]"
+        raise InvalidCommand(
+            "has neither command nor args, and the operator does not read the image's entrypoint; write the training "
+            "command, for example [python, train.py]"
         )
     if not line[0].strip():
-        raise CommandError("the first word is empty; write the training command, for example [python, train.py]")
+        raise InvalidCommand("has an empty first item; write the training command, for example [python, train.py]")
     first, rest = line[0], line[1:]
     name = posixpath.basename(first)
     if _INTERPRETER.fullmatch(name):
@@ -145,33 +145,39 @@ def split_user_command(command: Sequence[str], args: Sequence[str]) -> UserComma
     if name.endswith(".py") or first == "-m" or (first.startswith("-m") and not first.startswith("--")):
         return _split_python(DEFAULT_INTERPRETER, line)
     if first.startswith("-"):
-        raise CommandError(f"begins with the flag {first}, not with a program; {_COMMAND_LINE}")
+        raise InvalidCommand(f"starts with the flag {first} instead of a program; {_COMMAND_LINE}")
     return UserCommand(DEFAULT_INTERPRETER, tuple(line), program=True)
 
 
 def find_nested_launcher(command: UserCommand) -> str | None:
-    """Return the launcher in a program's command line that starts ranks of its own in its pod alone; None: none does.
+    """Return the launcher in a program's command line that starts separate ranks in its pod; None if there is none.
 
-    One that is told of other machines, or gets flags from a variable, may know what it does.
+    A launcher with flags for several machines, or with flags from a variable, is accepted.
     """
     if not command.program:
         return None
-    words = list(command.argv)
-    text = shlex.join(words)
-    if posixpath.basename(words[0]) in _SHELLS:
-        place = next((i for i, word in enumerate(words) if i and re.fullmatch(r"-[a-z]*c[a-z]*", word)), None)
-        if place is None or place + 1 >= len(words):
-            return None
-        text = words[place + 1]
-    for found in _NESTED.finditer(text.replace("\\\n", " ")):
-        flags = _ONE_NODE.sub(" ", found["flags"])
+    script = _find_shell_script(command.argv)
+    if script is None:
+        return None
+    for match in _NESTED.finditer(script.replace("\\\n", " ")):
+        flags = _ONE_NODE.sub(" ", match["flags"])
         if not _MANY_NODES.search(flags):
-            return " ".join(found["launcher"].split())
+            return " ".join(match["launcher"].split())
     return None
 
 
-def build_torchrun_args(plan: Plan, command: UserCommand) -> list[str]:
-    """Return what stands between ``launcher.py run`` and ``--``: torchrun's flags, the same in every pod.
+def _find_shell_script(argv: Sequence[str]) -> str | None:
+    """Return the text that a shell executes with -c, or the command line of another program. None: a script file."""
+    if posixpath.basename(argv[0]) not in _SHELLS:
+        return shlex.join(argv)
+    for index, argument in enumerate(argv[1:-1], start=1):
+        if re.fullmatch(r"-[a-z]*c[a-z]*", argument):
+            return argv[index + 1]
+    return None
+
+
+def build_torchrun_args(plan: TorchrunPlan, command: UserCommand) -> list[str]:
+    """Return torchrun's flags, between ``launcher.py run`` and ``--``. They are the same in every pod.
 
     The launcher adds the endpoint (from MASTER_ADDR and MASTER_PORT), the node rank and the worker command.
     """
@@ -179,14 +185,14 @@ def build_torchrun_args(plan: Plan, command: UserCommand) -> list[str]:
     if plan.backend == "static":
         conf = [f"timeout={plan.join_timeout_seconds}"]
     else:
-        most = plan.max_nodes or JobSize(plan.nodes, plan.spares).pods
-        few = (plan.elastic or plan.spares) and most <= _FEW_NODES
-        # The store has a process of its own on pod 0, so that no agent hosts it; a lone pod's agent hosts its own.
+        max_pods = plan.max_nodes or JobSize(plan.nodes, plan.spares).pods
+        beats_faster = (plan.elastic or plan.spares) and max_pods <= _FEW_NODES
+        # A separate process on pod 0 hosts the store, and no agent; the agent of a single pod hosts its own.
         conf = [
             f"is_host={int(size == '1')}",
             f"join_timeout={plan.join_timeout_seconds}",
             f"last_call_timeout={_LAST_CALL_SECONDS}",
-            f"keep_alive_interval={_ELASTIC_HEARTBEAT_SECONDS if few else _HEARTBEAT_SECONDS}",
+            f"keep_alive_interval={_ELASTIC_HEARTBEAT_SECONDS if beats_faster else _HEARTBEAT_SECONDS}",
             f"keep_alive_max_attempt={_HEARTBEATS_MISSED}",
         ]
     return [
@@ -201,8 +207,8 @@ def build_torchrun_args(plan: Plan, command: UserCommand) -> list[str]:
     ]
 
 
-def build_env(plan: Plan) -> dict[str, str]:
-    """Return the part of the environment that belongs to the rendezvous."""
+def build_env(plan: TorchrunPlan) -> dict[str, str]:
+    """Return the environment variables of the rendezvous."""
     return {constants.ENV_MASTER_ADDR: plan.master_addr, constants.ENV_MASTER_PORT: str(plan.master_port)}
 
 
@@ -210,7 +216,7 @@ def _split_python(interpreter: str, words: Sequence[str]) -> UserCommand:
     try:
         line = split_python_line(words)
     except ValueError as error:
-        raise CommandError(f"{posixpath.basename(interpreter)}: {error}; {_COMMAND_LINE}") from None
+        raise InvalidCommand(f"{posixpath.basename(interpreter)}: {error}; {_COMMAND_LINE}") from None
     if line.kind != "module" or line.target not in TORCHRUN_MODULES:
         return UserCommand(interpreter, tuple(words))
     legacy = line.target == "torch.distributed.launch"
@@ -220,16 +226,17 @@ def _split_python(interpreter: str, words: Sequence[str]) -> UserCommand:
 def _split_torchrun(
     interpreter: str, words: Sequence[str], flags: Sequence[str] = (), legacy: bool = False
 ) -> UserCommand:
-    """Split ``torchrun [flags] script …``. The ``legacy`` launch hands --local-rank to scripts unless --use-env."""
+    """Split ``torchrun [flags] script …``. ``legacy``: torch.distributed.launch, which passes --local-rank to scripts
+    unless --use-env is set. Raises: InvalidCommand."""
     options, rest = _read_flags(words, legacy)
     owned = [f"--{name}: {OWNED_FLAGS[name]}" for name, _ in options if name in OWNED_FLAGS]
     if owned:
-        raise CommandError("; ".join(dict.fromkeys(owned)))
+        raise InvalidCommand("; ".join(dict.fromkeys(owned)))
     names = {name for name, _ in options}
     if "help" in names:
-        raise CommandError("--help: runs nothing; remove it")
+        raise InvalidCommand("--help: starts no training; remove it")
     if not rest:
-        raise CommandError("torchrun without a script; write for example [torchrun, train.py]")
+        raise InvalidCommand("torchrun has no script; write for example [torchrun, train.py]")
     passed = tuple(f"--{name}={value}" if _PASSED[name] else f"--{name}" for name, value in options if name in _PASSED)
     script = ["-m", rest[0]] if "module" in names else [rest[0]]
     local_rank = ["--local-rank=${local_rank}"] if legacy and "use-env" not in names else []
@@ -237,27 +244,35 @@ def _split_torchrun(
 
 
 def _read_flags(words: Sequence[str], legacy: bool) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return torchrun's flags by their full names with dashes, with their values, and the words from the script on."""
-    takes = dict.fromkeys(OWNED_FLAGS, True) | dict.fromkeys(OWNED_SWITCHES, False) | _PASSED | _FORM
+    """Return torchrun's flags with full names and their values, and the arguments from the script on.
+
+    Raises: InvalidCommand.
+    """
+    flags = dict.fromkeys(OWNED_FLAGS, True) | dict.fromkeys(OWNED_SWITCHES, False) | _PASSED | _FORM
     if not legacy:
-        del takes["use-env"]
+        del flags["use-env"]
     dashed = [re.sub("^--[^=]+", lambda name: name[0].replace("_", "-"), word) for word in words]
+    long_options = [f"{name}=" if has_value else name for name, has_value in flags.items()]
     try:
-        found, rest = getopt.getopt(dashed, "r:t:mh", [f"{name}=" if value else name for name, value in takes.items()])
+        options, rest = getopt.getopt(dashed, "r:t:mh", long_options)
     except getopt.GetoptError as error:
-        name = error.opt
-        matches = [name] if name in takes else [flag for flag in takes if len(name) > 1 and flag.startswith(name)]
-        owned = next((flag for flag in matches if flag in OWNED_FLAGS), None)
-        if owned:  # perhaps ambiguous, but the operator owns what it may mean
-            raise CommandError(f"--{owned}: {OWNED_FLAGS[owned]}") from None
-        if len(matches) == 1 or name in _SHORT:
-            raise CommandError(f"--{_SHORT.get(name, *matches)}: {error.msg.split(maxsplit=2)[2]}") from None
-        meant = ", ".join(f"--{flag}" for flag in matches)
-        dash = "-" if len(name) == 1 else "--"
-        raise CommandError(
-            f"{dash}{name}: is ambiguous in torchrun: {meant}"
-            if matches
-            else f"{dash}{name}: is no flag of torchrun; the script's own flags come after the script"
-        ) from None
-    full = [(_SHORT.get(name.lstrip("-"), name.lstrip("-")), value) for name, value in found]
+        raise _explain_flag(error, flags) from None
+    full = [(_SHORT.get(name.lstrip("-"), name.lstrip("-")), value) for name, value in options]
     return full, list(words[len(words) - len(rest) :])
+
+
+def _explain_flag(error: getopt.GetoptError, flags: Mapping[str, bool]) -> InvalidCommand:
+    """Return the error of a flag that torchrun does not accept. ``flags``: the known ones, with a value or without."""
+    name = error.opt
+    matches = [name] if name in flags else [flag for flag in flags if len(name) > 1 and flag.startswith(name)]
+    owned = next((flag for flag in matches if flag in OWNED_FLAGS), None)
+    if owned:  # the abbreviation may be ambiguous, but it may mean a flag that the operator sets
+        return InvalidCommand(f"--{owned}: {OWNED_FLAGS[owned]}")
+    if len(matches) == 1 or name in _SHORT:
+        problem = error.msg.split(maxsplit=2)[2]
+        return InvalidCommand(f"--{_SHORT.get(name, *matches)}: {problem}")
+    dash = "-" if len(name) == 1 else "--"
+    if matches:
+        candidates = ", ".join(f"--{flag}" for flag in matches)
+        return InvalidCommand(f"{dash}{name}: is ambiguous in torchrun: {candidates}")
+    return InvalidCommand(f"{dash}{name}: is not a flag of torchrun; write the script's flags after the script")

@@ -1,18 +1,19 @@
-"""``spec.tracking`` as variables of the training container, under the names that the trackers read themselves."""
+"""Environment variables of the training container for ``spec.tracking``, with the names that the trackers read."""
 
 import posixpath
 from typing import Any
 
 from ddp_operator.api.job import DDPTrainingJob
 
-ENV_TENSORBOARD = "TENSORBOARD_LOGGING_DIR"  # that of Hugging Face's Trainer
+ENV_TENSORBOARD = "TENSORBOARD_LOGGING_DIR"  # the name of Hugging Face's Trainer
 
 
-def tracking_environment(job: DDPTrainingJob) -> dict[str, str]:
-    """Return the variables, which the user's own of the same names override."""
-    tracking, run = job.spec.tracking, job.tracking_run
+def build_tracking_environment(job: DDPTrainingJob) -> dict[str, str]:
+    """Return the variables. Variables of the template with the same names take precedence."""
+    tracking = job.spec.tracking
     if tracking is None:
         return {}
+    run = job.tracking_run
     name = tracking.run_name or job.name
     env: dict[str, str | None] = {}
     if tracking.tensorboard is not None:
@@ -29,9 +30,13 @@ def tracking_environment(job: DDPTrainingJob) -> dict[str, str]:
     return {variable: value for variable, value in env.items() if value}
 
 
-def tracking_secrets(job: DDPTrainingJob) -> list[dict[str, Any]]:
-    """Return the sources of credentials, as in a container's ``envFrom``."""
+def list_tracking_secrets(job: DDPTrainingJob) -> list[dict[str, Any]]:
+    """Return the Secrets with the trackers' credentials as entries of a container's ``envFrom``, each once."""
     tracking = job.spec.tracking
-    trackers = (tracking.mlflow, tracking.wandb) if tracking is not None else ()
-    named = dict.fromkeys(one.secret_ref.name for one in trackers if one is not None and one.secret_ref is not None)
-    return [{"secretRef": {"name": name}} for name in named]
+    if tracking is None:
+        return []
+    names: list[str] = []
+    for tracker in (tracking.mlflow, tracking.wandb):
+        if tracker is not None and tracker.secret_ref is not None and tracker.secret_ref.name not in names:
+            names.append(tracker.secret_ref.name)
+    return [{"secretRef": {"name": name}} for name in names]

@@ -175,7 +175,10 @@ class TestTemplate:
 
     def test_huge_pages_need_cpu_or_memory_beside_them(self) -> None:
         words = refusal(profile="efa", pod=template(trainer(resources={"limits": {"nvidia.com/gpu": "8"}})))
-        assert "containers[0].resources.limits[hugepages-2Mi]: Kubernetes gives huge pages only beside cpu" in words
+        assert (
+            "containers[0].resources.limits[hugepages-2Mi]: Kubernetes allows huge pages only together with cpu"
+            in words
+        )
 
     def test_auto_and_nothing_are_the_same(self) -> None:
         assert pod_of("auto") == pod_of(network=None)
@@ -226,7 +229,7 @@ class TestRefusals:
     )
     def test_a_restricted_pod_may_not_have_what_the_fabric_needs(self, profile: str, asked: str) -> None:
         words = refusal(profile=profile, securityProfile="Restricted")
-        assert f'spec.network.profile: Invalid value: "{profile}": needs {asked}, and spec.securityProfile' in words
+        assert f'spec.network.profile: Invalid value: "{profile}": needs {asked}, which spec.securityProfile' in words
 
     def test_what_the_template_itself_asks_for_is_the_jobs_own(self) -> None:
         own = trainer(resources=GPUS, securityContext={"capabilities": {"add": ["IPC_LOCK"]}})

@@ -113,7 +113,7 @@ class TestRefusals:
 
     def test_two_queues_are_refused(self) -> None:
         words = refusal(scheduling={"gang": "Volcano"}, labels=QUEUED)
-        assert "where Kueue queues the job" in words
+        assert "if Kueue queues the job" in words
         assert children(scheduling={"gang": "Coscheduling"}, labels=QUEUED)["PodGroup"]
 
     @pytest.mark.parametrize("fewest", ["1", "many", "3"])
@@ -121,7 +121,7 @@ class TestRefusals:
         few = {"kueue.x-k8s.io/job-min-parallelism": fewest}
         words = refusal(annotations=few, nodes=4)
         assert words.startswith("metadata.annotations[kueue.x-k8s.io/job-min-parallelism]: Invalid value:")
-        assert "must be for an elastic job" in words
+        assert "needs an elastic job" in words
         elastic = {"minNodes": 2, "maxNodes": 4}
         if fewest == "3":
             assert children(annotations=few, nodes=4, elastic=elastic)["Job"]

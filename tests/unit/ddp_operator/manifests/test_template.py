@@ -28,7 +28,9 @@ class TestNestedLauncher:
     def test_is_refused_where_its_ranks_would_not_meet(self) -> None:
         for size in ({"nodes": 2}, {"procPerNode": 2}, {"elastic": {"minNodes": 1, "maxNodes": 2}}):
             [said] = refusal(self.MADE, **size)
-            assert said.startswith("spec.template.spec.containers[0].command: torchrun starts ranks of its own in each")
+            assert said.startswith(
+                "spec.template.spec.containers[0].command: torchrun would start separate ranks in each"
+            )
             assert "spec.procPerNode" in said
 
     def test_may_have_a_lone_pod_to_itself_or_be_meant(self) -> None:
@@ -47,8 +49,8 @@ class TestLogPatterns:
     def test_torchrun_flag_that_takes_the_output_away_is_refused(self, flag: str) -> None:
         made = template(trainer(command=["torchrun", flag, "train.py"]))
         [said] = refusal(made, metrics={"logPatterns": ["(?P<step>.)"]})
-        assert said.startswith("spec.metrics.logPatterns: sees nothing where torchrun's --")
-        assert said.endswith("takes the output; remove one of the two")
+        assert said.startswith("spec.metrics.logPatterns: has no effect, because torchrun's --")
+        assert said.endswith("redirects the output; remove one of the two")
 
     @pytest.mark.parametrize(
         "patterns",
@@ -111,8 +113,8 @@ class TestTrainer:
     def test_trainer_beside_another_container_is_refused_with_the_way_out(self) -> None:
         [said] = refusal(template(SIDECAR, trainer()))
         assert said == (
-            'spec.template.spec.containers[0]: container "logs" beside the trainer would keep the job from ending; '
-            "move it to initContainers with restartPolicy: Always (a native sidecar)"
+            'spec.template.spec.containers[0]: container "logs" would keep the job running after the trainer has '
+            "ended; move it to initContainers with restartPolicy: Always (a native sidecar)"
         )
 
     def test_native_sidecar_is_taken(self) -> None:
@@ -121,7 +123,7 @@ class TestTrainer:
 
     def test_two_containers_without_a_trainer(self) -> None:
         [said] = refusal(template(SIDECAR, {"name": "b", "image": "x"}))
-        assert said.startswith("spec.template.spec.containers: holds 2 containers and none is named trainer")
+        assert said.startswith("spec.template.spec.containers: has 2 containers, but none is named trainer")
 
 
 class TestShape:
@@ -206,19 +208,25 @@ class TestReserved:
     @pytest.mark.parametrize(
         ("made", "words"),
         [
-            (template(subdomain="x"), "the operator's Service needs it; remove it"),
-            (template(hostname="x"), "the Job controller sets it; remove it"),
+            (template(subdomain="x"), "is set by the operator; remove it"),
+            (template(hostname="x"), "is set by the Job controller; remove it"),
             (template(activeDeadlineSeconds=3), "set spec.activeDeadlineSeconds instead"),
-            (template(restartPolicy="OnFailure"), "must be Never: restarts are spec.recovery's; remove it"),
-            (template(volumes=[{"name": "ddp-shm"}]), "is the operator's; choose another"),
+            (
+                template(restartPolicy="OnFailure"),
+                "must be Never, because spec.recovery configures restarts; remove it",
+            ),
+            (template(volumes=[{"name": "ddp-shm"}]), "is reserved for the operator; choose another"),
             (
                 template(trainer(volumeMounts=[{"mountPath": "/opt/ddp-operator/"}])),
-                "is the operator's; choose another",
+                "is reserved for the operator; choose another",
             ),
-            (template(trainer(ports=[{"containerPort": 29400}])), "is taken by spec.rendezvous.port"),
-            (template(trainer(ports=[{"containerPort": 9400}])), "is taken by spec.metrics.port"),
+            (template(trainer(ports=[{"containerPort": 29400}])), "is the port of spec.rendezvous.port"),
+            (template(trainer(ports=[{"containerPort": 9400}])), "is the port of spec.metrics.port"),
             (template(trainer(ports=[{"containerPort": 1, "name": "metrics"}])), "is the name of a port"),
-            (template(initContainers=[{"name": "a", "ports": [{"containerPort": 9400}]}]), "is taken by spec.metrics"),
+            (
+                template(initContainers=[{"name": "a", "ports": [{"containerPort": 9400}]}]),
+                "is the port of spec.metrics",
+            ),
             (template(metadata={"labels": {"ddp-operator.dev/job-name": "x"}}), "is set by the operator; remove it"),
             (
                 template(metadata={"labels": {"app.kubernetes.io/managed-by": "me"}}),
@@ -244,7 +252,7 @@ class TestReserved:
 class TestCommand:
     def test_neither_command_nor_args(self) -> None:
         [said] = refusal(template(trainer(command=None)))
-        assert said.startswith("spec.template.spec.containers[0].command: neither command nor args")
+        assert said.startswith("spec.template.spec.containers[0].command: has neither command nor args")
 
     def test_flag_that_the_operator_owns(self) -> None:
         [said] = refusal(template(trainer(command=["torchrun", "--nnodes", "2", "x.py"])))
@@ -277,7 +285,11 @@ class TestProcesses:
         ("asked", "resources", "words"),
         [
             ("gpu", None, "needs a GPU in"),
-            ("cpu", GPUS, "4 GPUs in spec.template.spec.containers[0].resources would idle; use gpu or remove them"),
+            (
+                "cpu",
+                GPUS,
+                "would leave the 4 GPUs in spec.template.spec.containers[0].resources idle; use gpu or remove them",
+            ),
             ("cpu", None, "needs at least one CPU in"),
             ("cpu", {"limits": {"cpu": "500m"}}, "needs at least one CPU in"),
             (5, GPUS, "is more than the 4 GPUs in"),

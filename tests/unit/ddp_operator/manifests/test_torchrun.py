@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from ddp_operator.manifests.torchrun import (
-    CommandError,
-    Plan,
+    InvalidCommand,
+    TorchrunPlan,
     UserCommand,
     build_env,
     build_torchrun_args,
@@ -16,7 +16,7 @@ from ddp_operator.manifests.torchrun import (
     split_user_command,
 )
 
-PLAN = Plan(
+PLAN = TorchrunPlan(
     nodes=2,
     nproc_per_node=4,
     backend="c10d",
@@ -104,22 +104,22 @@ def test_forms_of_a_training_command(line: list[str], expected: UserCommand) -> 
         ("--run-path", "--run-path: write the script itself"),
         ("--shutdown-timeout=3", "--shutdown-timeout: set spec.checkpoint.graceSeconds instead"),
         ("--signals-to-handle=SIGTERM", "--signals-to-handle: remove it"),
-        ("--no-such-flag", "--no-such-flag: is no flag of torchrun"),
-        ("-x", "-x: is no flag of torchrun"),
-        ("--help", "--help: runs nothing"),
+        ("--no-such-flag", "--no-such-flag: is not a flag of torchrun"),
+        ("-x", "-x: is not a flag of torchrun"),
+        ("--help", "--help: starts no training"),
         ("--duplicate=1", "--duplicate: is ambiguous in torchrun: --duplicate-stdout-filters, --duplicate-stderr"),
     ],
 )
 def test_a_torchrun_flag_of_the_operator_is_refused_by_name(flag: str, remedy: str) -> None:
     for line in (["torchrun", flag, "train.py"], ["python", "-m", "torch.distributed.run", flag, "train.py"]):
-        with pytest.raises(CommandError) as raised:
+        with pytest.raises(InvalidCommand) as raised:
             split_user_command(line, [])
         assert str(raised.value).startswith(remedy)
 
 
 def test_all_of_the_operators_flags_are_named_at_once() -> None:
     line = "torchrun --nnodes=2 --node_rank 0 --standalone --tee 3 --nproc_per_node 8 --nnodes 2 train.py --nnodes 5"
-    with pytest.raises(CommandError) as raised:
+    with pytest.raises(InvalidCommand) as raised:
         split_user_command(line.split(), [])
     assert str(raised.value) == (
         "--nnodes: set spec.nodes instead; --node-rank: remove it; the completion index of the pod is its node rank; "
@@ -130,21 +130,21 @@ def test_all_of_the_operators_flags_are_named_at_once() -> None:
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ([], "neither command nor args"),
-        ([""], "the first word is empty"),
+        ([], "has neither command nor args"),
+        ([""], "has an empty first item"),
         (["python"], "python: names no script"),
         (["python", "-u"], "python: names no script"),
         (["python", "-"], "reads the script from standard input"),
         (["python", "-m"], "-m needs a value"),
-        (["--lr", "1"], "begins with the flag --lr"),
-        (["torchrun"], "torchrun without a script"),
+        (["--lr", "1"], "starts with the flag --lr"),
+        (["torchrun"], "torchrun has no script"),
         (["torchrun", "--tee"], "--tee: requires argument"),
         (["torchrun", "-t"], "--tee: requires argument"),
         (["torchrun", "--virtual-local-rank=1", "x.py"], "--virtual-local-rank: must not have an argument"),
     ],
 )
 def test_what_cannot_be_run_is_refused(line: list[str], complaint: str) -> None:
-    with pytest.raises(CommandError, match=complaint):
+    with pytest.raises(InvalidCommand, match=complaint):
         split_user_command(line, [])
 
 
@@ -196,7 +196,7 @@ def test_torchruns_own_parser_understands_every_flag_we_pass() -> None:
 def refusal(line: list[str]) -> str:
     try:
         split_user_command(line, [])
-    except CommandError as error:
+    except InvalidCommand as error:
         return str(error)
     return ""
 
