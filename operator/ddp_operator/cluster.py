@@ -1,8 +1,7 @@
-"""The protocol between the reconcile and whatever runs pods: an API server (``kube``) or this machine (``local``).
+"""The protocol of a cluster, which the reconcile uses: an API server (``kube``) or this machine (``local``).
 
-Objects cross it as plain Kubernetes JSON (``dict`` with ``apiVersion``, ``kind``, ``metadata``, …) because that is
-what one side speaks natively and what ``ddp render`` prints. Everything that decides lives above this line, everything
-that performs lives below it; ``tests/contract`` holds every implementation to the same behaviour.
+Objects are plain Kubernetes JSON (``dict`` with ``apiVersion``, ``kind``, ``metadata``, …), as an API server sends them
+and ``ddp render`` prints them. ``tests/contract`` tests both implementations with one suite.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 Object = Mapping[str, Any]
-"""One Kubernetes object as JSON. Never mutated once it has been handed over."""
+"""One Kubernetes object as JSON. Do not mutate it after it was passed on."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Key:
-    """Which custom resource: the unit of work of the queue."""
+    """Namespace and name of a custom resource, which is the unit of work of the queue."""
 
     namespace: str
     name: str
@@ -26,11 +25,11 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One resource and its children, as last seen.
+    """A resource and its children, as last observed.
 
-    Children carry the label and are controlled by a resource of that name, or, as pods, by one of its Jobs. The owner's
-    UID is compared by the reconcile; other objects with the label may be left out. Of a Job or a pod a snapshot holds
-    the fields that are read. ConfigMaps whose label is empty are shared: they are in each snapshot of their namespace.
+    Children have the label, and their controller is a resource of that name or, for pods, one of its Jobs. The
+    reconcile compares the owner's UID. Other objects with the label may be missing. Jobs and pods have the fields that
+    the operator reads. ConfigMaps with an empty label are shared: they are in each snapshot of their namespace.
     """
 
     resource: Object
@@ -42,33 +41,33 @@ class Snapshot:
 
 
 def claim_of(resource: Object) -> str | None:
-    """Return the claim, or the URL, to which a resource's checkpoints go, by itself or by the profile it has taken."""
-    taken = ((resource.get("status") or {}).get("profile") or {}).get("job") or {}
-    parts = (taken.get("checkpoint") or {}, (resource.get("spec") or {}).get("checkpoint") or {})
-    checkpoint = {name: value for part in parts for name, value in part.items()}
+    """Return the claim or the URL of a resource's checkpoints, from its spec and the profile in its status."""
+    profile_job = ((resource.get("status") or {}).get("profile") or {}).get("job") or {}
+    own_checkpoint = (resource.get("spec") or {}).get("checkpoint") or {}
+    checkpoint = {**(profile_job.get("checkpoint") or {}), **own_checkpoint}
     claim = checkpoint.get("claimName") or checkpoint.get("url")
     return claim if isinstance(claim, str) else None
 
 
 def name_claim(claim: str) -> str:
-    """Return what ``claim_of`` returns as it stands in a sentence."""
+    """Return the text for a result of ``claim_of`` in a message."""
     return claim if "://" in claim else f"claim {claim}"
 
 
 def owner_uids(item: Object) -> set[str]:
-    """Return the UIDs of an object's owners, its controller among them."""
+    """Return the UIDs of an object's owners, including its controller."""
     return {str(owner.get("uid")) for owner in (item.get("metadata") or {}).get("ownerReferences") or ()}
 
 
 def controller_of(item: Object) -> Mapping[str, Any]:
-    """Return the owner reference of the object's controller, empty where it has none."""
+    """Return the owner reference of the object's controller, empty if it has none."""
     references = (item.get("metadata") or {}).get("ownerReferences") or []
     return next((reference for reference in references if reference.get("controller")), {})
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A line for ``kubectl describe``: said once for each transition, never repeated by a later pass."""
+    """An Event for ``kubectl describe``. It is emitted once for each transition."""
 
     type: Literal["Normal", "Warning"]
     reason: str
@@ -79,11 +78,11 @@ ChildKind = Literal["Service", "ConfigMap", "Job", "Pod", "NetworkPolicy"]
 
 
 class ClusterError(Exception):
-    """A call failed for a reason that a later, identical call may not meet (network, 429, 5xx): try again."""
+    """A call failed, and a retry may succeed (network, 429, 5xx)."""
 
 
 class ServerError(ClusterError):
-    """The API server answered that it cannot do it now (5xx), as ``message`` says: a webhook that is away."""
+    """The API server failed (5xx), for example because a webhook is unavailable. ``message``: the server's message."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -91,11 +90,11 @@ class ServerError(ClusterError):
 
 
 class Conflict(ClusterError):
-    """The resource changed since it was observed (409 on a precondition): observe again."""
+    """The object changed after it was observed (409 on a precondition). Observe it again."""
 
 
 class Refused(Exception):
-    """The API server will never take this object as it is. ``message`` is its own."""
+    """The API server refuses the request, and a retry would not change that. ``message``: the server's message."""
 
     def __init__(self, message: str, *, reason: Literal["Invalid", "Forbidden"]) -> None:
         super().__init__(message)
@@ -105,127 +104,125 @@ class Refused(Exception):
 
 @dataclass
 class AlreadyExists(Exception):
-    """A create met an object of the same name; ``existing`` is that object as it is now."""
+    """An object with the name of a created one exists. ``existing``: that object."""
 
     existing: Object = field(default_factory=dict)
 
 
 class Cluster(Protocol):
-    """What the reconcile asks of a cluster.
+    """The calls of the reconcile to a cluster.
 
-    Every method may raise ClusterError; nothing else escapes but what is named.
+    Every method may raise ClusterError, and otherwise only the named exceptions.
     """
 
     async def observe(self, key: Key) -> Snapshot | None:
-        """Return the resource and its labelled children, or None once the resource is gone.
+        """Return the resource and its labelled children, or None if the resource does not exist.
 
-        May be served from a cache that lags, but never behind this process's own writes.
+        The result may be from a cache, which never lags behind this process's own writes.
         """
 
     async def fetch(self, key: Key) -> Snapshot | None:
-        """Return the same as it is now, from no cache: for a decision that rests on what a cache may have missed."""
+        """Return the result of ``observe`` without a cache, for decisions that a late watch event could falsify."""
 
     async def resources_on_claim(self, namespace: str, claim: str) -> Iterable[Object]:
-        """Return the resources of a namespace whose checkpoints go to this claim or URL, at least name and state."""
+        """Return the resources in a namespace that store checkpoints in this claim or URL, at least name and state."""
 
     async def create(self, manifest: Object, *, dry_run: bool = False) -> Object:
-        """POST one child; return it as stored, its metadata at least.
+        """POST one child and return it as stored, at least its metadata.
 
-        With ``dry_run`` it is checked by every admission step and not stored.
+        With ``dry_run`` all admission steps check it, and it is not stored.
 
         Raises: AlreadyExists, Refused, ServerError.
         """
 
     async def add_owners(self, item: Object, references: Sequence[Object]) -> Object | None:
-        """Give a ConfigMap more owners, whoever else does so at the same time; once is as good as twice.
+        """Add owners to a ConfigMap. Idempotent, and safe with concurrent calls.
 
-        Returns its metadata then; None: it is gone, or another object by now. Raises: Refused.
+        Returns the ConfigMap's metadata; None if it was deleted or recreated meanwhile. Raises: Refused.
         """
 
     async def job(self, namespace: str, name: str) -> Object | None:
-        """Return a Job as it is now, with its whole template; those of a snapshot may have a part of it. None: gone."""
+        """Return the current Job with its complete template, which a snapshot may lack. None: it does not exist."""
 
     async def patch_job(self, namespace: str, name: str, patch: Object, *, seen: Object | None = None) -> None:
-        """Merge-patch a Job's labels, annotations and ``spec`` (suspend, its size). No error: it is gone.
+        """Merge-patch labels, annotations and ``spec`` (suspend, size) of a Job. No error if it does not exist.
 
-        ``seen``: only if the Job still is as it was observed. Raises: Refused, Conflict.
+        ``seen``: the observed Job, whose version is the precondition. Raises: Refused, Conflict.
         """
 
     async def delete(
         self, kind: ChildKind, namespace: str, name: str, *, uid: str, resource_version: str | None = None
     ) -> None:
-        """Delete a child and, in the background, what it owns. Gone already or another UID by now is no error.
+        """Delete a child and, in the background, its own children. No error if it does not exist or has another UID.
 
-        Raises: Conflict where it is not at ``resource_version`` any more.
+        Raises: Conflict if it has another version than ``resource_version``.
         """
 
     async def discard(self, manifest: Object) -> None:
-        """Delete an object by its name where it has the same controlling owner as ``manifest``; none is no error.
+        """Delete an object by its name if it has the controller of ``manifest``. No error if it does not exist.
 
-        For objects that are not observed.
+        Use it for objects that are not observed.
         """
 
     async def restore_labels(self, owner: str, namespace: str, name: str, labels: Mapping[str, str]) -> bool:
-        """Give a Job and its pods these labels back where somebody has taken them away.
+        """Restore removed labels of a Job and its pods.
 
-        ``owner``: only a Job that is controlled by this UID; none is no error. Returns whether any had lost them.
+        ``owner``: the UID of the Job's controller; no error if no such Job exists. Returns whether labels were missing.
 
         Raises: Refused.
         """
 
     async def profile(self, kind: str, namespace: str, name: str) -> Object | None:
-        """Return a profile, of the namespace or for all; None: there is none. Raises: Refused where it may not be read.
+        """Return the current profile, of the namespace or of the cluster, without a cache. None: it does not exist.
 
-        As it is now, from no cache.
+        Raises: Refused if the operator may not read it.
         """
 
     async def resource_claim(self, kind: str, namespace: str, name: str) -> Object | None:
-        """Return a ResourceClaim or a ResourceClaimTemplate; None: there is none.
+        """Return the current ResourceClaim or ResourceClaimTemplate, in v1beta1 or later. None: it does not exist.
 
-        As it is now, from no cache, in any version from v1beta1 on. Raises: Refused where it may not be read.
+        Raises: Refused if the operator may not read it.
         """
 
     async def node(self, name: str) -> Object | None:
-        """Return a Kubernetes node; None: there is no such node. Raises: Refused where it may not be read."""
+        """Return a Kubernetes node; None: it does not exist. Raises: Refused if the operator may not read it."""
 
     async def fail_pod(self, pod: Object, reason: str, message: str) -> None:
-        """Declare a pod failed whose node is lost, by its status, and remove it; its Job then replaces or forgets it.
+        """Set the status of a pod on a lost node to Failed, and remove the pod. Its Job can then replace it.
 
-        The status says ``DisruptionTarget`` with this reason and message. A pod that is gone, or has ended meanwhile,
-        is no error.
+        The status has the condition ``DisruptionTarget`` with this reason and message. No error if the pod does not
+        exist, or has ended meanwhile.
         """
 
     async def suspend_resource(self, key: Key, *, resource_version: str) -> None:
-        """Set the custom resource's ``spec.suspend`` (it is idle). Raises: Conflict."""
+        """Set ``spec.suspend`` of the custom resource to true, because it is idle. Raises: Conflict."""
 
     async def delete_resource(self, key: Key, *, uid: str, resource_version: str | None = None) -> None:
-        """Delete the custom resource itself (its time to live is over). Raises: Conflict, as ``delete``."""
+        """Delete the custom resource after its time to live. Raises: Conflict, as ``delete``."""
 
     async def patch_status(self, key: Key, status: Object, *, resource_version: str) -> None:
         """Replace the resource's status if it is still at ``resource_version``. Raises: Conflict, Refused."""
 
     async def events_of(self, item: Object) -> tuple[Object, ...]:
-        """Return what others have posted about an object: the Job controller, the scheduler, the kubelet.
+        """Return the Events of the Job controller, the scheduler and the kubelet about an object.
 
-        Some 50 Events at most, which may be some seconds old.
-
-        Raises: Refused where they may not be read.
+        They are at most about 50, and may be some seconds old. Raises: Refused if the operator may not read them.
         """
 
     async def workloads_of(self, job: Object) -> tuple[Object, ...]:
-        """Return Kueue's Workloads of a Job: one, or none yet.
+        """Return Kueue's Workload of a Job, or an empty tuple before Kueue has created it.
 
-        Raises: Refused where they may not be read, or Kueue is not there.
+        Raises: Refused if the operator may not read them, or Kueue is not installed.
         """
 
     async def local_queue(self, namespace: str, name: str) -> Object | None:
-        """Return Kueue's LocalQueue of this name; None: there is none. Raises: Refused where it may not be read."""
+        """Return Kueue's LocalQueue; None: it does not exist. Raises: Refused if the operator may not read it."""
 
     async def emit(self, resource: Object, event: Event) -> None:
-        """Post an Event about the resource. Best effort: losing one is no error."""
+        """Post an Event about the resource, best effort."""
 
     async def scrape(self, pod: Object, port: int, take: Callable[[bytes], None]) -> bool:
-        """Hand the page at ``/metrics`` of a running pod to ``take``, piece by piece, as it comes.
+        """Read the page at ``/metrics`` of a running pod, and pass it to ``take`` in pieces.
 
-        Returns whether all of it has come. Bounded in time (2 s) and size (1 MiB), whatever the pod does.
+        Returns whether the page is complete. Time (2 s) and size (1 MiB) are bounded.
         """
