@@ -12,7 +12,7 @@ from cel_expr_python import cel
 from cel_expr_python.ext import ext_strings
 
 from ddp_operator.api.errors import FieldError
-from ddp_operator.api.rules import RULES, Rule
+from ddp_operator.api.rules import RULES, CelRule
 
 _ABSENT = object()
 
@@ -46,7 +46,7 @@ def check_rules(resource: Mapping[str, Any], old: Mapping[str, Any] | None = Non
     return errors
 
 
-def _select_readable(rule: Rule, value: Any) -> Any:
+def _select_readable(rule: CelRule, value: Any) -> Any:
     """Return the part of a value that a rule reads. A template may have numbers without a CEL type."""
     if rule.is_transition or not isinstance(value, Mapping):
         return value

@@ -15,7 +15,7 @@ import yaml
 from msgspec import inspect as mi
 
 from ddp_operator import constants
-from ddp_operator.api.rules import RULES, Rule
+from ddp_operator.api.rules import RULES, CelRule
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Status
 
@@ -320,7 +320,7 @@ def list_fields(schema: Mapping[str, Any], path: str = "") -> list[str]:
     return paths
 
 
-def _add_rules(schema: dict[str, Any], rules: Iterable[Rule]) -> None:
+def _add_rules(schema: dict[str, Any], rules: Iterable[CelRule]) -> None:
     """Add CEL rules to their schema nodes."""
     for rule in rules:
         node = schema

@@ -4,23 +4,20 @@ import hashlib
 import re
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
+from ddp_operator.api.fields import SpecFields
 from ddp_operator.api.tracking import SecretReference
 from ddp_operator.constants import INPUTS_FOLDER
 
 
-class _Fields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
-    """Common behaviour: as in ``spec``."""
-
-
-class NodeCache(_Fields, frozen=True, kw_only=True):
+class NodeCache(SpecFields, frozen=True, kw_only=True):
     """A folder on each node, shared by all jobs of the node. Nothing deletes files from it."""
 
     path: Annotated[str, Meta(description="Absolute path on the nodes, on a disk with room for all cached inputs.")]
 
 
-class Input(_Fields, frozen=True, kw_only=True):
+class Input(SpecFields, frozen=True, kw_only=True):
     """Data or a model. A pod without GPUs fetches it before the training pods are created; they mount it read-only."""
 
     name: Annotated[str | None, Meta(description="Name in messages. Unset: the last part of the URL.")] = None

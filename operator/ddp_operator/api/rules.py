@@ -16,7 +16,7 @@ from ddp_operator.constants import MAX_NAME_LENGTH, MAX_NODES
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class CelRule:
     """One ``x-kubernetes-validations`` entry."""
 
     at: str
@@ -32,8 +32,8 @@ class Rule:
         return "oldSelf" in self.cel
 
 
-def _between(at: str, least: int, most: int, remedy: str) -> Rule:
-    return Rule(at, f"self >= {least} && self <= {most}", f"must be between {least} and {most}; {remedy}")
+def _between(at: str, least: int, most: int, remedy: str) -> CelRule:
+    return CelRule(at, f"self >= {least} && self <= {most}", f"must be between {least} and {most}; {remedy}")
 
 
 def _value_or_default(path: str, default: str | int | bool | list[str]) -> str:
@@ -55,9 +55,9 @@ _GROUPS = [
 _IS_INCOMPLETE = f"(has(self.profileRef) && !({' && '.join(map(_is_set, _GROUPS))}))"
 
 
-def _requires(path: str, condition: str, message: str) -> Rule:
+def _requires(path: str, condition: str, message: str) -> CelRule:
     """Return the rule that the member at ``path`` requires a condition on other members. A profile may set those."""
-    return Rule("spec", f"{_IS_INCOMPLETE} || !({_is_set(path)}) || {condition}", message, field=f".{path}")
+    return CelRule("spec", f"{_IS_INCOMPLETE} || !({_is_set(path)}) || {condition}", message, field=f".{path}")
 
 
 _BACKEND = _value_or_default("rendezvous.backend", Rendezvous().backend)
@@ -88,7 +88,7 @@ ONCE_ENDED = ("nodes", "suspend", "recovery", "idle", *_DEADLINES, "processGroup
 """Immutable after the job has ended: an edit would have no effect."""
 
 
-def _immutable() -> Rule:
+def _immutable() -> CelRule:
     """Return the rule of the immutable fields, which depend on how far the job is.
 
     This is one rule for all fields, because the API server evaluates all rules at each write, also of the status, and
@@ -111,7 +111,7 @@ def _immutable() -> Rule:
             unchanged_groups.append(all_unchanged)
             changed_names.append(listed)
     remedy = "delete the job and create it again"
-    return Rule(
+    return CelRule(
         "",
         "!has(self.status) || !has(oldSelf.status) || self.status != oldSelf.status"
         f" || !has(self.status.attempt) || self.status.attempt == 0 || ({' && '.join(unchanged_groups)})",
@@ -141,55 +141,55 @@ _MAX_PROCESSES = 1024
 _MAX_PATTERNS = 8
 _MAX_PATTERN = 512
 
-RULES: tuple[Rule, ...] = (
-    Rule(
+RULES: tuple[CelRule, ...] = (
+    CelRule(
         "",
         f"size(self.metadata.name) <= {MAX_NAME_LENGTH}",
         f"metadata.name must have at most {MAX_NAME_LENGTH} characters, because pod host names are "
         "<name>-<attempt>-<index>; choose a shorter name",
         field=".metadata.name",
     ),
-    Rule(
+    CelRule(
         "",
         "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
         "metadata.name must consist of lower-case letters, digits and '-', start with a letter and end with a letter "
         "or digit, because the job's Service has the same name; change it",
         field=".metadata.name",
     ),
-    Rule(
+    CelRule(
         "spec.profileRef.name",
         "self.matches('^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$')",
         "must consist of lower-case letters, digits, '-' and '.'; change it",
     ),
     _between("spec.nodes", 1, MAX_NODES, "to stop all pods, set suspend: true"),
     _between("spec.spares", 0, 16, "to have no spare pods, set it to 0"),
-    Rule(
+    CelRule(
         "spec",
         f"!has(self.spares) || self.spares == 0 || (self.nodes > 1 && !has(self.elastic) && {_BACKEND} != 'static')",
         "needs a job of fixed size with 2 nodes or more and the c10d rendezvous, because a spare replaces any pod "
         "except pod 0; set spares to 0, or change nodes, elastic or rendezvous.backend",
         field=".spares",
     ),
-    Rule(
+    CelRule(
         "spec.elastic",
         "(!has(self.minNodes) || self.minNodes >= 1) && (!has(self.maxNodes)"
         f" || ({_value_or_default('minNodes', 1)} <= self.maxNodes && self.maxNodes <= {MAX_NODES}))",
         f"must be 1 <= minNodes <= maxNodes <= {MAX_NODES}; change them",
     ),
-    Rule(
+    CelRule(
         "spec",
         "!has(self.elastic) || ((!has(self.elastic.minNodes) || self.nodes >= self.elastic.minNodes)"
         " && (!has(self.elastic.maxNodes) || self.nodes <= self.elastic.maxNodes))",
         "must be between elastic.minNodes and elastic.maxNodes; change it",
         field=".nodes",
     ),
-    Rule(
+    CelRule(
         "spec",
         f"!has(self.elastic) || {_BACKEND} != 'static'",
         "needs the c10d rendezvous, which pods can join and leave; remove rendezvous.backend",
         field=".elastic",
     ),
-    Rule(
+    CelRule(
         "spec.procPerNode",
         f"type(self) == int ? self >= 1 && self <= {_MAX_PROCESSES}"
         " : (type(self) == string && self in ['auto', 'gpu', 'cpu'])",
@@ -197,12 +197,12 @@ RULES: tuple[Rule, ...] = (
     ),
     _between("spec.rendezvous.port", 1024, 65535, "leave it out to use the default"),
     _between("spec.metrics.port", 1024, 65535, "leave it out to use the default"),
-    Rule(
+    CelRule(
         "spec.metrics.logPatterns",
         f"size(self) <= {_MAX_PATTERNS} && self.all(p, size(p) <= {_MAX_PATTERN})",
         f"must have at most {_MAX_PATTERNS} expressions of at most {_MAX_PATTERN} characters; remove or shorten some",
     ),
-    Rule(
+    CelRule(
         "spec",
         " != ".join(_PORTS),
         "must differ from rendezvous.port, because pod 0 listens on both; change one of them",
@@ -210,7 +210,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _between("spec.metrics.epochs", 1, _MAX_STEPS, "leave it out if the log shows the total"),
     _between("spec.rendezvous.joinTimeoutSeconds", 10, _YEAR, "pods need a few seconds to join"),
-    Rule(
+    CelRule(
         "spec",
         f"{_BACKEND} != 'static' || {_value_or_default('recovery.inPlaceRestarts', 0)} == 0",
         "must be 0 with the static rendezvous, which can't restart workers; set it to 0 or set rendezvous.backend: "
@@ -224,7 +224,7 @@ RULES: tuple[Rule, ...] = (
         "needs conditions or taints, such as conditions: [Xid*]; add one or remove nodeHealth",
     ),
     *(
-        Rule(
+        CelRule(
             f"spec.recovery.nodeHealth.{name}",
             "size(self) <= 32 && self.all(one, size(one) >= 1 && size(one) <= 316)",
             "must have at most 32 names of 1 to 316 characters; change them",
@@ -234,7 +234,7 @@ RULES: tuple[Rule, ...] = (
     _between("spec.recovery.maxRestarts", 0, _MAX_RESTARTS, "with 0 the first failure ends the job"),
     _between("spec.recovery.resetAfterSteps", 1, _MAX_STEPS, "leave it out to use 1000"),
     _between("spec.recovery.forceDeleteAfterSeconds", 0, _YEAR, "leave it out to use 120"),
-    Rule(
+    CelRule(
         "spec.recovery.nonRetryableExitCodes",
         "self.all(c, c >= 1 && c <= 255)",
         "must contain exit codes between 1 and 255; remove the others",
@@ -251,7 +251,7 @@ RULES: tuple[Rule, ...] = (
         "needs the check allreduce, which measures the bandwidth; add allreduce to preflight.checks or remove this "
         "field",
     ),
-    Rule(
+    CelRule(
         "spec",
         f"!{_REQUIRED} || {_value_or_default('preflight.mode', Preflight().mode)} != 'Off'",
         "needs the preflight, which detects the network that NCCL uses; set preflight.mode to Warn or Fail, or "
@@ -265,17 +265,17 @@ RULES: tuple[Rule, ...] = (
         "needs the check pairs, which measures the bandwidth; add pairs to preflight.checks, set network.require: "
         "true, or remove this field",
     ),
-    Rule(
+    CelRule(
         "spec.checkpoint.path",
         "self.startsWith('/')",
         "must be an absolute path, such as /ckpt; add the leading slash",
     ),
-    Rule(
+    CelRule(
         "spec.checkpoint.url",
         "self.matches('^[a-z][a-z0-9+.-]*://[^ ]+$') && !self.matches('^(data|https?|memory)://')",
         "must be the URL of a writable folder, such as s3://bucket/prefix; change it",
     ),
-    Rule(
+    CelRule(
         "spec.checkpoint",
         "!has(self.url) || (!has(self.claimName) && !has(self.shared))",
         "must not have url together with claimName or shared, because a url replaces the claim and serves one job "
@@ -287,36 +287,36 @@ RULES: tuple[Rule, ...] = (
     ),
     _between("spec.checkpoint.keep", 1, 1000, "leave it out to keep 3 snapshots"),
     _between("spec.checkpoint.graceSeconds", 0, _YEAR, "with 0 pods are killed at once"),
-    Rule(
+    CelRule(
         "spec.code",
         "[has(self.configMapName), has(self.claimName), has(self.image)].filter(one, one).size() == 1",
         "must have exactly one of configMapName, claimName and image; use `ddp submit --workdir`, which sets it",
     ),
-    Rule(
+    CelRule(
         "spec.code",
         "has(self.path) == has(self.claimName)",
         "must be set together with claimName: it is the path of the archive in the claim; set both or none",
         field=".path",
     ),
-    Rule(
+    CelRule(
         "spec.code.digest",
         "self.matches('^[0-9a-f]{64}$')",
         "must be a SHA-256 of 64 hexadecimal digits; use `ddp submit --workdir`, which sets it",
     ),
-    Rule(
+    CelRule(
         "spec.code.image",
         "self.matches('^[^ @]+@sha256:[0-9a-f]{64}$')",
         "must name the image by its digest, repository@sha256:…, because a tag can move and later pods would run "
         "different code; use `ddp submit --workdir --code-image`, which sets it",
     ),
-    Rule(
+    CelRule(
         "spec.code.mountPath",
         "self.matches('^/[^:]*[^/:]$') && !self.contains('/..') && !self.startsWith('/opt/ddp-')",
         "must be an absolute path such as /workspace, and neither / nor a folder /opt/ddp-…, which the operator uses; "
         "change it",
     ),
     *(
-        Rule(
+        CelRule(
             f"spec.code.{name}",
             "!self.startsWith('/') && !self.matches('(^|/)[.][.](/|$)')",
             f"must be a path in the {where}, without '..'; change it",
@@ -328,17 +328,17 @@ RULES: tuple[Rule, ...] = (
         "has(self.tracking.tensorboard) || has(self.tracking.mlflow) || has(self.tracking.wandb)",
         "needs a tracker; add tensorboard, mlflow or wandb, or remove tracking",
     ),
-    Rule(
+    CelRule(
         "spec.tracking.runId",
         "self.matches('^[A-Za-z0-9_-]{1,64}$')",
         "must be 1 to 64 letters, digits, '-' and '_'; leave it out to use the job's name and UID",
     ),
-    Rule(
+    CelRule(
         "spec.tracking.tensorboard.path",
         "self.startsWith('/')",
         "must be an absolute path on a volume, such as /ckpt/tensorboard; add the leading slash",
     ),
-    Rule(
+    CelRule(
         "spec.shm.sizeLimit",
         "self.matches('^[0-9]+([.][0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?$')",
         "must be a quantity such as 8Gi; leave it out to use half of the node's memory",
@@ -354,13 +354,13 @@ RULES: tuple[Rule, ...] = (
         "(has(self.scheduling.placement) && self.scheduling.placement != 'Any')",
         "needs scheduling.placement: Pack or Spread; set one of them or remove this field",
     ),
-    Rule(
+    CelRule(
         "spec.scheduling.topologyKey",
         "self.matches('^([-A-Za-z0-9_.]{1,253}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$')",
         "must be the key of a node label, such as topology.kubernetes.io/zone; change it",
     ),
     *(
-        Rule(
+        CelRule(
             f"spec.scheduling.{name}",
             "self.matches('^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$')",
             "must consist of lower-case letters, digits, '-' and '.'; change or remove it",

@@ -6,20 +6,17 @@ Bounds are CEL rules in ``rules.py`` rather than constraints here: the message o
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, field
 
 from ddp_operator.api.defaults import MAX_RESTARTS
+from ddp_operator.api.fields import SpecFields
 from ddp_operator.api.inputs import Input
 from ddp_operator.api.tracking import SecretReference, Tracking
 from ddp_operator.constants import CODE_FOLDER, DEFAULT_METRICS_PORT, DEFAULT_RENDEZVOUS_PORT
 
 
-class _Fields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
-    """Common behaviour: immutable, keyword-only, camelCase in JSON, unknown fields refused."""
-
-
-class Rendezvous(_Fields, frozen=True, kw_only=True):
-    """How torchrun agents find each other."""
+class Rendezvous(SpecFields, frozen=True, kw_only=True):
+    """Rendezvous of the torchrun agents."""
 
     backend: Annotated[
         Literal["c10d", "static"],
@@ -36,7 +33,7 @@ class Rendezvous(_Fields, frozen=True, kw_only=True):
     ] = 600
 
 
-class Elastic(_Fields, frozen=True, kw_only=True):
+class Elastic(SpecFields, frozen=True, kw_only=True):
     """Bounds within which the number of pods may change while the job runs, without a new Job."""
 
     min_nodes: Annotated[
@@ -45,7 +42,7 @@ class Elastic(_Fields, frozen=True, kw_only=True):
     max_nodes: Annotated[int, Meta(description="Maximum of spec.nodes, at most 5000.")]
 
 
-class Shm(_Fields, frozen=True, kw_only=True):
+class Shm(SpecFields, frozen=True, kw_only=True):
     """Shared memory of a pod (``/dev/shm``), which DataLoader workers and NCCL use."""
 
     size_limit: Annotated[
@@ -53,7 +50,7 @@ class Shm(_Fields, frozen=True, kw_only=True):
     ] = None
 
 
-class NodeHealth(_Fields, frozen=True, kw_only=True):
+class NodeHealth(SpecFields, frozen=True, kw_only=True):
     """Node conditions and taints that mark a pod's node as unhealthy. Names may be shell patterns, such as Xid*."""
 
     conditions: Annotated[
@@ -74,7 +71,7 @@ class NodeHealth(_Fields, frozen=True, kw_only=True):
     ] = None
 
 
-class Recovery(_Fields, frozen=True, kw_only=True):
+class Recovery(SpecFields, frozen=True, kw_only=True):
     """Restarts after a failure: first of the workers in the same pods, then of all pods, in a new Job."""
 
     in_place_restarts: Annotated[
@@ -133,7 +130,7 @@ class Recovery(_Fields, frozen=True, kw_only=True):
     ] = None
 
 
-class Watchdog(_Fields, frozen=True, kw_only=True):
+class Watchdog(SpecFields, frozen=True, kw_only=True):
     """Detection of hangs: training that makes no progress. A step, or a call of ``heartbeat()``, is progress."""
 
     start_seconds: Annotated[
@@ -160,7 +157,7 @@ class Watchdog(_Fields, frozen=True, kw_only=True):
     ] = "Restart"
 
 
-class Preflight(_Fields, frozen=True, kw_only=True):
+class Preflight(SpecFields, frozen=True, kw_only=True):
     """Network checks before training, once all pods of an attempt have joined. The status has the results."""
 
     mode: Annotated[
@@ -180,7 +177,7 @@ class Preflight(_Fields, frozen=True, kw_only=True):
     ] = 0
 
 
-class Network(_Fields, frozen=True, kw_only=True):
+class Network(SpecFields, frozen=True, kw_only=True):
     """The network between the nodes, and whether training may start on a different one (docs/fabric.md). It has no
     effect on a job with a single pod."""
 
@@ -208,7 +205,7 @@ class Network(_Fields, frozen=True, kw_only=True):
     ] = None
 
 
-class Idle(_Fields, frozen=True, kw_only=True):
+class Idle(SpecFields, frozen=True, kw_only=True):
     """Action when the job holds GPUs without a step for long, in whatever state its pods are."""
 
     minutes: Annotated[int, Meta(description="Minutes without a step or a heartbeat while pods hold GPUs.")]
@@ -222,7 +219,7 @@ class Idle(_Fields, frozen=True, kw_only=True):
     ] = None
 
 
-class Checkpoint(_Fields, frozen=True, kw_only=True):
+class Checkpoint(SpecFields, frozen=True, kw_only=True):
     """Where the training script keeps its checkpoints."""
 
     path: Annotated[str, Meta(description="Absolute path in the container; the script finds it in DDP_CHECKPOINT_DIR.")]
@@ -261,7 +258,7 @@ class Checkpoint(_Fields, frozen=True, kw_only=True):
     grace_seconds: Annotated[int, Meta(description="Seconds after SIGTERM for a pod to save a checkpoint.")] = 120
 
 
-class Code(_Fields, frozen=True, kw_only=True):
+class Code(SpecFields, frozen=True, kw_only=True):
     """The working directory of the training command, packed by `ddp submit --workdir`. Each pod unpacks it once,
     before its ranks start. Exactly one of configMapName, claimName and image holds the archive."""
 
@@ -300,7 +297,7 @@ class Code(_Fields, frozen=True, kw_only=True):
         return (self.mount_path or CODE_FOLDER).rstrip("/")
 
 
-class Metrics(_Fields, frozen=True, kw_only=True):
+class Metrics(SpecFields, frozen=True, kw_only=True):
     """The pod's Prometheus endpoint, served by the launcher."""
 
     port: Annotated[int, Meta(description="Port of /metrics in every training pod, 1024 to 65535.")] = (
@@ -325,7 +322,7 @@ class Metrics(_Fields, frozen=True, kw_only=True):
     ] = None
 
 
-class Scheduling(_Fields, frozen=True, kw_only=True):
+class Scheduling(SpecFields, frozen=True, kw_only=True):
     """Scheduler and placement of the pods. For Kueue, set its label kueue.x-k8s.io/queue-name on the job."""
 
     gang: Annotated[
@@ -355,7 +352,7 @@ class Scheduling(_Fields, frozen=True, kw_only=True):
     ] = None
 
 
-class Peer(_Fields, frozen=True, kw_only=True):
+class Peer(SpecFields, frozen=True, kw_only=True):
     """A client that may connect, as in `from` of a NetworkPolicy."""
 
     namespace_selector: Annotated[Any, Meta(description="Label selector of namespaces.")] = None
@@ -363,7 +360,7 @@ class Peer(_Fields, frozen=True, kw_only=True):
     ip_block: Annotated[Any, Meta(description="Range of addresses; not together with a selector.")] = None
 
 
-class NetworkPolicy(_Fields, frozen=True, kw_only=True):
+class NetworkPolicy(SpecFields, frozen=True, kw_only=True):
     """Limits on the pods' network traffic. The network plug-in must enforce NetworkPolicies."""
 
     enabled: Annotated[
@@ -386,7 +383,7 @@ class NetworkPolicy(_Fields, frozen=True, kw_only=True):
     ] = None
 
 
-class Template(_Fields, frozen=True, kw_only=True):
+class Template(SpecFields, frozen=True, kw_only=True):
     """Pod template. The container named trainer (or the only one) runs the training script in its command/args. Its
     image needs Python and torch."""
 
@@ -394,7 +391,7 @@ class Template(_Fields, frozen=True, kw_only=True):
     spec: Annotated[Any, Meta(description="Pod spec, as in a Job: containers, volumes, nodeSelector, …")]
 
 
-class ProfileRef(_Fields, frozen=True, kw_only=True):
+class ProfileRef(SpecFields, frozen=True, kw_only=True):
     """Reference to a profile: the values of fields that the job does not set, and locks on fields."""
 
     kind: Annotated[
@@ -407,7 +404,7 @@ class ProfileRef(_Fields, frozen=True, kw_only=True):
     name: Annotated[str, Meta(description="Name of the profile; `ddp profile list` shows all of them.")]
 
 
-class Spec(_Fields, frozen=True, kw_only=True):
+class Spec(SpecFields, frozen=True, kw_only=True):
     """Desired state of the job."""
 
     profile_ref: Annotated[

@@ -7,7 +7,9 @@ JSON. Truncate a time to seconds before you store it, so that it equals the valu
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, field
+
+from ddp_operator.api.fields import StatusFields
 
 Phase = Literal["Pending", "Rejected", "Suspended", "Running", "Restarting", "Succeeded", "Failed"]
 ENDED_PHASES: Final = ("Succeeded", "Failed", "Rejected")
@@ -17,11 +19,7 @@ RecoveryLevel = Literal["SamePods", "ReplacedPod", "NewPods"]
 Time = Annotated[datetime, Meta(tz=True)]
 
 
-class _Fields(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """Common behaviour. Unknown fields are ignored: a newer operator may have written them."""
-
-
-class Condition(_Fields, frozen=True, kw_only=True):
+class Condition(StatusFields, frozen=True, kw_only=True):
     """One condition in the form of metav1.Condition."""
 
     type: str
@@ -32,7 +30,7 @@ class Condition(_Fields, frozen=True, kw_only=True):
     observed_generation: int = 0
 
 
-class Nodes(_Fields, frozen=True, kw_only=True, omit_defaults=False):
+class Nodes(StatusFields, frozen=True, kw_only=True, omit_defaults=False):
     """Pods of the current attempt."""
 
     desired: int = 0
@@ -42,7 +40,7 @@ class Nodes(_Fields, frozen=True, kw_only=True, omit_defaults=False):
     failed: int = 0
 
 
-class Restarts(_Fields, frozen=True, kw_only=True, omit_defaults=False):
+class Restarts(StatusFields, frozen=True, kw_only=True, omit_defaults=False):
     """Restarts of the job's training."""
 
     total: Annotated[int, Meta(description="Restarts with new pods: counted plus free.")] = 0
@@ -68,7 +66,7 @@ class Restarts(_Fields, frozen=True, kw_only=True, omit_defaults=False):
     all: Annotated[int, Meta(description="All restarts: total, replaced and inPlace together.")] = 0
 
 
-class Progress(_Fields, frozen=True, kw_only=True):
+class Progress(StatusFields, frozen=True, kw_only=True):
     """Progress that rank 0 last reported."""
 
     epoch: int | None = None
@@ -90,7 +88,7 @@ class Progress(_Fields, frozen=True, kw_only=True):
     last_step_time: Time | None = None
 
 
-class SlowestPair(_Fields, frozen=True, kw_only=True):
+class SlowestPair(StatusFields, frozen=True, kw_only=True):
     """The pair of pods with the lowest bandwidth between them."""
 
     pods: Annotated[tuple[int, ...], Meta(description="Completion indices of the pods.")]
@@ -100,7 +98,7 @@ class SlowestPair(_Fields, frozen=True, kw_only=True):
     ]
 
 
-class PreflightStatus(_Fields, frozen=True, kw_only=True):
+class PreflightStatus(StatusFields, frozen=True, kw_only=True):
     """Results of the checks before training, from pod 0."""
 
     failed: Annotated[tuple[str, ...], Meta(description="Failed checks; the log of pod 0 has the reasons.")] = ()
@@ -123,14 +121,14 @@ class PreflightStatus(_Fields, frozen=True, kw_only=True):
     slowest_pair: SlowestPair | None = None
 
 
-class CheckpointStatus(_Fields, frozen=True, kw_only=True):
+class CheckpointStatus(StatusFields, frozen=True, kw_only=True):
     """The newest checkpoint that the training script reported."""
 
     step: int
     time: Annotated[Time | None, Meta(description="When the operator first observed it.")] = None
 
 
-class History(_Fields, frozen=True, kw_only=True):
+class History(StatusFields, frozen=True, kw_only=True):
     """Metrics of the job over time, as lines of a CSV file for `ddp report`. Their number is bounded."""
 
     columns: Annotated[
@@ -144,7 +142,7 @@ class History(_Fields, frozen=True, kw_only=True):
     ]
 
 
-class TrackingStatus(_Fields, frozen=True, kw_only=True):
+class TrackingStatus(StatusFields, frozen=True, kw_only=True):
     """The job's run in the trackers of spec.tracking."""
 
     run_id: Annotated[str, Meta(description="Identity of the run: DDP_TRACKING_RUN and WANDB_RUN_ID of the ranks.")]
@@ -153,7 +151,7 @@ class TrackingStatus(_Fields, frozen=True, kw_only=True):
     ] = ()
 
 
-class LastRestart(_Fields, frozen=True, kw_only=True):
+class LastRestart(StatusFields, frozen=True, kw_only=True):
     """The latest restart of all workers, and its cost."""
 
     attempt: Annotated[
@@ -183,7 +181,7 @@ class LastRestart(_Fields, frozen=True, kw_only=True):
     ] = None
 
 
-class CodeStatus(_Fields, frozen=True, kw_only=True):
+class CodeStatus(StatusFields, frozen=True, kw_only=True):
     """The code that the pods run, if `ddp submit --workdir` packed it."""
 
     digest: Annotated[str, Meta(description="SHA-256 of the archive's tar.")]
@@ -192,7 +190,7 @@ class CodeStatus(_Fields, frozen=True, kw_only=True):
     revision: Annotated[str, Meta(description="Short form of commit and digest, such as 1a2b3c4d5e6f-dirty.")]
 
 
-class Straggler(_Fields, frozen=True, kw_only=True):
+class Straggler(StatusFields, frozen=True, kw_only=True):
     """A rank that its peers wait for: its own work takes at least 1.3 times as long per step as the median rank's."""
 
     rank: int
@@ -202,7 +200,7 @@ class Straggler(_Fields, frozen=True, kw_only=True):
     ]
 
 
-class LastFailure(_Fields, frozen=True, kw_only=True):
+class LastFailure(StatusFields, frozen=True, kw_only=True):
     """The root cause of the latest failure: the earliest failure that is not secondary (the loss of a peer). Training
     may have been restarted since."""
 
@@ -233,14 +231,14 @@ class LastFailure(_Fields, frozen=True, kw_only=True):
     step: Annotated[int | None, Meta(description="Step that the failed rank had reached.")] = None
 
 
-class LostUsage(_Fields, frozen=True, kw_only=True):
+class LostUsage(StatusFields, frozen=True, kw_only=True):
     """GPU-seconds lost to interruptions of one cause."""
 
     cause: Annotated[str, Meta(description="Category of the failure, or Resized, or Stalled.")]
     gpu_seconds: int
 
 
-class Usage(_Fields, frozen=True, kw_only=True, omit_defaults=False):
+class Usage(StatusFields, frozen=True, kw_only=True, omit_defaults=False):
     """Use of the job's GPUs in GPU-seconds: the time that a pod of the job holds a GPU of a node."""
 
     gpus: Annotated[int, Meta(description="GPUs of the scheduled pods, at the time `since`.")] = 0
@@ -260,7 +258,7 @@ class Usage(_Fields, frozen=True, kw_only=True, omit_defaults=False):
     ] = ()
 
 
-class InputStatus(_Fields, frozen=True, kw_only=True):
+class InputStatus(StatusFields, frozen=True, kw_only=True):
     """State of one of spec.inputs."""
 
     name: str
@@ -280,7 +278,7 @@ class InputStatus(_Fields, frozen=True, kw_only=True):
     message: str = ""
 
 
-class Profile(_Fields, frozen=True, kw_only=True):
+class Profile(StatusFields, frozen=True, kw_only=True):
     """Copy of the profile at the start of the job. Later edits of the profile do not change the job."""
 
     kind: Annotated[
@@ -293,14 +291,14 @@ class Profile(_Fields, frozen=True, kw_only=True):
     locked: Annotated[tuple[str, ...], Meta(description="Fields that the job may not set to another value.")] = ()
 
 
-class ClaimedGpus(_Fields, frozen=True, kw_only=True):
+class ClaimedGpus(StatusFields, frozen=True, kw_only=True):
     """GPUs of the job's resource claims at its start. Later edits of their templates do not change the job."""
 
     gpus: Annotated[int, Meta(description="GPUs of each pod, in addition to those of the container's limits.")]
     digest: Annotated[str, Meta(description="Digest of the counted claims of the spec, and of procPerNode.")]
 
 
-class Status(_Fields, frozen=True, kw_only=True):
+class Status(StatusFields, frozen=True, kw_only=True):
     """Observed state of the job. The operator decides ``attempt``, ``restarts`` and ``lastFailure``."""
 
     observed_generation: int = 0

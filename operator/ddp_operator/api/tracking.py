@@ -2,20 +2,18 @@
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta
+
+from ddp_operator.api.fields import SpecFields
 
 
-class _Fields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
-    """Common behaviour: as in ``spec``."""
-
-
-class SecretReference(_Fields, frozen=True, kw_only=True):
+class SecretReference(SpecFields, frozen=True, kw_only=True):
     """A Secret of the job's namespace. Its keys become environment variables of the training container."""
 
     name: Annotated[str, Meta(description="Name of the Secret.")]
 
 
-class TensorBoard(_Fields, frozen=True, kw_only=True):
+class TensorBoard(SpecFields, frozen=True, kw_only=True):
     """Event files for TensorBoard."""
 
     path: Annotated[
@@ -27,7 +25,7 @@ class TensorBoard(_Fields, frozen=True, kw_only=True):
     ]
 
 
-class MLflow(_Fields, frozen=True, kw_only=True):
+class MLflow(SpecFields, frozen=True, kw_only=True):
     """A run in MLflow. The launcher finds or creates it before the ranks start."""
 
     tracking_uri: Annotated[str, Meta(description="MLFLOW_TRACKING_URI, such as http://mlflow.team:5000.")]
@@ -41,7 +39,7 @@ class MLflow(_Fields, frozen=True, kw_only=True):
     ] = None
 
 
-class WandB(_Fields, frozen=True, kw_only=True):
+class WandB(SpecFields, frozen=True, kw_only=True):
     """A run in Weights & Biases."""
 
     project: Annotated[str | None, Meta(description="WANDB_PROJECT.")] = None
@@ -50,7 +48,7 @@ class WandB(_Fields, frozen=True, kw_only=True):
     secret_ref: Annotated[SecretReference | None, Meta(description="Credentials, such as WANDB_API_KEY.")] = None
 
 
-class Tracking(_Fields, frozen=True, kw_only=True):
+class Tracking(SpecFields, frozen=True, kw_only=True):
     """Experiment trackers. All attempts, pods and restarts of the job are one run in each of them. Environment
     variables in the template take precedence."""
 

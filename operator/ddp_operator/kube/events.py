@@ -56,7 +56,8 @@ class EventReader:
     async def about(self, item: Object) -> tuple[Object, ...]:
         """Return the Events about a Job or a pod. Raises: ClusterError, Refused."""
         meta = item["metadata"]
-        namespace, uid = meta["namespace"], meta["uid"]
+        namespace = meta["namespace"]
+        uid = meta["uid"]
         if item["kind"] != "Job":
             return tuple(await self._list(namespace, f"involvedObject.uid={uid}", LIMIT, LIMIT))
         return tuple((await self._about_jobs(namespace)).get(uid, ())[-LIMIT:])

@@ -135,7 +135,8 @@ def split_user_command(command: Sequence[str], args: Sequence[str]) -> UserComma
         )
     if not line[0].strip():
         raise InvalidCommand("has an empty first item; write the training command, for example [python, train.py]")
-    first, rest = line[0], line[1:]
+    first = line[0]
+    rest = line[1:]
     name = posixpath.basename(first)
     if _INTERPRETER.fullmatch(name):
         return _split_python(first, rest)

@@ -9,7 +9,7 @@ import yaml
 
 from ddp_operator.api.cel import check_rules
 from ddp_operator.api.parse import parse_manifest, parse_resource
-from ddp_operator.api.rules import ONCE_RUN, RULES, Rule
+from ddp_operator.api.rules import ONCE_RUN, RULES, CelRule
 from ddp_operator.api.spec import Spec
 from ddp_operator.manifests.children import build_network_policy, build_service
 from tests.support.builders import resource, template, trainer
@@ -184,7 +184,7 @@ def test_a_spec_of_defaults_passes_all_rules() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.at}{rule.field}")
-def test_rule_says_a_remedy(rule: Rule) -> None:
+def test_rule_says_a_remedy(rule: CelRule) -> None:
     problem, _, remedy = rule.message.rpartition("; ")
     assert problem
     assert remedy
