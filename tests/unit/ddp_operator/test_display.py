@@ -49,7 +49,7 @@ def lines(stream: io.StringIO) -> list[str]:
     return [line.partition(" ")[2] for line in stream.getvalue().splitlines()]
 
 
-def test_a_view_is_told_in_one_line() -> None:
+def test_view_is_one_line() -> None:
     assert describe_view(View("Pending", 1, "0/2 pods scheduled")) == "Pending  0/2 pods scheduled"
     said = describe_view(View("Running", 2, "", PROGRESS))
     assert said == (
@@ -62,7 +62,7 @@ def test_a_view_is_told_in_one_line() -> None:
     )
 
 
-def test_plain_lines_come_at_every_change_of_phase_and_else_only_now_and_then() -> None:
+def test_plain_lines_are_printed_at_phase_changes_and_intervals() -> None:
     clock, stream = Clock(), io.StringIO()
     display = PlainDisplay(stream, every=5, clock=clock)
     display.update(View("Pending", 1, "waits"))
@@ -111,7 +111,7 @@ def test_the_bar_shows_percent_and_figures_below_lines_and_is_gone_at_the_end(mo
         (View("Running", 1, "", PROGRESS), 40, " ━━━╸       38.6% epoch 3/8  step 71/18…"),
     ],
 )
-def test_one_line_says_how_far_the_job_is_or_what_it_waits_for(view: View, width: int, line: str) -> None:
+def test_line_has_progress_or_reason(view: View, width: int, line: str) -> None:
     console = Console(width=width, file=io.StringIO())
     console.print(build_line("digits", view, "12s", narrow=width < 80))
     assert console.file.getvalue().rstrip() == line.rstrip()  # type: ignore[attr-defined]
@@ -205,7 +205,7 @@ def test_what_a_rank_wrote_last_is_not_called_a_traceback(folder: RunFolder, tra
     assert f"  {head}:\n    {trace.splitlines()[0]}" in describe_run("x", failed, folder, seconds=5, interrupted=False)
 
 
-def test_a_cause_is_not_told_twice(folder: RunFolder) -> None:
+def test_cause_is_not_repeated(folder: RunFolder) -> None:
     once = condition("Failed", "True", "UserError", "UserError (rank 1): ValueError: bad")
     failed = replace(FAILED, conditions=(once,), last_failure=replace(FAILURE, conclusion=""))
     text = describe_run("x", failed, folder, seconds=5, interrupted=False)
@@ -220,12 +220,12 @@ def test_a_cause_of_many_lines_keeps_to_its_column_and_is_not_told_twice(folder:
     assert text.count("ValueError: bad") == 1
 
 
-def test_a_refusal_is_told_in_the_operators_words(folder: RunFolder) -> None:
+def test_refusal_quotes_the_operator(folder: RunFolder) -> None:
     refused = Status(phase="Rejected", conditions=(condition("Accepted", "False", "InvalidSpec", "nodes: too many"),))
     assert "InvalidSpec: nodes: too many" in describe_run("x", refused, folder, seconds=1, interrupted=False)
 
 
-def test_an_interruption_is_called_that(folder: RunFolder) -> None:
+def test_interruption_is_named(folder: RunFolder) -> None:
     assert "x: Interrupted" in describe_run("x", Status(phase="Running"), folder, seconds=1, interrupted=True)
 
 

@@ -44,7 +44,7 @@ def test_time_is_formatted_in_utc_and_whole_seconds() -> None:
     assert format_time(NOW + timedelta(seconds=0.9)) == "2026-11-20T12:00:00Z"
 
 
-def test_truncated_time_is_what_is_read_back() -> None:
+def test_truncated_time_equals_stored_time() -> None:
     moment = NOW + timedelta(seconds=0.9)
 
     assert truncate(moment) == parse_time(format_time(moment)) == NOW

@@ -44,14 +44,14 @@ ddp_launcher_in_place_restarts_total 3
 
 
 class TestGoodPage:
-    def test_values_of_the_lowest_rank_are_taken(self) -> None:
+    def test_values_of_lowest_rank_are_kept(self) -> None:
         assert parse_page(GOOD).values["ddp_loss"] == 0.25
 
     def test_only_known_names_are(self) -> None:
         assert "go_goroutines" not in parse_page(GOOD).values
         assert "ddp_step_duration_seconds_bucket" not in parse_page(GOOD).values
 
-    def test_launcher_speaks_of_itself(self) -> None:
+    def test_launcher_phase_and_restarts_are_read(self) -> None:
         page = parse_page(GOOD)
         assert (page.launcher_phase, page.in_place_restarts, page.training) == ("Running", 3, True)
 
@@ -71,7 +71,7 @@ class TestGoodPage:
     def test_page_without_rank_labels_is_read_too(self) -> None:
         assert parse_page("ddp_loss 2\n").values == {"ddp_loss": 2.0}
 
-    def test_empty_page_says_nothing(self) -> None:
+    def test_empty_page_has_no_progress(self) -> None:
         assert parse_page("") == Page()
         assert build_progress({}) is None
         assert build_checkpoint({}) is None
@@ -147,7 +147,7 @@ class TestProgress:
         assert progress is not None
         assert (progress.samples_per_second, progress.steps_per_second, progress.eta_seconds) == ("64", "2", 25)
 
-    def test_a_figure_of_the_logs_own_stands_only_where_samples_are_not_counted(self) -> None:
+    def test_logged_rate_is_used_only_without_counted_samples(self) -> None:
         values = {"ddp_step": 50.0, "ddp_global_samples_per_second": 812.5}
         for rates, shown in ((None, "812.5"), (Rates(steps=3.0), "812.5"), (Rates(steps=3.0, samples=700.0), "700")):
             progress = build_progress(values, None, rates)
@@ -197,7 +197,7 @@ class TestRates:
         found = meter.measure("a", counters(100, ddp_last_step_timestamp_seconds=1025.0), 1029.0)
         assert found == Rates(steps=2.0)
 
-    def test_stand_while_no_step_ends(self) -> None:
+    def test_rates_stay_while_no_step_ends(self) -> None:
         meter = RateMeter()
         for now, steps in ((0.0, 10), (10.0, 20), (20.0, 20), (30.0, 20)):
             found = meter.measure("a", counters(steps), now)
@@ -250,7 +250,7 @@ class TestBadPage:
             "\ud800",
         ],
     )
-    def test_a_page_that_is_garbage_says_nothing(self, text: str) -> None:
+    def test_garbage_page_is_empty(self, text: str) -> None:
         assert parse_page(text) == Page()
 
     @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ class TestBadPage:
         parse_page(text)
         assert time.process_time() - started < 2
 
-    def test_words_about_a_rank_are_plain_and_short(self) -> None:
+    def test_text_about_a_rank_is_plain_and_short(self) -> None:
         what = "rank 1 is in go\U0001f3d6 (train.py:1)\x1b[31m" + "!" * 300
         (rank,) = parse_page(f'ddp_launcher_stalled_rank_info{{rank="1",state="Busy",what="{what}"}} 1\n').stalled
         assert rank.what.startswith("rank 1 is in go (train.py:1)!!!")
@@ -434,7 +434,7 @@ def test_of_a_page_of_very_many_ranks_those_that_come_first_are_followed() -> No
     assert (ranks[3].step, ranks[3].steps) == (3, 9)
 
 
-def test_figures_of_the_network_check_are_read_with_their_units() -> None:
+def test_preflight_measurements_are_read_with_their_units() -> None:
     seconds = "".join(
         f'ddp_launcher_preflight_duration_seconds{{check="{check}"}} {value}\n'
         for check, value in (("dns", 0.002), ("tcp", 0.03), ("allreduce", 0.4))
@@ -451,7 +451,7 @@ def test_figures_of_the_network_check_are_read_with_their_units() -> None:
 
 
 @pytest.mark.parametrize("value", ["1", "-2.5", "+3e4", "1e-7", "1.", ".5", "e", "--1", "1e999", "NaN", "9" * 40])
-def test_a_simple_line_says_what_the_general_parser_makes_of_it(value: str) -> None:
+def test_plain_line_equals_general_parser(value: str) -> None:
     simple = parse_page(f'ddp_loss{{rank="0"}} {value}\n')
     assert repr(simple) == repr(parse_page(f'ddp_loss{{rank="0",}} {value}\n'))
     assert repr(simple) == repr(parse_page(f"ddp_loss {value}\n"))

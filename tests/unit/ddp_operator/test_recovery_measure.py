@@ -11,7 +11,7 @@ def at(time: float, step: int | None, made: int | None, restarts: int | None = 0
     return Sample(time, attempt, step, made, restarts)
 
 
-def test_in_place_the_new_process_tells_where_it_took_up() -> None:
+def test_in_place_recovery_resumes_from_difference_of_counters() -> None:
     samples = [at(100.1, 41, 41), at(101, 41, 41, 1), at(104, 30, 0, 1), at(105.5, 32, 2, 1)]
     found = measure(BEFORE, 100.0, samples)
     assert found == Recovery(seconds=5.5, level="process", step_before=41, resumed_from=30)
@@ -23,14 +23,14 @@ def test_the_last_page_of_a_dead_process_is_no_recovery() -> None:
     assert measure(BEFORE, 100.0, [at(101, 41, 41, 1), at(102, 41, 41, 1)]) is None
 
 
-def test_a_new_process_whose_first_steps_were_not_seen_is_known_by_where_it_took_up() -> None:
+def test_new_process_is_recognized_by_changed_difference() -> None:
     """A slow look, and a counter that has overtaken the old one's meanwhile."""
     early = Sample(99.0, 1, step=5, steps_of_process=5, in_place_restarts=0)
     found = measure(early, 100.0, [at(100.1, 5, 5, 1), at(101, 14, 6, 1)])
     assert found == Recovery(seconds=1.0, level="process", step_before=5, resumed_from=8)
 
 
-def test_a_new_process_that_began_from_nothing_is_known_by_its_going_on() -> None:
+def test_new_process_from_step_0_is_recognized_by_advancing_counter() -> None:
     early = Sample(99.0, 1, step=5, steps_of_process=5, in_place_restarts=0)
     late_page = [at(100.1, 5, 5, 1), at(100.3, 6, 6, 1), at(100.5, 6, 6, 1)]
     assert measure(early, 100.0, late_page) is None
@@ -38,7 +38,7 @@ def test_a_new_process_that_began_from_nothing_is_known_by_its_going_on() -> Non
     assert found == Recovery(seconds=1.0, level="process", step_before=6, resumed_from=0)
 
 
-def test_a_page_that_goes_away_is_a_replaced_pod() -> None:
+def test_lost_page_is_a_replaced_pod() -> None:
     samples = [at(101, None, None, None), at(108, None, None, 0), at(112, 41, 1, 0)]
     found = measure(BEFORE, 100.0, samples)
     assert found is not None
@@ -69,7 +69,7 @@ def test_a_process_that_resumes_where_the_killed_one_had_resumed_did_not_begin_a
     assert (found.earliest_resume, found.latest_resume, found.steps_lost) == (400, 400, 60)
 
 
-def test_a_script_without_steps_is_back_when_its_workers_run_again() -> None:
+def test_script_without_steps_recovers_when_workers_run() -> None:
     silent = Sample(99.0, 1, None, None, 0, running=True)
     samples = [
         Sample(100.5, 1, None, None, 0, running=True),

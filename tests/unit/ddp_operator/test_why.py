@@ -55,7 +55,7 @@ FAILED = condition("Failed", "True", "RestartBudgetExhausted", "failed 4 times, 
 
 
 class TestWhatIsTold:
-    def test_unschedulable_is_told_in_the_schedulers_words_with_what_can_be_done(self) -> None:
+    def test_unschedulable_quotes_scheduler_with_remedy(self) -> None:
         words = "x-1-0: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu"
         found = why(condition(c.SCHEDULED, "False", c.UNSCHEDULABLE, words, age=312), phase="Pending")
         assert found.what == (
@@ -76,7 +76,7 @@ class TestWhatIsTold:
             ("WorkloadMissing", "when the job's label kueue.x-k8s.io/priority-class is changed"),
         ],
     )
-    def test_a_queue_that_does_not_admit_it(self, reason: str, todo: str) -> None:
+    def test_queue_reasons_have_remedies(self, reason: str, todo: str) -> None:
         found = why(condition(c.SCHEDULED, "False", reason, "Job x-1 is waiting for admission by queue q"))
         assert todo in found.todo
         assert ("automatically" in found.todo) == (reason in ("Inadmissible", "WorkloadDeactivated"))
@@ -91,16 +91,16 @@ class TestWhatIsTold:
             ("flavor a doesn't match node affinity", "correct nodeSelector, affinity or tolerations"),
         ],
     )
-    def test_a_queue_that_never_admits_it_as_things_are(self, words: str, todo: str) -> None:
+    def test_inadmissible_messages_have_remedies(self, words: str, todo: str) -> None:
         assert todo in why(condition(c.SCHEDULED, "False", "Inadmissible", f"Job x-1 waits: {words}")).todo
 
-    def test_what_waits_while_it_runs_is_said_with_and_without_another_obstacle(self) -> None:
+    def test_pending_change_is_reported_with_and_without_obstacle(self) -> None:
         scheduled = condition(c.SCHEDULED, "True", c.CHANGE_PENDING, "2/2 pods scheduled; size 3 waits")
         slow = condition(c.PROGRESSING, "False", c.NO_STEP_YET, "no step")
         for conditions in ((scheduled,), (scheduled, slow)):
             assert " 2/2 pods scheduled; size 3 waits." in why(*conditions, phase="Running").what
 
-    def test_the_paragraph_is_what_and_todo(self) -> None:
+    def test_text_is_state_and_remedy(self) -> None:
         found = why(condition(c.SCHEDULED, "False", c.IMAGE_PULL, "x-1-0: not found"))
         assert str(found) == f"{found.what} {found.todo}"
         assert "imagePullSecrets" in str(found)
@@ -130,19 +130,17 @@ class TestWhatIsTold:
             )
         ),
     )
-    def test_of_two_conditions_the_one_that_explains_the_other_is_told(
-        self, first: dict[str, Any], second: dict[str, Any]
-    ) -> None:
+    def test_more_important_condition_is_explained(self, first: dict[str, Any], second: dict[str, Any]) -> None:
         assert why(second, first, phase="Running").reason == first["reason"]
         assert [why(one, phase="Running").reason for one in (first, second)] == [first["reason"], second["reason"]]
 
-    def test_an_api_server_that_fails_is_what_a_job_waits_for(self) -> None:
+    def test_server_error_is_explained(self) -> None:
         words = "the API server fails to create Job x-1: failed calling webhook"
         found = why(condition(c.ACCEPTED, "Unknown", c.SERVER_ERROR, words), phase="Pending")
         assert found.what == f"x is not accepted (ServerError): {words}."
         assert "validatingwebhookconfigurations" in found.todo
 
-    def test_a_suspended_job_says_how_to_go_on(self) -> None:
+    def test_suspended_job_names_resume_command(self) -> None:
         found = why(condition(c.SUSPENDED, "True", c.SUSPENDED_BY_SPEC, "spec.suspend is true"), phase="Suspended")
         assert "is suspended for 1m00s" in found.what
         assert "ddp resume x" in found.todo
@@ -158,7 +156,7 @@ class TestWhatIsTold:
         assert found.reason == "Stopping"
         assert found.what == "x is stopping: 2 pods are terminating gracefully."
 
-    def test_a_restart_tells_the_failure_before_it(self) -> None:
+    def test_restart_names_last_failure(self) -> None:
         found = why(
             condition(c.RESTARTING, "True", c.GROUP_RESTART, "attempt 2 of 4"),
             condition(c.SCHEDULED, "False", c.WAITING_FOR_PODS, "0/2 pods scheduled"),
@@ -168,7 +166,7 @@ class TestWhatIsTold:
         assert "is restarting for 1m00s (GroupRestart): attempt 2 of 4." in found.what
         assert "The last failure was UserError (rank 3, pod x-2-1-abcde, node node-b, exit code 1)" in found.what
 
-    def test_a_restart_whose_pods_find_no_room_does_not_go_on_by_itself(self) -> None:
+    def test_blocked_restart_has_remedy_of_blocker(self) -> None:
         words = "x-2-0-abcde: 0/2 nodes are available: 2 Insufficient nvidia.com/gpu"
         found = why(
             condition(c.RESTARTING, "True", c.DISRUPTED, "attempt 2, not counted"),
@@ -199,13 +197,13 @@ class TestWhatIsTold:
             (c.PODS_NOT_STARTING, "container has runAsNonRoot and image will run as root (pod: …)", "runAsUser"),
         ],
     )
-    def test_a_remedy_is_that_of_the_words_where_they_are_known(self, reason: str, message: str, todo: str) -> None:
+    def test_known_message_has_its_own_remedy(self, reason: str, message: str, todo: str) -> None:
         assert todo in why(condition(c.SCHEDULED, "False", reason, message), phase="Pending").todo
 
-    def test_a_spec_of_another_version_is_not_the_users_to_fix(self) -> None:
+    def test_version_mismatch_names_helm_rollback(self) -> None:
         assert "helm rollback" in why(condition(c.ACCEPTED, "False", c.VERSION_MISMATCH), phase="Running").todo
 
-    def test_a_warning_about_another_try_is_not_told_again(self) -> None:
+    def test_warning_about_another_try_is_not_repeated(self) -> None:
         said = 'Error creating: pods "x-1-*" is forbidden: no'
         refused = condition(c.SCHEDULED, "False", c.PODS_FORBIDDEN, said)
         assert "last warning" not in why(refused, events=(event(said.replace("*", "0-2n9g4")),), phase="Pending").what
@@ -222,7 +220,7 @@ class TestWhatIsTold:
         found = why(*good, phase="Running", progress=progress)
         assert str(found) == "x is training (step 42 of 100, 42.0% done, 5m12s left); nothing blocks it."
 
-    def test_a_preflight_that_failed_without_ending_the_job_is_told(self) -> None:
+    def test_failed_preflight_is_reported(self) -> None:
         flight = {
             "failed": ["transport", "pairs"],
             "transport": "Socket",
@@ -238,7 +236,7 @@ class TestWhatIsTold:
         slow = {"failed": ["allreduce"], "allReduceMegabytesPerSecond": "30"}
         assert "an all-reduce transfers 30 MB/s" in why(good, phase="Running", preflight=slow).what
 
-    def test_a_silent_metrics_page_is_told_though_nothing_is_false(self) -> None:
+    def test_unreadable_metrics_page_is_explained(self) -> None:
         found = why(
             condition(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED),
             condition(c.RENDEZVOUSED, "Unknown", c.NO_METRICS_PAGE, "the metrics page of pod 0 does not answer"),
@@ -246,7 +244,7 @@ class TestWhatIsTold:
         )
         assert "NetworkPolicies" in found.todo
 
-    def test_a_job_of_which_no_step_is_known_is_not_called_training(self) -> None:
+    def test_job_without_steps_is_not_training(self) -> None:
         found = why(
             condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED),
             condition(c.PROGRESSING, "Unknown", c.NO_STEP_YET, "the metrics page of pod 0 reports no step"),
@@ -256,7 +254,7 @@ class TestWhatIsTold:
         assert "the metrics page of pod 0 reports no step" in found.what
         assert found.todo
 
-    def test_success_has_its_figures(self) -> None:
+    def test_success_has_its_measurements(self) -> None:
         found = why(
             condition("Succeeded", "True", "AllNodesSucceeded"),
             phase="Succeeded",
@@ -267,7 +265,7 @@ class TestWhatIsTold:
         )
         assert str(found) == "x has succeeded in 1h30m: step 100, loss 0.1, validation accuracy 0.95, 3 restarts."
 
-    def test_success_without_a_process_group_says_so_with_the_remedy(self) -> None:
+    def test_success_without_process_group_has_remedy(self) -> None:
         said = why(condition("Distributed", "False", "NoProcessGroup", "no group spanned all"), phase="Succeeded")
         assert "no group spanned all" in said.what
         assert "spec.processGroupPolicy: Ignore" in said.todo
@@ -276,13 +274,11 @@ class TestWhatIsTold:
         ("saved", "words"),
         [({"checkpoint": {"step": 40}}, "from the checkpoint of step 40"), ({}, "no checkpoint was reported")],
     )
-    def test_a_restart_goes_on_from_a_checkpoint_only_where_one_is_known(
-        self, saved: dict[str, Any], words: str
-    ) -> None:
+    def test_restart_names_checkpoint_if_known(self, saved: dict[str, Any], words: str) -> None:
         restarting = condition(c.RESTARTING, "True", c.GROUP_RESTART, "attempt 2")
         assert words in why(restarting, phase="Restarting", **saved).todo
 
-    def test_a_job_that_trains_tells_the_failure_it_has_survived(self) -> None:
+    def test_training_job_names_survived_failure(self) -> None:
         found = why(
             condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED),
             condition(c.PROGRESSING, "True", c.TRAINING),
@@ -305,7 +301,7 @@ class TestWhatIsTold:
 
 
 class TestFailure:
-    def test_the_root_cause_is_told_with_rank_pod_and_hint(self) -> None:
+    def test_root_cause_has_rank_pod_and_hint(self) -> None:
         found = why(FAILED, phase="Failed", attempt=4, lastFailure=FAILURE)
         assert found.what == (
             "x has failed after 4 attempts (RestartBudgetExhausted): failed 4 times, recovery.maxRestarts is 3. "
@@ -315,12 +311,12 @@ class TestFailure:
         assert found.todo.startswith("Check the path of the data. ")
         assert "maxRestarts" in found.todo
 
-    def test_a_cause_that_alone_ends_the_job_is_told_once(self) -> None:
+    def test_sole_cause_is_stated_once(self) -> None:
         failed = condition("Failed", "True", "UserError", f"UserError (rank 3): {FAILURE['message']}")
         found = why(failed, phase="Failed", attempt=1, lastFailure=FAILURE | {"conclusion": ""})
         assert found.what.startswith("x has failed (UserError). The cause was UserError (rank 3, ")
 
-    def test_a_deadline_is_not_blamed_on_an_earlier_failure(self) -> None:
+    def test_deadline_is_not_attributed_to_earlier_failure(self) -> None:
         failed = condition("Failed", "True", "DeadlineExceeded", "active for longer than activeDeadlineSeconds (60)")
         found = why(failed, phase="Failed", attempt=2, lastFailure=FAILURE | {"conclusion": ""})
         assert (
@@ -359,7 +355,7 @@ class TestWithoutAStatus:
         assert "in the 5m00s since it was created" in found.what
         assert "app.kubernetes.io/name=ddp-operator" in found.todo
 
-    def test_a_status_of_another_shape_is_said_not_raised(self) -> None:
+    def test_unreadable_status_is_explained(self) -> None:
         found = explain_why(job(phase="Running", attempt="two"), (), NOW)
         assert found.phase == "Unknown"
         assert "kubectl describe ddp x" in found.todo
@@ -375,15 +371,15 @@ class TestEvents:
         found = why(self.WAITING, events=(event("old"), event("exceeded quota", reason="FailedCreate")))
         assert found.what.endswith("The last warning was FailedCreate: exceeded quota.")
 
-    def test_news_that_are_no_warning_are_not(self) -> None:
+    def test_normal_event_is_not_added(self) -> None:
         assert "Pulled" not in why(self.WAITING, events=(event("Pulled", "Normal"),)).what
 
-    def test_a_warning_that_the_condition_has_told_is_not_repeated(self) -> None:
+    def test_warning_in_condition_is_not_repeated(self) -> None:
         words = "0/3 nodes are available"
         found = why(condition(c.SCHEDULED, "False", c.UNSCHEDULABLE, f"x-1-0: {words}"), events=(event(words),))
         assert found.what.count(words) == 1
 
-    def test_a_job_that_trains_is_not_called_ill_for_an_old_warning(self) -> None:
+    def test_training_job_ignores_old_warning(self) -> None:
         found = why(condition(c.PROGRESSING, "True", c.TRAINING), phase="Running", events=(event("old problem"),))
         assert str(found) == "x is running; nothing blocks it."
 
@@ -399,7 +395,7 @@ class TestRemedies:
         assert text[0].isupper() or text.startswith("kubectl")
         assert text.endswith((".", "N."))
 
-    def test_an_unknown_reason_still_has_its_words_and_a_way_on(self) -> None:
+    def test_unknown_reason_has_message_and_describe_command(self) -> None:
         found = why(condition(c.SCHEDULED, "False", "NewReason", "something new"))
         assert "(NewReason): something new." in found.what
         assert found.todo == "kubectl describe ddp x has all conditions and events."
@@ -410,7 +406,7 @@ class TestRemedies:
 
 class TestNamespace:
     @pytest.mark.parametrize("reason", REMEDIES)
-    def test_every_command_that_looks_into_a_namespace_gets_the_option(self, reason: str) -> None:
+    def test_namespaced_commands_get_the_option(self, reason: str) -> None:
         waits = condition("Scheduled", "False", reason, "waits")
         todo = explain_why(job(waits), (), NOW, option=" -n team").todo
         for command in re.findall(r"(?:ddp|kubectl) [a-z]+ (?:[^.;:()]|\.(?! |$))*", todo):
@@ -422,7 +418,7 @@ class TestNamespace:
         assert " -n " not in explain_why(job(waits), (), NOW).todo
 
 
-def test_a_failed_job_tells_which_code_it_was() -> None:
+def test_failed_job_names_its_code() -> None:
     code = {"digest": "1" * 64, "revision": "abc123-dirty 111111111111"}
     assert (
         "Its code was abc123-dirty 111111111111. The cause was UserError"

@@ -37,12 +37,12 @@ def another(phase: str = "", attempt: int = 0, *, created: str = "", uid: str = 
     ],
     ids=["runs", "suspended", "succeeded", "failed", "rejected", "older", "younger", "itself"],
 )
-def test_job_waits_for_another_on_its_claim_that_started_or_is_older(other: dict[str, Any], refused: bool) -> None:
+def test_claim_of_started_or_older_job_is_refused(other: dict[str, Any], refused: bool) -> None:
     mine = replace(job(checkpoint=CHECKPOINT), uid="own", created="2026-11-20T12:00:00Z")
     assert (refuse_second(mine, "weights", [other]) is not None) is refused
 
 
-def test_a_url_is_for_one_job_as_a_claim_is() -> None:
+def test_checkpoint_url_is_exclusive_like_a_claim() -> None:
     store = {"path": "/ckpt", "url": "s3://bucket/digits"}
     mine = replace(job(checkpoint=store), uid="own", created="2026-11-20T12:00:00Z")
     refusal = refuse_second(mine, "s3://bucket/digits", [another("Running", 1) | {}])
@@ -60,7 +60,7 @@ class TestSecondJob:
         harness.key = Key("default", "second")
         return await harness.settle()
 
-    async def test_is_refused_while_the_first_one_trains_and_starts_after_it(self) -> None:
+    async def test_second_job_starts_when_first_job_has_ended(self) -> None:
         harness = await self.harness()
         assert harness.state("Accepted") == ("False", "ClaimInUse")
         assert "job train (Running) writes its checkpoints to claim weights" in harness.condition("Accepted").message
@@ -74,11 +74,11 @@ class TestSecondJob:
         assert harness.state("Accepted") == ("True", "Valid")
         assert "second-1" in harness.jobs()
 
-    async def test_with_a_shared_claim_starts_beside_the_first(self) -> None:
+    async def test_shared_claim_starts_both_jobs(self) -> None:
         harness = await self.harness(shared=True)
         assert harness.jobs() == ["train-1", "second-1"]
 
-    async def test_that_has_started_keeps_running(self) -> None:
+    async def test_started_job_is_not_refused(self) -> None:
         harness = await self.harness(shared=True)
         harness.edit(checkpoint=CHECKPOINT)
         await harness.settle()

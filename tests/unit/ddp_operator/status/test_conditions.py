@@ -29,7 +29,7 @@ def was(status: Any, reason: str, message: str = "") -> Condition:
 
 
 @pytest.mark.parametrize(("pods", "shown"), [(10, "0, 1, 2, 3, 4, 5, 6, 7, 8, 9"), (11, "7, 8, 9, …")])
-def test_of_pods_without_a_process_group_ten_are_named(pods: int, shown: str) -> None:
+def test_distributed_message_lists_ten_pods(pods: int, shown: str) -> None:
     ended = [
         child_pod(i, "Succeeded", message=last_words(worldSize=pods, groupSize=1, exitCode=0)) for i in range(pods)
     ]
@@ -106,14 +106,14 @@ class TestScheduled:
         assert said == ("False", "PodsNotStarting", "train-1-0-abcde: CreateContainerConfigError: no secret")
 
     @pytest.mark.parametrize("reason", ["ContainerCreating", "PodInitializing"])
-    def test_start_that_takes_its_time_is_no_problem(self, reason: str) -> None:
+    def test_slow_start_is_no_obstacle(self, reason: str) -> None:
         waiting = {"name": "trainer", "state": {"waiting": {"reason": reason}}}
         assert (
             self.describe(child_pod(0, "Pending", node="n", status={"containerStatuses": [waiting]}), nodes=1)[0]
             == "True"
         )
 
-    def test_pods_of_the_previous_attempt_come_first(self) -> None:
+    def test_former_pods_hide_missing_pods(self) -> None:
         assert self.describe(former=3)[1:] == (
             "WaitingForFormerPods",
             "waiting for 3 pods of the previous attempt to terminate",
@@ -139,7 +139,7 @@ class TestRendezvoused:
         fact = c.describe_rendezvous(pods(*raw), JobSize(nodes), observation, before, now)
         return fact.status, fact.reason, fact.message
 
-    def test_names_the_pods_that_are_missing(self) -> None:
+    def test_missing_pods_are_listed(self) -> None:
         said = self.describe(child_pod(1), child_pod(2, "Pending"), nodes=3)
         assert said == ("False", "WaitingForRanks", "1/3 pods running; waiting for pods 0, 2")
 
@@ -147,23 +147,23 @@ class TestRendezvoused:
         assert self.describe(nodes=500)[2].endswith("waiting for pods 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …")
 
     @pytest.mark.parametrize("phase", ["Running", "Stopping", "Done"])
-    def test_launcher_knows_when_workers_have_started(self, phase: str) -> None:
+    def test_launcher_phase_after_start_sets_rendezvoused(self, phase: str) -> None:
         assert self.describe(child_pod(0), text=page(phase=phase))[:2] == ("True", "AllRanksJoined")
 
     @pytest.mark.parametrize("phase", ["Starting", "WaitingForMaster", "Rendezvous"])
-    def test_names_the_phase_of_the_launcher(self, phase: str) -> None:
+    def test_launcher_phase_before_start_is_in_message(self, phase: str) -> None:
         said = self.describe(child_pod(0), text=page(phase=phase))
         assert said[1:] == ("WaitingForWorkers", f"1/1 pods running; workers have not started yet (pod 0: {phase})")
 
-    def test_step_on_the_page_proves_that_all_have_joined(self) -> None:
+    def test_step_on_page_sets_rendezvoused(self) -> None:
         assert self.describe(child_pod(0), text=page(ddp_step=1))[0] == "True"
         assert self.describe(child_pod(0), text=page(ddp_step=0))[0] == "False"
 
     @pytest.mark.parametrize("before", [was("True", "AllRanksJoined"), was("Unknown", "NoMetricsPage")])
-    def test_stands_while_no_page_is_requested(self, before: Condition) -> None:
+    def test_condition_stays_while_no_page_is_requested(self, before: Condition) -> None:
         assert self.describe(child_pod(0), asked=False, before=before)[:2] == (before.status, before.reason)
 
-    def test_reason_from_the_last_page_stands_until_the_next(self) -> None:
+    def test_reason_of_last_page_stays_until_next_page(self) -> None:
         before = was("False", "WaitingForWorkers", "pod 0: Rendezvous")
         assert self.describe(child_pod(0), asked=False, before=before, seconds=600)[2] == "pod 0: Rendezvous"
 
@@ -171,26 +171,26 @@ class TestRendezvoused:
         before = was("False", "WaitingForRanks", "0/1 pods running; waiting for pods 0")
         assert self.describe(child_pod(0), asked=False, before=before)[1] == "WaitingForWorkers"
 
-    def test_joined_job_stays_joined_when_a_page_fails_to_come(self) -> None:
+    def test_unreadable_page_keeps_rendezvoused_true(self) -> None:
         assert self.describe(child_pod(0), before=was("True", "AllRanksJoined"), seconds=600)[0] == "True"
 
-    def test_page_that_does_not_answer_is_reported_after_a_while(self) -> None:
+    def test_unreadable_page_is_reported_after_patience(self) -> None:
         assert self.describe(child_pod(0, age=5), seconds=0)[1] == "WaitingForWorkers"
         status, reason, words = self.describe(child_pod(0, age=5), seconds=60)
         assert (status, reason) == ("Unknown", "NoMetricsPage")
         assert "the operator cannot read the metrics page" in words
 
-    def test_page_that_does_not_answer_is_not_reported_while_a_pod_is_young(self) -> None:
+    def test_unreadable_page_of_young_pod_is_not_reported(self) -> None:
         young = child_pod(0, age=100), child_pod(1, age=5)
         assert self.describe(*young, nodes=2, seconds=0)[1] == "WaitingForWorkers"
         assert self.describe(*young, nodes=2, seconds=60)[1] == "NoMetricsPage"
 
-    def test_page_that_was_not_requested_is_not_reported(self) -> None:
+    def test_unrequested_page_is_not_reported(self) -> None:
         assert self.describe(child_pod(0, age=5), asked=False, seconds=600)[1] == "WaitingForWorkers"
 
 
 class TestCounting:
-    def test_successor_counts_not_its_predecessor_whatever_their_names(self) -> None:
+    def test_newest_pod_of_index_counts(self) -> None:
         for first, second in (("aaaaa", "zzzzz"), ("zzzzz", "aaaaa")):
             dead = child_pod(0, "Failed", code=137, suffix=first, age=100)
             done = child_pod(0, "Succeeded", suffix=second, age=50)

@@ -65,7 +65,7 @@ def finished(**changes: Any) -> Status:
 
 
 class TestLedger:
-    def test_is_written_before_children_are_made(self) -> None:
+    def test_next_attempt_is_recorded_before_child_objects_are_created(self) -> None:
         failed = child_pod(1, "Failed", code=82, message=last_words("CUDAError"))
         for decision in (
             run(trained(), pods=[child_pod(0), failed]),
@@ -77,11 +77,11 @@ class TestLedger:
             assert decision.actions == ()
             assert decision.requeue_after == AT_ONCE
 
-    def test_is_written_with_the_children_of_the_first_attempt(self) -> None:
+    def test_first_attempt_is_recorded_with_its_child_objects(self) -> None:
         assert run(Status(), ()).actions == (EnsureChildren(1, 2),)
         assert run(Status(), (), suspend=True).actions == ()
 
-    def test_names_what_the_children_will_be_called(self) -> None:
+    def test_recorded_attempt_has_job_name_and_selector(self) -> None:
         status = run(Status(), (), nodes=4).status
         assert (status.attempt, status.attempt_nodes, status.job_name) == (1, 4, "train-1")
         assert (status.selector, status.start_time) == ("ddp-operator.dev/job-name=train", NOW)
@@ -94,19 +94,19 @@ class TestLedger:
         charged = Restarts(total=1, counted=1, used=1, step=3, all=1)
         assert (first.restarts, second.restarts) == (charged, charged)
 
-    def test_new_attempt_does_not_take_the_old_ones_page_for_its_own(self) -> None:
+    def test_page_of_former_attempt_is_ignored(self) -> None:
         pods = [child_pod(0), child_pod(1, "Failed", code=82)]
         decision = run(trained(), pods=pods, text=TRAINING)
         assert state(decision, "Rendezvoused")[0] == "False"
         assert state(decision, "Scheduled") == ("False", "WaitingForFormerPods")
 
-    def test_lost_ledger_is_restored_from_the_newest_job(self) -> None:
+    def test_lost_status_is_recovered_from_newest_job(self) -> None:
         jobs = [child_job(2, conditions={"Failed": ""}), child_job(3, nodes=4)]
         status = run(Status(), jobs).status
         assert (status.attempt, status.attempt_nodes, status.job_name) == (3, 4, "train-3")
         assert status.restarts == Restarts(total=2, counted=2, used=2, all=2)
 
-    def test_restored_ledger_does_not_charge_free_restarts(self) -> None:
+    def test_recovered_status_keeps_restarts_that_are_not_counted(self) -> None:
         behind = replace(STARTED, restarts=Restarts(total=1, free=1))
         assert run(behind, [child_job(3)]).status.restarts == Restarts(total=2, counted=1, free=1, used=1, all=2)
 
@@ -119,7 +119,7 @@ class TestLedger:
         assert decision.status.phase == "Failed"
         assert decision.status.attempt == 1
 
-    def test_success_of_the_job_wins_over_a_failed_pod(self) -> None:
+    def test_complete_job_with_failed_pod_succeeds(self) -> None:
         pods = [child_pod(0, "Failed", code=82), child_pod(1, "Succeeded")]
         assert run(trained(), [child_job(conditions={"Complete": ""})], pods).status.phase == "Succeeded"
 
@@ -128,12 +128,12 @@ class TestActions:
     def test_missing_children_are_created(self) -> None:
         assert run(jobs=()).actions == (EnsureChildren(1, 2),)
 
-    def test_missing_service_is_created_while_the_job_needs_it(self) -> None:
+    def test_missing_service_is_created_until_job_finishes(self) -> None:
         assert run(service=False).actions == (EnsureChildren(1, 2),)
         assert run(service=False, refusal=REFUSED).actions == ()
         assert run(service=False, jobs=[child_job(conditions={"Failed": ""})], suspend=True).actions == ()
 
-    def test_present_children_are_left_alone(self) -> None:
+    def test_existing_child_objects_cause_no_action(self) -> None:
         assert run(trained(), pods=RUNNING).actions == ()
 
     @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ class TestActions:
         pod["metadata"]["ownerReferences"][0]["name"] = "somebody-else"
         assert run(jobs=(), pods=[pod]).actions == (EnsureChildren(1, 2),)
 
-    def test_deleted_job_is_not_recreated_before_it_is_gone(self) -> None:
+    def test_deleting_job_is_not_recreated(self) -> None:
         decision = run(trained(), [child_job(deleting=True)], RUNNING)
         assert decision.actions == ()
         assert decision.requeue_after is not None
@@ -179,7 +179,7 @@ class TestActions:
         assert run(third, jobs).actions == (DeleteJob("train-1", "job-1"),)
 
     @pytest.mark.parametrize(("seconds", "deleted"), [(1, False), (59, False), (61, True)])
-    def test_job_that_is_about_to_fail_is_given_time_for_its_logs(self, seconds: float, deleted: bool) -> None:
+    def test_failing_former_job_is_kept_for_its_logs(self, seconds: float, deleted: bool) -> None:
         failure = LastFailure(attempt=1, category="CUDAError", time=NOW)
         second = replace(STARTED, attempt=2, last_failure=failure)
         decision = run(second, [child_job(1)], [child_pod(0, "Failed", code=82)], seconds=seconds)
@@ -208,16 +208,16 @@ class TestActions:
             (True, False, {"written": True}, (DeleteJob("train-1", "job-1"),)),
         ],
     )
-    def test_suspension_follows_the_spec_unless_somebody_else_decides(
+    def test_suspend_follows_spec_unless_a_queue_owns_it(
         self, asked: bool, is_so: bool, about: Any, actions: Any
     ) -> None:
         assert run(jobs=[child_job(suspend=is_so, **about)], suspend=asked).actions == actions
 
-    def test_a_label_that_came_after_the_job_was_made_is_for_the_next_one(self) -> None:
+    def test_queue_label_added_later_applies_to_next_job(self) -> None:
         assert run(jobs=[child_job(suspend=True)], labels=QUEUED).actions == (SuspendJob("train-1", False),)
 
     @pytest.mark.parametrize("stopping", [True, False])
-    def test_job_that_an_older_operator_has_suspended_goes_on(self, stopping: bool) -> None:
+    def test_job_suspended_by_older_operator_is_resumed(self, stopping: bool) -> None:
         """It kept no record in the Job; its status says that it has suspended it."""
         old = child_job(suspend=True, written=None)
         pods = [child_pod(0, deleting=True)] if stopping else []
@@ -238,7 +238,7 @@ class TestRefusal:
     @pytest.mark.parametrize(
         ("reason", "again"), [("InvalidSpec", 300), ("NameConflict", 30), ("Forbidden", 30), ("ServerError", 30)]
     )
-    def test_refused_job_is_checked_again_as_the_reason_may_pass(self, reason: Any, again: float) -> None:
+    def test_refused_job_is_rechecked(self, reason: Any, again: float) -> None:
         assert run(Status(), (), refusal=Refusal(reason, "x")).requeue_after == again
         assert run(jobs=(), refusal=Refusal(reason, "x")).requeue_after == 30
 
@@ -250,13 +250,13 @@ class TestRefusal:
         assert run(jobs=(), refusal=REFUSED).actions == ()
         assert run(trained(), pods=RUNNING, nodes=3, refusal=REFUSED).status.attempt == 1
 
-    def test_refused_spec_does_not_hold_up_the_end(self) -> None:
+    def test_refused_spec_does_not_block_success(self) -> None:
         done = [child_job(conditions={"Complete": ""})]
         assert run(trained(), done, refusal=REFUSED).status.phase == "Succeeded"
 
 
 class TestAfterTheEnd:
-    def test_everything_that_runs_is_stopped(self) -> None:
+    def test_running_jobs_are_suspended_after_the_end(self) -> None:
         jobs = [child_job(1, conditions={"Failed": ""}), child_job(2)]
         assert run(finished(), jobs).actions == (SuspendJob("train-2", True),)
         assert run(finished(), [child_job(2, suspend=True)]).actions == ()
@@ -282,7 +282,7 @@ class TestAfterTheEnd:
         assert run(finished(), jobs, cleanPodPolicy=policy).actions == actions
 
     @pytest.mark.parametrize("policy", ["All", "Running", "None"])
-    def test_a_former_attempt_that_somebody_made_again_is_deleted(self, policy: str) -> None:
+    def test_recreated_former_job_is_deleted(self, policy: str) -> None:
         jobs = [child_job(1), child_job(2, suspend=True)]
         ended = finished(attempt=2, job_name="train-2")
         assert run(ended, jobs, cleanPodPolicy=policy).actions[0] == DeleteJob("train-1", "job-1")
@@ -294,15 +294,15 @@ class TestAfterTheEnd:
         assert run(finished(last_failure=failure), [child_job(1)], pods, seconds=61).actions != ()
 
     @pytest.mark.parametrize(("seconds", "left"), [(0, 10), (9, 1), (-5, 15)])
-    def test_time_to_live_is_waited_for(self, seconds: float, left: float) -> None:
+    def test_pass_is_due_when_time_to_live_ends(self, seconds: float, left: float) -> None:
         decision = run(finished(), (), ttlSecondsAfterFinished=10, seconds=seconds)
         assert (decision.requeue_after, decision.actions) == (left, ())
 
     @pytest.mark.parametrize("seconds", [10, 1e6])
-    def test_time_to_live_is_over(self, seconds: float) -> None:
+    def test_resource_is_deleted_after_time_to_live(self, seconds: float) -> None:
         assert run(finished(), (), ttlSecondsAfterFinished=10, seconds=seconds).actions == (DeleteResource(),)
 
-    def test_counts_the_pods_that_the_queue_has_admitted(self) -> None:
+    def test_success_message_has_admitted_pods(self) -> None:
         done = [child_job(nodes=1, queue="gpu", conditions={"Complete": ""})]
         status = run(trained(), done, [child_pod(0, "Succeeded", code=0)]).status
         said = [
@@ -312,7 +312,7 @@ class TestAfterTheEnd:
         joined = "1/1 pods joined the rendezvous"
         assert said == [f"1/1 pods scheduled{admitted}", joined, f"1/1 pods succeeded{admitted}"]
 
-    def test_without_time_to_live_no_other_pass_is_wanted(self) -> None:
+    def test_ended_job_without_time_to_live_needs_no_pass(self) -> None:
         decision = run(finished(), ())
         assert (decision.requeue_after, decision.actions) == (None, ())
 
@@ -344,7 +344,7 @@ class TestLookingAgain:
         assert scrape_interval(joined, NOW + timedelta(seconds=119), 10.0) == 1.0
         assert scrape_interval(joined, NOW + timedelta(seconds=121), 10.0) == 10.0
 
-    def test_deadline_is_not_slept_through(self) -> None:
+    def test_pass_is_due_at_deadline(self) -> None:
         decision = run(trained(), pods=RUNNING, activeDeadlineSeconds=7, text=TRAINING)
         assert decision.requeue_after == 7.0
 
@@ -372,7 +372,7 @@ class TestPhase:
     def test_phase_sums_up_the_pods(self, pods: Any, phase: str) -> None:
         assert run(pods=pods).status.phase == phase
 
-    def test_stopping_pods_are_no_pending_job(self) -> None:
+    def test_stopping_job_keeps_its_phase(self) -> None:
         stopping = [child_pod(0, deleting=True), child_pod(1, deleting=True)]
         decision = run(trained(), [child_job(suspend=True)], stopping, suspend=True)
         assert decision.status.phase == "Running"
@@ -383,7 +383,7 @@ class TestPhase:
         decision = run(second, [child_job(1)], [child_pod(0)], suspend=True)
         assert state(decision, "Suspended") == ("False", "Stopping")
 
-    def test_job_that_does_not_train_promises_no_end(self) -> None:
+    def test_job_without_progress_has_no_eta(self) -> None:
         status = run(pods=RUNNING, text=page(
             ddp_step=5, ddp_steps_total=5, ddp_planned_steps=10, ddp_step_duration_seconds_sum=5, phase="Running",
         )).status  # fmt: skip
@@ -395,29 +395,29 @@ class TestPhase:
             assert quiet.progress is not None
             assert (quiet.phase, quiet.progress.step, quiet.progress.eta) == (phase, 5, None)
 
-    def test_time_that_passes_in_suspension_changes_nothing(self) -> None:
+    def test_suspended_job_is_unchanged_over_time(self) -> None:
         status = run(trained(), [child_job(suspend=True)], suspend=True).status
         assert run(status, [child_job(suspend=True)], suspend=True, seconds=3600).status == status
 
-    def test_resumption_starts_the_active_time_anew(self) -> None:
+    def test_resumption_restarts_active_deadline(self) -> None:
         status = run(trained(), [child_job(suspend=True)], suspend=True).status
         resumed = run(status, [child_job(suspend=True)], seconds=3600).status
         assert resumed.start_time == NOW + timedelta(seconds=3600)
 
-    def test_training_is_unknown_only_where_it_may_have_begun(self) -> None:
+    def test_progressing_is_unknown_only_after_workers_may_have_joined(self) -> None:
         assert state(run(pods=RUNNING, text=page(phase="Rendezvous")), "Progressing") == ("False", "NoStepYet")
         assert state(run(pods=RUNNING, text=page(phase="Running")), "Progressing") == ("Unknown", "NoStepYet")
         assert state(run(pods=RUNNING, text=TRAINING), "Progressing") == ("True", "Training")
         assert state(run(pods=[child_pod(0)]), "Progressing") == ("False", "NotRunning")
 
-    def test_observed_generation_is_the_one_decided_on(self) -> None:
+    def test_observed_generation_is_that_of_the_spec(self) -> None:
         status = run().status
         assert status.observed_generation == 1
         assert {condition.observed_generation for condition in status.conditions} == {1}
 
 
 class TestRestarting:
-    def test_lasts_until_the_workers_have_met(self) -> None:
+    def test_restarting_lasts_until_workers_have_joined(self) -> None:
         status = run(trained(), pods=[child_pod(0), child_pod(1, "Failed", code=82)]).status
         jobs = [child_job(1, conditions={"Failed": ""}), child_job(2)]
         new = [child_pod(n, attempt=2) for n in (0, 1)]
@@ -427,12 +427,12 @@ class TestRestarting:
         assert state(met, "Restarting") == ("False", "NotRestarting")
         assert met.status.phase == "Running"
 
-    def test_does_not_begin_with_a_job_that_never_ran(self) -> None:
+    def test_restarting_is_false_before_the_first_run(self) -> None:
         lost = [child_pod(0), child_pod(1, "Failed", code=137)]
         assert state(run(pods=lost, jobs=[child_job(queue="q")]), "Restarting")[0] == "False"
 
     @pytest.mark.parametrize("seen_first", ["job", "pods"])
-    def test_pods_that_a_queue_takes_back_are_not_replaced(self, seen_first: str) -> None:
+    def test_requeued_pods_are_not_replaced(self, seen_first: str) -> None:
         taken = [child_pod(0, deleting=True), child_pod(1, deleting=True)]
         admitted, preempted = child_job(queue="q"), child_job(queue="q", suspend=True, written=False)
         status = run(trained(), [preempted if seen_first == "job" else admitted], taken).status
@@ -441,7 +441,7 @@ class TestRestarting:
         assert (decision.status.phase, state(decision, "Scheduled")) == ("Pending", ("False", "QuotaPending"))
         assert (decision.status.attempt, decision.actions) == (1, ())
 
-    def test_is_not_reported_again_when_pods_succeed_one_by_one(self) -> None:
+    def test_restarting_stays_false_while_pods_succeed(self) -> None:
         decision = run(trained(), pods=[child_pod(0, "Succeeded"), child_pod(1)])
         assert state(decision, "Restarting")[0] == "False"
 
@@ -451,7 +451,7 @@ class TestRestarting:
 
 
 class TestFinalProgress:
-    def test_comes_from_the_pod_that_succeeded_not_from_the_one_it_replaced(self) -> None:
+    def test_final_progress_is_read_from_the_succeeded_pod(self) -> None:
         old = child_pod(0, "Failed", code=85, suffix="aaaaa", age=90, message=last_words(progress={"ddp_step": 3.0}))
         new = child_pod(0, "Succeeded", suffix="bbbbb", age=60, message=last_words(progress={"ddp_step": 9.0}))
         for pods in ((old, new), (new, old)):
@@ -473,13 +473,13 @@ class TestLostLauncher:
             ((child_pod(0, "Succeeded"), child_pod(1, "Pending", node="")), True),
         ],
     )
-    def test_a_job_is_made_anew_unless_its_pods_train(self, pods: Any, made_anew: bool) -> None:
+    def test_job_with_lost_launcher_is_recreated_unless_pods_train(self, pods: Any, made_anew: bool) -> None:
         typed = job(status=STARTED, nodes=2)
         observation = observe(typed, (JOB,), pods, launcher_lost=True, shared_complete=True)
         assert (DeleteJob("train-1", "job-1") in decide(typed, observation, NOW).actions) is made_anew
 
 
-def test_restarts_in_place_of_an_attempt_that_failed_are_kept_in_the_next() -> None:
+def test_in_place_restarts_of_failed_attempt_are_kept() -> None:
     words = last_words("CUDAError", restarts=2, step=9)
     failed = child_pod(0, "Failed", code=82, message=words)
     decision = run(jobs=(child_job(conditions={"Failed": "why"}),), pods=(failed, child_pod(1, "Failed", code=143)))
@@ -490,7 +490,7 @@ def test_restarts_in_place_of_an_attempt_that_failed_are_kept_in_the_next() -> N
 
 
 @pytest.mark.parametrize(("peers", "unseen"), [((child_pod(1),), True), ((child_pod(1, "Failed", code=143),), False)])
-def test_a_secondary_failure_is_answered_only_on_what_the_api_server_has(peers: Any, unseen: bool) -> None:
+def test_secondary_failure_needs_a_fresh_read(peers: Any, unseen: bool) -> None:
     lost = last_words("NCCL", secondary=True)
     failed = child_pod(0, "Failed", code=constants.EXIT_PEER_LOST, message=lost)
     decision = run(jobs=(child_job(conditions={"Failed": "why"}),), pods=(failed, *peers), seconds=600)

@@ -55,7 +55,7 @@ class TestFailureInPlace:
         ("attempt", "seconds", "told"),
         [(1, -10, "known"), (1, 0, "in place"), (1, 10, "in place"), (2, -10, "in place")],
     )
-    def test_the_latest_failure_of_an_attempt_is_told(self, attempt: int, seconds: float, told: str) -> None:
+    def test_latest_in_place_failure_is_recorded(self, attempt: int, seconds: float, told: str) -> None:
         known = LastFailure(attempt=1, category="UserError", message="known", time=NOW)
         status = replace(STARTED, attempt=attempt, job_name=f"train-{attempt}", last_failure=known)
         pods = [child_pod(index, attempt=attempt) for index in range(2)]
@@ -63,12 +63,12 @@ class TestFailureInPlace:
         assert decision.status.last_failure is not None
         assert decision.status.last_failure.message == told
 
-    def test_is_told_where_none_was_known(self) -> None:
+    def test_first_in_place_failure_is_recorded(self) -> None:
         found = run(*RUNNING, failures_in_place=in_place("in place", -10)).status.last_failure
         assert found is not None
         assert (found.message, found.attempt) == ("in place", 1)
 
-    def test_of_the_attempt_before_is_not_told_of_the_next(self) -> None:
+    def test_in_place_failure_of_former_attempt_is_ignored(self) -> None:
         failed = child_pod(0, "Failed", code=82, message=last_words("UserError", message="the end"))
         jobs = [child_job(conditions={"Failed": "why"})]
         decision = run(failed, jobs=jobs, failures_in_place=in_place("before", 99))
@@ -78,7 +78,7 @@ class TestFailureInPlace:
 
 
 class TestRestarts:
-    def test_in_place_of_all_pods_count_as_often_as_that_of_the_pod_with_most(self) -> None:
+    def test_in_place_restarts_are_the_maximum_of_all_pods(self) -> None:
         status = replace(STARTED, restarts=Restarts(in_place=3, in_place_before=2))
         ends = [child_pod(i, "Succeeded", message=last_words(restarts=n)) for i, n in enumerate((1, 4))]
         decision = run(*ends, status=status, jobs=[child_job(conditions={"Complete": ""})])
@@ -101,7 +101,7 @@ class TestRestarts:
         ((child_pod(0, "Pending"), child_pod(1, "Pending")), False),
     ],
 )
-def test_the_first_pod_that_runs_is_noted(pods: Any, known: bool) -> None:
+def test_first_running_pod_sets_first_run_time(pods: Any, known: bool) -> None:
     assert (run(*pods).status.first_run_time is not None) is known
 
 
@@ -112,7 +112,7 @@ def test_the_first_pod_that_runs_is_noted(pods: Any, known: bool) -> None:
         ((condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED),), ("True", c.ALL_RANKS_JOINED)),
     ],
 )
-def test_a_node_that_is_not_ready_explains_why_ranks_do_not_join(before: Any, expected: tuple[str, str]) -> None:
+def test_unready_node_is_reason_of_rendezvoused(before: Any, expected: tuple[str, str]) -> None:
     silent = child_pod(1, unready=NOW, node="node-b")
     nodes = {"node-b": NodeView(False, "the node is not ready: silent")}
     decision = run(child_pod(0), silent, status=replace(STARTED, conditions=before), nodes=nodes, seconds=60)
@@ -120,7 +120,7 @@ def test_a_node_that_is_not_ready_explains_why_ranks_do_not_join(before: Any, ex
 
 
 class TestTimeLeft:
-    def test_is_told_of_a_job_that_trains(self) -> None:
+    def test_failed_preflight_of_training_job_is_in_status(self) -> None:
         progress = run(*RUNNING, text=TRAINING).status.progress
         assert progress is not None
         assert (progress.step, progress.eta) == (7, "1m03s")
@@ -136,14 +136,14 @@ class TestTimeLeft:
         ],
         ids=["waits", "ended", "waits for the cause"],
     )  # fmt: skip
-    def test_is_not_of_one_that_does_not(self, pods: Any, jobs: Any) -> None:
+    def test_preflight_is_absent_without_training(self, pods: Any, jobs: Any) -> None:
         status = replace(STARTED, progress=Progress(step=7, eta="1m03s", eta_seconds=63))
         progress = run(*pods, status=status, jobs=jobs).status.progress
         assert progress is not None
         assert (progress.step, progress.eta, progress.eta_seconds) == (7, None, None)
 
 
-def test_a_job_that_is_taken_up_again_names_its_pods() -> None:
+def test_recovered_job_has_selector() -> None:
     decision = run(status=Status(attempt=1), jobs=[child_job(3)])
     assert decision.status.attempt == 3
     assert decision.status.selector == run(status=Status(), jobs=[child_job(3)]).status.selector != ""
@@ -153,7 +153,7 @@ def test_a_job_that_is_taken_up_again_names_its_pods() -> None:
     ("failures", "attempt", "container", "seconds"),
     [(1, 1, "fetch", 10), (2, 1, "fetch", 20), (4, 1, "fetch", 80), (4, 1, "", 0), (4, 0, "fetch", 0)],
 )
-def test_pods_wait_longer_each_time_for_what_their_init_container_needs(
+def test_start_delay_doubles_with_each_init_container_failure(
     failures: int, attempt: int, container: str, seconds: float
 ) -> None:
     cause = LastFailure(attempt=attempt, category="UserError", container=container)
@@ -167,13 +167,13 @@ def test_pods_wait_longer_each_time_for_what_their_init_container_needs(
         assert run(status=status, jobs=jobs, seconds=seconds).actions
 
 
-def test_pods_of_another_attempt_are_not_of_this_one() -> None:
+def test_pods_of_other_attempts_are_not_counted() -> None:
     typed = job(status=STARTED, nodes=2)
     seen = observe(typed, [child_job()], [child_pod(0), child_pod(0, attempt=2)])
     assert [pod.attempt for pod in seen.pods_of(1)] == [1]
 
 
-def test_the_figures_of_the_network_check_are_kept_with_the_attempt() -> None:
+def test_preflight_measurements_are_kept_for_the_attempt() -> None:
     text = 'ddp_launcher_preflight_duration_seconds{check="allreduce"} 0.4\n'
     text += 'ddp_launcher_preflight_passed{check="allreduce"} 1\n'
     found = parse_page(text).preflight
@@ -183,7 +183,7 @@ def test_the_figures_of_the_network_check_are_kept_with_the_attempt() -> None:
     assert run(*RUNNING, status=first, text=TRAINING).status.preflight == found
 
 
-def test_the_slowest_pair_has_the_nodes_on_which_it_was_measured() -> None:
+def test_slowest_pair_has_nodes_of_its_measurement() -> None:
     text = 'ddp_launcher_slowest_pair_bytes_per_second{pods="0,1"} 2e9\n'
     first = run(child_pod(0, node="node-a"), child_pod(1, node="node-b"), text=TRAINING + text).status
     assert first.preflight is not None
@@ -195,7 +195,7 @@ def test_the_slowest_pair_has_the_nodes_on_which_it_was_measured() -> None:
     assert again.preflight == first.preflight
 
 
-def test_pods_of_a_former_attempt_are_waited_for_too_when_a_job_is_suspended() -> None:
+def test_suspended_job_waits_for_former_pods() -> None:
     status = replace(STARTED, attempt=2, job_name="train-2")
     decision = run(child_pod(0), child_pod(0, attempt=2), status=status, jobs=[child_job(), child_job(2)], suspend=True)
     found = decision.status.condition(c.SUSPENDED)
@@ -207,9 +207,7 @@ def test_pods_of_a_former_attempt_are_waited_for_too_when_a_job_is_suspended() -
     ("commit", "dirty", "revision"),
     [("a" * 40, False, "a" * 12), ("a" * 40, True, f"{'a' * 12}-dirty {'1' * 12}"), (None, None, "1" * 12)],
 )
-def test_the_code_is_told_by_its_commit_or_where_that_is_not_all_by_its_digest(
-    commit: str | None, dirty: bool | None, revision: str
-) -> None:
+def test_code_revision_is_commit_or_digest(commit: str | None, dirty: bool | None, revision: str) -> None:
     written = {"configMapName": "ddp-code-1", "digest": "1" * 64}
     written |= {} if commit is None else {"commit": commit, "dirty": dirty}
     code = run(*RUNNING, code=written).status.code
@@ -227,13 +225,13 @@ class TestCheckpointsInAStore:
     def decide(self, text: str, status: Status = STARTED) -> Decision:
         return run(*RUNNING, text=text, status=status, checkpoint=self.STORE)
 
-    def test_what_counts_as_saved_is_what_is_in_the_store(self) -> None:
+    def test_checkpoint_with_url_is_the_uploaded_one(self) -> None:
         assert self.decide(self.BEFORE).status.checkpoint is None
         saved = self.decide(self.UPLOADED).status.checkpoint
         assert saved is not None
         assert saved.step == 40
 
-    def test_a_store_that_fails_is_a_condition_with_its_words(self) -> None:
+    def test_failing_upload_is_a_condition_with_its_message(self) -> None:
         decision = self.decide(self.FAILING)
         assert state(decision, c.UPLOADED) == ("False", "UploadFailing")
         found = decision.status.condition(c.UPLOADED)
@@ -245,7 +243,7 @@ class TestCheckpointsInAStore:
         assert "UploadFailing" in reasons
         assert [event.reason for event in transition_events(decision.status, again.status)] == ["SnapshotUploaded"]
 
-    def test_why_says_that_training_goes_on_and_what_is_safe(self) -> None:
+    def test_why_names_training_and_newest_snapshot(self) -> None:
         decision = self.decide(self.FAILING)
         item = resource("train") | {"status": msgspec.to_builtins(decision.status)}
         why = explain_why(item, (), NOW)
@@ -253,5 +251,5 @@ class TestCheckpointsInAStore:
         assert "503 Slow Down" in why.what
         assert "step 40" in why.what
 
-    def test_a_job_with_a_claim_has_no_such_condition(self) -> None:
+    def test_job_with_claim_has_no_upload_condition(self) -> None:
         assert run(*RUNNING, text=self.FAILING).status.condition(c.UPLOADED) is None

@@ -43,7 +43,7 @@ def state(decision: Decision, kind: str) -> tuple[str, str]:
 
 
 class TestSize:
-    def test_changes_in_the_ledger_first_and_then_in_the_same_job(self) -> None:
+    def test_resize_is_recorded_before_the_job_is_resized(self) -> None:
         decision = run(child_pod(0), child_pod(1), child_pod(2), nodes=4)
         assert (decision.status.attempt, decision.status.attempt_nodes) == (1, 4)
         assert (decision.actions, decision.requeue_after) == ((), AT_ONCE)
@@ -55,7 +55,7 @@ class TestSize:
         assert done.actions == ()
 
     @pytest.mark.parametrize("nodes", [2, 4])
-    def test_waits_where_a_queue_would_stop_what_runs(self, nodes: int) -> None:
+    def test_resize_of_queued_running_job_waits(self, nodes: int) -> None:
         admitted = child_job(nodes=3)
         admitted["spec"]["template"] = {"metadata": {"labels": {"kueue.x-k8s.io/podset": "main"}}}
         for queued in (child_job(nodes=3, queue="q"), admitted):
@@ -64,7 +64,7 @@ class TestSize:
             failed = run(*[child_pod(n, "Failed", code=1) for n in range(3)], nodes=nodes, jobs=[queued])
             assert (failed.status.attempt, failed.status.attempt_nodes) == (2, 3), "also through a restart"
 
-    def test_is_taken_at_once_where_kueue_admits_more_pods_by_themselves(self) -> None:
+    def test_resize_of_elastic_kueue_job_is_immediate(self) -> None:
         elastic = child_job(nodes=3, queue="q")
         elastic["spec"]["template"] = {"spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/elastic-job"}]}}
         decision = run(child_pod(0), child_pod(1), child_pod(2), nodes=4, jobs=[elastic])
@@ -74,7 +74,7 @@ class TestSize:
         assert run(child_pod(0), nodes=4, jobs=[partly]).status.attempt_nodes == 3, "it is of the size Kueue gave it"
 
     @pytest.mark.parametrize(("nodes", "has_run", "taken"), [(4, False, 4), (2, False, 2), (2, True, 2), (4, True, 3)])
-    def test_of_a_job_that_waits_in_a_queue_keeps_its_place(self, nodes: int, has_run: bool, taken: int) -> None:
+    def test_resize_of_waiting_job_keeps_its_queue_position(self, nodes: int, has_run: bool, taken: int) -> None:
         """One that has run could wait for ever for more, where it was to run on with what it had."""
         status = replace(STARTED, first_run_time=NOW) if has_run else STARTED
         waiting = [child_job(nodes=3, queue="q", suspend=True, written=False)]
@@ -83,10 +83,10 @@ class TestSize:
         following = run(nodes=nodes, jobs=waiting, status=decision.status)
         assert following.actions == (() if taken == 3 else (ResizeJob("train-1", taken),))
 
-    def test_that_waited_is_taken_when_the_job_goes_on_after_a_suspension(self) -> None:
+    def test_waiting_resize_is_applied_on_resume(self) -> None:
         assert run(nodes=4, suspend=True, jobs=[child_job(nodes=3, queue="q")]).status.attempt == 2
 
-    def test_is_another_attempts_where_kubernetes_schedules_the_pods_as_a_gang(self) -> None:
+    def test_resize_of_gang_starts_another_attempt(self) -> None:
         """The API server refuses to change the parallelism of such a Job."""
         pods = [child_pod(index, spec={"schedulingGroup": {"podGroupName": "g"}}) for index in range(3)]
         decision = run(*pods, nodes=4)
@@ -94,12 +94,12 @@ class TestSize:
         assert (decision.status.restarts.free, decision.status.restarts.counted) == (1, 0)
 
     @pytest.mark.parametrize("view", [{"deleting": True}, {"conditions": {"Failed": ""}}])
-    def test_of_a_job_that_ends_is_not_changed(self, view: Any) -> None:
+    def test_resize_of_ended_job_is_ignored(self, view: Any) -> None:
         status = replace(STARTED, attempt_nodes=4)
         decision = run(child_pod(0), nodes=4, status=status, jobs=[child_job(nodes=3, **view)])
         assert not [action for action in decision.actions if isinstance(action, ResizeJob)]
 
-    async def test_goes_up_and_down_in_one_attempt(self) -> None:
+    async def test_resize_grows_and_shrinks_in_one_attempt(self) -> None:
         harness = await ReconcilerHarness(nodes=2, elastic=ELASTIC).train(TRAINING)
         for nodes in (4, 3):
             harness.edit(nodes=nodes)
@@ -113,7 +113,7 @@ class TestSize:
         ]
 
     @pytest.mark.parametrize("change", [{"nodes": 4}, {"suspend": True}], ids=str)
-    async def test_is_that_of_the_job_as_it_was_seen(self, monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    async def test_resize_uses_observed_size_of_job(self, monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
         harness = await ReconcilerHarness(nodes=2, elastic=ELASTIC).train(TRAINING)
         versions: list[tuple[str, str]] = []
 
@@ -130,17 +130,17 @@ class TestSize:
 
 
 class TestLoss:
-    def test_of_a_pod_keeps_the_job_while_there_are_enough(self) -> None:
+    def test_lost_pod_keeps_attempt_above_min_nodes(self) -> None:
         decision = run(child_pod(0), child_pod(1), child_pod(2, disrupted=True, deleting=True))
         assert decision.status.attempt == 1
 
     @pytest.mark.parametrize("lost", [(0,), (1, 2)], ids=["the pod where they meet", "too many"])
-    def test_of_pod_0_or_of_too_many_begins_a_free_attempt(self, lost: tuple[int, ...]) -> None:
+    def test_lost_pod_0_or_too_many_pods_restart_without_counting(self, lost: tuple[int, ...]) -> None:
         pods = [child_pod(index, disrupted=index in lost, deleting=index in lost) for index in range(3)]
         decision = run(*pods)
         assert (decision.status.attempt, decision.status.restarts.free) == (2, 1)
 
-    def test_is_no_restart_once_the_others_train_again(self) -> None:
+    def test_training_peers_end_the_restart(self) -> None:
         pods = (child_pod(0), child_pod(1), child_pod(2, "Pending"))
         before = run(*pods[:2], child_pod(2), text=TRAINING).status
         meeting = run(*pods, status=before, text=page(ddp_step=7, phase="Rendezvous"))
@@ -155,7 +155,7 @@ class TestLoss:
         whole = run(*pods[:2], child_pod(2), status=again.status, text=TRAINING)
         assert state(whole, "Rendezvoused") == ("True", "AllRanksJoined")
 
-    def test_below_the_least_size_is_a_wait(self) -> None:
+    def test_fewer_pods_than_min_nodes_wait(self) -> None:
         before = run(child_pod(0), child_pod(1), child_pod(2), text=TRAINING).status
         decision = run(child_pod(0), status=before, text=TRAINING)
         assert decision.status.phase == "Restarting"
@@ -169,7 +169,7 @@ class TestLateComers:
         return decide(typed, observe(typed, (JOB,), pods), NOW + timedelta(seconds=seconds))
 
     @pytest.mark.parametrize("late", [child_pod(2), child_pod(2, "Pending")])
-    def test_do_not_hold_up_success(self, late: Any) -> None:
+    def test_late_joiners_do_not_delay_success(self, late: Any) -> None:
         pods = (child_pod(0, "Succeeded"), child_pod(1, "Succeeded"), late)
         waiting = self.over(*pods, seconds=10)
         assert waiting.status.phase in ("Running", "Pending")
@@ -181,14 +181,14 @@ class TestLateComers:
         assert found is not None
         assert found.message == "2/3 pods succeeded; 1 joined after the end of training"
 
-    def test_are_none_while_pod_0_trains(self) -> None:
+    def test_no_late_joiners_while_pod_0_trains(self) -> None:
         assert self.over(child_pod(0), child_pod(1, "Succeeded"), child_pod(2), seconds=900).status.phase == "Running"
 
-    def test_are_none_in_a_job_of_fixed_size(self) -> None:
+    def test_no_late_joiners_in_fixed_size_job(self) -> None:
         pods = (child_pod(0, "Succeeded"), child_pod(1, "Succeeded"), child_pod(2))
         assert self.over(*pods, seconds=900, elastic=None).status.phase == "Running"
 
-    def test_are_ignored_where_one_that_trained_has_failed(self) -> None:
+    def test_late_joiners_are_ignored_after_a_failure(self) -> None:
         pods = (child_pod(0, "Succeeded"), child_pod(1, "Failed", code=82, message=last_words("OOM")), child_pod(2))
         assert self.over(*pods, seconds=900).status.phase == "Restarting"
 

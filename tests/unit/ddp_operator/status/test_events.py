@@ -76,7 +76,7 @@ def test_next_attempt_emits_its_failure_first() -> None:
 
 
 @pytest.mark.parametrize(("counted", "which"), [(1, "restart 2 of 3"), (0, "restart, not counted")])
-def test_restart_in_the_same_pods_is_told_in_one_line(counted: int, which: str) -> None:
+def test_restart_in_same_pods_emits_one_line(counted: int, which: str) -> None:
     failure = LastFailure(attempt=2, category="UserError", rank=1, pod="p", exit_code=1, message="KeyError: 10\nmore")
     old = Status(attempt=2, restarts=Restarts(in_place=3, in_place_before=3))
     budget = Restarts(in_place=4, in_place_before=3, used=2, counted=counted)

@@ -35,7 +35,7 @@ def train(gaps: list[float]) -> tuple[Status, list[float]]:
     return status, times
 
 
-def test_a_row_has_what_the_report_draws() -> None:
+def test_row_has_the_columns_of_the_report() -> None:
     progress = Progress(
         step=7, epoch=1, loss="0.5", samples_per_second="100", steps_per_second="2", learning_rate="0.1",
         val_accuracy="0.9", val_loss="0.4",
@@ -48,17 +48,17 @@ def test_a_row_has_what_the_report_draws() -> None:
     }]  # fmt: skip
 
 
-def test_columns_are_called_as_in_the_file_of_a_run() -> None:
+def test_column_names_equal_those_of_the_metrics_file() -> None:
     assert set(COLUMNS) - {"restarts"} <= set(OF_A_RUN)
 
 
-def test_nothing_is_kept_of_a_job_without_steps_or_whose_figures_stand() -> None:
+def test_no_row_without_steps_or_changed_values() -> None:
     assert extend_history(at(None), NOW).history is None
     status = extend_history(at(1), NOW)
     assert extend_history(status, NOW + timedelta(hours=1)) is status
 
 
-def test_a_long_job_has_few_rows_evenly_over_its_whole_time() -> None:
+def test_long_job_has_few_even_rows() -> None:
     status, times = train([10.0] * 10_000)
     assert MAX_ROWS / 2 <= len(times) <= MAX_ROWS
     assert rows_of(status)[0]["step"] == "0"
@@ -67,19 +67,19 @@ def test_a_long_job_has_few_rows_evenly_over_its_whole_time() -> None:
     assert max(gaps[:-1]) < 2 * min(gaps)
 
 
-def test_a_pause_does_not_make_later_rows_rare() -> None:
+def test_pause_does_not_reduce_later_rows() -> None:
     _, times = train([10.0] * 20 + [36_000.0] + [10.0] * 20)
     assert len(times) == 41
 
 
-def test_the_last_figures_of_a_job_are_kept_at_once() -> None:
+def test_end_of_job_adds_a_row_immediately() -> None:
     status, _ = train([10.0] * 200)
     ended = extend_history(at(200, status, phase="Succeeded"), NOW + timedelta(seconds=2_001))
     assert rows_of(ended)[-1]["step"] == "200"
 
 
 @given(st.lists(st.floats(0, 1e5), min_size=1, max_size=300))
-def test_there_are_never_too_many_and_their_order_is_that_of_time(gaps: list[float]) -> None:
+def test_rows_are_bounded_and_ordered_by_time(gaps: list[float]) -> None:
     status, times = train(gaps)
     assert len(times) <= MAX_ROWS
     assert times == sorted(times)

@@ -37,7 +37,7 @@ def fetched() -> Status:
 
 
 @pytest.mark.parametrize("condition", ["Complete", "Failed"])
-def test_the_end_of_the_job_is_decided_again_where_that_of_its_pod_is_not_seen(condition: str) -> None:
+def test_ended_job_without_ended_pod_needs_fresh_read(condition: str) -> None:
     typed = made()
     ended = fetch_job(typed, conditions={condition: ""})
     assert decide(typed, observe(typed, [ended], [child_pod(attempt=0)]), NOW).needs_fresh_read
@@ -45,7 +45,7 @@ def test_the_end_of_the_job_is_decided_again_where_that_of_its_pod_is_not_seen(c
     assert not decide(typed, observe(typed, [ended], [done]), NOW).needs_fresh_read
 
 
-def test_what_was_fetched_is_written_before_training_begins() -> None:
+def test_fetched_inputs_are_recorded_before_attempt_1() -> None:
     typed = made()
     ended = fetch_job(typed, conditions={"Complete": ""})
     seen = observe(typed, [ended], [child_pod(0, "Succeeded", attempt=0)])
@@ -57,18 +57,18 @@ def test_what_was_fetched_is_written_before_training_begins() -> None:
     assert second.status.first_run_time is None, "the template may still be corrected"
 
 
-def test_a_pod_that_fetches_may_still_run_when_the_former_is_gone() -> None:
+def test_running_fetch_pod_blocks_a_new_job() -> None:
     typed = made(fetched())
     seen = observe(typed, [], [child_pod(attempt=0, owner="job-0")])
     assert not [one for one in decide(typed, seen, NOW).actions if isinstance(one, EnsureChildren)]
 
 
-def test_another_place_is_fetched_anew() -> None:
+def test_changed_place_is_fetched_again() -> None:
     typed = made(fetched(), inputs=[INPUTS[0] | {"claimName": "other"}])
     assert decide(typed, Observation(), NOW).actions == (EnsureChildren(0, 0),)
 
 
-def test_a_pod_on_a_lost_node_is_given_up() -> None:
+def test_fetch_pod_on_lost_node_is_failed() -> None:
     typed = made()
     pod = child_pod(attempt=0, deleting=True, at=NOW.replace(hour=1))
     seen = observe(typed, [fetch_job(typed)], [pod], nodes={"node-a": NodeView(False, "gone")})
@@ -85,7 +85,7 @@ def test_a_pod_on_a_lost_node_is_given_up() -> None:
         ([(5, 5), (1, None)], "fetching inputs: 6 bytes, 1/2 complete"),
     ],
 )
-def test_progress_is_a_line(sizes: list[tuple[int, int | None]], words: str) -> None:
+def test_progress_message_has_sizes_and_counts(sizes: list[tuple[int, int | None]], words: str) -> None:
     inputs = [
         InputStatus(name="a", phase="Fetched" if here == total else "Fetching", bytes=here, total_bytes=total)
         for here, total in sizes

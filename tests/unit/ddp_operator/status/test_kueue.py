@@ -142,14 +142,14 @@ class TestWorkload:
             ),
         ],
     )
-    def test_why_a_job_is_not_admitted(self, found: Any, said: tuple[str, str]) -> None:
+    def test_workload_conditions_give_reason_and_message(self, found: Any, said: tuple[str, str]) -> None:
         assert explain_waiting(QUEUED, [found]) == Problem(*said)
 
-    def test_nothing_is_said_before_kueue_has_looked_and_while_it_starts_the_job(self) -> None:
+    def test_new_or_admitted_workload_has_no_problem(self) -> None:
         assert explain_waiting(QUEUED, [workload()]) is None
         assert explain_waiting(QUEUED, [workload("QuotaReserved", status="True", checks=[("a", "Ready")])]) is None
 
-    def test_priority_class_without_which_there_is_no_workload(self) -> None:
+    def test_missing_workload_names_priority_class(self) -> None:
         job = child_job(suspend=True, queue="gpu", written=False)
         words = "Kueue has created no Workload for it; "
         assert explain_waiting(job, []) == Problem("WorkloadMissing", f"{words}check that Kueue is running")
@@ -161,7 +161,7 @@ class TestWorkload:
         assert explain_waiting(job, []) == Problem("WorkloadMissing", words + asks)
         assert explain_waiting(child_job(suspend=True, written=False), []) is None, "it may have been suspended by hand"
 
-    def test_of_several_workloads_the_newest_that_has_not_ended_is_asked(self) -> None:
+    def test_newest_unfinished_workload_is_read(self) -> None:
         """An elastic Job has one for each size."""
 
         def one(created: str, message: str, *more: Any) -> Any:
@@ -190,9 +190,7 @@ class TestQueue:
             (queue("ClusterQueueDoesNotExist"), "Inadmissible", "ClusterQueue all of LocalQueue gpu does not exist"),
         ],
     )
-    def test_that_admits_nothing_is_the_reason_whatever_the_workload_says(
-        self, found: Any, reason: str, why: str
-    ) -> None:
+    def test_stopped_queue_overrides_workload_reason(self, found: Any, reason: str, why: str) -> None:
         assert explain_waiting(QUEUED, [workload("Pending", NEEDS)], found) == Problem(reason, why)
         evicted = workload("Pending", NEEDS, condition("Evicted", "ClusterQueueStopped", "The ClusterQueue is stopped"))
         after = Problem(reason, f"{why}; evicted (ClusterQueueStopped)")
@@ -202,7 +200,7 @@ class TestQueue:
             "it was admitted before"
         )
 
-    def test_that_is_active_again_is_no_obstacle(self) -> None:
+    def test_active_queue_ignores_outdated_workload_message(self) -> None:
         stale = workload("Inadmissible", "ClusterQueue all is inactive")
         assert explain_waiting(QUEUED, [stale], queue()) is None
         assert explain_waiting(QUEUED, [stale]) == Problem("QueueStopped", "ClusterQueue all is inactive"), "unread"

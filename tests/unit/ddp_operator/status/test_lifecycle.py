@@ -49,7 +49,7 @@ class TestPendingDeadline:
         {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no GPU."}
     ]})  # fmt: skip
 
-    def test_ends_a_job_that_waits_in_vain_and_says_for_what(self) -> None:
+    def test_pending_deadline_fails_job_with_last_obstacle(self) -> None:
         waiting = run(child_pod(0), self.WAITING, pendingDeadlineSeconds=60, seconds=50)
         assert (waiting.status.phase, waiting.requeue_after) == ("Pending", 10)
         ended = run(child_pod(0), self.WAITING, status=waiting.status, pendingDeadlineSeconds=60, seconds=60)
@@ -58,23 +58,23 @@ class TestPendingDeadline:
             "not all pods were running within pendingDeadlineSeconds (60); last: train-1-1-abcde: 0/3 nodes: no GPU."
         )
 
-    def test_names_the_image_that_could_not_be_pulled(self) -> None:
+    def test_pending_deadline_names_unpullable_image(self) -> None:
         waiting = {"name": "trainer", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
         pod = child_pod(1, "Pending", node="n", status={"containerStatuses": [waiting]})
         failure = run(child_pod(0), pod, pendingDeadlineSeconds=60, seconds=60).status.last_failure
         assert failure is not None
         assert (failure.category, failure.node, failure.message) == ("ImagePull", 1, "no such image")
 
-    def test_is_none_once_all_pods_have_run(self) -> None:
+    def test_pending_deadline_ends_once_all_pods_have_run(self) -> None:
         for pods in ((child_pod(0), child_pod(1)), (child_pod(0), child_pod(1, "Succeeded"))):
             assert run(*pods, pendingDeadlineSeconds=60, seconds=999).status.phase == "Running"
 
-    def test_is_none_for_a_pod_that_is_replaced(self) -> None:
+    def test_pending_deadline_ignores_replaced_pod(self) -> None:
         joined = run(child_pod(0), child_pod(1), text=TRAINING).status
         decision = run(child_pod(0), self.WAITING, status=joined, pendingDeadlineSeconds=60, seconds=999)
         assert decision.status.phase == "Restarting"
 
-    def test_counts_anew_for_each_attempt_and_from_a_resumption(self) -> None:
+    def test_pending_deadline_restarts_with_attempt_and_resumption(self) -> None:
         failed = child_pod(0, "Failed", code=82, message=last_words("CUDAError"))
         second = run(failed, status=STARTED, pendingDeadlineSeconds=60, seconds=500).status
         assert second.attempt_time == NOW + timedelta(seconds=500)
@@ -86,7 +86,7 @@ class TestPendingDeadline:
         assert resumed.status.attempt_time == NOW + timedelta(seconds=1000)
         assert resumed.requeue_after == 60
 
-    def test_counts_anew_when_a_queue_takes_the_pods_back_and_when_it_admits_them(self) -> None:
+    def test_pending_deadline_restarts_on_requeue_and_admission(self) -> None:
         """An hour old, a job that has trained is not given up because it has to wait once more."""
         hour = format_time(NOW - timedelta(hours=1))
         old = replace(STARTED, start_time=hour, attempt_time=hour)
@@ -95,7 +95,7 @@ class TestPendingDeadline:
             ended = run(jobs=[waits], status=old, pendingDeadlineSeconds=60, seconds=60)
             assert condition(ended, "Failed")[1] == "PendingDeadlineExceeded"
 
-    def test_can_be_set_while_the_job_waits(self) -> None:
+    def test_pending_deadline_can_be_set_while_pending(self) -> None:
         assert run(child_pod(0), self.WAITING, seconds=999).status.phase == "Pending"
         assert run(child_pod(0), self.WAITING, pendingDeadlineSeconds=60, seconds=999).status.phase == "Failed"
 
@@ -103,7 +103,7 @@ class TestPendingDeadline:
 class TestActiveDeadline:
     HOUR = replace(STARTED, start_time=NOW - timedelta(hours=1))
 
-    def test_leaves_out_the_time_in_a_queue(self) -> None:
+    def test_active_deadline_excludes_time_in_queue(self) -> None:
         waits = [queued(suspend=True)]
         for seconds in (1, 9999):
             decision = run(jobs=waits, status=self.HOUR, activeDeadlineSeconds=50, seconds=seconds)
@@ -114,7 +114,7 @@ class TestActiveDeadline:
         ended = run(child_pod(0), child_pod(1), jobs=admitted, status=self.HOUR, activeDeadlineSeconds=50, seconds=50)
         assert condition(ended, "Failed")[1] == "DeadlineExceeded"
 
-    def test_does_not_take_the_time_before_a_queue_for_that_after_it(self) -> None:
+    def test_active_deadline_excludes_time_before_admission(self) -> None:
         """Kubernetes renews the start only after the Job was let run again."""
         resumed = queued(conditions={"Suspended": ""}, status={"startTime": format_time(NOW - timedelta(hours=1))})
         assert run(jobs=[resumed], status=self.HOUR, activeDeadlineSeconds=50).status.phase == "Pending"
@@ -166,7 +166,7 @@ class TestProcessGroup:
         ],
         ids=["together", "apart", "a group in each pod", "one known to be apart", "one not known", "unknown", "lone"],
     )  # fmt: skip
-    def test_of_all_ranks_is_a_condition_where_it_is_known(self, ends: Any, found: str | None) -> None:
+    def test_known_process_group_is_a_condition(self, ends: Any, found: str | None) -> None:
         decision = run(*(succeeded(index, **known) for index, known in enumerate(ends)), jobs=[self.COMPLETE])
         assert decision.status.phase == "Succeeded"
         distributed = decision.status.condition("Distributed")
@@ -174,7 +174,7 @@ class TestProcessGroup:
         events = [event.reason for event in transition_events(STARTED, decision.status)]
         assert ("NoProcessGroup" in events) is (found == "False")
 
-    def test_is_asked_for_or_ignored_by_the_policy(self) -> None:
+    def test_process_group_policy_fails_or_ignores(self) -> None:
         pods = succeeded(0, **self.ALONE), succeeded(1, **self.ALONE)
         failed = run(*pods, jobs=[self.COMPLETE], processGroupPolicy="Fail")
         assert failed.status.phase == "Failed"
@@ -188,7 +188,7 @@ class TestProcessGroup:
 
 
 class TestSuccessPolicy:
-    def test_rank_zeros_pod_is_enough_where_asked(self) -> None:
+    def test_rank_zero_policy_succeeds_with_pod_0(self) -> None:
         pods = child_pod(0, "Succeeded"), child_pod(1)
         decision = run(*pods, successPolicy="RankZero")
         assert condition(decision, "Succeeded")[:2] == ("True", "RankZeroSucceeded")
@@ -202,16 +202,16 @@ class TestSuccessPolicy:
     def test_success_of_another_pod_is_not_enough(self) -> None:
         assert run(child_pod(0), child_pod(1, "Succeeded"), successPolicy="RankZero").status.phase == "Running"
 
-    def test_failure_before_it_is_a_failure(self) -> None:
+    def test_failure_before_pod_0_success_fails_attempt(self) -> None:
         failed = child_pod(1, "Failed", code=82, message=last_words("CUDAError"))
         assert run(child_pod(0), failed, successPolicy="RankZero").status.attempt == 2
 
-    def test_is_set_on_the_job_too(self) -> None:
+    def test_success_policy_is_set_on_job(self) -> None:
         jobs = [build_children(job(**spec), attempt=1, nodes=2)[-1] for spec in ({}, {"successPolicy": "RankZero"})]
         assert "successPolicy" not in jobs[0]["spec"]
         assert jobs[1]["spec"]["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
 
-    async def test_stops_the_other_pods(self) -> None:
+    async def test_rank_zero_success_stops_peers(self) -> None:
         harness = await ReconcilerHarness(successPolicy="RankZero").train(TRAINING)
         harness.end_pod(0)
         await harness.settle()
@@ -229,7 +229,7 @@ class TestSuspension:
             await harness.settle()
         return harness
 
-    async def test_message_names_the_checkpoint_to_resume_from(self) -> None:
+    async def test_suspended_message_names_checkpoint(self) -> None:
         saved = last_words(progress={"ddp_step": 9.0, "ddp_checkpoint_step": 9.0})
         harness = await self.suspend(saved, saved)
         assert harness.status.checkpoint is not None
@@ -242,11 +242,11 @@ class TestSuspension:
         told = [event for event in harness.cluster.events if event.reason == "Suspended"]
         assert ["the checkpoint of step 9" in event.message for event in told] == [True]
 
-    async def test_message_counts_the_steps_that_are_lost(self) -> None:
+    async def test_suspended_message_counts_lost_steps(self) -> None:
         harness = await self.suspend("", "")
         assert harness.condition("Suspended").message.endswith("from the checkpoint of step 5; 2 later steps are lost")
 
-    async def test_claims_no_loss_where_the_script_reports_no_checkpoints(self) -> None:
+    async def test_suspended_message_without_checkpoints_names_no_loss(self) -> None:
         steps = page(ddp_step=7, phase="Running")
         harness = await ReconcilerHarness().train(steps)
         harness.edit(suspend=True)

@@ -56,7 +56,9 @@ class TestMayHaveLostLabels:
             "another attempt",
         ],
     )
-    def test_job_counts_more_pods_than_are_seen(self, jobs: Any, pods: Any, doubt: bool) -> None:
+    def test_job_with_more_active_pods_than_listed_may_have_lost_labels(
+        self, jobs: Any, pods: Any, doubt: bool
+    ) -> None:
         assert may_have_lost_labels(TYPED, observe(TYPED, jobs, pods)) is doubt
 
 

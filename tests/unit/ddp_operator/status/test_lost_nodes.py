@@ -34,7 +34,7 @@ def see(*pods: Any, **spec: Any) -> Any:
     return typed, observe(typed, [child_job(nodes=3)], pods, nodes=nodes)
 
 
-def test_the_node_that_is_silent_for_longest_is_told_and_the_others_are_counted() -> None:
+def test_longest_silent_node_is_named_and_more_pods_counted() -> None:
     typed, seen = see(child_pod(2, unready=at(5), node="c"), child_pod(1, unready=NOW, node="b"))
     found = describe_lost_contact(typed, seen, seen.pods)
     assert found is not None
@@ -47,7 +47,7 @@ def test_the_node_that_is_silent_for_longest_is_told_and_the_others_are_counted(
     assert "more pods" not in alone[1]
 
 
-def test_nothing_is_told_where_all_nodes_report() -> None:
+def test_ready_nodes_have_no_lost_contact() -> None:
     typed, seen = see(child_pod(0), child_pod(1))
     assert describe_lost_contact(typed, observe(typed, [child_job()], [child_pod(0)]), seen.pods) is None
 
@@ -58,14 +58,14 @@ def test_lost_pods_are_declared_failed_in_the_order_of_their_index() -> None:
     assert [pod.index for pod, _ in lost_pods(typed, seen, at(3600))] == [0, 1, 2]
 
 
-def test_of_many_nodes_those_are_inspected_first_whose_pods_have_lost_contact() -> None:
+def test_cut_off_nodes_are_inspected_first() -> None:
     gone = [child_pod(i, deleting=True, grace=0, node=f"a{i:02d}") for i in range(MAX_NODES)]
     typed, seen = see(*gone, child_pod(50, unready=NOW, node="z"))
     nodes = ("z", *(f"a{i:02d}" for i in range(MAX_NODES - 1)))
     assert nodes_to_inspect(typed, seen, at(3600)) == nodes
 
 
-def test_it_is_looked_again_when_the_first_pod_is_due() -> None:
+def test_next_check_is_at_the_first_due_pod() -> None:
     def look(*seconds: float) -> float | None:
         gone = [child_pod(i, deleting=True, grace=0, at=at(s), node=f"n{i}") for i, s in enumerate(seconds)]
         return next_check(*see(*gone), NOW)
@@ -92,7 +92,7 @@ def test_failed_nodes_are_remembered_the_latest_last(
     assert remember(failed, iter(nodes)) == kept
 
 
-def test_of_many_failed_nodes_the_latest_are_remembered() -> None:
+def test_failed_nodes_are_bounded_to_the_latest() -> None:
     kept = remember((), (f"n{number}" for number in range(100)))
     assert kept == tuple(f"n{number}" for number in range(100))[-len(kept) :]
     assert len(kept) == MAX_NODES

@@ -40,18 +40,18 @@ def no(kind: str, why: str) -> c.Fact:
         (reason("Succeeded", last_failure=OOM), ""),
     ],
 )
-def test_the_obstacle_that_hides_the_others_is_the_reason(found: str, expected: str) -> None:
+def test_first_obstacle_is_the_reason(found: str, expected: str) -> None:
     assert found == expected
 
 
-def test_a_restart_has_the_reason_of_its_failure_unless_its_pods_wait_for_somebody() -> None:
+def test_restart_reason_is_failure_category_unless_blocked() -> None:
     again = c.Fact(c.RESTARTING, "True", c.GROUP_RESTART)
     assert reason("Restarting", again, last_failure=OOM) == "OutOfMemory"
     assert reason("Restarting", again, no(c.SCHEDULED, c.WAITING_FOR_PODS), last_failure=OOM) == "OutOfMemory"
     assert reason("Restarting", again, no(c.SCHEDULED, c.UNSCHEDULABLE), last_failure=OOM) == "Unschedulable"
 
 
-def test_a_failed_job_has_the_failure_as_its_reason_not_the_limit_that_ended_it() -> None:
+def test_failed_job_reason_is_failure_category() -> None:
     ended = c.Fact(c.FAILED, "True", c.RESTART_BUDGET_EXHAUSTED)
     assert reason("Failed", ended, last_failure=OOM) == "OutOfMemory"
     deadline = c.Fact(c.FAILED, "True", c.DEADLINE_EXCEEDED)

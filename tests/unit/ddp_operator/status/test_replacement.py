@@ -45,7 +45,7 @@ def created(decision: Decision) -> list[CreatePod]:
     [LOST, child_pod(1, deleting=True, grace=30)],
     ids=["ended", "still saves"],
 )
-def test_a_pod_that_is_taken_away_is_told_first_and_costs_nothing(lost: Any) -> None:
+def test_disrupted_pod_is_reported_and_not_counted(lost: Any) -> None:
     decision = run(child_pod(0), lost)
     assert (decision.status.attempt, decision.status.phase, created(decision)) == (1, "Restarting", [])
     assert decision.status.restarts == Restarts(replaced=1, all=1)
@@ -58,19 +58,19 @@ def test_a_pod_that_is_taken_away_is_told_first_and_costs_nothing(lost: Any) -> 
     assert told.startswith("lost pod replaced, not counted: Preempted (pod train-1-1-abcde, node node-a): the pod was")
 
 
-def test_a_pod_that_is_announced_to_go_still_trains() -> None:
+def test_pod_with_disruption_target_still_trains() -> None:
     decision = run(child_pod(0), child_pod(1, disrupted="TerminationByKubelet"))
     assert (decision.status.attempt, decision.status.phase, decision.status.restarts.replaced) == (1, "Running", 0)
 
 
-def test_it_is_replaced_once_it_has_ended_and_so_is_another_that_is_lost_meanwhile() -> None:
+def test_ended_pod_and_a_second_lost_pod_are_replaced() -> None:
     assert created(run(child_pod(0), child_pod(1, deleting=True, grace=30), status=REPLACING)) == []
     assert created(run(child_pod(0), LOST, status=REPLACING)) == [CreatePod("train-1", 1, 1)]
     assert created(run(LOST, status=REPLACING)) == [CreatePod("train-1", index, 1) for index in (0, 1)]
 
 
 @pytest.mark.parametrize("queue", ["", "q"], ids=["alone", "queued"])
-def test_a_lost_pod_is_replaced_where_pod_0_has_no_page_that_says_whether_they_have_met(queue: str) -> None:
+def test_lost_pod_is_replaced_without_metrics_page(queue: str) -> None:
     facts = [c.Fact(c.RENDEZVOUSED, "Unknown", c.NO_METRICS_PAGE)]
     status = replace(STARTED, conditions=c.merge_conditions((), facts, NOW, 1))
     raw_job = child_job(awaits_peers=True, status={"startTime": "2026-11-20T11:00:00Z"}, queue=queue)
@@ -79,7 +79,7 @@ def test_a_lost_pod_is_replaced_where_pod_0_has_no_page_that_says_whether_they_h
     assert created(run(child_pod(0), LOST, status=told.status, raw_job=raw_job)) == [CreatePod("train-1", 1, 1)]
 
 
-def test_a_successor_that_comes_up_is_left_alone() -> None:
+def test_starting_replacement_is_not_replaced() -> None:
     decision = run(child_pod(0), LOST, child_pod(1, "Pending", suffix="r1"), status=REPLACING)
     assert (decision.status.attempt, created(decision)) == (1, [])
 
@@ -100,13 +100,13 @@ def test_a_successor_that_comes_up_is_left_alone() -> None:
     ids=["launchers cannot wait", "never met", "disruptions count", "node lost", "killed", "a peer has ended", "gang",
          "lost again", "a peer fails"],
 )  # fmt: skip
-def test_a_new_attempt_is_begun_where_the_others_cannot_wait_or_the_job_must_change(pods: Any, changes: Any) -> None:
+def test_attempt_restarts_if_peers_cannot_wait(pods: Any, changes: Any) -> None:
     decision = run(*pods, **changes)
     before = changes.get("status", MET).restarts.replaced
     assert (decision.status.attempt, decision.status.restarts.replaced) == (2, before)
 
 
-def test_the_end_of_the_others_is_free_when_no_new_pod_has_come_in_time() -> None:
+def test_peers_timeout_without_replacement_is_not_counted() -> None:
     waited = child_pod(0, "Failed", code=86, message=last_words("Network", secondary=True))
     failed = child_job(awaits_peers=True, conditions={"FailureTarget": "exit code 86"})
     for status, free in ((REPLACING, 1), (MET, 0)):
@@ -114,7 +114,7 @@ def test_the_end_of_the_others_is_free_when_no_new_pod_has_come_in_time() -> Non
         assert (decision.status.attempt, decision.status.restarts.free) == (2, free)
 
 
-def test_the_loss_is_answered_when_the_workers_step_again_and_not_while_they_still_train() -> None:
+def test_restart_finishes_with_first_step_of_new_workers() -> None:
     training = page(ddp_step=7, ddp_steps_total=7, phase="Running")
     told = run(child_pod(0), child_pod(1, deleting=True, grace=30), text=training).status
     again = run(child_pod(0), child_pod(1, deleting=True, grace=30), status=told, text=training).status
@@ -132,7 +132,7 @@ def test_the_loss_is_answered_when_the_workers_step_again_and_not_while_they_sti
 
 
 @pytest.mark.parametrize(("minutes", "counted"), [(9, 0), (11, 1)])
-def test_what_the_others_did_about_a_loss_is_free_for_a_while(minutes: int, counted: int) -> None:
+def test_in_place_restarts_after_a_loss_are_not_counted(minutes: int, counted: int) -> None:
     lately = LastRestart(attempt=1, level="ReplacedPod", time=NOW - timedelta(minutes=minutes))
     typed = job(status=replace(MET, last_restart=lately), nodes=2)
     told = parse_page(page(answered=last_words("Preempted", exitCode=85, restarts=1), restarts=1, phase="Running"))
@@ -148,13 +148,13 @@ class TestSpares:
     def run(self, *pods: Any, status: Status = MET, **spec: Any) -> Decision:
         return run(*pods, status=status, raw_job=spec.pop("raw_job", self.JOB), spares=1, **spec)
 
-    def test_are_no_part_of_the_size(self) -> None:
+    def test_spares_are_not_part_of_nodes(self) -> None:
         decision = self.run(child_pod(0), child_pod(1), child_pod(2))
         assert (decision.status.phase, decision.status.attempt, decision.actions) == ("Running", 1, ())
         assert decision.status.nodes == Nodes(desired=2, ready=2, spares=1)
 
     @pytest.mark.parametrize("reason", ["EvictionByEvictionAPI", "DeletionByTaintManager"])
-    def test_one_takes_the_place_of_a_lost_pod_which_is_replaced_beside_it(self, reason: str) -> None:
+    def test_spare_takes_over_and_lost_pod_is_replaced(self, reason: str) -> None:
         lost = child_pod(1, "Failed", code=85, deleting=True, disrupted=reason)
         decision = self.run(child_pod(0), lost, child_pod(2))
         assert (decision.status.phase, decision.status.attempt) == ("Running", 1)
@@ -165,27 +165,27 @@ class TestSpares:
         assert again.status.last_failure is not None
         assert again.status.last_failure.pod == "train-1-1-abcde"
 
-    def test_one_takes_a_place_in_a_gang_whose_pods_only_the_job_controller_makes(self) -> None:
+    def test_spare_takes_over_in_a_gang(self) -> None:
         gang = {"spec": {"schedulingGroup": {"podGroupName": "g"}}}
         decision = self.run(child_pod(0, **gang), LOST, child_pod(2, **gang))
         assert (decision.status.phase, decision.status.attempt, created(decision)) == ("Running", 1, [])
 
-    def test_the_workers_that_meet_again_are_no_reason_for_a_new_attempt(self) -> None:
+    def test_rejoining_workers_keep_the_attempt(self) -> None:
         last = LastRestart(attempt=1, level="SamePods", time=NOW)
         assert (
             self.run(child_pod(0), LOST, child_pod(2), status=replace(STARTED, last_restart=last)).status.attempt == 1
         )
 
-    def test_pod_0_is_waited_for(self) -> None:
+    def test_lost_pod_0_waits_for_its_replacement(self) -> None:
         lost = child_pod(0, "Failed", code=85, deleting=True, disrupted="EvictionByEvictionAPI")
         decision = self.run(lost, child_pod(1), child_pod(2))
         assert (decision.status.phase, decision.status.attempt) == ("Restarting", 1)
 
-    def test_without_one_that_is_ready_a_lost_pod_is_waited_for(self) -> None:
+    def test_lost_pod_without_ready_spare_waits(self) -> None:
         decision = self.run(child_pod(0), LOST, child_pod(2, "Pending"))
         assert (decision.status.phase, decision.status.attempt) == ("Restarting", 1)
 
-    def test_are_ended_with_the_others(self) -> None:
+    def test_spares_end_with_their_peers(self) -> None:
         done = self.run(child_pod(0, "Succeeded"), child_pod(1), child_pod(2, "Succeeded"))
         assert done.status.phase == "Succeeded"
         assert [type(action) for action in self.run(status=done.status).actions] == [SuspendJob]
@@ -193,8 +193,8 @@ class TestSpares:
     @pytest.mark.parametrize("pods", [(child_pod(0), child_pod(1, "Succeeded"), child_pod(2, "Succeeded")),
                                       (child_pod(0, "Succeeded"), child_pod(1, "Failed", code=137), child_pod(2)),
                                       (child_pod(0, "Succeeded"), child_pod(1), child_pod(2))])  # fmt: skip
-    def test_do_not_make_a_success_of_their_own(self, pods: Any) -> None:
+    def test_spares_alone_do_not_succeed(self, pods: Any) -> None:
         assert self.run(*pods).status.phase != "Succeeded"
 
-    def test_a_lost_status_is_made_anew_without_them(self) -> None:
+    def test_recovered_status_has_nodes_without_spares(self) -> None:
         assert self.run(child_pod(0), child_pod(1), child_pod(2), status=Status()).status.attempt_nodes == 2

@@ -54,7 +54,7 @@ class TestMessages:
         words = 'Error creating: pods "train-1-*" is forbidden: exceeded quota: team, requested: pods=1'
         assert said == ("PodsForbidden", f"{words} (1/2 pods scheduled)")
 
-    def test_old_warning_is_dropped_once_the_pods_are_there(self) -> None:
+    def test_warning_is_dropped_once_pods_exist(self) -> None:
         typed, seen = see(child_pod(0), child_pod(1), problems={"job-1": Problem("FailedCreate", FORBIDDEN)})
         assert describe_scheduling(typed, seen, 1, 2, NOW).status == "True"
 
@@ -74,7 +74,7 @@ class TestMessages:
         waits = child_pod(1, "Pending", node="node-a", spec=spec, status={"initContainerStatuses": [side]})
         assert say(child_pod(0), waits) == ("PodsNotStarting", "train-1-1-abcde: CrashLoopBackOff: back-off 40s")
 
-    def test_queue_that_has_not_admitted_the_job(self) -> None:
+    def test_job_waiting_for_admission_names_its_queue(self) -> None:
         said = say(jobs=[QUEUED])
         assert said == ("QuotaPending", "Job train-1 is waiting for admission by queue gpu")
         unlabelled = child_job(suspend=True, written=False)
@@ -84,7 +84,7 @@ class TestMessages:
         waits = "Job train-1 is waiting for admission by Kueue: words"
         assert say(jobs=[unlabelled], problems=told) == ("Inadmissible", waits)
 
-    def test_kueues_message_says_why_a_job_is_not_admitted(self) -> None:
+    def test_kueue_message_is_quoted_until_admission(self) -> None:
         words = "couldn't assign flavors to pod set main: insufficient unused quota for cpu in flavor a, 2 more needed"
         told = {"job-1": Problem("QuotaPending", words)}
         said = say(jobs=[QUEUED], problems=told)
@@ -93,7 +93,7 @@ class TestMessages:
         # Once it is admitted the queue's words are of the past.
         assert say(jobs=[child_job(queue="gpu")], problems=told) == ("WaitingForPods", "0/2 pods scheduled")
 
-    def test_a_pod_of_an_elastic_job_that_has_no_quota_yet_is_no_obstacle_to_the_others(self) -> None:
+    def test_gated_pod_of_elastic_job_waits_for_quota(self) -> None:
         def grown(*gates: str) -> Any:
             waiting = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "gated"}
             spec = {"schedulingGates": [{"name": gate} for gate in gates]}
@@ -111,7 +111,7 @@ class TestMessages:
         assert objects_to_inspect(*seen, NOW) == ("job-1",)
         assert event_poll_delay(*seen, NOW, 1) == 10, "it counts from the pod, not from the attempt"
 
-    def test_a_job_that_kueue_lets_begin_with_fewer_pods_says_so(self) -> None:
+    def test_partly_admitted_job_states_its_pods(self) -> None:
         few = child_job(nodes=1, queue="gpu", written=False, suspend=False)
         assert say(child_pod(0), jobs=[few]) == ("QuotaPending", "queue admitted 1/2 pods; training with 1")
         assert objects_to_inspect(*see(child_pod(0), jobs=[few]), NOW + timedelta(hours=1)) == (), "none is missing"
@@ -127,7 +127,7 @@ class TestMessages:
             ("other", 3, "queue other and size 3 wait"),
         ],
     )
-    def test_what_a_queue_does_not_take_while_the_job_runs_is_said(self, queue: str, nodes: int, waits: str) -> None:
+    def test_edit_that_needs_resumption_is_change_pending(self, queue: str, nodes: int, waits: str) -> None:
         labels = {"kueue.x-k8s.io/queue-name": queue}
         typed = job(status=STATUS, nodes=nodes, labels=labels)
         seen = observe(typed, [child_job(queue="gpu")], [child_pod(0), child_pod(1)])
@@ -137,7 +137,7 @@ class TestMessages:
         assert fact.reason == ("ChangePending" if waits else "AllPodsScheduled")
         assert (fact.status, fact.message) == ("True", f"2/2 pods scheduled{words}")
 
-    def test_image_that_cannot_be_pulled_is_said_once_for_tries_and_pauses(self) -> None:
+    def test_pull_error_is_equal_for_tries_and_pauses(self) -> None:
         cause = "failed to pull and unpack image: not found"
 
         def pod(reason: str, message: str) -> Any:
@@ -156,11 +156,11 @@ class TestMessages:
         assert find_pull_errors(see(pod("ErrImagePull", "denied"))[1].pods, known) != known
         assert say(bare) == ("ImagePull", 'train-1-0-abcde: Back-off pulling image "x:1"')
 
-    def test_suspension_by_the_user_is_no_waiting_in_a_queue(self) -> None:
+    def test_user_suspension_is_not_queueing(self) -> None:
         assert say(jobs=[QUEUED], suspend=True)[0] == "WaitingForPods"
         assert say(jobs=[child_job(suspend=True)])[0] == "WaitingForPods"
 
-    def test_volume_that_is_attached_elsewhere(self) -> None:
+    def test_attached_volume_is_volume_not_ready(self) -> None:
         words = 'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) train-1-0-abcde'
         said = say(child_pod(0), bound(1), problems={"uid-train-1-1-abcde": Problem("FailedAttachVolume", words)})
         assert said == ("VolumeNotReady", f"train-1-1-abcde: FailedAttachVolume: {words}")
@@ -174,12 +174,12 @@ class TestMessages:
             ("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", "Unschedulable"),
         ],
     )
-    def test_schedulers_message_about_volumes(self, message: str, reason: str) -> None:
+    def test_scheduler_message_about_volume_is_volume_not_ready(self, message: str, reason: str) -> None:
         waiting = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
         pod = child_pod(0, "Pending", status={"conditions": [waiting]})
         assert say(pod) == (reason, f"train-1-0-abcde: {message}")
 
-    def test_of_a_gang_the_pod_for_which_there_is_no_room_says_why(self) -> None:
+    def test_gang_quotes_the_unschedulable_pod(self) -> None:
         waits = "pod group is unschedulable, waiting for minCount pods from a gang to be scheduled, one or more plugins"
 
         def pod(index: int, message: str) -> Any:
@@ -195,7 +195,7 @@ class TestMessages:
         assert said == ("PodsNotStarting", "train-1-0-abcde: FailedCreatePodSandBox: no CNI")
 
     @pytest.mark.parametrize("age", [29, 30])
-    def test_job_controller_that_does_not_act_is_named(self, age: float) -> None:
+    def test_silent_job_controller_is_named(self, age: float) -> None:
         made = child_job()
         made["metadata"]["creationTimestamp"] = format_time(NOW - timedelta(seconds=age))
         made["status"] = {}
@@ -206,7 +206,7 @@ class TestMessages:
         assert say(jobs=[made]) == ("WaitingForPods", "0/2 pods scheduled")
 
     @pytest.mark.parametrize("age", [None, 29, 30])
-    def test_endinged_pods_that_nobody_deletes_are_reported(self, age: float | None) -> None:
+    def test_orphans_without_deletion_are_reported(self, age: float | None) -> None:
         """However old the attempt is: its Job may have been deleted just now, by a suspension."""
         typed, seen = see(child_pod(owner="gone"))
         old = msgspec.structs.replace(typed.status, attempt_time=NOW - timedelta(hours=1))
@@ -217,12 +217,12 @@ class TestMessages:
         told += "kube-controller-manager is running"
         assert (fact.reason, fact.message) == ("WaitingForFormerPods", words + told * (age == 30))
 
-    def test_pods_that_a_suspension_ends_are_of_no_other_attempt(self) -> None:
+    def test_terminating_pods_of_suspended_job_name_no_attempt(self) -> None:
         said = say(child_pod(owner="gone"), jobs=[], suspend=True)
         assert said == ("WaitingForFormerPods", "waiting for 1 pods to terminate")
 
     @pytest.mark.parametrize("age", [29, 30])
-    def test_scheduler_that_does_not_act_is_named(self, age: float) -> None:
+    def test_silent_scheduler_is_named(self, age: float) -> None:
         """The name in spec.scheduling.schedulerName may have no scheduler."""
         pods = [child_pod(n, "Pending", age=age, spec={"schedulerName": "volcanoo"}) for n in (0, 1)]
         words = "train-1-0-abcde (and 1 more pods): no scheduler has acted on it; check that volcanoo is running"
@@ -274,7 +274,7 @@ class TestReadingEvents:
         assert wanted is not None
         assert 1 <= wanted <= 300
 
-    def test_queues_are_asked_more_often_than_what_cannot_change_without_a_trace(self) -> None:
+    def test_queues_are_read_more_often_than_events(self) -> None:
         assert event_poll_delay(*see(jobs=[QUEUED]), NOW + timedelta(days=1), 1) == 60
         assert event_poll_delay(*see(), NOW + timedelta(days=1), 1) == 300
 
@@ -304,7 +304,7 @@ class TestReadingEvents:
             ((), {"conditions": {"Failed": ""}}),
         ],
     )
-    def test_no_events_are_read_where_nothing_is_wrong(self, pods: Any, changes: Any) -> None:
+    def test_no_events_are_read_for_a_healthy_job(self, pods: Any, changes: Any) -> None:
         typed, seen = see(*pods, jobs=[child_job(**changes)])
         assert (objects_to_inspect(typed, seen, NOW + timedelta(hours=1)), event_poll_delay(typed, seen, NOW, 1)) == (
             (),
@@ -335,7 +335,7 @@ class TestReadingEvents:
         assert 8 <= len(questions) <= 40
         assert harness.events.count("VolumeNotReady") == 1
 
-    async def test_no_look_is_left_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_every_due_read_is_made(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Whoever looks when the operator has asked to, finds that it is time: the interval has grown meanwhile."""
         harness = await ReconcilerHarness(resource(labels={"kueue.x-k8s.io/queue-name": "gpu"}, nodes=1)).settle()
         queued = harness.cluster.store.list("Job")[0]
@@ -356,7 +356,7 @@ class TestReadingEvents:
             passes += 1
         assert len(looks) >= passes - 2, "but for the first seconds"
 
-    async def test_operator_that_may_not_read_events_goes_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_forbidden_events_do_not_stop_the_operator(self, monkeypatch: pytest.MonkeyPatch) -> None:
         harness = await ReconcilerHarness().settle()
 
         async def refuse(item: Any) -> Any:
@@ -372,7 +372,7 @@ class TestReadingEvents:
         assert harness.state("Scheduled") == ("True", "AllPodsScheduled")
 
 
-def test_events_are_read_as_seldom_as_the_object_that_waits_for_longest_allows() -> None:
+def test_read_delay_is_that_of_the_longest_waiting_object() -> None:
     typed, observation = see(bound(0, age=20), bound(1, age=200))
     long, _ = see(bound(0, age=200), bound(1, age=200))
     alone = observe(long, [child_job()], [bound(0, age=200), bound(1, age=200)], problems={})

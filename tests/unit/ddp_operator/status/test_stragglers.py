@@ -68,7 +68,7 @@ def hung(seconds: float) -> str:
 
 
 class TestStall:
-    def test_says_since_when_and_who_is_behind(self) -> None:
+    def test_stall_message_has_time_and_lagging_ranks(self) -> None:
         ranks = {0: RankSample(step=57), 1: RankSample(step=57), 3: RankSample(step=56)}
         decision = run(stall(120), ranks=ranks, seconds=300)
         since = format_time(NOW + timedelta(seconds=180))
@@ -88,14 +88,14 @@ class TestStall:
         assert progressing(run(stall(120), ranks=ranks))[2].endswith(words)
 
     @pytest.mark.parametrize(("age", "stalled"), [(99, False), (100, True), (math.nan, False), (math.inf, False)])
-    def test_begins_at_a_third_of_the_watchdogs_time(self, age: float, stalled: bool) -> None:
+    def test_stall_starts_at_a_third_of_stall_seconds(self, age: float, stalled: bool) -> None:
         assert (progressing(run(stall(age)))[1] == "Stalled") is stalled
 
-    def test_is_none_while_a_checkpoint_is_saved_or_before_the_first_step(self) -> None:
+    def test_no_stall_while_saving_or_before_first_step(self) -> None:
         assert progressing(run(stall(999, **{constants.METRIC_SAVING: 1})))[1] == "Training"
         assert progressing(run(page(phase="Running", **{constants.METRIC_HEARTBEAT_AGE: 999})))[1] == "NoStepYet"
 
-    async def test_keeps_its_message_until_it_ends(self) -> None:
+    async def test_stall_message_stays_until_progress(self) -> None:
         harness = await ReconcilerHarness(nodes=2).train(stall(0))
         said = set()
         for age in (150.2, 159.9, 171.4):
@@ -106,7 +106,7 @@ class TestStall:
         assert len(said) == 1
         assert progressing(run(stall(0), status=harness.status, seconds=320))[1] == "Training"
 
-    def test_names_the_place_as_soon_as_a_launcher_knows_it(self) -> None:
+    def test_stall_message_quotes_stalled_rank(self) -> None:
         first = run(stall(120), seconds=300).status
         began = Stall(NOW + timedelta(seconds=180))
         second = run(stall(300) + hung(300), status=first, stalled=BEHIND, began=began, seconds=480)
@@ -116,10 +116,10 @@ class TestStall:
         third = run(stall(310) + hung(310), status=second.status, stalled=BEHIND, began=began, seconds=490)
         assert transition_events(second.status, third.status) == ()
 
-    def test_a_launcher_that_has_found_one_is_enough(self) -> None:
+    def test_one_explaining_launcher_is_enough(self) -> None:
         assert progressing(run(page(phase="Running", ddp_step=57) + hung(30)))[1] == "Stalled"
 
-    def test_of_ranks_that_all_wait_each_place_is_named(self) -> None:
+    def test_waiting_ranks_are_all_quoted(self) -> None:
         places = (StalledRank(3, 0, "rank 0 waits in a"), StalledRank(3, 1, "rank 1 waits in b"))
         assert progressing(run(stall(300) + hung(300), stalled=places))[2].endswith(
             "; rank 0 waits in a; rank 1 waits in b"
@@ -136,7 +136,7 @@ class TestStall:
         )
         assert progressing(run(page(phase="Running"), status=decision.status, seconds=500))[1] == "NoStepYet"
 
-    def test_until_the_first_line_of_a_log_the_start_may_take_its_time(self) -> None:
+    def test_log_patterns_delay_stall_until_start_seconds(self) -> None:
         metrics = {"logPatterns": ["step (?P<step>[0-9]+)"]}
         early, late = (run(page(phase="Running") + hung(age), metrics=metrics) for age in (899, 900))
         assert progressing(early)[1] == "NoStepYet"
@@ -154,11 +154,11 @@ class TestStall:
         ],
         ids=["no page", "the hung workers were ended", "a step", "a step of a new epoch", "new workers", "they meet"],
     )
-    def test_ends_with_a_step_and_not_with_the_hung_workers(self, text: str, reason: str) -> None:
+    def test_stall_ends_with_a_step_not_with_ended_workers(self, text: str, reason: str) -> None:
         stalled = run(stall(120)).status
         assert progressing(run(text, status=stalled, seconds=20))[1] == reason
 
-    def test_a_pod_that_is_gone_is_no_stall(self) -> None:
+    def test_deleted_pod_is_no_stall(self) -> None:
         stalled = run(stall(120)).status
         assert progressing(run("", status=stalled, pods=(child_pod(0),), seconds=20))[1] == "NotRunning"
 
@@ -177,7 +177,7 @@ class TestStall:
         await harness.settle()
         assert harness.events[-1] == "Training"
 
-    async def test_what_is_known_of_a_stall_is_said_once_whoever_reads_it(self) -> None:
+    async def test_stall_message_is_equal_after_restart_of_operator(self) -> None:
         where = constants.METRIC_STALLED_RANK
         place = (
             f'# TYPE {where} gauge\n{where}{{rank="1",state="Busy",what="rank 1 is in train_step (train.py:50)"}} 1\n'
@@ -203,23 +203,23 @@ class TestStragglers:
         }
         return before, now
 
-    def test_are_those_that_need_much_more_than_the_median(self) -> None:
+    def test_stragglers_exceed_the_median(self) -> None:
         found = find_stragglers(*self.ranks(r0=(1.0, 0.0), r1=(1.0, 0.1), r2=(1.9, 0.1), r3=(0.5, 1.0), r4=(1.0, 0.0)))
         assert found == (
             Straggler(rank=2, ratio="1.8", cause="compute"),
             Straggler(rank=3, ratio="1.4", cause="data"),
         )
 
-    def test_are_none_where_the_load_is_even_or_nobody_is_to_compare_with(self) -> None:
+    def test_no_stragglers_with_even_load_or_one_rank(self) -> None:
         assert find_stragglers(*self.ranks(r0=(1.0, 0.2), r1=(1.2, 0.1))) == ()
         assert find_stragglers(*self.ranks(r0=(9.0, 0.0))) == ()
         assert find_stragglers({}, {}) == ()
 
-    def test_of_two_ranks_the_slower_is_measured_by_the_other(self) -> None:
+    def test_two_ranks_compare_slower_with_faster(self) -> None:
         found = find_stragglers(*self.ranks(r0=(1.0, 0.0), r1=(11.0, 0.0)))
         assert found == (Straggler(rank=1, ratio="11.0", cause="compute"),)
 
-    def test_rank_that_began_anew_is_left_out(self) -> None:
+    def test_restarted_rank_is_omitted(self) -> None:
         before, now = self.ranks(r0=(1, 0), r1=(1, 0), r2=(9, 0))
         now[2] = RankSample(steps=5, compute=1, data_wait=1)
         assert find_stragglers(before, now) == ()
@@ -231,7 +231,7 @@ class TestStragglers:
         assert len(found) == 8
         assert found[0].ratio == "1000000.0"
 
-    def test_pods_that_run_beside_pod_0_are_all_read_where_they_are_few(self) -> None:
+    def test_few_pods_are_all_sampled(self) -> None:
         running = [view_pod(child_pod(index)) for index in range(5)]
         others = [view_pod(child_pod(5, "Pending")), view_pod(child_pod(6, deleting=True))]
         assert [pod.index for pod in sample_pods([*running, *others], 5)] == [1, 2, 3, 4]
@@ -246,7 +246,7 @@ class TestStragglers:
         assert max(pod.index for pod in chosen) > 80
         assert [pod.index for pod in sample_pods(pods[:4])] == [1, 2, 3]
 
-    async def test_are_in_status_after_two_looks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_stragglers_are_in_status_after_two_readings(self, monkeypatch: pytest.MonkeyPatch) -> None:
         seconds = {0: 0.0, 1: 0.0}
 
         async def scrape(pod: Any, port: int, take: Any) -> bool:
@@ -331,7 +331,7 @@ class TestGoodput:
             VALUES | {"ddp_step": -1.0},
         ],
     )
-    def test_is_left_out_where_it_is_not_known(self, values: Any) -> None:
+    def test_unknown_goodput_is_omitted(self, values: Any) -> None:
         assert compute_goodput(values, 100.0) is None
         assert compute_goodput(self.VALUES, 0.0) is None
 
@@ -367,7 +367,7 @@ class TestCostOfARestart:
             (50, 60, None, 7, 7),
         ],
     )
-    def test_is_what_was_made_again_once_the_workers_have_made_a_step(
+    def test_lost_steps_are_corrected_by_first_step(
         self, checkpoint: int | None, first: int, made: int | None, estimate: int | None, lost: int | None
     ) -> None:
         saved = {} if checkpoint is None else {"ddp_checkpoint_step": checkpoint}
@@ -405,13 +405,13 @@ class TestProgressAcrossARestart:
     BEFORE = replace(STARTED, progress=Progress(step=30, loss="1"), checkpoint=CheckpointStatus(step=30))
     SAVED = last_words("Preempted", progress={"ddp_step": 37.0, "ddp_checkpoint_step": 36.0, "ddp_loss": 0.5})
 
-    def test_termination_message_that_is_there_already_counts(self) -> None:
+    def test_existing_termination_message_counts(self) -> None:
         taken = child_pod(0, "Failed", code=constants.EXIT_PREEMPTED, message=self.SAVED, disrupted=True)
         begun = run("", status=self.BEFORE, pods=(taken, child_pod(1))).status
         assert (begun.attempt, begun.restarts.free) == (2, 1)
         assert self.shown(begun) == (37, "0.5", 36, 1)
 
-    def test_termination_message_that_comes_after_the_next_attempt_began_counts(self) -> None:
+    def test_late_termination_message_counts(self) -> None:
         going = child_pod(0, deleting=True, disrupted=True, grace=60)
         begun = run("", status=self.BEFORE, pods=(going, child_pod(1))).status
         assert (begun.attempt, self.shown(begun)) == (2, (30, "1", 30, 0))
@@ -426,7 +426,7 @@ class TestProgressAcrossARestart:
         assert own.progress.step == 36
         assert run("", status=own, pods=(gone, child_pod(0, attempt=2))).status.progress == without_eta(own.progress)
 
-    def test_a_process_without_a_step_says_nothing_of_the_run(self) -> None:
+    def test_process_without_step_has_no_progress(self) -> None:
         shown = run(page(phase="Running", ddp_steps_total=0), status=self.BEFORE).status
         assert self.shown(shown) == (30, "1", 30, None)
         assert run(page(phase="Running", ddp_steps_total=0)).status.progress is None

@@ -22,7 +22,7 @@ def resource(**status: object) -> Json:
     ("status", "phase", "unattended"),
     [({}, "Rejected", False), ({"attempt": 2, "phase": "Running"}, "Running", True)],
 )
-def test_a_job_that_runs_goes_on_unattended_and_another_is_rejected(status: Json, phase: str, unattended: bool) -> None:
+def test_unreadable_running_job_continues_and_new_job_is_rejected(status: Json, phase: str, unattended: bool) -> None:
     old, new = report_unreadable(resource(**status), ERROR, NOW)
     assert old == msgspec.convert(status, Status)
     assert new.phase == phase
@@ -42,6 +42,6 @@ def test_a_job_that_has_ended_keeps_its_status() -> None:
 
 
 @pytest.mark.parametrize("found", [{}, {"status": None}, {"status": {"phase": 5}}, {"metadata": {}}])
-def test_whatever_was_written_into_the_status_is_taken_for_none(found: Json) -> None:
+def test_unreadable_status_is_treated_as_empty(found: Json) -> None:
     old, new = report_unreadable(found, ERROR, NOW)
     assert (old, new.phase) == (Status(), "Rejected")

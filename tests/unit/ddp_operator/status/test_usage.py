@@ -55,7 +55,7 @@ def training(step: int, made: int, **values: Any) -> str:
     return page(phase="Running", ddp_step=step, ddp_steps_total=made, **values)
 
 
-def test_a_life_of_a_job_is_accounted_for() -> None:
+def test_usage_of_a_whole_job_sums_up() -> None:
     life = Life()
     assert life.later(0) == {}
     assert life.later(100, *pods("Pending")) == {}, "no node, no GPU"
@@ -103,7 +103,7 @@ def test_a_job_without_gpus_has_no_usage(resources: Any) -> None:
     assert life.status.usage is None
 
 
-def test_nothing_is_written_for_the_account_alone() -> None:
+def test_usage_alone_causes_no_write() -> None:
     life = Life()
     life.later(0)
     life.later(0, *pods())
@@ -113,7 +113,7 @@ def test_nothing_is_written_for_the_account_alone() -> None:
     assert life.later(0, *pods(), text=training(1, 1))[WAITING] == 8 * 3600
 
 
-def test_a_write_of_it_can_wait_and_is_counted_once() -> None:
+def test_usage_change_is_minor_and_counted_once() -> None:
     old = Status(phase="Running", usage=Usage(since=NOW, gpus=8, gpu_seconds=10, waiting=10))
     assert old.usage is not None
     lost = (LostUsage(cause="OOM", gpu_seconds=5),)
@@ -132,7 +132,7 @@ class TestIdle:
         assert found is not None
         return found.status, found.message
 
-    def test_a_job_that_hangs_is_suspended_once_that_is_written(self) -> None:
+    def test_idle_job_is_suspended_after_its_condition_is_written(self) -> None:
         life = Life(idle={"minutes": 10, "action": "Suspend"})
         life.later(0)
         life.later(0, *pods())
@@ -159,7 +159,7 @@ class TestIdle:
         life.later(5)
         assert self.idle(life) == ("False", "")
 
-    def test_pods_that_wait_for_one_more_are_idle(self) -> None:
+    def test_pods_waiting_for_a_peer_are_idle(self) -> None:
         life = Life(idle={"minutes": 1, "action": "Suspend"})
         life.later(0)
         life.later(0, child_pod(0), child_pod(1, "Pending"))
@@ -167,7 +167,7 @@ class TestIdle:
         assert SuspendResource() in life.actions
 
     @pytest.mark.parametrize("action", ["Suspend", "Report"])
-    def test_a_script_that_may_train_in_silence_is_only_reported(self, action: str) -> None:
+    def test_running_job_without_steps_is_not_suspended(self, action: str) -> None:
         life = Life(idle={"minutes": 1, "action": action})
         life.later(0)
         life.later(0, *pods(), text=page(phase="Running"))
@@ -175,7 +175,7 @@ class TestIdle:
         assert self.idle(life)[1].endswith("; its script has reported no step yet")
         assert SuspendResource() not in life.actions
 
-    def test_nothing_is_said_of_a_job_that_did_not_ask(self) -> None:
+    def test_no_idle_condition_without_spec_idle(self) -> None:
         life = Life()
         life.later(0)
         life.later(0, *pods())

@@ -57,7 +57,7 @@ JOB: Json = {
 
 
 class TestJob:
-    def test_everything_that_is_known_of_a_running_job_is_read(self) -> None:
+    def test_job_view_of_a_running_job(self) -> None:
         expected = {
             "name": "train-3", "uid": "u", "attempt": 3, "nodes": 4, "suspended": False, "complete": False,
             "failed": False, "failed_message": "", "failed_at": None, "deleting": False, "launcher": "train-launcher",
@@ -104,12 +104,12 @@ class TestJob:
             ),
         ],
     )
-    def test_what_the_job_controller_and_others_say(self, changes: Json, expected: Json) -> None:
+    def test_job_view_of_conditions_and_labels(self, changes: Json, expected: Json) -> None:
         assert facts(view_job(JOB | changes), expected) == expected
 
 
 class TestPod:
-    def test_everything_that_is_known_of_a_running_pod_is_read(self) -> None:
+    def test_pod_view_of_a_running_pod(self) -> None:
         created = NOW - timedelta(seconds=60)
         expected = {
             "name": "train-2-1-abcde", "uid": "uid-train-2-1-abcde", "attempt": 2, "index": 1, "created": created,
@@ -167,7 +167,7 @@ class TestPod:
             ({"phase": "Failed", "code": constants.EXIT_PREEMPTED}, {"trained": True, "fails_job": False}),
         ],
     )
-    def test_what_a_pod_says_of_itself(self, changes: Json, expected: Json) -> None:
+    def test_pod_view_of_conditions(self, changes: Json, expected: Json) -> None:
         assert facts(view_pod(child_pod(**changes)), expected) == expected
 
     @pytest.mark.parametrize(
@@ -222,10 +222,10 @@ class TestPod:
             ),
         ],
     )  # fmt: skip
-    def test_why_a_pod_does_not_start(self, status: Json, expected: Json) -> None:
+    def test_waiting_reason_of_a_pod(self, status: Json, expected: Json) -> None:
         assert facts(view_pod(child_pod(0, "Pending", status=status)), expected) == expected
 
-    def test_a_complaint_of_a_scheduler_is_forgotten_once_the_pod_has_a_node(self) -> None:
+    def test_scheduled_pod_drops_scheduler_message(self) -> None:
         raw = child_pod(0, "Pending", node="node-b", status={"conditions": [condition("PodScheduled", "False")]})
         expected = {"scheduled": True, "waiting_reason": "", "unscheduled_since": None, "ignored_since": None}
         assert facts(view_pod(raw), expected) == expected
@@ -258,7 +258,7 @@ class TestPod:
 
 
 class TestEnd:
-    def test_a_pod_that_used_up_its_disk_is_told_in_the_kubelets_words_with_the_remedy(self) -> None:
+    def test_evicted_pod_quotes_kubelet_with_remedy(self) -> None:
         status = {"reason": "Evicted", "message": "ephemeral local storage usage exceeds the limit"}
         end = view_pod(child_pod(0, "Failed", code=137, status=status)).termination
         assert end is not None
@@ -269,13 +269,13 @@ class TestEnd:
         "changes",
         [{"code": 137}, {"code": 0, "reason": "Completed"}, {"code": 137, "disrupted": "TerminationByKubelet"}],
     )
-    def test_an_eviction_is_told_only_of_a_pod_that_it_has_ended(self, changes: Json) -> None:
+    def test_eviction_applies_only_to_ended_pod(self, changes: Json) -> None:
         reason = "Evicted" if len(changes) > 1 else "Other"
         end = view_pod(child_pod(0, "Failed", status={"reason": reason, "message": "words"}, **changes)).termination
         assert end is not None
         assert "Evicted" not in end.message
 
-    def test_a_pod_without_containers_ends_in_the_words_of_its_status(self) -> None:
+    def test_pod_without_containers_quotes_its_status(self) -> None:
         end = view_pod(child_pod(0, "Failed", status={"reason": "NodeShutdown", "message": "bye"})).termination
         assert end is not None
         assert (end.message, end.remedy, end.container_exit_code) == ("NodeShutdown: bye", "", 137)
@@ -294,7 +294,7 @@ class TestEnd:
         assert (end.container, end.container_exit_code, end.permanent) == ("fetch", code, permanent)
         assert end.remedy == "see its log: kubectl logs train-1-0-abcde -c fetch"
 
-    def test_the_training_containers_own_end_goes_before(self) -> None:
+    def test_end_of_trainer_precedes_end_of_init_container(self) -> None:
         finished = datetime(2026, 11, 20, 11, tzinfo=UTC)
         raw = child_pod(0, "Failed", code=3, at=finished, status={"initContainerStatuses": [ended("fetch", 1)]})
         end = view_pod(raw).termination
@@ -318,5 +318,5 @@ class TestEnd:
         ({}, NodeView(False, "the node is not ready: its kubelet has not reported Ready")),
     ],
 )
-def test_a_node_is_ready_or_tells_why_not(raw: Json | None, expected: NodeView) -> None:
+def test_node_view_has_problem_of_unready_node(raw: Json | None, expected: NodeView) -> None:
     assert view_node(raw) == expected
