@@ -51,12 +51,12 @@ def lines(stream: io.StringIO) -> list[str]:
 
 def test_view_is_one_line() -> None:
     assert describe_view(View("Pending", 1, "0/2 pods scheduled")) == "Pending  0/2 pods scheduled"
-    said = describe_view(View("Running", 2, "", PROGRESS))
-    assert said == (
+    statement = describe_view(View("Running", 2, "", PROGRESS))
+    assert statement == (
         "Running  attempt 2  epoch 3/8  step 71/184  38.6%  ETA 7s  loss 0.11  val acc 0.96  1024 samples/s"
     )
     both = replace(PROGRESS, steps_per_second="16")
-    assert describe_view(View("Running", 2, "", both)) == said
+    assert describe_view(View("Running", 2, "", both)) == statement
     assert describe_view(View("Running", 2, "", replace(both, samples_per_second=None))).endswith(
         "val acc 0.96  16 steps/s"
     )
@@ -73,10 +73,10 @@ def test_plain_lines_are_printed_at_phase_changes_and_intervals() -> None:
         clock.now += 0.125
         display.update(View("Running", 1, "", Progress(step=step)))
     display.update(View("Restarting", 2))
-    said = lines(stream)
-    assert said[:2] == ["Pending  waits", "Running"]
-    assert said[2:-1] == ["Running  step 0", "Running  step 40", "Running  step 80"], "at once, then every 5 s"
-    assert said[-1] == "Restarting  attempt 2"
+    statement = lines(stream)
+    assert statement[:2] == ["Pending  waits", "Running"]
+    assert statement[2:-1] == ["Running  step 0", "Running  step 40", "Running  step 80"], "at once, then every 5 s"
+    assert statement[-1] == "Restarting  attempt 2"
 
 
 def test_plain_lines_do_not_repeat_themselves() -> None:

@@ -194,21 +194,21 @@ class TestRates:
     def test_of_a_log_are_taken_from_last_step_to_last_step(self) -> None:
         meter = RateMeter()
         meter.measure("a", counters(50, ddp_last_step_timestamp_seconds=1000.0), 1009.0)
-        found = meter.measure("a", counters(100, ddp_last_step_timestamp_seconds=1025.0), 1029.0)
-        assert found == Rates(steps=2.0)
+        result = meter.measure("a", counters(100, ddp_last_step_timestamp_seconds=1025.0), 1029.0)
+        assert result == Rates(steps=2.0)
 
     def test_rates_stay_while_no_step_ends(self) -> None:
         meter = RateMeter()
         for now, steps in ((0.0, 10), (10.0, 20), (20.0, 20), (30.0, 20)):
-            found = meter.measure("a", counters(steps), now)
-        assert found == Rates(steps=1.0)
+            result = meter.measure("a", counters(steps), now)
+        assert result == Rates(steps=1.0)
         assert meter.measure("a", counters(21), 40.0) == Rates(steps=1 / 30)
 
     def test_are_of_the_last_seconds_where_readings_are_many(self) -> None:
         meter = RateMeter()
         for second in range(100):
-            found = meter.measure("a", counters(second if second < 50 else 50 + 5 * (second - 50)), float(second))
-        assert found == Rates(steps=5.0)
+            result = meter.measure("a", counters(second if second < 50 else 50 + 5 * (second - 50)), float(second))
+        assert result == Rates(steps=5.0)
 
     @pytest.mark.parametrize(("process", "steps"), [("a", 5), ("b", 40)])
     def test_never_span_two_processes(self, process: str, steps: float) -> None:
@@ -379,9 +379,9 @@ def test_the_step_at_which_workers_began_is_known_once_they_made_one(text: str, 
 )
 def test_stalled_ranks_of_a_launcher_are_few_and_known(lines: list[str], expected: list[int]) -> None:
     text = "".join(f'ddp_launcher_stalled_rank_info{{{line},what="{"w" * 300}"}} 1\n' for line in lines)
-    found = parse_page(text).stalled
-    assert [one.rank for one in found] == expected
-    assert all(one.what == "w" * 200 for one in found)
+    result = parse_page(text).stalled
+    assert [one.rank for one in result] == expected
+    assert all(one.what == "w" * 200 for one in result)
 
 
 @pytest.mark.parametrize(
@@ -443,11 +443,11 @@ def test_preflight_measurements_are_read_with_their_units() -> None:
         f'ddp_launcher_preflight_passed{{check="{check}"}} {value}\n'
         for check, value in (("dns", 1), ("tcp", 0), ("allreduce", 0), ("other", 0))
     )
-    found = parse_page(f"{seconds}{passed}ddp_launcher_all_reduce_bytes_per_second 5e6\n").preflight
-    assert found is not None
-    assert found.failed == ("tcp", "allreduce")
-    assert (found.dns_milliseconds, found.tcp_milliseconds, found.all_reduce_milliseconds) == ("2", "30", "400")
-    assert found.all_reduce_megabytes_per_second == "5"
+    result = parse_page(f"{seconds}{passed}ddp_launcher_all_reduce_bytes_per_second 5e6\n").preflight
+    assert result is not None
+    assert result.failed == ("tcp", "allreduce")
+    assert (result.dns_milliseconds, result.tcp_milliseconds, result.all_reduce_milliseconds) == ("2", "30", "400")
+    assert result.all_reduce_megabytes_per_second == "5"
 
 
 @pytest.mark.parametrize("value", ["1", "-2.5", "+3e4", "1e-7", "1.", ".5", "e", "--1", "1e999", "NaN", "9" * 40])

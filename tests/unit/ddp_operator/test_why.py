@@ -57,13 +57,13 @@ FAILED = condition("Failed", "True", "RestartBudgetExhausted", "failed 4 times, 
 class TestWhatIsTold:
     def test_unschedulable_quotes_scheduler_with_remedy(self) -> None:
         words = "x-1-0: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu"
-        found = why(condition(c.SCHEDULED, "False", c.UNSCHEDULABLE, words, age=312), phase="Pending")
-        assert found.what == (
+        explanation = why(condition(c.SCHEDULED, "False", c.UNSCHEDULABLE, words, age=312), phase="Pending")
+        assert explanation.what == (
             "x has waited for 5m12s for its pods to be scheduled and started (Unschedulable): "
             "x-1-0: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
         )
-        assert "ddp scale x N" in found.todo
-        assert (found.reason, found.phase) == ("Unschedulable", "Pending")
+        assert "ddp scale x N" in explanation.todo
+        assert (explanation.reason, explanation.phase) == ("Unschedulable", "Pending")
 
     @pytest.mark.parametrize(
         ("reason", "todo"),
@@ -77,12 +77,12 @@ class TestWhatIsTold:
         ],
     )
     def test_queue_reasons_have_remedies(self, reason: str, todo: str) -> None:
-        found = why(condition(c.SCHEDULED, "False", reason, "Job x-1 is waiting for admission by queue q"))
-        assert todo in found.todo
-        assert ("automatically" in found.todo) == (reason in ("Inadmissible", "WorkloadDeactivated"))
+        explanation = why(condition(c.SCHEDULED, "False", reason, "Job x-1 is waiting for admission by queue q"))
+        assert todo in explanation.todo
+        assert ("automatically" in explanation.todo) == (reason in ("Inadmissible", "WorkloadDeactivated"))
         # A restart that waits in a queue needs the same.
         waits = condition(c.SCHEDULED, "False", reason, "words")
-        assert why(condition(c.RESTARTING, "True", c.GROUP_RESTART, "attempt 2"), waits).todo == found.todo
+        assert why(condition(c.RESTARTING, "True", c.GROUP_RESTART, "attempt 2"), waits).todo == explanation.todo
 
     @pytest.mark.parametrize(
         ("words", "todo"),
@@ -101,17 +101,17 @@ class TestWhatIsTold:
             assert " 2/2 pods scheduled; size 3 waits." in why(*conditions, phase="Running").what
 
     def test_text_is_state_and_remedy(self) -> None:
-        found = why(condition(c.SCHEDULED, "False", c.IMAGE_PULL, "x-1-0: not found"))
-        assert str(found) == f"{found.what} {found.todo}"
-        assert "imagePullSecrets" in str(found)
+        explanation = why(condition(c.SCHEDULED, "False", c.IMAGE_PULL, "x-1-0: not found"))
+        assert str(explanation) == f"{explanation.what} {explanation.todo}"
+        assert "imagePullSecrets" in str(explanation)
 
     def test_a_refused_spec_hides_everything_else(self) -> None:
-        found = why(
+        explanation = why(
             condition(c.ACCEPTED, "False", c.INVALID_SPEC, "attempt 1 cannot start: spec.nodes: too many"),
             condition(c.SCHEDULED, "False", c.WAITING_FOR_PODS, "0/2 pods scheduled"),
         )
-        assert found.what == "x is not accepted (InvalidSpec): attempt 1 cannot start: spec.nodes: too many."
-        assert "ddp render" in found.todo
+        assert explanation.what == "x is not accepted (InvalidSpec): attempt 1 cannot start: spec.nodes: too many."
+        assert "ddp render" in explanation.todo
 
     @pytest.mark.parametrize(
         ("first", "second"),
@@ -136,45 +136,47 @@ class TestWhatIsTold:
 
     def test_server_error_is_explained(self) -> None:
         words = "the API server fails to create Job x-1: failed calling webhook"
-        found = why(condition(c.ACCEPTED, "Unknown", c.SERVER_ERROR, words), phase="Pending")
-        assert found.what == f"x is not accepted (ServerError): {words}."
-        assert "validatingwebhookconfigurations" in found.todo
+        explanation = why(condition(c.ACCEPTED, "Unknown", c.SERVER_ERROR, words), phase="Pending")
+        assert explanation.what == f"x is not accepted (ServerError): {words}."
+        assert "validatingwebhookconfigurations" in explanation.todo
 
     def test_suspended_job_names_resume_command(self) -> None:
-        found = why(condition(c.SUSPENDED, "True", c.SUSPENDED_BY_SPEC, "spec.suspend is true"), phase="Suspended")
-        assert "is suspended for 1m00s" in found.what
-        assert "ddp resume x" in found.todo
+        explanation = why(
+            condition(c.SUSPENDED, "True", c.SUSPENDED_BY_SPEC, "spec.suspend is true"), phase="Suspended"
+        )
+        assert "is suspended for 1m00s" in explanation.what
+        assert "ddp resume x" in explanation.todo
 
     def test_a_job_that_is_stopping_is_not_called_waiting_for_pods(self) -> None:
-        found = why(
+        explanation = why(
             condition(c.SUSPENDED, "False", c.STOPPING, "2 pods are terminating gracefully"),
             condition(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED),
             condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED),
             condition(c.PROGRESSING, "True", c.TRAINING),
             phase="Running",
         )
-        assert found.reason == "Stopping"
-        assert found.what == "x is stopping: 2 pods are terminating gracefully."
+        assert explanation.reason == "Stopping"
+        assert explanation.what == "x is stopping: 2 pods are terminating gracefully."
 
     def test_restart_names_last_failure(self) -> None:
-        found = why(
+        explanation = why(
             condition(c.RESTARTING, "True", c.GROUP_RESTART, "attempt 2 of 4"),
             condition(c.SCHEDULED, "False", c.WAITING_FOR_PODS, "0/2 pods scheduled"),
             phase="Restarting",
             lastFailure=FAILURE,
         )
-        assert "is restarting for 1m00s (GroupRestart): attempt 2 of 4." in found.what
-        assert "The last failure was UserError (rank 3, pod x-2-1-abcde, node node-b, exit code 1)" in found.what
+        assert "is restarting for 1m00s (GroupRestart): attempt 2 of 4." in explanation.what
+        assert "The last failure was UserError (rank 3, pod x-2-1-abcde, node node-b, exit code 1)" in explanation.what
 
     def test_blocked_restart_has_remedy_of_blocker(self) -> None:
         words = "x-2-0-abcde: 0/2 nodes are available: 2 Insufficient nvidia.com/gpu"
-        found = why(
+        explanation = why(
             condition(c.RESTARTING, "True", c.DISRUPTED, "attempt 2, not counted"),
             condition(c.SCHEDULED, "False", c.UNSCHEDULABLE, words),
             phase="Restarting",
         )
-        assert found.what.endswith(f"attempt 2, not counted. Its pods wait (Unschedulable): {words}.")
-        assert (found.reason, found.todo) == (c.UNSCHEDULABLE, REMEDIES[c.UNSCHEDULABLE].format(name="x"))
+        assert explanation.what.endswith(f"attempt 2, not counted. Its pods wait (Unschedulable): {words}.")
+        assert (explanation.reason, explanation.todo) == (c.UNSCHEDULABLE, REMEDIES[c.UNSCHEDULABLE].format(name="x"))
 
     @pytest.mark.parametrize(
         ("reason", "message", "todo"),
@@ -204,9 +206,11 @@ class TestWhatIsTold:
         assert "helm rollback" in why(condition(c.ACCEPTED, "False", c.VERSION_MISMATCH), phase="Running").todo
 
     def test_warning_about_another_try_is_not_repeated(self) -> None:
-        said = 'Error creating: pods "x-1-*" is forbidden: no'
-        refused = condition(c.SCHEDULED, "False", c.PODS_FORBIDDEN, said)
-        assert "last warning" not in why(refused, events=(event(said.replace("*", "0-2n9g4")),), phase="Pending").what
+        statement = 'Error creating: pods "x-1-*" is forbidden: no'
+        refused = condition(c.SCHEDULED, "False", c.PODS_FORBIDDEN, statement)
+        assert (
+            "last warning" not in why(refused, events=(event(statement.replace("*", "0-2n9g4")),), phase="Pending").what
+        )
 
     def test_nothing_blocks_a_job_that_trains(self) -> None:
         good = [
@@ -217,8 +221,8 @@ class TestWhatIsTold:
             condition(c.PROGRESSING, "True", c.TRAINING),
         ]
         progress = {"step": 42, "totalSteps": 100, "percent": "42.0%", "eta": "5m12s"}
-        found = why(*good, phase="Running", progress=progress)
-        assert str(found) == "x is training (step 42 of 100, 42.0% done, 5m12s left); nothing blocks it."
+        explanation = why(*good, phase="Running", progress=progress)
+        assert str(explanation) == "x is training (step 42 of 100, 42.0% done, 5m12s left); nothing blocks it."
 
     def test_failed_preflight_is_reported(self) -> None:
         flight = {
@@ -227,8 +231,8 @@ class TestWhatIsTold:
             "slowestPair": {"pods": [0, 7], "nodes": ["a", "h"], "megabytesPerSecond": "1200"},
         }
         good = condition(c.PROGRESSING, "True", c.TRAINING)
-        found = explain_why(job(good, phase="Running", preflight=flight), (), NOW, option=" -n team")
-        assert str(found) == (
+        explanation = explain_why(job(good, phase="Running", preflight=flight), (), NOW, option=" -n team")
+        assert str(explanation) == (
             "x is running; nothing blocks it. But its preflight failed in transport, pairs: traffic between pods "
             "uses Socket, pods 0 and 7 (nodes a and h) exchange 1200 MB/s. The reasons are in pod 0's log: ddp "
             "logs x -n team --node 0."
@@ -237,25 +241,25 @@ class TestWhatIsTold:
         assert "an all-reduce transfers 30 MB/s" in why(good, phase="Running", preflight=slow).what
 
     def test_unreadable_metrics_page_is_explained(self) -> None:
-        found = why(
+        explanation = why(
             condition(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED),
             condition(c.RENDEZVOUSED, "Unknown", c.NO_METRICS_PAGE, "the metrics page of pod 0 does not answer"),
             phase="Running",
         )
-        assert "NetworkPolicies" in found.todo
+        assert "NetworkPolicies" in explanation.todo
 
     def test_job_without_steps_is_not_training(self) -> None:
-        found = why(
+        explanation = why(
             condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED),
             condition(c.PROGRESSING, "Unknown", c.NO_STEP_YET, "the metrics page of pod 0 reports no step"),
             phase="Running",
         )
-        assert found.reason == "NoStepYet"
-        assert "the metrics page of pod 0 reports no step" in found.what
-        assert found.todo
+        assert explanation.reason == "NoStepYet"
+        assert "the metrics page of pod 0 reports no step" in explanation.what
+        assert explanation.todo
 
     def test_success_has_its_measurements(self) -> None:
-        found = why(
+        explanation = why(
             condition("Succeeded", "True", "AllNodesSucceeded"),
             phase="Succeeded",
             startTime="2026-11-20T10:00:00Z",
@@ -263,12 +267,12 @@ class TestWhatIsTold:
             progress={"step": 100, "loss": "0.1", "valAccuracy": "0.95"},
             restarts={"total": 1, "counted": 1, "free": 0, "inPlace": 2, "all": 3},
         )
-        assert str(found) == "x has succeeded in 1h30m: step 100, loss 0.1, validation accuracy 0.95, 3 restarts."
+        assert str(explanation) == "x has succeeded in 1h30m: step 100, loss 0.1, validation accuracy 0.95, 3 restarts."
 
     def test_success_without_process_group_has_remedy(self) -> None:
-        said = why(condition("Distributed", "False", "NoProcessGroup", "no group spanned all"), phase="Succeeded")
-        assert "no group spanned all" in said.what
-        assert "spec.processGroupPolicy: Ignore" in said.todo
+        statement = why(condition("Distributed", "False", "NoProcessGroup", "no group spanned all"), phase="Succeeded")
+        assert "no group spanned all" in statement.what
+        assert "spec.processGroupPolicy: Ignore" in statement.todo
 
     @pytest.mark.parametrize(
         ("saved", "words"),
@@ -279,20 +283,20 @@ class TestWhatIsTold:
         assert words in why(restarting, phase="Restarting", **saved).todo
 
     def test_training_job_names_survived_failure(self) -> None:
-        found = why(
+        explanation = why(
             condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED),
             condition(c.PROGRESSING, "True", c.TRAINING),
             phase="Running",
             restarts={"total": 0, "counted": 0, "free": 0, "inPlace": 2, "all": 2},
             lastFailure=FAILURE,
         )
-        assert "It was restarted 2 times; the last failure was UserError (rank 3" in found.what
-        assert found.todo.startswith(FAILURE["hint"][:1].upper())
+        assert "It was restarted 2 times; the last failure was UserError (rank 3" in explanation.what
+        assert explanation.todo.startswith(FAILURE["hint"][:1].upper())
 
     @pytest.mark.parametrize("reason", [c.RESTART_BUDGET_EXHAUSTED, c.REPEATED_FAILURE])
     def test_the_remedy_of_a_failed_job_begins_with_its_deletion(self, reason: str) -> None:
-        found = why(condition("Failed", "True", reason, "gave up"), phase="Failed")
-        assert "ddp delete x, and submit the file" in found.todo
+        explanation = why(condition("Failed", "True", reason, "gave up"), phase="Failed")
+        assert "ddp delete x, and submit the file" in explanation.todo
 
     def test_a_job_being_deleted_is_only_that(self) -> None:
         resource = job(FAILED, phase="Failed")
@@ -302,36 +306,37 @@ class TestWhatIsTold:
 
 class TestFailure:
     def test_root_cause_has_rank_pod_and_hint(self) -> None:
-        found = why(FAILED, phase="Failed", attempt=4, lastFailure=FAILURE)
-        assert found.what == (
+        explanation = why(FAILED, phase="Failed", attempt=4, lastFailure=FAILURE)
+        assert explanation.what == (
             "x has failed after 4 attempts (RestartBudgetExhausted): failed 4 times, recovery.maxRestarts is 3. "
             "The cause was UserError (rank 3, pod x-2-1-abcde, node node-b, exit code 1): FileNotFoundError: no "
             "such file: 'train.csv'."
         )
-        assert found.todo.startswith("Check the path of the data. ")
-        assert "maxRestarts" in found.todo
+        assert explanation.todo.startswith("Check the path of the data. ")
+        assert "maxRestarts" in explanation.todo
 
     def test_sole_cause_is_stated_once(self) -> None:
         failed = condition("Failed", "True", "UserError", f"UserError (rank 3): {FAILURE['message']}")
-        found = why(failed, phase="Failed", attempt=1, lastFailure=FAILURE | {"conclusion": ""})
-        assert found.what.startswith("x has failed (UserError). The cause was UserError (rank 3, ")
+        explanation = why(failed, phase="Failed", attempt=1, lastFailure=FAILURE | {"conclusion": ""})
+        assert explanation.what.startswith("x has failed (UserError). The cause was UserError (rank 3, ")
 
     def test_deadline_is_not_attributed_to_earlier_failure(self) -> None:
         failed = condition("Failed", "True", "DeadlineExceeded", "active for longer than activeDeadlineSeconds (60)")
-        found = why(failed, phase="Failed", attempt=2, lastFailure=FAILURE | {"conclusion": ""})
+        explanation = why(failed, phase="Failed", attempt=2, lastFailure=FAILURE | {"conclusion": ""})
         assert (
-            "(DeadlineExceeded): active for longer than activeDeadlineSeconds (60). The last failure was" in found.what
+            "(DeadlineExceeded): active for longer than activeDeadlineSeconds (60). The last failure was"
+            in explanation.what
         )
 
     def test_a_status_of_an_older_operator_loses_nothing(self) -> None:
         """It has the cause in the condition's message alone, which nobody takes apart."""
-        found = why(FAILED, phase="Failed", attempt=4, lastFailure=FAILURE | {"conclusion": ""})
-        assert "failed 4 times, recovery.maxRestarts is 3; last: …. The last failure was UserError" in found.what
+        explanation = why(FAILED, phase="Failed", attempt=4, lastFailure=FAILURE | {"conclusion": ""})
+        assert "failed 4 times, recovery.maxRestarts is 3; last: …. The last failure was UserError" in explanation.what
 
     def test_without_a_known_cause_the_logs_are_the_next_step(self) -> None:
-        found = why(condition("Failed", "True", "Odd", "the Job failed"), phase="Failed", attempt=1)
-        assert found.what == "x has failed (Odd): the Job failed."
-        assert found.todo == "Read the end of its log: ddp logs x."
+        explanation = why(condition("Failed", "True", "Odd", "the Job failed"), phase="Failed", attempt=1)
+        assert explanation.what == "x has failed (Odd): the Job failed."
+        assert explanation.todo == "Read the end of its log: ddp logs x."
 
     def test_the_logs_are_the_next_step_only_where_there_is_no_hint(self) -> None:
         odd = condition("Failed", "True", "Odd", "the Job failed")
@@ -341,8 +346,8 @@ class TestFailure:
 
     def test_braces_in_a_hint_harm_nothing(self) -> None:
         failure = FAILURE | {"hint": "use {name} or {0}", "message": "KeyError: '{'"}
-        found = why(FAILED, phase="Failed", lastFailure=failure)
-        assert "Use {name} or {0}." in found.todo
+        explanation = why(FAILED, phase="Failed", lastFailure=failure)
+        assert "Use {name} or {0}." in explanation.todo
 
 
 class TestWithoutAStatus:
@@ -350,15 +355,15 @@ class TestWithoutAStatus:
         assert explain_why(job(age=2), (), NOW).reason == "New"
 
     def test_later_the_operator_is_missed(self) -> None:
-        found = explain_why(job(age=300), (), NOW)
-        assert found.reason == "NoOperator"
-        assert "in the 5m00s since it was created" in found.what
-        assert "app.kubernetes.io/name=ddp-operator" in found.todo
+        explanation = explain_why(job(age=300), (), NOW)
+        assert explanation.reason == "NoOperator"
+        assert "in the 5m00s since it was created" in explanation.what
+        assert "app.kubernetes.io/name=ddp-operator" in explanation.todo
 
     def test_unreadable_status_is_explained(self) -> None:
-        found = explain_why(job(phase="Running", attempt="two"), (), NOW)
-        assert found.phase == "Unknown"
-        assert "kubectl describe ddp x" in found.todo
+        explanation = explain_why(job(phase="Running", attempt="two"), (), NOW)
+        assert explanation.phase == "Unknown"
+        assert "kubectl describe ddp x" in explanation.todo
 
     def test_an_empty_object_of_a_status_is_none(self) -> None:
         assert explain_why(job() | {"status": {}}, (), NOW).reason == "NoOperator"
@@ -368,20 +373,20 @@ class TestEvents:
     WAITING = condition(c.SCHEDULED, "False", c.WAITING_FOR_PODS, "1/2 pods scheduled")
 
     def test_the_newest_warning_is_added(self) -> None:
-        found = why(self.WAITING, events=(event("old"), event("exceeded quota", reason="FailedCreate")))
-        assert found.what.endswith("The last warning was FailedCreate: exceeded quota.")
+        explanation = why(self.WAITING, events=(event("old"), event("exceeded quota", reason="FailedCreate")))
+        assert explanation.what.endswith("The last warning was FailedCreate: exceeded quota.")
 
     def test_normal_event_is_not_added(self) -> None:
         assert "Pulled" not in why(self.WAITING, events=(event("Pulled", "Normal"),)).what
 
     def test_warning_in_condition_is_not_repeated(self) -> None:
         words = "0/3 nodes are available"
-        found = why(condition(c.SCHEDULED, "False", c.UNSCHEDULABLE, f"x-1-0: {words}"), events=(event(words),))
-        assert found.what.count(words) == 1
+        explanation = why(condition(c.SCHEDULED, "False", c.UNSCHEDULABLE, f"x-1-0: {words}"), events=(event(words),))
+        assert explanation.what.count(words) == 1
 
     def test_training_job_ignores_old_warning(self) -> None:
-        found = why(condition(c.PROGRESSING, "True", c.TRAINING), phase="Running", events=(event("old problem"),))
-        assert str(found) == "x is running; nothing blocks it."
+        explanation = why(condition(c.PROGRESSING, "True", c.TRAINING), phase="Running", events=(event("old problem"),))
+        assert str(explanation) == "x is running; nothing blocks it."
 
     def test_a_long_warning_is_cut(self) -> None:
         assert len(why(self.WAITING, events=(event("word " * 1000),)).what) < 600
@@ -396,9 +401,9 @@ class TestRemedies:
         assert text.endswith((".", "N."))
 
     def test_unknown_reason_has_message_and_describe_command(self) -> None:
-        found = why(condition(c.SCHEDULED, "False", "NewReason", "something new"))
-        assert "(NewReason): something new." in found.what
-        assert found.todo == "kubectl describe ddp x has all conditions and events."
+        explanation = why(condition(c.SCHEDULED, "False", "NewReason", "something new"))
+        assert "(NewReason): something new." in explanation.what
+        assert explanation.todo == "kubectl describe ddp x has all conditions and events."
 
     def test_a_condition_without_a_message_is_a_whole_sentence(self) -> None:
         assert why(condition(c.PROGRESSING, "False", c.NOT_RUNNING)).what.endswith("(NotRunning).")

@@ -91,7 +91,7 @@ def test_cache_finds_resources_by_the_exact_claim() -> None:
         item = resource(name, checkpoint={"path": "/weights", "claimName": claim})
         item["metadata"] |= {"uid": name, "resourceVersion": "1"}
         store.apply(constants.KIND, item)
-    assert [found["metadata"]["name"] for found in store.resources_on_claim("default", "weights")] == ["two"]
+    assert [result["metadata"]["name"] for result in store.resources_on_claim("default", "weights")] == ["two"]
     assert list(store.resources_on_claim("other", "weights")) == []
     [found] = store.resources_on_claim("default", "weights")
     assert set(found) == {"metadata", "status"}, "a spec may have a megabyte"

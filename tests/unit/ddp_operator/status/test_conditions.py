@@ -90,8 +90,8 @@ class TestScheduled:
         assert self.describe(child_pod(0), child_pod(1)) == ("True", "AllPodsScheduled", "2/2 pods scheduled")
 
     def test_quotes_the_schedulers_message_on_the_first_pod(self) -> None:
-        said = self.describe(unschedulable(1, "second"), unschedulable(0, "first"))
-        assert said == ("False", "Unschedulable", "train-1-0-abcde (and 1 more pods): first")
+        statement = self.describe(unschedulable(1, "second"), unschedulable(0, "first"))
+        assert statement == ("False", "Unschedulable", "train-1-0-abcde (and 1 more pods): first")
 
     @pytest.mark.parametrize("reason", ["ErrImagePull", "ImagePullBackOff", "InvalidImageName"])
     def test_image_that_cannot_be_pulled(self, reason: str) -> None:
@@ -102,8 +102,8 @@ class TestScheduled:
     def test_other_reasons_keep_their_name(self) -> None:
         waiting = {"name": "a", "state": {"waiting": {"reason": "CreateContainerConfigError", "message": "no secret"}}}
         pod = child_pod(0, "Pending", status={"initContainerStatuses": [waiting]})
-        said = self.describe(pod, nodes=1)
-        assert said == ("False", "PodsNotStarting", "train-1-0-abcde: CreateContainerConfigError: no secret")
+        statement = self.describe(pod, nodes=1)
+        assert statement == ("False", "PodsNotStarting", "train-1-0-abcde: CreateContainerConfigError: no secret")
 
     @pytest.mark.parametrize("reason", ["ContainerCreating", "PodInitializing"])
     def test_slow_start_is_no_obstacle(self, reason: str) -> None:
@@ -129,19 +129,19 @@ class TestRendezvoused:
         self,
         *raw: Any,
         text: str | None = None,
-        asked: bool = True,
+        requested: bool = True,
         before: Any = None,
         nodes: int = 1,
         seconds: float = 0,
     ) -> tuple[str, str, str]:
-        observation = Observation(page=None if text is None else parse_page(text), page_requested=asked)
+        observation = Observation(page=None if text is None else parse_page(text), page_requested=requested)
         now = NOW + timedelta(seconds=seconds)
         fact = c.describe_rendezvous(pods(*raw), JobSize(nodes), observation, before, now)
         return fact.status, fact.reason, fact.message
 
     def test_missing_pods_are_listed(self) -> None:
-        said = self.describe(child_pod(1), child_pod(2, "Pending"), nodes=3)
-        assert said == ("False", "WaitingForRanks", "1/3 pods running; waiting for pods 0, 2")
+        statement = self.describe(child_pod(1), child_pod(2, "Pending"), nodes=3)
+        assert statement == ("False", "WaitingForRanks", "1/3 pods running; waiting for pods 0, 2")
 
     def test_message_names_at_most_ten_pods(self) -> None:
         assert self.describe(nodes=500)[2].endswith("waiting for pods 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …")
@@ -152,8 +152,11 @@ class TestRendezvoused:
 
     @pytest.mark.parametrize("phase", ["Starting", "WaitingForMaster", "Rendezvous"])
     def test_launcher_phase_before_start_is_in_message(self, phase: str) -> None:
-        said = self.describe(child_pod(0), text=page(phase=phase))
-        assert said[1:] == ("WaitingForWorkers", f"1/1 pods running; workers have not started yet (pod 0: {phase})")
+        statement = self.describe(child_pod(0), text=page(phase=phase))
+        assert statement[1:] == (
+            "WaitingForWorkers",
+            f"1/1 pods running; workers have not started yet (pod 0: {phase})",
+        )
 
     def test_step_on_page_sets_rendezvoused(self) -> None:
         assert self.describe(child_pod(0), text=page(ddp_step=1))[0] == "True"
@@ -161,15 +164,15 @@ class TestRendezvoused:
 
     @pytest.mark.parametrize("before", [was("True", "AllRanksJoined"), was("Unknown", "NoMetricsPage")])
     def test_condition_stays_while_no_page_is_requested(self, before: Condition) -> None:
-        assert self.describe(child_pod(0), asked=False, before=before)[:2] == (before.status, before.reason)
+        assert self.describe(child_pod(0), requested=False, before=before)[:2] == (before.status, before.reason)
 
     def test_reason_of_last_page_stays_until_next_page(self) -> None:
         before = was("False", "WaitingForWorkers", "pod 0: Rendezvous")
-        assert self.describe(child_pod(0), asked=False, before=before, seconds=600)[2] == "pod 0: Rendezvous"
+        assert self.describe(child_pod(0), requested=False, before=before, seconds=600)[2] == "pod 0: Rendezvous"
 
     def test_list_of_missing_pods_does_not_outlive_them(self) -> None:
         before = was("False", "WaitingForRanks", "0/1 pods running; waiting for pods 0")
-        assert self.describe(child_pod(0), asked=False, before=before)[1] == "WaitingForWorkers"
+        assert self.describe(child_pod(0), requested=False, before=before)[1] == "WaitingForWorkers"
 
     def test_unreadable_page_keeps_rendezvoused_true(self) -> None:
         assert self.describe(child_pod(0), before=was("True", "AllRanksJoined"), seconds=600)[0] == "True"
@@ -186,7 +189,7 @@ class TestRendezvoused:
         assert self.describe(*young, nodes=2, seconds=60)[1] == "NoMetricsPage"
 
     def test_unrequested_page_is_not_reported(self) -> None:
-        assert self.describe(child_pod(0, age=5), asked=False, seconds=600)[1] == "WaitingForWorkers"
+        assert self.describe(child_pod(0, age=5), requested=False, seconds=600)[1] == "WaitingForWorkers"
 
 
 class TestCounting:

@@ -36,22 +36,22 @@ def run(
     pods: Any = (),
     *,
     text: str | None = None,
-    asked: bool = False,
+    requested: bool = False,
     seconds: float = 0,
     refusal: Refusal | None = None,
     service: bool = True,
     **spec: Any,
 ) -> Decision:
     typed = job(status=status, **{"nodes": 2, **spec})
-    found = None if text is None else parse_page(text)
-    observation = observe(typed, jobs, pods, found, page_requested=asked, shared_complete=service)
+    result = None if text is None else parse_page(text)
+    observation = observe(typed, jobs, pods, result, page_requested=requested, shared_complete=service)
     return decide(typed, observation, NOW + timedelta(seconds=seconds), refusal=refusal)
 
 
 def state(decision: Decision, kind: str) -> tuple[str, str]:
-    found = decision.status.condition(kind)
-    assert found is not None
-    return found.status, found.reason
+    result = decision.status.condition(kind)
+    assert result is not None
+    return result.status, result.reason
 
 
 def trained() -> Status:
@@ -193,7 +193,7 @@ class TestActions:
         assert decision.actions == (DeleteJob("train-1", "job-1"),)
 
     @pytest.mark.parametrize(
-        ("asked", "is_so", "about", "actions"),
+        ("requested", "is_so", "about", "actions"),
         [
             (True, False, {}, (SuspendJob("train-1", True),)),
             (True, True, {}, ()),
@@ -209,9 +209,9 @@ class TestActions:
         ],
     )
     def test_suspend_follows_spec_unless_a_queue_owns_it(
-        self, asked: bool, is_so: bool, about: Any, actions: Any
+        self, requested: bool, is_so: bool, about: Any, actions: Any
     ) -> None:
-        assert run(jobs=[child_job(suspend=is_so, **about)], suspend=asked).actions == actions
+        assert run(jobs=[child_job(suspend=is_so, **about)], suspend=requested).actions == actions
 
     def test_queue_label_added_later_applies_to_next_job(self) -> None:
         assert run(jobs=[child_job(suspend=True)], labels=QUEUED).actions == (SuspendJob("train-1", False),)
@@ -305,12 +305,12 @@ class TestAfterTheEnd:
     def test_success_message_has_admitted_pods(self) -> None:
         done = [child_job(nodes=1, queue="gpu", conditions={"Complete": ""})]
         status = run(trained(), done, [child_pod(0, "Succeeded", code=0)]).status
-        said = [
-            found.message for kind in ("Scheduled", "Rendezvoused", "Succeeded") if (found := status.condition(kind))
+        statement = [
+            result.message for kind in ("Scheduled", "Rendezvoused", "Succeeded") if (result := status.condition(kind))
         ]
         admitted = "; queue admitted 1/2 pods"
         joined = "1/1 pods joined the rendezvous"
-        assert said == [f"1/1 pods scheduled{admitted}", joined, f"1/1 pods succeeded{admitted}"]
+        assert statement == [f"1/1 pods scheduled{admitted}", joined, f"1/1 pods succeeded{admitted}"]
 
     def test_ended_job_without_time_to_live_needs_no_pass(self) -> None:
         decision = run(finished(), ())
@@ -334,7 +334,7 @@ class TestLookingAgain:
     def test_job_without_a_page_is_not_polled_every_second_for_ever(self) -> None:
         status, seconds = STARTED, 0.0
         while seconds < 400:
-            decision = run(status, pods=RUNNING, seconds=seconds, asked=True)
+            decision = run(status, pods=RUNNING, seconds=seconds, requested=True)
             assert decision.requeue_after is not None
             status, seconds = decision.status, seconds + decision.requeue_after
         assert decision.requeue_after == 10.0
@@ -484,9 +484,11 @@ def test_in_place_restarts_of_failed_attempt_are_kept() -> None:
     failed = child_pod(0, "Failed", code=82, message=words)
     decision = run(jobs=(child_job(conditions={"Failed": "why"}),), pods=(failed, child_pod(1, "Failed", code=143)))
     assert decision.status.attempt == 2
-    found = decision.status.restarts
-    assert (found.in_place, found.in_place_before) == (2, 2)
-    assert (found.used, found.counted) == (3, 3), "those that nobody has seen count with the failure that ended the pod"
+    result = decision.status.restarts
+    assert (result.in_place, result.in_place_before) == (2, 2)
+    assert (result.used, result.counted) == (3, 3), (
+        "those that nobody has seen count with the failure that ended the pod"
+    )
 
 
 @pytest.mark.parametrize(("peers", "unseen"), [((child_pod(1),), True), ((child_pod(1, "Failed", code=143),), False)])

@@ -38,9 +38,9 @@ def condition(kind: str, status: Any, reason: str) -> Condition:
 
 
 def state(decision: Decision, kind: str) -> tuple[str, str]:
-    found = decision.status.condition(kind)
-    assert found is not None
-    return found.status, found.reason
+    result = decision.status.condition(kind)
+    assert result is not None
+    return result.status, result.reason
 
 
 def in_place(message: str, seconds: float, restarts: int = 1) -> Any:
@@ -52,21 +52,21 @@ def in_place(message: str, seconds: float, restarts: int = 1) -> Any:
 
 class TestFailureInPlace:
     @pytest.mark.parametrize(
-        ("attempt", "seconds", "told"),
+        ("attempt", "seconds", "detail"),
         [(1, -10, "known"), (1, 0, "in place"), (1, 10, "in place"), (2, -10, "in place")],
     )
-    def test_latest_in_place_failure_is_recorded(self, attempt: int, seconds: float, told: str) -> None:
+    def test_latest_in_place_failure_is_recorded(self, attempt: int, seconds: float, detail: str) -> None:
         known = LastFailure(attempt=1, category="UserError", message="known", time=NOW)
         status = replace(STARTED, attempt=attempt, job_name=f"train-{attempt}", last_failure=known)
         pods = [child_pod(index, attempt=attempt) for index in range(2)]
         decision = run(*pods, status=status, jobs=[child_job(attempt)], failures_in_place=in_place("in place", seconds))
         assert decision.status.last_failure is not None
-        assert decision.status.last_failure.message == told
+        assert decision.status.last_failure.message == detail
 
     def test_first_in_place_failure_is_recorded(self) -> None:
-        found = run(*RUNNING, failures_in_place=in_place("in place", -10)).status.last_failure
-        assert found is not None
-        assert (found.message, found.attempt) == ("in place", 1)
+        result = run(*RUNNING, failures_in_place=in_place("in place", -10)).status.last_failure
+        assert result is not None
+        assert (result.message, result.attempt) == ("in place", 1)
 
     def test_in_place_failure_of_former_attempt_is_ignored(self) -> None:
         failed = child_pod(0, "Failed", code=82, message=last_words("UserError", message="the end"))
@@ -176,11 +176,11 @@ def test_pods_of_other_attempts_are_not_counted() -> None:
 def test_preflight_measurements_are_kept_for_the_attempt() -> None:
     text = 'ddp_launcher_preflight_duration_seconds{check="allreduce"} 0.4\n'
     text += 'ddp_launcher_preflight_passed{check="allreduce"} 1\n'
-    found = parse_page(text).preflight
-    assert found is not None
+    result = parse_page(text).preflight
+    assert result is not None
     first = run(*RUNNING, text=TRAINING + text).status
-    assert first.preflight == found
-    assert run(*RUNNING, status=first, text=TRAINING).status.preflight == found
+    assert first.preflight == result
+    assert run(*RUNNING, status=first, text=TRAINING).status.preflight == result
 
 
 def test_slowest_pair_has_nodes_of_its_measurement() -> None:
@@ -198,9 +198,9 @@ def test_slowest_pair_has_nodes_of_its_measurement() -> None:
 def test_suspended_job_waits_for_former_pods() -> None:
     status = replace(STARTED, attempt=2, job_name="train-2")
     decision = run(child_pod(0), child_pod(0, attempt=2), status=status, jobs=[child_job(), child_job(2)], suspend=True)
-    found = decision.status.condition(c.SUSPENDED)
-    assert found is not None
-    assert found.message == "2 pods are terminating gracefully"
+    result = decision.status.condition(c.SUSPENDED)
+    assert result is not None
+    assert result.message == "2 pods are terminating gracefully"
 
 
 @pytest.mark.parametrize(
@@ -234,9 +234,11 @@ class TestCheckpointsInAStore:
     def test_failing_upload_is_a_condition_with_its_message(self) -> None:
         decision = self.decide(self.FAILING)
         assert state(decision, c.UPLOADED) == ("False", "UploadFailing")
-        found = decision.status.condition(c.UPLOADED)
-        assert found is not None
-        assert found.message == ("upload to s3://bucket/digits fails: OSError: 503 Slow Down; newest snapshot: step 40")
+        result = decision.status.condition(c.UPLOADED)
+        assert result is not None
+        assert result.message == (
+            "upload to s3://bucket/digits fails: OSError: 503 Slow Down; newest snapshot: step 40"
+        )
         again = self.decide(self.UPLOADED, decision.status)
         assert state(again, c.UPLOADED) == ("True", "SnapshotUploaded")
         reasons = [event.reason for event in transition_events(STARTED, decision.status)]

@@ -32,14 +32,14 @@ STARTED = Status(attempt=1, attempt_nodes=3, job_name="train-1", start_time=NOW)
 
 def run(*pods: Any, status: Status = STARTED, jobs: Any = (JOB,), text: str | None = None, **spec: Any) -> Decision:
     typed = job(status=status, **{"nodes": 3, "elastic": ELASTIC, **spec})
-    found = None if text is None else parse_page(text)
-    return decide(typed, observe(typed, jobs, pods, found), NOW)
+    result = None if text is None else parse_page(text)
+    return decide(typed, observe(typed, jobs, pods, result), NOW)
 
 
 def state(decision: Decision, kind: str) -> tuple[str, str]:
-    found = decision.status.condition(kind)
-    assert found is not None
-    return found.status, found.reason
+    result = decision.status.condition(kind)
+    assert result is not None
+    return result.status, result.reason
 
 
 class TestSize:
@@ -107,8 +107,8 @@ class TestSize:
             assert (harness.status.attempt, harness.status.attempt_nodes, harness.jobs()) == (1, nodes, ["train-1"])
             assert (harness.status.phase, len(harness.pods())) == ("Running", nodes)
         assert harness.status.restarts.total == 0
-        told = [event.message for event in harness.cluster.events if event.reason == "Resized"]
-        assert told == [
+        expected = [event.message for event in harness.cluster.events if event.reason == "Resized"]
+        assert expected == [
             f"resized from {then} to {now} nodes; the other pods keep running" for then, now in ((2, 4), (4, 3))
         ]
 
@@ -177,9 +177,9 @@ class TestLateComers:
         assert waiting.requeue_after <= 20
         ended = self.over(*pods, seconds=30)
         assert ended.status.phase == "Succeeded"
-        found = ended.status.condition(c.SUCCEEDED)
-        assert found is not None
-        assert found.message == "2/3 pods succeeded; 1 joined after the end of training"
+        result = ended.status.condition(c.SUCCEEDED)
+        assert result is not None
+        assert result.message == "2/3 pods succeeded; 1 joined after the end of training"
 
     def test_no_late_joiners_while_pod_0_trains(self) -> None:
         assert self.over(child_pod(0), child_pod(1, "Succeeded"), child_pod(2), seconds=900).status.phase == "Running"

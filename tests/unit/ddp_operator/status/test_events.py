@@ -16,12 +16,12 @@ def condition(kind: str, status: Any, reason: str = "R", message: str = "words")
 
 
 def events(old: Any, new: Any) -> list[tuple[str, str, str]]:
-    before, after = (Status(conditions=(found,)) if found else Status() for found in (old, new))
+    before, after = (Status(conditions=(result,)) if result else Status() for result in (old, new))
     return [(event.type, event.reason, event.message) for event in transition_events(before, after)]
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "text"),
     [
         (None, condition("Accepted", "True"), []),
         (None, condition("Accepted", "False", "InvalidSpec"), [("Warning", "InvalidSpec", "words")]),
@@ -55,8 +55,8 @@ def events(old: Any, new: Any) -> list[tuple[str, str, str]]:
         (condition("Succeeded", "False"), condition("Succeeded", "False", "Finished"), []),
     ],
 )  # fmt: skip
-def test_transition_emits_its_event(old: Any, new: Any, said: Any) -> None:
-    assert events(old, new) == said
+def test_transition_emits_its_event(old: Any, new: Any, text: Any) -> None:
+    assert events(old, new) == text
 
 
 def test_first_attempt_emits_started() -> None:

@@ -23,9 +23,9 @@ def made(status: Status | None = None, **spec: object) -> DDPTrainingJob:
 
 
 def fetch_job(typed: DDPTrainingJob, **changes: object) -> Json:
-    found = child_job(0, nodes=1, **changes)
-    found["metadata"]["annotations"][ANNOTATION_SPEC] = typed.spec_digest
-    return found
+    result = child_job(0, nodes=1, **changes)
+    result["metadata"]["annotations"][ANNOTATION_SPEC] = typed.spec_digest
+    return result
 
 
 def fetched() -> Status:
@@ -91,5 +91,5 @@ def test_progress_message_has_sizes_and_counts(sizes: list[tuple[int, int | None
         for here, total in sizes
     ]
     assert describe_progress(inputs) == words
-    told = replace(inputs[-1], message="no route")
-    assert describe_progress([*inputs[:-1], told]) == f"{words}; input a: no route"
+    expected = replace(inputs[-1], message="no route")
+    assert describe_progress([*inputs[:-1], expected]) == f"{words}; input a: no route"

@@ -53,7 +53,7 @@ def queue(*active: str, **spec: str) -> Any:
 
 class TestWorkload:
     @pytest.mark.parametrize(
-        ("found", "said"),
+        ("result", "text"),
         [
             (workload("Pending", NEEDS), ("QuotaPending", NEEDS)),
             (workload("WaitingForQuota", NEEDS), ("QuotaPending", NEEDS)),
@@ -142,8 +142,8 @@ class TestWorkload:
             ),
         ],
     )
-    def test_workload_conditions_give_reason_and_message(self, found: Any, said: tuple[str, str]) -> None:
-        assert explain_waiting(QUEUED, [found]) == Problem(*said)
+    def test_workload_conditions_give_reason_and_message(self, result: Any, text: tuple[str, str]) -> None:
+        assert explain_waiting(QUEUED, [result]) == Problem(*text)
 
     def test_new_or_admitted_workload_has_no_problem(self) -> None:
         assert explain_waiting(QUEUED, [workload()]) is None
@@ -165,20 +165,20 @@ class TestWorkload:
         """An elastic Job has one for each size."""
 
         def one(created: str, message: str, *more: Any) -> Any:
-            found = workload("Pending", message, *more)
-            return found | {"metadata": {"name": message, "creationTimestamp": created}}
+            result = workload("Pending", message, *more)
+            return result | {"metadata": {"name": message, "creationTimestamp": created}}
 
         old, new = one("2026-11-20T10:00:00Z", "old"), one("2026-11-20T11:00:00Z", "new")
         ended = one("2026-11-20T12:00:00Z", "ended", condition("Finished", "WorkloadSliceReplaced", "x"))
-        for found in ((old, new, ended), (ended, new, old)):
-            assert explain_waiting(QUEUED, found) == Problem("QuotaPending", "new")
+        for result in ((old, new, ended), (ended, new, old)):
+            assert explain_waiting(QUEUED, result) == Problem("QuotaPending", "new")
 
 
 class TestQueue:
     """Kueue 0.13 says of a hold in the Workload half a minute later, or when it looks at it for another reason."""
 
     @pytest.mark.parametrize(
-        ("found", "reason", "why"),
+        ("result", "reason", "why"),
         [
             (queue(stopPolicy="Hold"), "QueueStopped", "LocalQueue gpu is stopped (spec.stopPolicy is Hold)"),
             (
@@ -190,13 +190,13 @@ class TestQueue:
             (queue("ClusterQueueDoesNotExist"), "Inadmissible", "ClusterQueue all of LocalQueue gpu does not exist"),
         ],
     )
-    def test_stopped_queue_overrides_workload_reason(self, found: Any, reason: str, why: str) -> None:
-        assert explain_waiting(QUEUED, [workload("Pending", NEEDS)], found) == Problem(reason, why)
+    def test_stopped_queue_overrides_workload_reason(self, result: Any, reason: str, why: str) -> None:
+        assert explain_waiting(QUEUED, [workload("Pending", NEEDS)], result) == Problem(reason, why)
         evicted = workload("Pending", NEEDS, condition("Evicted", "ClusterQueueStopped", "The ClusterQueue is stopped"))
         after = Problem(reason, f"{why}; evicted (ClusterQueueStopped)")
-        assert explain_waiting(QUEUED, [evicted], found) == after
+        assert explain_waiting(QUEUED, [evicted], result) == after
         reserved = workload("QuotaReserved", status="True", checks=[("b", "Pending")])
-        assert explain_waiting(QUEUED, [reserved], found) == explain_waiting(QUEUED, [reserved]), (
+        assert explain_waiting(QUEUED, [reserved], result) == explain_waiting(QUEUED, [reserved]), (
             "it was admitted before"
         )
 

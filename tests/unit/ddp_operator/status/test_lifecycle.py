@@ -39,9 +39,9 @@ def queued(**changes: Any) -> Any:
 
 
 def condition(decision: Decision, kind: str) -> tuple[str, str, str]:
-    found = decision.status.condition(kind)
-    assert found is not None
-    return found.status, found.reason, found.message
+    result = decision.status.condition(kind)
+    assert result is not None
+    return result.status, result.reason, result.message
 
 
 class TestPendingDeadline:
@@ -154,7 +154,7 @@ class TestProcessGroup:
     TOGETHER, ALONE = {"worldSize": 2, "groupSize": 2}, {"worldSize": 2, "groupSize": 0}
 
     @pytest.mark.parametrize(
-        ("ends", "found"),
+        ("ends", "result"),
         [
             ((TOGETHER, TOGETHER), "True"),
             ((ALONE, ALONE), "False"),
@@ -166,13 +166,13 @@ class TestProcessGroup:
         ],
         ids=["together", "apart", "a group in each pod", "one known to be apart", "one not known", "unknown", "lone"],
     )  # fmt: skip
-    def test_known_process_group_is_a_condition(self, ends: Any, found: str | None) -> None:
+    def test_known_process_group_is_a_condition(self, ends: Any, result: str | None) -> None:
         decision = run(*(succeeded(index, **known) for index, known in enumerate(ends)), jobs=[self.COMPLETE])
         assert decision.status.phase == "Succeeded"
         distributed = decision.status.condition("Distributed")
-        assert (distributed.status if distributed else None) == found
+        assert (distributed.status if distributed else None) == result
         events = [event.reason for event in transition_events(STARTED, decision.status)]
-        assert ("NoProcessGroup" in events) is (found == "False")
+        assert ("NoProcessGroup" in events) is (result == "False")
 
     def test_process_group_policy_fails_or_ignores(self) -> None:
         pods = succeeded(0, **self.ALONE), succeeded(1, **self.ALONE)
@@ -239,8 +239,8 @@ class TestSuspension:
         assert harness.condition("Suspended").message == (
             "spec.suspend is true; set it to false to resume from the checkpoint of step 9"
         )
-        told = [event for event in harness.cluster.events if event.reason == "Suspended"]
-        assert ["the checkpoint of step 9" in event.message for event in told] == [True]
+        expected = [event for event in harness.cluster.events if event.reason == "Suspended"]
+        assert ["the checkpoint of step 9" in event.message for event in expected] == [True]
 
     async def test_suspended_message_counts_lost_steps(self) -> None:
         harness = await self.suspend("", "")

@@ -75,10 +75,10 @@ class Thief:
         monkeypatch.setattr(harness.cluster, "restore_labels", self._reclaim)
 
     async def _observe(self, key: Any) -> Any:
-        found = await self.observe(key)
-        assert found is not None
-        pods = tuple(pod for pod in found.pods if not (self.taken and "-1-1-" in pod["metadata"]["name"]))
-        return replace(found, pods=pods)
+        result = await self.observe(key)
+        assert result is not None
+        pods = tuple(pod for pod in result.pods if not (self.taken and "-1-1-" in pod["metadata"]["name"]))
+        return replace(result, pods=pods)
 
     async def _reclaim(self, owner: str, namespace: str, name: str, labels: Any) -> bool:
         self.asked += 1

@@ -36,10 +36,10 @@ def see(*pods: Any, **spec: Any) -> Any:
 
 def test_longest_silent_node_is_named_and_more_pods_counted() -> None:
     typed, seen = see(child_pod(2, unready=at(5), node="c"), child_pod(1, unready=NOW, node="b"))
-    found = describe_lost_contact(typed, seen, seen.pods)
-    assert found is not None
-    assert found[0] == NOW
-    assert found[1].startswith(
+    result = describe_lost_contact(typed, seen, seen.pods)
+    assert result is not None
+    assert result[0] == NOW
+    assert result[1].startswith(
         f"node b of pod 1 (and of 1 more pods) has been NotReady since {format_time(NOW)} (the node is not ready"
     )
     alone = describe_lost_contact(*see(child_pod(1, unready=NOW, node="b")), seen.pods[:1])

@@ -28,7 +28,7 @@ def no(kind: str, why: str) -> c.Fact:
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("result", "expected"),
     [
         (reason("Running"), ""),
         (reason("Running", no(c.PROGRESSING, c.STALLED)), "Stalled"),
@@ -40,8 +40,8 @@ def no(kind: str, why: str) -> c.Fact:
         (reason("Succeeded", last_failure=OOM), ""),
     ],
 )
-def test_first_obstacle_is_the_reason(found: str, expected: str) -> None:
-    assert found == expected
+def test_first_obstacle_is_the_reason(result: str, expected: str) -> None:
+    assert result == expected
 
 
 def test_restart_reason_is_failure_category_unless_blocked() -> None:

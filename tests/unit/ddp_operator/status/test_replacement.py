@@ -54,8 +54,10 @@ def test_disrupted_pod_is_reported_and_not_counted(lost: Any) -> None:
     assert (failure.category, failure.pod) == ("Preempted", "train-1-1-abcde")
     assert last is not None
     assert last.level == "ReplacedPod"
-    told = next(one.message for one in decision.status.conditions if one.type == c.RESTARTING)
-    assert told.startswith("lost pod replaced, not counted: Preempted (pod train-1-1-abcde, node node-a): the pod was")
+    expected = next(one.message for one in decision.status.conditions if one.type == c.RESTARTING)
+    assert expected.startswith(
+        "lost pod replaced, not counted: Preempted (pod train-1-1-abcde, node node-a): the pod was"
+    )
 
 
 def test_pod_with_disruption_target_still_trains() -> None:
@@ -74,9 +76,9 @@ def test_lost_pod_is_replaced_without_metrics_page(queue: str) -> None:
     facts = [c.Fact(c.RENDEZVOUSED, "Unknown", c.NO_METRICS_PAGE)]
     status = replace(STARTED, conditions=c.merge_conditions((), facts, NOW, 1))
     raw_job = child_job(awaits_peers=True, status={"startTime": "2026-11-20T11:00:00Z"}, queue=queue)
-    told = run(child_pod(0), LOST, status=status, raw_job=raw_job)
-    assert (told.status.attempt, told.status.phase, told.status.restarts.replaced) == (1, "Restarting", 1)
-    assert created(run(child_pod(0), LOST, status=told.status, raw_job=raw_job)) == [CreatePod("train-1", 1, 1)]
+    expected = run(child_pod(0), LOST, status=status, raw_job=raw_job)
+    assert (expected.status.attempt, expected.status.phase, expected.status.restarts.replaced) == (1, "Restarting", 1)
+    assert created(run(child_pod(0), LOST, status=expected.status, raw_job=raw_job)) == [CreatePod("train-1", 1, 1)]
 
 
 def test_starting_replacement_is_not_replaced() -> None:
@@ -116,8 +118,8 @@ def test_peers_timeout_without_replacement_is_not_counted() -> None:
 
 def test_restart_finishes_with_first_step_of_new_workers() -> None:
     training = page(ddp_step=7, ddp_steps_total=7, phase="Running")
-    told = run(child_pod(0), child_pod(1, deleting=True, grace=30), text=training).status
-    again = run(child_pod(0), child_pod(1, deleting=True, grace=30), status=told, text=training).status
+    expected = run(child_pod(0), child_pod(1, deleting=True, grace=30), text=training).status
+    again = run(child_pod(0), child_pod(1, deleting=True, grace=30), status=expected, text=training).status
     assert again.last_restart is not None
     assert (again.last_restart.level, again.last_restart.recovery_seconds) == ("ReplacedPod", None)
     gone = run(child_pod(0), status=again, text=training).status
@@ -135,10 +137,10 @@ def test_restart_finishes_with_first_step_of_new_workers() -> None:
 def test_in_place_restarts_after_a_loss_are_not_counted(minutes: int, counted: int) -> None:
     lately = LastRestart(attempt=1, level="ReplacedPod", time=NOW - timedelta(minutes=minutes))
     typed = job(status=replace(MET, last_restart=lately), nodes=2)
-    told = parse_page(page(answered=last_words("Preempted", exitCode=85, restarts=1), restarts=1, phase="Running"))
+    expected = parse_page(page(answered=last_words("Preempted", exitCode=85, restarts=1), restarts=1, phase="Running"))
     pods = [child_pod(0), child_pod(1)]
-    seen = observe(typed, [JOB], pods, told)
-    seen = dataclasses.replace(seen, failures_in_place=parse_restart_failures([(seen.pods[0], told)]))
+    seen = observe(typed, [JOB], pods, expected)
+    seen = dataclasses.replace(seen, failures_in_place=parse_restart_failures([(seen.pods[0], expected)]))
     assert decide(typed, seen, NOW).status.restarts.counted == counted
 
 

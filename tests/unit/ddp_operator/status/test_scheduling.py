@@ -50,9 +50,9 @@ def event(reason: str, message: str, *, kind: str = "Warning", at: float = 0, **
 
 class TestMessages:
     def test_forbidden_pods_are_reported_without_the_name_of_each_try(self) -> None:
-        said = say(child_pod(0), problems={"job-1": Problem("FailedCreate", FORBIDDEN)})
+        text = say(child_pod(0), problems={"job-1": Problem("FailedCreate", FORBIDDEN)})
         words = 'Error creating: pods "train-1-*" is forbidden: exceeded quota: team, requested: pods=1'
-        assert said == ("PodsForbidden", f"{words} (1/2 pods scheduled)")
+        assert text == ("PodsForbidden", f"{words} (1/2 pods scheduled)")
 
     def test_warning_is_dropped_once_pods_exist(self) -> None:
         typed, seen = see(child_pod(0), child_pod(1), problems={"job-1": Problem("FailedCreate", FORBIDDEN)})
@@ -75,23 +75,23 @@ class TestMessages:
         assert say(child_pod(0), waits) == ("PodsNotStarting", "train-1-1-abcde: CrashLoopBackOff: back-off 40s")
 
     def test_job_waiting_for_admission_names_its_queue(self) -> None:
-        said = say(jobs=[QUEUED])
-        assert said == ("QuotaPending", "Job train-1 is waiting for admission by queue gpu")
+        text = say(jobs=[QUEUED])
+        assert text == ("QuotaPending", "Job train-1 is waiting for admission by queue gpu")
         unlabelled = child_job(suspend=True, written=False)
         waits = "Job train-1 was suspended by another client and waits to be resumed"
         assert say(jobs=[unlabelled]) == ("QuotaPending", waits)
-        told = {"job-1": Problem("Inadmissible", "words")}
+        expected = {"job-1": Problem("Inadmissible", "words")}
         waits = "Job train-1 is waiting for admission by Kueue: words"
-        assert say(jobs=[unlabelled], problems=told) == ("Inadmissible", waits)
+        assert say(jobs=[unlabelled], problems=expected) == ("Inadmissible", waits)
 
     def test_kueue_message_is_quoted_until_admission(self) -> None:
         words = "couldn't assign flavors to pod set main: insufficient unused quota for cpu in flavor a, 2 more needed"
-        told = {"job-1": Problem("QuotaPending", words)}
-        said = say(jobs=[QUEUED], problems=told)
+        expected = {"job-1": Problem("QuotaPending", words)}
+        text = say(jobs=[QUEUED], problems=expected)
         waits = "Job train-1 is waiting for admission by queue gpu"
-        assert said == ("QuotaPending", f"{waits}: {words}")
+        assert text == ("QuotaPending", f"{waits}: {words}")
         # Once it is admitted the queue's words are of the past.
-        assert say(jobs=[child_job(queue="gpu")], problems=told) == ("WaitingForPods", "0/2 pods scheduled")
+        assert say(jobs=[child_job(queue="gpu")], problems=expected) == ("WaitingForPods", "0/2 pods scheduled")
 
     def test_gated_pod_of_elastic_job_waits_for_quota(self) -> None:
         def grown(*gates: str) -> Any:
@@ -101,8 +101,8 @@ class TestMessages:
 
         waits = "train-1-1-abcde: waiting for quota; its peers continue"
         assert say(child_pod(0), grown("kueue.x-k8s.io/elastic-job")) == ("QuotaPending", waits)
-        told = {"job-1": Problem("Inadmissible", "LocalQueue gpu is held")}
-        held = say(child_pod(0), grown("kueue.x-k8s.io/elastic-job"), problems=told)
+        expected = {"job-1": Problem("Inadmissible", "LocalQueue gpu is held")}
+        held = say(child_pod(0), grown("kueue.x-k8s.io/elastic-job"), problems=expected)
         assert held == ("Inadmissible", f"{waits}: LocalQueue gpu is held")
         assert say(child_pod(0), grown("other")) == ("PodsNotStarting", "train-1-1-abcde: SchedulingGated: gated")
         # The last gate went, and the scheduler has not written since.
@@ -162,8 +162,8 @@ class TestMessages:
 
     def test_attached_volume_is_volume_not_ready(self) -> None:
         words = 'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) train-1-0-abcde'
-        said = say(child_pod(0), bound(1), problems={"uid-train-1-1-abcde": Problem("FailedAttachVolume", words)})
-        assert said == ("VolumeNotReady", f"train-1-1-abcde: FailedAttachVolume: {words}")
+        text = say(child_pod(0), bound(1), problems={"uid-train-1-1-abcde": Problem("FailedAttachVolume", words)})
+        assert text == ("VolumeNotReady", f"train-1-1-abcde: FailedAttachVolume: {words}")
 
     @pytest.mark.parametrize(
         ("message", "reason"),
@@ -186,13 +186,13 @@ class TestMessages:
             waiting = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
             return child_pod(index, "Pending", status={"conditions": [waiting]})
 
-        said = say(pod(0, waits), pod(1, "0/2 nodes are available: 2 Insufficient cpu."))
+        text = say(pod(0, waits), pod(1, "0/2 nodes are available: 2 Insufficient cpu."))
         words = "train-1-1-abcde (and 1 more pods): 0/2 nodes are available: 2 Insufficient cpu."
-        assert said == ("Unschedulable", words)
+        assert text == ("Unschedulable", words)
 
     def test_other_warning_of_a_kubelet(self) -> None:
-        said = say(bound(0), bound(1), problems={"uid-train-1-0-abcde": Problem("FailedCreatePodSandBox", "no CNI")})
-        assert said == ("PodsNotStarting", "train-1-0-abcde: FailedCreatePodSandBox: no CNI")
+        text = say(bound(0), bound(1), problems={"uid-train-1-0-abcde": Problem("FailedCreatePodSandBox", "no CNI")})
+        assert text == ("PodsNotStarting", "train-1-0-abcde: FailedCreatePodSandBox: no CNI")
 
     @pytest.mark.parametrize("age", [29, 30])
     def test_silent_job_controller_is_named(self, age: float) -> None:
@@ -213,13 +213,13 @@ class TestMessages:
         since = None if age is None else NOW - timedelta(seconds=age)
         fact = describe_scheduling(replace(typed, status=old), replace(seen, orphaned_since=since), 1, 2, NOW)
         words = "waiting for 1 pods of the previous attempt to terminate"
-        told = "; their Job does not exist and no controller deletes them: check that "
-        told += "kube-controller-manager is running"
-        assert (fact.reason, fact.message) == ("WaitingForFormerPods", words + told * (age == 30))
+        expected = "; their Job does not exist and no controller deletes them: check that "
+        expected += "kube-controller-manager is running"
+        assert (fact.reason, fact.message) == ("WaitingForFormerPods", words + expected * (age == 30))
 
     def test_terminating_pods_of_suspended_job_name_no_attempt(self) -> None:
-        said = say(child_pod(owner="gone"), jobs=[], suspend=True)
-        assert said == ("WaitingForFormerPods", "waiting for 1 pods to terminate")
+        text = say(child_pod(owner="gone"), jobs=[], suspend=True)
+        assert text == ("WaitingForFormerPods", "waiting for 1 pods to terminate")
 
     @pytest.mark.parametrize("age", [29, 30])
     def test_silent_scheduler_is_named(self, age: float) -> None:
@@ -238,13 +238,13 @@ class TestMessages:
 
 class TestEvents:
     def test_latest_known_warning_counts(self) -> None:
-        said = [
+        text = [
             event("FailedMount", "new", at=9),
             event("FailedAttachVolume", "old", at=1),
             event("Scheduled", "fine", kind="Normal", at=20),
             event("BackOff", "nothing of ours", at=20),
         ]
-        for order in (said, said[::-1]):
+        for order in (text, text[::-1]):
             assert latest_warning(order) == Problem("FailedMount", "new")
 
     def test_times_of_event_series_are_read(self) -> None:
@@ -256,32 +256,32 @@ class TestEvents:
         assert latest_warning(events) in (None, Problem("FailedMount", ""))
 
     def test_long_messages_are_cut(self) -> None:
-        found = latest_warning([event("FailedMount", "x \n" * 9999)])
-        assert found is not None
-        assert len(found.message) == 1024
+        result = latest_warning([event("FailedMount", "x \n" * 9999)])
+        assert result is not None
+        assert len(result.message) == 1024
 
 
 class TestReadingEvents:
-    @pytest.mark.parametrize(("seconds", "asked"), [(4, ()), (5, ("job-1",))])
+    @pytest.mark.parametrize(("seconds", "queried"), [(4, ()), (5, ("job-1",))])
     def test_events_of_a_job_with_missing_pods_are_read_after_some_seconds(
-        self, seconds: float, asked: tuple[str, ...]
+        self, seconds: float, queried: tuple[str, ...]
     ) -> None:
-        assert objects_to_inspect(*see(child_pod(0)), NOW + timedelta(seconds=seconds)) == asked
+        assert objects_to_inspect(*see(child_pod(0)), NOW + timedelta(seconds=seconds)) == queried
 
     @pytest.mark.parametrize("seconds", [0, 3, 5, 100, 9999])
     def test_delay_between_reads_grows_to_a_limit(self, seconds: float) -> None:
-        wanted = event_poll_delay(*see(), NOW + timedelta(seconds=seconds), 1)
-        assert wanted is not None
-        assert 1 <= wanted <= 300
+        requested = event_poll_delay(*see(), NOW + timedelta(seconds=seconds), 1)
+        assert requested is not None
+        assert 1 <= requested <= 300
 
     def test_queues_are_read_more_often_than_events(self) -> None:
         assert event_poll_delay(*see(jobs=[QUEUED]), NOW + timedelta(days=1), 1) == 60
         assert event_poll_delay(*see(), NOW + timedelta(days=1), 1) == 300
 
-    @pytest.mark.parametrize(("others", "wanted"), [(1, 50), (100, 50), (1000, 200), (10_000, 2000)])
-    def test_rate_of_reads_is_shared_by_all_waiting_jobs(self, others: int, wanted: float) -> None:
+    @pytest.mark.parametrize(("others", "requested"), [(1, 50), (100, 50), (1000, 200), (10_000, 2000)])
+    def test_rate_of_reads_is_shared_by_all_waiting_jobs(self, others: int, requested: float) -> None:
         typed, seen = see()
-        assert event_poll_delay(typed, seen, NOW + timedelta(seconds=100), others) == wanted
+        assert event_poll_delay(typed, seen, NOW + timedelta(seconds=100), others) == requested
         # The first look is not put off by others.
         assert event_poll_delay(typed, seen, NOW + timedelta(seconds=1), others) == 4
 

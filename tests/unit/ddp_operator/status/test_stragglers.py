@@ -44,18 +44,18 @@ def run(
 ) -> Decision:
     typed = job(status=status, nodes=2, **spec)
     jobs = [child_job(), child_job(2)] if status.attempt == 2 else [child_job()]
-    now, found = NOW + timedelta(seconds=seconds), parse_page(text) if text else None
-    seen = observe(typed, jobs, pods, found)
-    if found is not None and is_stalled(typed, found):
-        began = began or Stall(stalled_since(found, now), ranks or {})
+    now, result = NOW + timedelta(seconds=seconds), parse_page(text) if text else None
+    seen = observe(typed, jobs, pods, result)
+    if result is not None and is_stalled(typed, result):
+        began = began or Stall(stalled_since(result, now), ranks or {})
         seen = dataclasses.replace(seen, stall=dataclasses.replace(began, places=stalled))
     return decide(typed, seen, now)
 
 
 def progressing(decision: Decision) -> tuple[str, str, str]:
-    found = decision.status.condition(c.PROGRESSING)
-    assert found is not None
-    return found.status, found.reason, found.message
+    result = decision.status.condition(c.PROGRESSING)
+    assert result is not None
+    return result.status, result.reason, result.message
 
 
 def stall(age: float, **values: Any) -> str:
@@ -97,13 +97,13 @@ class TestStall:
 
     async def test_stall_message_stays_until_progress(self) -> None:
         harness = await ReconcilerHarness(nodes=2).train(stall(0))
-        said = set()
+        statement = set()
         for age in (150.2, 159.9, 171.4):
             harness.cluster.page = stall(age)
             harness.clock.advance(10)
             await harness.settle()
-            said.add(harness.condition(c.PROGRESSING).message)
-        assert len(said) == 1
+            statement.add(harness.condition(c.PROGRESSING).message)
+        assert len(statement) == 1
         assert progressing(run(stall(0), status=harness.status, seconds=320))[1] == "Training"
 
     def test_stall_message_quotes_stalled_rank(self) -> None:
@@ -204,8 +204,8 @@ class TestStragglers:
         return before, now
 
     def test_stragglers_exceed_the_median(self) -> None:
-        found = find_stragglers(*self.ranks(r0=(1.0, 0.0), r1=(1.0, 0.1), r2=(1.9, 0.1), r3=(0.5, 1.0), r4=(1.0, 0.0)))
-        assert found == (
+        result = find_stragglers(*self.ranks(r0=(1.0, 0.0), r1=(1.0, 0.1), r2=(1.9, 0.1), r3=(0.5, 1.0), r4=(1.0, 0.0)))
+        assert result == (
             Straggler(rank=2, ratio="1.8", cause="compute"),
             Straggler(rank=3, ratio="1.4", cause="data"),
         )
@@ -216,8 +216,8 @@ class TestStragglers:
         assert find_stragglers({}, {}) == ()
 
     def test_two_ranks_compare_slower_with_faster(self) -> None:
-        found = find_stragglers(*self.ranks(r0=(1.0, 0.0), r1=(11.0, 0.0)))
-        assert found == (Straggler(rank=1, ratio="11.0", cause="compute"),)
+        result = find_stragglers(*self.ranks(r0=(1.0, 0.0), r1=(11.0, 0.0)))
+        assert result == (Straggler(rank=1, ratio="11.0", cause="compute"),)
 
     def test_restarted_rank_is_omitted(self) -> None:
         before, now = self.ranks(r0=(1, 0), r1=(1, 0), r2=(9, 0))
@@ -227,9 +227,9 @@ class TestStragglers:
     def test_list_is_bounded(self) -> None:
         before = {n: RankSample() for n in range(100)}
         now = {n: RankSample(steps=1, compute=1e300 if n < 40 else 1.0) for n in range(100)}
-        found = find_stragglers(before, now)
-        assert len(found) == 8
-        assert found[0].ratio == "1000000.0"
+        result = find_stragglers(before, now)
+        assert len(result) == 8
+        assert result[0].ratio == "1000000.0"
 
     def test_few_pods_are_all_sampled(self) -> None:
         running = [view_pod(child_pod(index)) for index in range(5)]
@@ -252,9 +252,13 @@ class TestStragglers:
         async def scrape(pod: Any, port: int, take: Any) -> bool:
             rank = int(pod["metadata"]["annotations"][constants.ANNOTATION_COMPLETION_INDEX])
             seconds[rank] += 300 if rank else 10
-            said = {"ddp_step": 7, "ddp_steps_total": seconds[0] / 10, constants.METRIC_COMPUTE_SECONDS: seconds[rank]}
-            said[constants.METRIC_DATA_SECONDS] = 0
-            return hand_over(page(phase="Running", **said).replace('rank="0"', f'rank="{rank}"'), take)
+            statement = {
+                "ddp_step": 7,
+                "ddp_steps_total": seconds[0] / 10,
+                constants.METRIC_COMPUTE_SECONDS: seconds[rank],
+            }
+            statement[constants.METRIC_DATA_SECONDS] = 0
+            return hand_over(page(phase="Running", **statement).replace('rank="0"', f'rank="{rank}"'), take)
 
         harness = ReconcilerHarness()
         monkeypatch.setattr(harness.cluster, "scrape", scrape)
@@ -268,17 +272,17 @@ class TestStragglers:
 
 class TestThroughput:
     async def test_is_in_status_for_a_script_that_reports_only_counters(self) -> None:
-        def said(steps: int, **more: float) -> str:
+        def statement(steps: int, **more: float) -> str:
             counted = {"ddp_steps_total": steps, "ddp_samples_total": 32 * steps, "ddp_world_size": 2}
             return page(phase="Running", ddp_step=steps, ddp_planned_steps=1000, **counted, **more)
 
-        harness = await ReconcilerHarness().train(said(10))
+        harness = await ReconcilerHarness().train(statement(10))
         for text, samples, steps, eta in (
-            (said(30), "128", "2", 485),
-            (said(70), "256", "4", 232),
-            (said(70), "256", "4", 232),
-            (said(5, ddp_launcher_in_place_restarts_total=1), "256", "4", 249),  # its counters begin anew
-            (said(15, ddp_launcher_in_place_restarts_total=1), "64", "1", 985),
+            (statement(30), "128", "2", 485),
+            (statement(70), "256", "4", 232),
+            (statement(70), "256", "4", 232),
+            (statement(5, ddp_launcher_in_place_restarts_total=1), "256", "4", 249),  # its counters begin anew
+            (statement(15, ddp_launcher_in_place_restarts_total=1), "64", "1", 985),
         ):
             harness.cluster.page = text
             harness.clock.advance(10)

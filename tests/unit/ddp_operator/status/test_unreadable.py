@@ -41,7 +41,7 @@ def test_a_job_that_has_ended_keeps_its_status() -> None:
     assert old.phase == "Succeeded"
 
 
-@pytest.mark.parametrize("found", [{}, {"status": None}, {"status": {"phase": 5}}, {"metadata": {}}])
-def test_unreadable_status_is_treated_as_empty(found: Json) -> None:
-    old, new = report_unreadable(found, ERROR, NOW)
+@pytest.mark.parametrize("result", [{}, {"status": None}, {"status": {"phase": 5}}, {"metadata": {}}])
+def test_unreadable_status_is_treated_as_empty(result: Json) -> None:
+    old, new = report_unreadable(result, ERROR, NOW)
     assert (old, new.phase) == (Status(), "Rejected")

@@ -35,9 +35,9 @@ class Life:
             before = self.status
             typed = job(status=before, nodes=2, **self.spec)
             attempts = [child_job(n) for n in range(1, before.attempt + 1)] if jobs is None else jobs
-            found = parse_page(text) if text else None
-            stall = Stall(stalled_since(found, self.at)) if found is not None and is_stalled(typed, found) else None
-            seen = observe(typed, attempts, pods, found, stall=stall)
+            result = parse_page(text) if text else None
+            stall = Stall(stalled_since(result, self.at)) if result is not None and is_stalled(typed, result) else None
+            seen = observe(typed, attempts, pods, result, stall=stall)
             decision = decide(typed, seen, self.at)
             self.status, self.requeue = decision.status, decision.requeue_after
             self.actions += decision.actions
@@ -128,9 +128,9 @@ def test_usage_change_is_minor_and_counted_once() -> None:
 class TestIdle:
     @staticmethod
     def idle(life: Life) -> tuple[str, str]:
-        found = life.status.condition(c.IDLE)
-        assert found is not None
-        return found.status, found.message
+        result = life.status.condition(c.IDLE)
+        assert result is not None
+        return result.status, result.message
 
     def test_idle_job_is_suspended_after_its_condition_is_written(self) -> None:
         life = Life(idle={"minutes": 10, "action": "Suspend"})
@@ -147,14 +147,14 @@ class TestIdle:
         assert self.idle(life)[0] == "False"
         life.later(1, *pods(), text=stalled)
         since = "2026-11-20T13:03:25Z"
-        said = f"8 GPUs are held and no step was made since {since}"
-        said += "; the job is suspended: `ddp resume train` resumes it"
-        assert self.idle(life) == ("True", said)
+        statement = f"8 GPUs are held and no step was made since {since}"
+        statement += "; the job is suspended: `ddp resume train` resumes it"
+        assert self.idle(life) == ("True", statement)
         assert life.actions.count(SuspendResource()) == 1
         life.spec["suspend"] = True
         life.later(1, *pods(deleting=True))
         life.later(60)
-        assert self.idle(life) == ("True", said), "why it is suspended stays"
+        assert self.idle(life) == ("True", statement), "why it is suspended stays"
         life.spec["suspend"] = False
         life.later(5)
         assert self.idle(life) == ("False", "")
