@@ -237,7 +237,7 @@ def test_a_deactivated_job_stops_and_goes_on_when_it_is_active_again(cluster: Cl
     for active in ("false", "true"):
         cluster.kubectl("patch", "workload", name, "--type=merge", "-p", f'{{"spec":{{"active":{active}}}}}')
         if active == "false":
-            queue.waits("job", f"its Workload {name} is deactivated", "WorkloadDeactivated")
+            queue.waits("job", f"Workload {name} is deactivated", "WorkloadDeactivated")
     queue.succeeds("job")
 
 

@@ -86,6 +86,10 @@ class DDPTrainingJob:
         """Return the size of this job with a number of nodes."""
         return JobSize(nodes, self.spares)
 
+    def size_of(self, pods: int) -> JobSize:
+        """Return the size of an attempt whose Job has a number of pods."""
+        return JobSize(max(1, pods - self.spares), self.spares)
+
     @property
     def claimed_gpus(self) -> int:
         """The number of GPUs that each pod gets by resource claims."""

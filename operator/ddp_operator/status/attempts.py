@@ -55,12 +55,13 @@ def recover(state: State, newest: JobView) -> Decision:
 
     Past restarts count as failures unless the status records more, so that a crash loop does not start from zero.
     """
-    restarts, past = state.status.restarts, newest.attempt - 1
+    restarts = state.status.restarts
+    past = newest.attempt - 1
     counted = max(restarts.counted, past - restarts.free)
     status = replace(
         state.status,
         attempt=newest.attempt,
-        attempt_nodes=max(1, newest.nodes - state.job.spares),
+        attempt_nodes=state.job.size_of(newest.nodes).nodes,
         job_name=newest.name,
         start_time=state.status.start_time or truncate(state.now),
         attempt_time=truncate(state.now),
