@@ -21,7 +21,7 @@ from typing import Any
 from ddp_operator import cli, constants
 from ddp_operator.local import pods, processes, runner
 from ddp_operator.local.job_controller import completion_index
-from ddp_operator.local.runner import Outcome, Run, RunPlan
+from ddp_operator.local.runner import Run, RunOutcome, RunPlan
 from ddp_operator.local.store import grace_of
 
 PROGRAM = str(Path(__file__))
@@ -30,7 +30,7 @@ PROGRAM = str(Path(__file__))
 class Driven(Run):
     """A run that obeys."""
 
-    async def run(self) -> Outcome:
+    async def run(self) -> RunOutcome:
         """Run, and listen meanwhile."""
         cluster = self._cluster
         if "DRILL_NETWORK" in os.environ:
@@ -73,7 +73,7 @@ class Driven(Run):
         self._cluster._settle()
 
 
-def run_job(plan: RunPlan) -> Outcome:
+def run_job(plan: RunPlan) -> RunOutcome:
     """Take the place of the function of this name in ``local.runner``."""
     return asyncio.run(Driven(plan).run())
 

@@ -78,7 +78,7 @@ def test_what_fails_now_and_then_or_only_watches_is_told_and_the_run_goes_on(
     assert run.read("errors.log").count("KeyError: 'lost'") == 4
     assert "Traceback" in run.read("errors.log")
     output = capsys.readouterr().out
-    assert "warning     KeyError in ddp itself" in output
+    assert "warning     internal error: KeyError" in output
     assert "/errors.log" in output
     assert "the run continues without the samples of the metrics" in output
     assert "KeyError: 'page'" in run.read("errors.log")
@@ -100,7 +100,7 @@ def test_an_error_in_every_pass_ends_the_run_in_order(
     assert (failed["status"], failed["reason"]) == ("True", "OperatorError")
     output = capsys.readouterr().out
     assert "toy: Failed after" in output
-    assert "OperatorError: a bug in ddp ended the run, and the pods were stopped: KeyError: 'lost'" in output
+    assert "OperatorError: an internal error of ddp stopped the run: KeyError: 'lost'" in output
     assert run.read("errors.log").count("KeyError: 'lost'") == 8
     assert "report" in explain_why(run.resource(), [], runner.utc_now()).todo
     assert "OperatorError" in run.read("report.html")

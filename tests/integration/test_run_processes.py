@@ -296,4 +296,4 @@ def test_code_that_only_a_cluster_has_is_refused(tmp_path: Path) -> None:
     code = {"configMapName": "ddp-code-1", "digest": "0" * 64}
     with DdpRun(tmp_path, manifest(["python", "train.py"], code=code)) as run:
         assert run.wait() == 2
-    assert "spec.code.configMapName: ddp-code-1: is not in the file; name the folder with --workdir" in run.output
+    assert "spec.code.configMapName: ddp-code-1: not in the file; name the folder with --workdir" in run.output

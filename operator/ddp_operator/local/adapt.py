@@ -1,6 +1,6 @@
-"""What `ddp run` makes of a manifest: the fields it changes, honours and refuses; others it ignores.
+"""Adapt a manifest for `ddp run`: change, honour or refuse its fields; all others are ignored.
 
-docs/local.md says of every field how or why.
+docs/local.md lists every field with its treatment.
 """
 
 import atexit
@@ -22,13 +22,13 @@ from ddp_operator.launcher.processes import read_cpu_quota
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A field of a given pod that is not honoured: refused with a reason, or else ignored."""
+    """A field of a manifest that is refused with a reason, or ignored."""
 
     path: str
     refusal: str = ""
 
 
-# What stands before a name, with [] for every item of a list -> names.
+# Prefix of a path, with [] for every item of a list -> names of honoured fields.
 HONOURED: Final = {
     "spec.": "containers volumes restartPolicy hostname subdomain terminationGracePeriodSeconds serviceAccountName "
     "serviceAccount hostNetwork hostIPC hostPID shareProcessNamespace enableServiceLinks automountServiceAccountToken",
@@ -44,15 +44,15 @@ REFUSED: Final = {
     "spec.resourceClaims": "there is no cluster device driver; request nvidia.com/gpu",
     "spec.containers[].volumeDevices": "block devices need a cluster's driver",
     "spec.containers[].env[].valueFrom.resourceFieldRef": "the pod has no limits here; write the value",
-    "spec.containers[].env[].valueFrom.fileKeyRef": "the pod has no limits here; write the value",
+    "spec.containers[].env[].valueFrom.fileKeyRef": "there is no kubelet to read the file; write the value",
     "spec.containers[].volumeMounts[].subPathExpr": "write the path out in subPath",
     "spec.volumes[].downwardAPI": "use `fieldRef` in env",
     "spec.volumes[].projected": "mount its sources one by one",
     "spec.volumes[].image": "no image is pulled; use a hostPath",
 }
-# Fields of the job itself that are ignored, and their values that ask for nothing; all others are honoured.
 NODE_CACHE: Final = "node-cache"
-"""The claim in which inputs are kept whose place is a cache of the node: this machine is the only one."""
+"""The claim that replaces a node's cache of inputs: this machine is the only node."""
+# Fields of the job that are ignored, each with its default; all others are honoured.
 _JOB_FIELDS: Final = {
     "scheduling": {"gang": "None", "placement": "Any"},
     "networkPolicy": {},
@@ -61,26 +61,26 @@ _JOB_FIELDS: Final = {
 
 
 def check_job(spec: Object) -> list[Finding]:
-    """Return what of a job's spec, its template apart, is ignored where it asks for more than the default."""
+    """Return the fields of a job's spec, without its template, that are ignored although they are not the default."""
     findings = []
-    for name, nothing in _JOB_FIELDS.items():
-        asked = {key: value for key, value in (spec.get(name) or {}).items() if value not in (None, False, [])}
-        if asked and asked != nothing:
+    for name, default in _JOB_FIELDS.items():
+        values = {key: value for key, value in (spec.get(name) or {}).items() if value not in (None, False, [])}
+        if values and values != default:
             findings.append(Finding(f"spec.{name}"))
     return findings
 
 
 def find_refusal(prefix: str, name: str) -> str | None:
-    """Return why a field is refused, empty where it is only ignored; None: it is honoured."""
+    """Return why a field is refused, empty if it is ignored, None if it is honoured."""
     if name in HONOURED.get(prefix, "").split():
         return None
     return REFUSED.get(f"{prefix}{name}", _NO_DRIVER if prefix == _VOLUMES else "")
 
 
 def check_template(template: Object, trainer: str | None = None) -> list[Finding]:
-    """Return what of this pod template is ignored or refused, in the order of the template.
+    """Return the fields of a pod template that are ignored or refused, in the order of the template.
 
-    ``trainer`` names the container that runs; the others are each reported as a whole.
+    ``trainer`` names the only container that runs; each other container is one finding.
     """
     findings: list[Finding] = []
 
@@ -93,7 +93,8 @@ def check_template(template: Object, trainer: str | None = None) -> list[Finding
     spec = template.get("spec") or {}
     visit("spec.", "spec.", spec)
     for number, container in enumerate(spec.get("containers") or ()):
-        where, path = f"spec.containers[{number}]", "spec.containers[]."
+        where = f"spec.containers[{number}]"
+        path = "spec.containers[]."
         if trainer is not None and container.get("name") != trainer:
             findings.append(Finding(where))
             continue
@@ -112,7 +113,7 @@ def check_template(template: Object, trainer: str | None = None) -> list[Finding
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The options that change the manifest."""
+    """The options of `ddp run` that change the manifest."""
 
     nodes: int | None = None
     procs: int | None = None
@@ -128,14 +129,14 @@ class Unsuitable(ValueError):
 def adapt_resource(
     resource: Object, changes: Changes, rendezvous_port: int, recovery: Object | None = None
 ) -> dict[str, Any]:
-    """Return the resource as it will run here. ``resource`` has passed all checks and stays as it is.
+    """Return the resource as it will run on this machine. ``resource`` has passed all checks and is not changed.
 
-    ``recovery``: what the file itself says of it. Nothing is retried here unless the file asks for it.
+    ``recovery``: spec.recovery of the file. Without maxRestarts in the file, nothing is restarted.
     """
     adapted: dict[str, Any] = copy.deepcopy(dict(resource))
     spec = adapted["spec"]
-    spec.pop("profileRef", None)  # what it gives is in the spec by now
-    spec.pop("network", None)  # what its profile gives to pods is for nodes that have that network
+    spec.pop("profileRef", None)  # the spec already contains the profile's fields
+    spec.pop("network", None)  # a network profile is for the nodes of that network
     if changes.nodes is not None:
         spec["nodes"] = changes.nodes
     template = spec["template"]
@@ -158,19 +159,19 @@ def adapt_resource(
     if changes.max_restarts is not None:
         spec["recovery"]["maxRestarts"] = changes.max_restarts
     if spec.get("idle"):
-        spec["idle"] = {**spec["idle"], "action": "Report"}  # nothing here would resume a suspended run
-    for one in spec.get("inputs") or ():
-        if one.pop("nodeCache", None):
-            one["claimName"] = NODE_CACHE
+        spec["idle"] = {**spec["idle"], "action": "Report"}  # nobody would resume a suspended run
+    for fetched in spec.get("inputs") or ():
+        if fetched.pop("nodeCache", None):
+            fetched["claimName"] = NODE_CACHE
     # Several runs may share this machine and its ports.
     spec["rendezvous"] = {**spec.get("rendezvous", {}), "port": rendezvous_port}
     return adapted
 
 
 def use_own_credentials(resource: Object, others: Sequence[Object]) -> dict[str, Any]:
-    """Return the resource without references to Secrets that are not in the file: the user's own variables serve."""
+    """Return the resource without references to Secrets missing in the file: the user's environment replaces them."""
     adapted: dict[str, Any] = copy.deepcopy(dict(resource))
-    secrets = {one["metadata"]["name"] for one in others if one.get("kind") == "Secret"}
+    secrets = {item["metadata"]["name"] for item in others if item.get("kind") == "Secret"}
     spec = adapted["spec"]
     for part in (*(spec.get("inputs") or ()), spec.get("checkpoint") or {}):
         if (part.get("secretRef") or {}).get("name") not in secrets:
@@ -179,9 +180,9 @@ def use_own_credentials(resource: Object, others: Sequence[Object]) -> dict[str,
 
 
 def share_cpus(resource: Object, procs: int, cpus: int) -> dict[str, Any]:
-    """Give every worker its share of this machine's ``cpus`` as OMP_NUM_THREADS, where the manifest says none.
+    """Set OMP_NUM_THREADS to each worker's share of this machine's ``cpus``, unless the manifest sets it.
 
-    The limits of the manifest were made for other machines, and more threads than CPUs are many times slower.
+    The limits of the manifest are for other machines, and more threads than CPUs are many times slower.
     """
     adapted: dict[str, Any] = copy.deepcopy(dict(resource))
     trainer: dict[str, Any] = find_trainer(adapted["spec"]["template"])
@@ -201,28 +202,32 @@ def check_suitable(resource: Object, gpu_ids: Sequence[str] | None) -> list[Find
     """
     spec = resource["spec"]
     if spec.get("suspend"):
-        raise Unsuitable("spec.suspend: true, so nothing would run; set it to false or remove it")
+        raise Unsuitable("spec.suspend: a suspended job starts no pods; set it to false or remove it")
     template = spec["template"]
     findings = check_template(template, find_trainer(template)["name"])
-    refused = [f"spec.template.{f.path}: not supported on this machine: {f.refusal}" for f in findings if f.refusal]
+    refused = [
+        f"spec.template.{finding.path}: not supported on this machine: {finding.refusal}"
+        for finding in findings
+        if finding.refusal
+    ]
     if refused:
         raise Unsuitable("\n".join(refused))
-    wanted = count_pod_gpus(template["spec"])
-    nodes = JobSize(spec.get("nodes", 1), spec.get("spares") or 0).pods
-    if wanted and gpu_ids is not None and wanted * nodes > len(gpu_ids):
+    gpus = count_pod_gpus(template["spec"])
+    pods = JobSize(spec.get("nodes", 1), spec.get("spares") or 0).pods
+    if gpus and gpu_ids is not None and gpus * pods > len(gpu_ids):
         raise Unsuitable(
-            f"spec.template.spec.containers: needs {nodes * wanted} GPUs (pods: {nodes}, GPUs of each: {wanted}), but "
-            f"this machine has {len(gpu_ids)}; use --cpu, or fewer with --nodes and --procs"
+            f"spec.template.spec.containers: the job needs {pods * gpus} GPUs ({pods} pods x {gpus}), but this machine "
+            f"has {len(gpu_ids)}; use --cpu, or reduce --nodes or --procs"
         )
     return findings
 
 
 def check_code(resource: Object, others: Sequence[Object]) -> None:
-    """See that this machine has what spec.code names, if that is no claim. Raises: Unsuitable."""
+    """Check that the code of the job is a claim or in the file. Raises: Unsuitable."""
     code = resource["spec"].get("code") or {}
-    here = [item["metadata"]["name"] for item in others if item.get("kind") == "ConfigMap"]
-    for name, problem in (("image", "no image is pulled here"), ("configMapName", "is not in the file")):
-        if code.get(name) and code[name] not in here:
+    config_maps = [item["metadata"]["name"] for item in others if item.get("kind") == "ConfigMap"]
+    for name, problem in (("image", "no image is pulled on this machine"), ("configMapName", "not in the file")):
+        if code.get(name) and code[name] not in config_maps:
             raise Unsuitable(f"spec.code.{name}: {code[name]}: {problem}; name the folder with --workdir")
 
 
@@ -231,28 +236,30 @@ def check_ports(base: int, nodes: int) -> None:
     for index in range(nodes):
         port = base + index
         if port > 65535:
-            raise Unsuitable(f"--metrics-port: {nodes} pods need ports up to {base + nodes - 1}; the last is 65535")
+            raise Unsuitable(
+                f"--metrics-port: {nodes} pods need ports up to {base + nodes - 1}, beyond 65535; choose a lower base"
+            )
         try:
             socket.create_server(("127.0.0.1", port)).close()
         except OSError as error:
-            words = os.strerror(error.errno or 0)
+            cause = os.strerror(error.errno or 0)
             raise Unsuitable(
-                f"--metrics-port: pod {index} cannot listen on port {port} ({words}); choose another base, or leave "
+                f"--metrics-port: pod {index} cannot listen on port {port} ({cause}); choose another base, or leave "
                 "the option out to use free ports"
             ) from None
 
 
 def count_cpus() -> int:
-    """Return how many CPUs this process may use: its affinity, within the cgroup's quota."""
+    """Return how many CPUs this process may use, by its affinity and its cgroup's quota."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, int(min(cpus, read_cpu_quota() or cpus)))
 
 
 def hold_port(number: int = 0) -> socket.socket:
-    """Return a socket that holds a TCP port, any free one for 0. Raises: OSError.
+    """Return a socket that reserves a TCP port, any free one for 0. Raises: OSError.
 
-    As long as it is open and does not listen, Linux gives the port to none but who asks for this very one (with
-    SO_REUSEADDR, as servers do), and refuses connections while nobody listens there.
+    While it is open without listening, Linux assigns the port only to a process that requests this number with
+    SO_REUSEADDR, as servers do. Connections are refused until that process listens.
     """
     holder = socket.socket()
     try:
@@ -265,16 +272,16 @@ def hold_port(number: int = 0) -> socket.socket:
 
 
 def hold_free_port() -> int:
-    """Return a TCP port that is given to no other program as long as this process lives.
+    """Return a TCP port that no other program is assigned while this process lives.
 
-    Pod 0 listens there seconds later, and again in each attempt: any connection of this machine might have taken it.
+    Pod 0 listens there seconds later, and again in each attempt; meanwhile any outgoing connection might use the port.
     """
     holder = hold_port()
     port = int(holder.getsockname()[1])
     if sys.platform == "linux":
         atexit.register(holder.close)
     else:
-        holder.close()  # elsewhere it would keep pod 0 from it as well
+        holder.close()  # other systems would refuse the port to pod 0 as well
     return port
 
 

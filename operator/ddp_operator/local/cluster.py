@@ -1,4 +1,4 @@
-"""The cluster on this machine: objects in memory, a Job controller, a collector of orphans, pods that are processes."""
+"""The cluster on this machine: objects in memory, a Job controller, a garbage collector, and pods as processes."""
 
 import asyncio
 import os
@@ -35,15 +35,15 @@ _SCRAPE_SECONDS: Final = 2.0
 # Kubernetes' own alphabet for generated names: no vowels and no look-alikes.
 _ALPHABET: Final = "bcdfghjklmnpqrstvwxz2456789"
 BACKOFF: Final = 10.0
-"""Seconds that Kubernetes' Job controller waits after a pod's failure: what is decided here must be decided there."""
-_LAST_WORDS: Final = timedelta(seconds=5)
+"""Seconds that Kubernetes' Job controller waits after a pod's failure; decisions must be the same here."""
+_DEPARTED_TIME: Final = timedelta(seconds=5)
 
 
 class LocalCluster:
-    """Fulfils ``cluster.Cluster`` on this machine.
+    """Implements ``cluster.Cluster`` on this machine.
 
-    ``folder`` is the run's folder (logs, pods' files); ``claims`` holds the folders of persistent volume claims.
-    ``on_change`` is called, from the event loop, whenever an object changes; ``on_event`` with every emitted Event.
+    ``folder`` is the run's folder (logs, pods' files); ``claims`` contains the folders of persistent volume claims.
+    The event loop calls ``on_change`` whenever an object changes, and ``on_event`` with every emitted Event.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class LocalCluster:
         self._departed: dict[str, tuple[datetime | None, Object]] = {}
 
     def add(self, item: Object) -> Object:
-        """Store an object of the user's: the custom resource, or what came with it. Raises: AlreadyExists."""
+        """Store an object of the user: the custom resource, or another object of its file. Raises: AlreadyExists."""
         return self.store.add(item)
 
     async def observe(self, key: Key) -> Snapshot | None:
@@ -102,7 +102,7 @@ class LocalCluster:
         )
 
     async def fetch(self, key: Key) -> Snapshot | None:
-        """Return the same: there is no cache."""
+        """Return the same as ``observe``: there is no cache."""
         return await self.observe(key)
 
     async def create(self, manifest: Object, *, dry_run: bool = False) -> Object:
@@ -114,12 +114,12 @@ class LocalCluster:
             raise AlreadyExists(existing=existing)
         if dry_run:
             return manifest
-        made = self.store.add(manifest)
+        stored = self.store.add(manifest)
         self._settle()
-        return made
+        return stored
 
     async def add_owners(self, item: Object, references: Sequence[Object]) -> Object | None:
-        """Add to the object's owners those that are not among them."""
+        """Add the missing references to the object's owners."""
         current = self.store.get(*place_of(item))
         if current is None or current["metadata"]["uid"] != item["metadata"]["uid"]:
             return None
@@ -137,15 +137,17 @@ class LocalCluster:
         if job is not None:
             if seen is not None:
                 _expect(job, seen["metadata"]["resourceVersion"])
-            given = patch.get("metadata", {})
-            meta = {part: (job["metadata"].get(part) or {}) | given.get(part, {}) for part in ("labels", "annotations")}
+            changed = patch.get("metadata", {})
+            meta = {
+                part: (job["metadata"].get(part) or {}) | changed.get(part, {}) for part in ("labels", "annotations")
+            }
             self.store.change(job, meta=meta, spec={**job["spec"], **patch.get("spec", {})})
             self._settle()
 
     async def delete(
         self, kind: ChildKind, namespace: str, name: str, *, uid: str, resource_version: str | None = None
     ) -> None:
-        """Delete a child and what it owns; pods get their grace time. Raises: Conflict."""
+        """Delete a child and its dependents; pods get their grace period. Raises: Conflict."""
         item = self.store.get(kind, namespace, name)
         if item is not None and item["metadata"]["uid"] == uid:
             _expect(item, resource_version)
@@ -153,32 +155,32 @@ class LocalCluster:
             self._settle()
 
     async def resources_on_claim(self, namespace: str, claim: str) -> Iterable[Object]:
-        """Return what the store has; other runs on this machine have stores of their own."""
-        found = self.store.list(constants.KIND, namespace=namespace)
-        return [item for item in found if claim_of(item) == claim]
+        """Return the resources of this run; other runs on this machine have their own stores."""
+        resources = self.store.list(constants.KIND, namespace=namespace)
+        return [item for item in resources if claim_of(item) == claim]
 
     async def discard(self, manifest: Object) -> None:
-        """Delete the object of that name if its owner is the same."""
+        """Delete the stored object of the manifest's name if its owner is the same."""
         item = self.store.get(*place_of(manifest))
         if item is not None and controller_of(item).get("uid") == controller_of(manifest).get("uid"):
             self.store.delete(item)
             self._settle()
 
     async def profile(self, kind: str, namespace: str, name: str) -> Object | None:
-        """Return a profile that has been stored; `ddp run` stores none, but makes a whole of job and profile."""
+        """Return a stored profile; `ddp run` stores none, because it merges the profile into the job."""
         return self.store.get(kind, namespace if kind == constants.PROFILE_KIND else "default", name)
 
     async def resource_claim(self, kind: str, namespace: str, name: str) -> Object | None:
-        """Return a claim that has been stored; `ddp run` stores none, but refuses jobs that name one."""
+        """Return a stored claim; `ddp run` stores none, because it refuses jobs with resource claims."""
         return self.store.get(kind, namespace, name)
 
     async def node(self, name: str) -> Object | None:
-        """Return this machine: the one node, which is there and ready as long as anybody can ask."""
+        """Return the only node, this machine, which is always ready."""
         ready = {"type": "Ready", "status": "True"}
         return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": {"conditions": [ready]}}
 
     async def fail_pod(self, pod: Object, reason: str, message: str) -> None:
-        """Kill the pod at once. The reconcile never asks for it here, where no node is lost without the operator."""
+        """Kill the pod at once. The reconcile never calls this here, because no node can be lost."""
         metadata = pod["metadata"]
         current = self.store.get("Pod", metadata["namespace"], metadata["name"])
         if current is None or current["metadata"]["uid"] != metadata["uid"]:
@@ -195,7 +197,7 @@ class LocalCluster:
         self.store.change(item, spec={**item["spec"], "suspend": True})
 
     async def delete_resource(self, key: Key, *, uid: str, resource_version: str | None = None) -> None:
-        """Delete the custom resource and with it everything that it owns. Raises: Conflict."""
+        """Delete the custom resource and its dependents. Raises: Conflict."""
         item = self.store.get(constants.KIND, key.namespace, key.name)
         if item is not None and item["metadata"]["uid"] == uid:
             _expect(item, resource_version)
@@ -209,16 +211,16 @@ class LocalCluster:
     def _seen(self, key: Key, resource_version: str) -> Object:
         item = self.store.get(constants.KIND, key.namespace, key.name)
         if item is None:
-            raise Conflict(f"{key} is gone")
+            raise Conflict(f"{key} was deleted")
         _expect(item, resource_version)
         return item
 
     async def restore_labels(self, owner: str, namespace: str, name: str, labels: Mapping[str, str]) -> bool:
-        """Do nothing: nobody else writes here."""
+        """Do nothing: no other client writes to this store."""
         return False
 
     async def events_of(self, item: Object) -> tuple[Object, ...]:
-        """Return nothing: what goes wrong here is in the status of the pod at once."""
+        """Return no Events: the pod's status contains every problem."""
         return ()
 
     async def workloads_of(self, job: Object) -> tuple[Object, ...]:
@@ -230,73 +232,75 @@ class LocalCluster:
         return None
 
     async def emit(self, resource: Object, event: Event) -> None:
-        """Hand the Event to whoever listens."""
+        """Call ``on_event``."""
         self.on_event(resource, event)
 
     async def scrape(self, pod: Object, port: int, take: Callable[[bytes], None]) -> bool:
-        """Read the pod's metrics page; ``port`` is the one inside the pod, the kubelet knows the one out here."""
-        here = self.kubelet.port_of(pod)
-        if here is None:
+        """Read the pod's metrics page; the kubelet maps ``port`` inside the pod to one of this machine."""
+        local_port = self.kubelet.port_of(pod)
+        if local_port is None:
             return False
         try:
-            page = await asyncio.to_thread(fetch_page, here, timeout=_SCRAPE_SECONDS)
+            page = await asyncio.to_thread(fetch_page, local_port, timeout=_SCRAPE_SECONDS)
         except (OSError, ValueError):
             return False
         take(page.encode("utf-8", "replace"))
         return True
 
     def stop(self) -> None:
-        """Delete every Job: pods get SIGTERM and their grace time."""
+        """Delete every Job: pods get SIGTERM and their grace period."""
         for job in self.store.list("Job"):
             self.store.delete(job)
         self._settle()
 
     async def close(self) -> None:
-        """End: nothing of this cluster runs afterwards."""
+        """Delete every Job and kill all remaining processes."""
         self.on_change = lambda: None
         for job in self.store.list("Job"):
             self.store.delete(job)
         await self.kubelet.close()
 
     def _admit(self, job: Object) -> None:
-        """Refuse what no process on this machine can be. Raises: Refused."""
+        """Refuse a Job whose pods cannot run on this machine. Raises: Refused."""
         template = job["spec"]["template"]
         trainer = find_trainer(template)["name"]
-        reasons = [f"{f.path}: {f.refusal}" for f in adapt.check_template(template, trainer) if f.refusal]
+        findings = adapt.check_template(template, trainer)
+        reasons = [f"{finding.path}: {finding.refusal}" for finding in findings if finding.refusal]
         namespace = job["metadata"].get("namespace") or "default"
         try:
             pod = build_pod({**job, "metadata": {"uid": "", **job["metadata"]}}, 0, suffix="admit")
             pod["metadata"]["uid"] = ""
-            build_environment(pod, find_trainer(pod), lambda k, n: self.store.get(k, namespace, n))
+            build_environment(pod, find_trainer(pod), lambda kind, name: self.store.get(kind, namespace, name))
         except MissingReference as error:
             reasons.append(str(error))
         if reasons:
             raise Refused("; ".join(reasons), reason="Invalid")
 
     def _gpu_pool(self) -> machine.GpuPool:
-        """Return the GPUs, asking the driver only once somebody wants one."""
+        """Return the GPUs; the driver is queried on the first request."""
         if self._pool is None:
             self._pool = machine.GpuPool(machine.find_gpus(self._environ))
         return self._pool
 
     def _recently_departed(self, key: Key) -> tuple[Object, ...]:
-        """Return pods that ended and were deleted a moment ago, as they were at their end.
+        """Return the final state of pods that ended and were deleted within the last seconds.
 
-        Here a deleted pod is gone in the same instant in which its process ends, while a kubelet and a Job controller
-        take a second over it: without this the reconcile would never hear the last words of the pod to blame.
+        A deleted pod disappears when its process ends, while a kubelet and a Job controller take about a second. The
+        reconcile needs the termination message of such a pod to find the root cause.
         """
-        now, found = self._clock(), []
+        now = self._clock()
+        departed = []
         for uid, (first_seen, pod) in list(self._departed.items()):
             labels = pod["metadata"].get("labels") or {}
             if (pod["metadata"]["namespace"], labels.get(constants.LABEL_JOB_NAME)) != (key.namespace, key.name):
                 continue
-            # Its time begins with the first look: between its end and that this process may have got no CPU.
-            if first_seen is not None and now - first_seen >= _LAST_WORDS:
+            # The time counts from the first observation: this process may have had no CPU since the pod's end.
+            if first_seen is not None and now - first_seen >= _DEPARTED_TIME:
                 del self._departed[uid]
                 continue
             self._departed[uid] = (first_seen or now, pod)
-            found.append(pod)
-        return tuple(found)
+            departed.append(pod)
+        return tuple(departed)
 
     def _changed(self, item: Object, gone: bool) -> None:
         if gone and item["kind"] == "Pod" and (item.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
@@ -305,7 +309,7 @@ class LocalCluster:
         self.on_change()
 
     def _settle(self) -> None:
-        """Let controllers and the kubelet act until nothing is left to do. All of it happens at once, in this call."""
+        """Run the controllers and the kubelet until nothing changes."""
         if self._settling:
             return
         self._settling = True
@@ -322,14 +326,14 @@ class LocalCluster:
 
     def _control(self, job: Object) -> None:
         """Apply the Job controller's decision."""
-        mine = self.store.list("Pod", job["metadata"]["namespace"])
-        decision: JobDecision = decide_job(job, mine, self._clock(), backoff=self._backoff)
+        namespace_pods = self.store.list("Pod", job["metadata"]["namespace"])
+        decision: JobDecision = decide_job(job, namespace_pods, self._clock(), backoff=self._backoff)
         if decision.retry_after is not None:
             asyncio.get_running_loop().call_later(decision.retry_after, self._settle)
         if not decision.changes(job):
             return
         self.store.change(job, status=decision.status)
-        by_name = {pod["metadata"]["name"]: pod for pod in mine}
+        by_name = {pod["metadata"]["name"]: pod for pod in namespace_pods}
         for name in decision.release:
             self._release(by_name[name])
         for name in decision.delete:
@@ -338,8 +342,9 @@ class LocalCluster:
             self.store.add(build_pod(job, index, suffix="".join(random.choices(_ALPHABET, k=5))))
 
     def _run_pod(self, pod: Object) -> None:
-        """Do what the pod's state asks of the kubelet and of the collector of orphans."""
-        metadata, phase = pod["metadata"], pod["status"].get("phase")
+        """Start, stop or release a pod, as the kubelet and the garbage collector would."""
+        metadata = pod["metadata"]
+        phase = pod["status"].get("phase")
         jobs = self.store.list("Job", metadata["namespace"])
         owned = any(is_controlled_by(pod, job["metadata"]["uid"]) for job in jobs)
         if not owned and constants.JOB_TRACKING_FINALIZER in (metadata.get("finalizers") or ()):
@@ -353,14 +358,16 @@ class LocalCluster:
             self.kubelet.start(pod)
 
     def _has_launcher(self, pod: Object) -> bool:
-        """Tell whether the launcher that a pod mounts is there: the first Job is made ahead of it."""
-        volumes = [one for one in pod["spec"].get("volumes") or () if one["name"] == constants.LAUNCHER_VOLUME]
-        names = [one["configMap"]["name"] for one in volumes if "configMap" in one]
+        """Return whether the launcher's ConfigMap exists: the first Job is created before it."""
+        volumes = pod["spec"].get("volumes") or ()
+        launchers = [volume for volume in volumes if volume["name"] == constants.LAUNCHER_VOLUME]
+        names = [volume["configMap"]["name"] for volume in launchers if "configMap" in volume]
         return all(self.store.get("ConfigMap", pod["metadata"]["namespace"], name) for name in names)
 
     def _release(self, pod: Object) -> None:
-        left = [name for name in pod["metadata"].get("finalizers") or () if name != constants.JOB_TRACKING_FINALIZER]
-        self.store.change(pod, meta={"finalizers": left})
+        finalizers = pod["metadata"].get("finalizers") or ()
+        remaining = [name for name in finalizers if name != constants.JOB_TRACKING_FINALIZER]
+        self.store.change(pod, meta={"finalizers": remaining})
 
 
 def _expect(item: Object, version: str | None) -> None:

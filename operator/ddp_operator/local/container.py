@@ -1,10 +1,10 @@
-"""A container's environment, command and volumes as the kubelet makes them, with folders of this machine for volumes.
+"""Build a container's environment, command and volumes as a kubelet does, with folders of this machine as volumes.
 
-Kubernetes expands ``$(NAME)`` itself, without a shell: in a variable's value from the variables before it, in command
-and args from all of them. A name that is not set stays as it is written, and ``$$(NAME)`` is a literal ``$(NAME)``.
+Kubernetes expands ``$(NAME)`` without a shell: in a variable's value from the variables before it, in command and args
+from all variables. An unset name stays unchanged, and ``$$(NAME)`` is a literal ``$(NAME)``.
 
-Without privileges nothing can be mounted, so ``/ckpt/last.pt`` in an argument becomes the path of the same file in the
-volume's folder. A path that is only written inside the training script is out of reach; docs/local.md says so.
+Mounts need privileges. Instead, ``/ckpt/last.pt`` in an argument is replaced by the path of that file in the volume's
+folder. A path inside the training script cannot be replaced (docs/local.md).
 """
 
 import base64
@@ -27,7 +27,7 @@ _VALID_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 
 
 class MissingReference(Exception):
-    """The container refers to something that is not there; the message is for the user."""
+    """The container refers to an object that does not exist; the message is for the user."""
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
@@ -36,31 +36,28 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def build_environment(pod: Object, container: Object, lookup: Lookup) -> dict[str, str]:
-    """Return the variables that the pod gives to this container.
-
-    Raises: MissingReference.
-    """
-    found: dict[str, str] = {}
+    """Return the container's environment variables. Raises: MissingReference."""
+    variables: dict[str, str] = {}
     for source in container.get("envFrom") or ():
         prefix = source.get("prefix", "")
         for kind, member in (("ConfigMap", "configMapRef"), ("Secret", "secretRef")):
             if reference := source.get(member):
                 data = read_reference(kind, reference, lookup) or {}
-                found |= {prefix + key: _text(value) for key, value in data.items() if _VALID_NAME.fullmatch(key)}
+                variables |= {prefix + key: _text(value) for key, value in data.items() if _VALID_NAME.fullmatch(key)}
     for variable in container.get("env") or ():
         name = variable["name"]
         origin = variable.get("valueFrom")
         if not origin:
-            found[name] = expand(str(variable.get("value") or ""), found)
+            variables[name] = expand(str(variable.get("value") or ""), variables)
             continue
         value = _value_from(pod, name, origin, lookup)
         if value is not None:
-            found[name] = value
-    return found
+            variables[name] = value
+    return variables
 
 
 def read_data(item: Object) -> dict[str, bytes]:
-    """Return the files that a ConfigMap or Secret holds."""
+    """Return the files of a ConfigMap or Secret. Raises: MissingReference."""
     data: dict[str, bytes] = {}
     secret = item.get("kind") == "Secret"
     for member in ("data", "binaryData"):
@@ -76,7 +73,7 @@ def read_data(item: Object) -> dict[str, bytes]:
 
 
 def read_reference(kind: str, reference: Object, lookup: Lookup, *, name: str = "name") -> dict[str, bytes] | None:
-    """Return the files of the ConfigMap or Secret that a reference names, or None where it is optional and not there.
+    """Return the files of the ConfigMap or Secret of a reference; None: it is optional and does not exist.
 
     Raises: MissingReference.
     """
@@ -100,8 +97,11 @@ def _value_from(pod: Object, name: str, origin: Object, lookup: Lookup) -> str |
                 return _text(data[reference["key"]])
             if reference.get("optional"):
                 return None
-            raise MissingReference(f'{kind} "{reference["name"]}" has no key "{reference["key"]}" (variable {name})')
-    raise MissingReference(f"variable {name}: valueFrom.{next(iter(origin), '')} is not supported on this machine")
+            raise MissingReference(
+                f'variable {name}: {kind} "{reference["name"]}" has no key "{reference["key"]}"; add it'
+            )
+    source = next(iter(origin), "")
+    raise MissingReference(f"variable {name}: valueFrom.{source} is not supported on this machine; write the value")
 
 
 def _field(pod: Object, name: str, path: str) -> str:
@@ -126,12 +126,13 @@ def _text(value: bytes) -> str:
 
 
 SHARED_MEMORY = "/dev/shm"
-# What may stand before and after a path in a longer word: `--dir=/ckpt/x`, `a:/ckpt`, but not `/ckpt2` or `my/ckpt`.
-_BEFORE, _AFTER = r"(?<![\w./~-])", r"(?![\w.~-])"
+# The characters around a path in a longer word: `--dir=/ckpt/x`, `a:/ckpt`, but not `/ckpt2` or `my/ckpt`.
+_BEFORE = r"(?<![\w./~-])"
+_AFTER = r"(?![\w.~-])"
 
 
 def rewrite_paths(text: str, places: Mapping[str, Path]) -> str:
-    """Replace every path of a container by its place on this machine; the longest mount path wins."""
+    """Replace every path of a container by its folder on this machine; the longest mount path takes precedence."""
     if not places or "/" not in text:
         return text
     longest_first = sorted(places, key=len, reverse=True)
@@ -140,36 +141,38 @@ def rewrite_paths(text: str, places: Mapping[str, Path]) -> str:
 
 
 def prepare_volumes(pod: Object, container: Object, folder: Path, claims: Path, lookup: Lookup) -> dict[str, Path]:
-    """Make the folders of all volumes that the container mounts and return what its paths become.
+    """Create the folders of all volumes that the container mounts. Returns them by mount path.
 
-    ``folder`` holds those of the pod, ``claims`` claims, which outlive the run. Raises: MissingReference, OSError.
+    ``folder`` contains the pod's volumes, ``claims`` the claims, which outlive the run. Raises: MissingReference,
+    OSError.
     """
     volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes") or ()}
-    made: dict[str, Path | None] = {}
+    folders: dict[str, Path | None] = {}
     places: dict[str, Path] = {}
     for mount in container.get("volumeMounts") or ():
-        name, inside = mount["name"], mount["mountPath"].rstrip("/") or "/"
-        if inside == SHARED_MEMORY:
+        name = mount["name"]
+        mount_path = mount["mountPath"].rstrip("/") or "/"
+        if mount_path == SHARED_MEMORY:
             continue
         if name not in volumes:
-            raise MissingReference(f'volumeMounts: there is no volume "{name}"; add it to volumes')
-        if inside == "/":
+            raise MissingReference(f'volumeMounts: volume "{name}" does not exist; add it to volumes')
+        if mount_path == "/":
             raise MissingReference("volumeMounts: a volume at / is not supported on this machine; mount it below /")
-        if name not in made:
-            made[name] = _prepare(volumes[name], folder, claims, lookup)
-        source = made[name]
+        if name not in folders:
+            folders[name] = _prepare(volumes[name], folder, claims, lookup)
+        source = folders[name]
         if source is None:
             continue
         if sub_path := mount.get("subPath"):
             source = _below(source, sub_path)
             if not source.exists() and "configMap" not in volumes[name]:
                 source.mkdir(parents=True)
-        places[inside] = source
+        places[mount_path] = source
     return places
 
 
 def _prepare(volume: Object, pod: Path, claims: Path, lookup: Lookup) -> Path | None:
-    """Make one volume's folder; None where it is optional and not there."""
+    """Create one volume's folder; None: the volume is optional and its source does not exist."""
     if host := volume.get("hostPath"):
         return _host_path(host)
     if claim := volume.get("persistentVolumeClaim"):
@@ -189,9 +192,10 @@ def _prepare(volume: Object, pod: Path, claims: Path, lookup: Lookup) -> Path | 
 
 def _write_files(folder: Path, data: Mapping[str, bytes], items: Sequence[Object] | None, mode: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for key, path in [(i["key"], i["path"]) for i in items] if items is not None else [(k, k) for k in data]:
+    paths = {item["key"]: item["path"] for item in items} if items is not None else {key: key for key in data}
+    for key, path in paths.items():
         if key not in data:
-            raise MissingReference(f'volume {folder.name}: no key "{key}" to project')
+            raise MissingReference(f'volume {folder.name}: the source has no key "{key}"; add it, or remove the item')
         target = _below(folder, path)
         target.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
@@ -200,7 +204,8 @@ def _write_files(folder: Path, data: Mapping[str, bytes], items: Sequence[Object
 
 
 def _host_path(host: Object) -> Path:
-    path, kind = Path(host["path"]), host.get("type") or ""
+    path = Path(host["path"])
+    kind = host.get("type") or ""
     if kind == "DirectoryOrCreate":
         path.mkdir(parents=True, exist_ok=True)
     elif kind == "FileOrCreate":
@@ -211,7 +216,7 @@ def _host_path(host: Object) -> Path:
 
 
 def _below(folder: Path, part: str) -> Path:
-    """Join, and refuse what would leave the folder."""
+    """Return a path below a folder. Raises: MissingReference, if it leaves the folder."""
     joined = Path(os.path.normpath(folder / part))
     if os.path.isabs(part) or folder not in joined.parents:
         raise MissingReference(f'the path "{part}" leaves its volume; remove the ".." or the leading "/"')
@@ -219,18 +224,17 @@ def _below(folder: Path, part: str) -> Path:
 
 
 class ClaimInUse(Exception):
-    """Another `ddp run` writes to the claim. The text names it, if known."""
+    """Another `ddp run` writes to the claim. The text names that process, if known."""
 
 
 class ClaimLock:
-    """The exclusive use of a claim until the process ends, however it ends: two runs would overwrite each other's
-    checkpoints."""
+    """The exclusive use of a claim until this process ends: two runs would overwrite each other's checkpoints."""
 
     def __init__(self, claims: Path, claim: str) -> None:
         """Take the lock. Raises: ClaimInUse, OSError."""
         claims.mkdir(parents=True, exist_ok=True)
         self._folder = claims / claim
-        # Beside the claim's folder, which belongs to the training script. No claim's name begins with a dot.
+        # Beside the claim's folder, which belongs to the training script. No claim's name starts with a dot.
         self._descriptor = os.open(claims / f".{claim}.lock", os.O_RDWR | os.O_CREAT, 0o666)
         self.release = weakref.finalize(self, os.close, self._descriptor)
         try:
@@ -243,7 +247,7 @@ class ClaimLock:
             pass  # a file system without locks
 
     def tracking_run(self, job: str) -> str:
-        """Return the identity under which trackers know what a job has saved here, a new one where it has nothing.
+        """Return the tracker's run id for the checkpoints of a job on this claim; a new id if the claim is empty.
 
         Raises: OSError.
         """
@@ -253,7 +257,7 @@ class ClaimLock:
         return note.read_text(encoding="utf-8")
 
     def sign(self, holder: str) -> None:
-        """Write who holds it, for the message to others."""
+        """Write the holder's description, for the message of a run that finds the claim in use."""
         with suppress(OSError):  # a full disk
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, holder.encode(), 0)

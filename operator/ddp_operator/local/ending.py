@@ -1,6 +1,6 @@
-"""How a run ends: its summary, and the record of one whose `ddp run` was killed and could not close it itself.
+"""Write the summary of a run, and close the record of a run whose `ddp run` was killed.
 
-`ddp report` of that run does, or the next `ddp run` with the same `--runs-dir`. Until then the first line of its
+`ddp report` of that run closes it, or the next `ddp run` with the same `--runs-dir`. Until then, the first line of its
 status.yaml names the process that wrote it.
 """
 
@@ -35,12 +35,16 @@ def describe_run(name: str, status: Status, folder: RunFolder, *, seconds: float
     restarts = count(status.restarts.all, "restart") if status.restarts.all else "no restarts"
     lines = [f"{name}: {outcome} after {format_duration(seconds)} ({count(status.attempt, 'attempt')}, {restarts})"]
     lines += _results(status, folder)
-    lines += [f"  warning:    {c.message}" for c in status.conditions if (c.type, c.status) == ("Distributed", "False")]
+    lines += [
+        f"  warning:    {condition.message}"
+        for condition in status.conditions
+        if (condition.type, condition.status) == ("Distributed", "False")
+    ]
     if status.phase != "Succeeded":
         lines += _explain(status, folder)
     lines.append(f"  run folder: {_relative(folder.path)}")
-    kept = ["status.yaml", "metrics.csv", "logs/", "events.log", "errors.log"]
-    lines.append(f"  in it:      {', '.join(name for name in kept if (folder.path / name).exists())}")
+    names = ["status.yaml", "metrics.csv", "logs/", "events.log", "errors.log"]
+    lines.append(f"  files:      {', '.join(name for name in names if (folder.path / name).exists())}")
     if folder.report.exists():
         lines.append(f"  report:     {_relative(folder.report)} (open it in a browser)")
     return "\n".join(lines)
@@ -48,22 +52,27 @@ def describe_run(name: str, status: Status, folder: RunFolder, *, seconds: float
 
 def _results(status: Status, folder: RunFolder) -> list[str]:
     lines = []
-    p = status.progress
-    if p is not None:
+    progress = status.progress
+    if progress is not None:
+        epochs = f" of {progress.epochs}" if progress.epochs else ""
         parts = [
-            (p.val_accuracy, f"validation accuracy {p.val_accuracy}"),
-            (p.loss, f"loss {p.loss}"),
-            (p.epoch, f"epoch {p.epoch}" + (f" of {p.epochs}" if p.epochs else "")),
-            (p.step, f"step {p.step}"),
+            (progress.val_accuracy, f"validation accuracy {progress.val_accuracy}"),
+            (progress.loss, f"loss {progress.loss}"),
+            (progress.epoch, f"epoch {progress.epoch}{epochs}"),
+            (progress.step, f"step {progress.step}"),
         ]
-        lines.append("  " + ", ".join(text for known, text in parts if known is not None))
+        lines.append("  " + ", ".join(text for value, text in parts if value is not None))
     rows = read_rows(folder.metrics) if folder.metrics.exists() else []
     column, unit = choose_rate(rows)
     rates = [row[column] for row in rows if row.get(column, 0.0) > 0]
     if rates:
-        mean, best = (f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}" for rate in (sum(rates) / len(rates), max(rates)))
-        lines.append(f"  throughput: {mean} {unit} on average, {best} at best")
+        mean = _format_rate(sum(rates) / len(rates))
+        lines.append(f"  throughput: {mean} {unit} mean, {_format_rate(max(rates))} maximum")
     return lines
+
+
+def _format_rate(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
 def _explain(status: Status, folder: RunFolder) -> list[str]:
@@ -73,10 +82,10 @@ def _explain(status: Status, folder: RunFolder) -> list[str]:
         if (condition.type, condition.status) in (("Failed", "True"), ("Accepted", "False")):
             text = describe_end(condition, failure) if condition.type == "Failed" else condition.message
             lines += [f"  {condition.reason}: {text}"] if text else []
-    return lines + _describe(failure, folder) if failure is not None else lines
+    return lines + _describe_failure(failure, folder) if failure is not None else lines
 
 
-def _describe(failure: LastFailure, folder: RunFolder) -> list[str]:
+def _describe_failure(failure: LastFailure, folder: RunFolder) -> list[str]:
     message = describe_detail(failure).replace("\n", "\n              ")
     lines = [
         f"  cause:      {failure.category}: {message}",
@@ -84,7 +93,7 @@ def _describe(failure: LastFailure, folder: RunFolder) -> list[str]:
     ]
     if failure.traceback:
         tail = failure.traceback.rstrip().splitlines()[-_TRACEBACK_LINES:]
-        # Of a rank that left no exception, the launcher has its last lines instead.
+        # For a rank without an exception, the launcher reports its last lines instead.
         head = "traceback" if any('  File "' in line for line in tail) else "last lines"
         lines += [f"  {head}:", *(f"    {line}" for line in tail)]
     if failure.hint:
@@ -96,16 +105,15 @@ def _describe(failure: LastFailure, folder: RunFolder) -> list[str]:
 
 
 def _relative(path: Path) -> str:
-    """Return a path as short as a reader can use it."""
+    """Return a path relative to the current folder if it is below it."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
 
 
 def close_record(folder: RunFolder) -> bool:
-    """Mark a run whose `ddp run` is gone as interrupted; return whether this call did. Raises: OSError.
+    """Mark a run whose `ddp run` was killed as interrupted; return whether this call did. Raises: OSError.
 
-    It does nothing while the writer lives (which holds the folder's lock), and on another host than the writer's, where
-    that cannot be known.
+    It does nothing while the writer lives and holds the folder's lock, or on another host, where that is unknown.
     """
     if folder.in_use or not folder.was_written_here:
         return False
@@ -115,14 +123,14 @@ def close_record(folder: RunFolder) -> bool:
         resource = yaml.safe_load(folder.status.read_text(encoding="utf-8"))
         closed = interrupt(resource, folder.command_line, ended)
     except (yaml.YAMLError, InvalidManifest, AttributeError, TypeError):
-        return False  # not written by `ddp run`
+        return False  # `ddp run` did not write it
     if closed is None or not folder.write_status(closed):
         return False
     os.utime(folder.status, ns=(written.st_atime_ns, written.st_mtime_ns))  # keep the order of runs by time
-    folder.clear()  # before the summary, whose presence means that nothing is left to clear
+    folder.clear()  # before the summary: its existence means that the folder is cleared
     status = msgspec.convert(closed["status"], Status)
-    began = status.start_time or ended
-    name, seconds = closed["metadata"]["name"], (ended - began).total_seconds()
+    name = closed["metadata"]["name"]
+    seconds = (ended - (status.start_time or ended)).total_seconds()
     folder.write(folder.summary, describe_run(name, status, folder, seconds=seconds, interrupted=True) + "\n")
     return True
 
@@ -130,9 +138,9 @@ def close_record(folder: RunFolder) -> bool:
 def interrupt(
     resource: Mapping[str, Any], command: str, now: datetime, *, number: int | None = None
 ) -> dict[str, Any] | None:
-    """Return the resource with the status of an interrupted job; None if the job had ended.
+    """Return the resource with the status of an interrupted job; None: the job had ended.
 
-    ``number``: of the signal that stopped `ddp run`; None: `ddp run` was killed. Raises: InvalidManifest.
+    ``number``: the signal that stopped `ddp run`; None: `ddp run` was killed. Raises: InvalidManifest.
     """
     job = parse_resource(resource)
     if job.status.phase in ENDED_PHASES:
@@ -145,19 +153,20 @@ def interrupt(
 def explain_interruption(
     resource: Mapping[str, Any], status: Status, command: str, *, number: int | None = None
 ) -> str:
-    """Return that the run was interrupted, and how to resume it. ``number``: as of ``interrupt``."""
+    """Return that the run was interrupted, and how to resume it. ``number``: as in ``interrupt``."""
     failed = status.condition(conditions.FAILED)
     if failed is not None and failed.reason == conditions.INTERRUPTED:
         return failed.message
-    words = f"`ddp run` ended before the job did; its last status is {status.phase}. "
-    if number is not None:
+    if number is None:
+        event = f"`ddp run` was killed while the job was {status.phase}."
+    else:
         name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-        words = f"stopped by {name} while the job was {status.phase}. "
+        event = f"stopped by {name} while the job was {status.phase}."
     claim = claim_of(resource)
-    # Where the script itself saves, only the script knows.
-    how = "The job keeps no checkpoints on a claim or at a URL: resume from what the script saved, or start again,"
     if claim and status.checkpoint is not None:
-        how = f"Resume from the checkpoint of step {status.checkpoint.step} on {name_claim(claim)}"
+        remedy = f"Resume from the checkpoint of step {status.checkpoint.step} on {name_claim(claim)} with:"
     elif claim:
-        how = f"No checkpoint was reported: resume from what {name_claim(claim)} holds, if anything, or start again,"
-    return f"{words}{how} with: {command or 'ddp run FILE'}"
+        remedy = f"No checkpoint was reported. The job resumes from {name_claim(claim)} if it has one. Start it with:"
+    else:
+        remedy = "spec.checkpoint is not set, so only the script knows whether it saved a checkpoint. Start it with:"
+    return f"{event} {remedy} {command or 'ddp run FILE'}"

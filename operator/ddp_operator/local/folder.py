@@ -1,4 +1,4 @@
-"""The run folder: everything that one `ddp run` leaves behind, and the only module that knows its layout."""
+"""The run folder: all files of one `ddp run`. Only this module knows its layout."""
 
 import csv
 import errno
@@ -35,32 +35,32 @@ COLUMNS: Final = {
     "validation_loss": constants.METRIC_VAL_LOSS,
     "progress": constants.METRIC_PROGRESS,
     "checkpoint_step": constants.METRIC_CHECKPOINT_STEP,
-    # Counters of rank 0's process: they begin at 0 with each start of it.
+    # Counters of rank 0's process, which restart at 0 with the process.
     "steps": constants.METRIC_STEPS,
     "step_seconds": constants.METRIC_STEP_SECONDS,
     "data_seconds": constants.METRIC_DATA_SECONDS,
     "compute_seconds": constants.METRIC_COMPUTE_SECONDS,
 }
-"""Columns of metrics.csv and the metric that each holds; None: it comes from elsewhere, or is derived."""
+"""Columns of metrics.csv and the metric of each; None: the column is computed."""
 
 ENV_RUN_FOLDER: Final = "DDP_RUN_FOLDER_FD"
-"""Names the file descriptor on which `ddp run` tells who started it where its folder is."""
+"""The file descriptor to which `ddp run` writes the path of its folder, for the process that started it."""
 DELETED: Final = "deleted"
-"""Beside the fields of the spec in changes.json: the run shall stop, and remove its folder."""
+"""A key of changes.json beside fields of the spec: stop the run and remove its folder."""
 _WRITER: Final = """\
-# Written by `ddp run`, process {pid} on {host}, since {since}, and current only while that process runs.
-# To check: `ddp report`, which also updates this file. By hand: flock -n job.yaml true
-# succeeds in this folder once that process is gone.
+# Written by `ddp run`, process {pid} on {host}, since {since}. It is current only while that process runs.
+# `ddp report` checks that and updates this file. By hand: flock -n job.yaml true
+# succeeds in this folder after the process has ended.
 """
 
 
 class RunFolder:
     """Paths and writers of one run's folder.
 
-    A write that fails (a full disk) does not end the run: ``on_problem`` is called once, and later writes are tried.
+    A failed write (a full disk) does not end the run: ``on_problem`` is called once, and later writes are tried.
 
-    The writer holds a lock on job.yaml until its process ends, however that ends: without the lock, a status that says
-    Running is that of a killed run.
+    The writer holds a lock on job.yaml until its process ends. A status Running without the lock is that of a killed
+    run.
     """
 
     def __init__(self, path: Path) -> None:
@@ -83,16 +83,16 @@ class RunFolder:
 
     @classmethod
     def create(cls, runs: Path, name: str, now: datetime) -> Self:
-        """Make a new folder ``<name>-<date>-<time>``; a second run in the same second gets a number behind it.
+        """Create a folder ``<name>-<date>-<time>``, with a number for a second run in the same second.
 
-        Temporary files of killed runs beside it are removed. Raises: OSError.
+        Temporary files of other runs that were killed are removed. Raises: OSError.
         """
         stem = f"{name}-{now.astimezone():%Y%m%d-%H%M%S}"
         for number in range(1, 1000):
             path = runs / (stem if number == 1 else f"{stem}-{number}")
             try:
                 runs.mkdir(parents=True, exist_ok=True)
-                path.mkdir(mode=0o700)  # manifests hold Secrets, and so do logs and volumes
+                path.mkdir(mode=0o700)  # manifests, logs and volumes may contain Secrets
             except FileExistsError:
                 continue
             folder = cls(path)
@@ -103,15 +103,12 @@ class RunFolder:
             for former in runs.iterdir():
                 cls(former).clear()
             return folder
-        raise FileExistsError(f"{runs / stem}: a thousand runs in one second")
+        raise FileExistsError(f"{runs / stem}: 999 runs have started within one second")
 
     def write_manifest(
         self, text: str, children: Iterable[Mapping[str, Any]], resource: Mapping[str, Any], command: str
     ) -> None:
-        """Write the file as given, the objects made from it, and the command. The folder is in use from now on.
-
-        Raises: OSError.
-        """
+        """Write the job's file, the objects built from it, and the command, and lock the folder. Raises: OSError."""
         with self._whole_or_gone():
             _write_private(self.manifest, text)
             self._lock()
@@ -120,7 +117,7 @@ class RunFolder:
 
     @contextmanager
     def _whole_or_gone(self) -> Iterator[None]:
-        """Remove the folder if it cannot be completed: nothing has run in it."""
+        """Remove the folder if it cannot be completed, because nothing has run in it."""
         try:
             yield
         except OSError:
@@ -128,7 +125,7 @@ class RunFolder:
             raise
 
     def announce(self) -> None:
-        """Tell the folder's path to the process that started this one, where that asked for it."""
+        """Write the folder's path to the process that started this one, if ``ENV_RUN_FOLDER`` is set."""
         descriptor = os.environ.pop(ENV_RUN_FOLDER, None)
         if descriptor is not None:
             with suppress(OSError, ValueError), open(int(descriptor), "w", encoding="utf-8") as stream:
@@ -142,7 +139,7 @@ class RunFolder:
 
     @property
     def in_use(self) -> bool:
-        """Whether a `ddp run` still writes here, as far as the lock shows."""
+        """Whether a `ddp run` holds the folder's lock."""
         try:
             descriptor = os.open(self.manifest, os.O_RDONLY)
         except OSError as error:
@@ -157,7 +154,7 @@ class RunFolder:
 
     @property
     def was_written_here(self) -> bool:
-        """Whether status.yaml was written on this host: network disks do not always share locks."""
+        """Whether this host wrote status.yaml: network file systems do not always share locks."""
         try:
             with self.status.open(encoding="utf-8", errors="replace") as stream:
                 first = stream.readline()
@@ -172,46 +169,39 @@ class RunFolder:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Where and with what the run was made; empty in an older folder."""
-        try:
-            found = json.loads(self.environment.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
+        """The host, versions and commit of the run; empty in an older folder."""
+        return {str(name): str(value) for name, value in _read_object(self.environment).items()}
 
     def write_facts(self, facts: Mapping[str, str]) -> None:
         """Write environment.json."""
         self.write(self.environment, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
 
     def read_changes(self) -> dict[str, Any]:
-        """Return what the user wants of the run meanwhile: fields of the spec as they shall be."""
-        try:
-            found = json.loads(self.changes.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        """Return the changes that the user requested: fields of the spec with their new values."""
+        return _read_object(self.changes)
 
     def clear(self) -> None:
-        """Remove temporary files and pipes that a killed run has left: its own, and those of its pods' launchers."""
+        """Remove the temporary files and pipes of a killed run and of its pods' launchers."""
         # The summary is written last: with it the run has ended normally.
         if self.status.exists() and not self.summary.exists() and not self.in_use:
             runtime = "pods/*/runtime"
-            clear_half_written(self.path, "*.tmp", "metrics/*.tmp", f"{runtime}/**/*.tmp", f"{runtime}/output/*")
+            remove_temporary_files(self.path, "*.tmp", "metrics/*.tmp", f"{runtime}/**/*.tmp", f"{runtime}/output/*")
 
     def last_write(self) -> float:
-        """Return when the run last wrote here (Unix seconds): a page each second while pods run. Raises: OSError."""
+        """Return the time of the run's last write (Unix seconds); pages are written every second. Raises: OSError."""
         written = [self.status, self.metrics, self.events, *self.pages.glob("*"), *self.logs.glob("*")]
         return max(path.stat().st_mtime for path in written if path.exists())
 
     def write_status(self, resource: Mapping[str, Any]) -> bool:
-        """Write status.yaml, so that a reader sees the old one or the new one and never half of it.
+        """Replace status.yaml atomically; return whether it was written.
 
-        While the job runs, the first line names the writer, who may be killed. Returns whether it was written.
+        While the job runs, the first line names the writer.
         """
-        kept = {key: resource[key] for key in ("apiVersion", "kind", "metadata", "spec", "status") if key in resource}
+        keys = ("apiVersion", "kind", "metadata", "spec", "status")
+        content = {key: resource[key] for key in keys if key in resource}
         ended = (resource.get("status") or {}).get("phase") in ENDED_PHASES
         head = "" if ended else _WRITER.format(pid=os.getpid(), host=socket.gethostname(), since=self._since)
-        return self.write(self.status, head + _dump_all([kept]))
+        return self.write(self.status, head + _dump_all([content]))
 
     def write_event(self, moment: datetime, kind: str, reason: str, message: str) -> None:
         """Append a line to events.log."""
@@ -243,7 +233,7 @@ class RunFolder:
             writer.writerow(row)
 
     def write(self, path: Path, text: str) -> bool:
-        """Replace a file, or leave it as it was. Returns whether it was written."""
+        """Replace a file atomically; return whether it was written."""
         with self._tolerantly(path):
             replace_file(path, text, private=True)
         return path not in self._failing
@@ -265,17 +255,14 @@ def _local_time(moment: datetime) -> str:
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Write a file that its owner alone may read. Raises: OSError."""
+    """Write a file that only its owner may read. Raises: OSError."""
     with open(path, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as stream:
         os.fchmod(stream.fileno(), 0o600)
         stream.write(text)
 
 
 def replace_file(path: Path, text: str, *, private: bool = False) -> None:
-    """Write a file so that a reader sees the old one or the new one and never half of it. Raises: OSError.
-
-    ``private``: for its owner alone.
-    """
+    """Replace a file atomically. ``private``: only its owner may read it. Raises: OSError."""
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         if private:
@@ -289,20 +276,29 @@ def replace_file(path: Path, text: str, *, private: bool = False) -> None:
 
 
 def is_out_of_space(error: Exception) -> bool:
-    """Tell whether a disk is full, or its user's quota."""
+    """Return whether the disk, or the user's quota, is full."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def clear_half_written(folder: Path, *patterns: str) -> None:
-    """Remove temporary files whose writer is dead."""
+def remove_temporary_files(folder: Path, *patterns: str) -> None:
+    """Remove files whose writer has ended."""
     for pattern in patterns:
-        for stray in folder.glob(pattern):
+        for file in folder.glob(pattern):
             with suppress(OSError):
-                stray.unlink()
+                file.unlink()
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file, empty if there is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def read_rows(path: Path) -> list[dict[str, float]]:
-    """Return the rows of a metrics.csv; cells that hold no number are left out."""
+    """Return the rows of a metrics.csv, without cells that are not numbers."""
     rows: list[dict[str, float]] = []
     with path.open(encoding="utf-8", newline="") as stream:
         for row in csv.DictReader(stream):
@@ -314,14 +310,14 @@ def read_rows(path: Path) -> list[dict[str, float]]:
 
 
 def choose_rate(rows: Iterable[Mapping[str, float]]) -> tuple[str, str]:
-    """Return the column of the throughput and its unit: samples, or steps where no samples are reported."""
+    """Return the throughput's column and unit: samples, or steps if no samples are reported."""
     if any(row.get("samples_per_second", 0.0) > 0 for row in rows):
         return "samples_per_second", "samples/s"
     return "steps_per_second", "steps/s"
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """Long texts as blocks, no aliases: the file is for people."""
+    """Writes long texts as blocks and no aliases, for people."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

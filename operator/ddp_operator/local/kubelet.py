@@ -1,4 +1,4 @@
-"""Runs pods: starts their processes, ends them with their grace time, and writes what became of them into the store."""
+"""Run pods: start their processes, end them with their grace period, and write their status to the store."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -13,18 +13,18 @@ from ddp_operator.cluster import Object
 from ddp_operator.kubeobjects import count_pod_gpus
 from ddp_operator.local import pods, processes
 from ddp_operator.local.container import MissingReference
-from ddp_operator.local.folder import clear_half_written, is_out_of_space
+from ddp_operator.local.folder import is_out_of_space, remove_temporary_files
 from ddp_operator.local.job_controller import completion_index
 from ddp_operator.local.machine import GpuPool
 from ddp_operator.local.store import Store, grace_of
 
-# What container runtimes say when a process could not be started at all.
+# The exit code with which container runtimes report a process that did not start.
 START_ERROR_CODE: Final = 128
 
 
 @dataclass(slots=True)
 class _Run:
-    """One pod that has a process."""
+    """A pod with a process."""
 
     pod: Object
     process: processes.PodProcess
@@ -36,8 +36,11 @@ class _Run:
 
 @dataclass(slots=True)
 class Kubelet:
-    """The processes of all pods. ``on_end`` is called with a pod and its last status when that was stored, and then
-    ``on_exit``; ``on_error`` with an error of our own that kept it from being stored: nobody will hear of that end."""
+    """The processes of all pods.
+
+    When a pod has ended and its status is stored, ``on_end`` is called with the pod, then ``on_exit``. ``on_error`` is
+    called with an internal error that prevented this: the end of that pod stays unknown.
+    """
 
     store: Store
     folder: Path
@@ -54,21 +57,21 @@ class Kubelet:
     _lifeline: processes.Lifeline = field(default_factory=processes.Lifeline)
 
     def log_of(self, pod: Object) -> Path:
-        """Return the log file of a pod; a pod that takes another's place in an attempt goes on in the same file."""
+        """Return the log file of a pod; a replacement within an attempt appends to the same file."""
         return self.folder / "logs" / f"{name_file(pod)}.log"
 
     def start(self, pod: Object) -> None:
-        """Start the pod's process. Without enough GPUs the pod stays Pending; try again later."""
+        """Start the pod's process. Without enough GPUs the pod stays Pending, and the caller calls again later."""
         uid = pod["metadata"]["uid"]
-        wanted = count_pod_gpus(pod["spec"])
-        taken = self.gpus().take(uid, wanted) if wanted else []
-        if taken is None:
-            words = f"0/1 nodes are available: 1 Insufficient nvidia.com/gpu (the pod requests {wanted})."
+        requested = count_pod_gpus(pod["spec"])
+        gpus = self.gpus().take(uid, requested) if requested else []
+        if gpus is None:
+            message = f"0/1 nodes are available: 1 Insufficient nvidia.com/gpu (the pod requests {requested})."
             if pod["status"].get("conditions") is None:
-                self.store.change(pod, status=pods.pending_status("Unschedulable", words, self.clock()))
+                self.store.change(pod, status=pods.pending_status("Unschedulable", message, self.clock()))
             return
         folder = self.folder / "pods" / pod["metadata"]["name"]
-        place = pods.PodPlace(folder, self.claims, tuple(taken), self._port_for(pod))
+        place = pods.PodPlace(folder, self.claims, tuple(gpus), self._port_for(pod))
         namespace = pod["metadata"]["namespace"]
         log = self.log_of(pod)
         try:
@@ -82,8 +85,8 @@ class Kubelet:
             )
         except (MissingReference, OSError, ValueError) as error:
             self._give_back_gpus(pod)
-            words = _explain(error, place.folder)
-            status = pods.finished_status(pod, START_ERROR_CODE, "StartError", words, self.clock())
+            message = _explain(error, place.folder)
+            status = pods.finished_status(pod, START_ERROR_CODE, "StartError", message, self.clock())
             self.store.change(pod, status=status, spec={**pod["spec"], "nodeName": pods.NODE_NAME})
             return
         run = self._runs[uid] = _Run(pod, process, plan, log)
@@ -94,16 +97,16 @@ class Kubelet:
         run.watcher.add_done_callback(self._on_watched)
 
     def is_running(self, pod: Object) -> bool:
-        """Say whether the pod has a living process."""
+        """Return whether the pod has a running process."""
         return pod["metadata"]["uid"] in self._runs
 
     @property
     def busy(self) -> bool:
-        """Whether any pod has a living process."""
+        """Whether any pod has a running process."""
         return bool(self._runs)
 
     def stop(self, pod: Object) -> None:
-        """SIGTERM now, SIGKILL after the grace time. Asking again changes nothing."""
+        """Send SIGTERM now and SIGKILL after the grace period. Further calls have no effect."""
         run = self._runs.get(pod["metadata"]["uid"])
         if run is None or run.killer is not None:
             return
@@ -112,12 +115,12 @@ class Kubelet:
         run.process.terminate()
 
     def kill_all(self) -> None:
-        """SIGKILL everything at once."""
+        """Send SIGKILL to all processes."""
         for run in self._runs.values():
             run.process.kill()
 
     def port_of(self, pod: Object) -> int | None:
-        """Return the port on which the pod's `/metrics` answers, or None while it has none."""
+        """Return the port of the pod's `/metrics`, or None before it listens."""
         run = self._runs.get(pod["metadata"]["uid"])
         if run is None:
             return None
@@ -130,14 +133,14 @@ class Kubelet:
         return None
 
     async def close(self) -> None:
-        """Kill what still runs and wait for its end. Nothing can be started afterwards."""
+        """Kill all processes and wait for their end. No pod can be started afterwards."""
         self.kill_all()
         watchers = [run.watcher for run in self._runs.values() if run.watcher is not None]
-        await asyncio.gather(*watchers, return_exceptions=True)  # on_error has heard of them
+        await asyncio.gather(*watchers, return_exceptions=True)  # on_error has received the exceptions
         self._lifeline.close()
 
     def _port_for(self, pod: Object) -> int:
-        """Return the metrics port to ask for; 0 is a free one. A later pod of an index keeps its predecessor's."""
+        """Return the metrics port to request; 0 is a free one. A replacement keeps its predecessor's port."""
         index = completion_index(pod)
         if index is None:
             return 0
@@ -158,9 +161,9 @@ class Kubelet:
                 run.killer.cancel()
             del self._runs[uid]
             self._give_back_gpus(run.pod)
-        # A launcher or a worker may have been killed while it wrote, and whoever reads a pipe of theirs waits for ever;
-        # in a cluster the container takes both along.
-        clear_half_written(Path(run.plan.environment[constants.ENV_RUNTIME_DIR]), "**/*.tmp", "output/*")
+        # A launcher or worker may have been killed during a write, and a reader of its pipe would wait forever. In a
+        # cluster, both end with the container.
+        remove_temporary_files(Path(run.plan.environment[constants.ENV_RUNTIME_DIR]), "**/*.tmp", "output/*")
         metadata = run.pod["metadata"]
         current = self.store.get("Pod", metadata["namespace"], metadata["name"])
         if current is not None and current["metadata"]["uid"] == uid:
@@ -169,31 +172,34 @@ class Kubelet:
             if code == 137 and run.killer is None and _count_oom_kills() > ooms:
                 reason = "OOMKilled"
             status = pods.finished_status(current, code, reason, message, self.clock())
-            self.store.let_go(current, status=status)
-            self.on_end({**current, "status": status})  # the store has a deleted pod no more
+            self.store.release(current, status=status)
+            self.on_end({**current, "status": status})  # a deleted pod is no longer in the store
         self.on_exit()
 
     def _give_back_gpus(self, pod: Object) -> None:
-        if count_pod_gpus(pod["spec"]):  # else nobody has asked the driver, which may take seconds to answer
+        if count_pod_gpus(pod["spec"]):  # else self.gpus() might query the driver, which takes seconds
             self.gpus().give_back(pod["metadata"]["uid"])
 
 
 def name_file(pod: Object) -> str:
-    """Return what the files of a pod are called: they are those of its index in its attempt."""
-    attempt, index = (pod["metadata"].get("labels") or {}).get(constants.LABEL_ATTEMPT), completion_index(pod)
-    return str(pod["metadata"]["name"]) if attempt is None or index is None else f"attempt-{attempt}-pod-{index}"
+    """Return the name of a pod's files, which belong to its index in its attempt."""
+    attempt = (pod["metadata"].get("labels") or {}).get(constants.LABEL_ATTEMPT)
+    index = completion_index(pod)
+    if attempt is None or index is None:
+        return str(pod["metadata"]["name"])
+    return f"attempt-{attempt}-pod-{index}"
 
 
 def _explain(error: Exception, folder: Path) -> str:
     if isinstance(error, FileNotFoundError) and error.filename:
-        return f"{error.filename}: no such file or folder on this machine"
+        return f"{error.filename}: no such file or folder on this machine; create it, or change the command"
     if is_out_of_space(error):
         return f"{folder} cannot be written: the disk is full; free some space or choose another --runs-dir"
     return str(error)
 
 
 def _count_oom_kills() -> int:
-    """Return how many processes the kernel has killed for memory since it started; 0 where it does not say."""
+    """Return how many processes the kernel has killed for memory since boot; 0 where that is unknown."""
     try:
         with open("/proc/vmstat") as stream:
             return next((int(line.split()[1]) for line in stream if line.startswith("oom_kill ")), 0)

@@ -1,4 +1,4 @@
-"""From a pod object to the command line of a process, and from its exit to the status that a kubelet would write."""
+"""Build a pod's command line and environment, and the status that a kubelet would write for its process."""
 
 import os
 import re
@@ -28,7 +28,7 @@ _LOG_TAIL_BYTES: Final = 2048
 
 @dataclass(frozen=True, slots=True)
 class PodPlan:
-    """Everything about a pod's process before it is started."""
+    """A pod's process before it is started."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
@@ -39,7 +39,7 @@ class PodPlan:
 
 @dataclass(frozen=True, slots=True)
 class PodPlace:
-    """What this machine gives one pod."""
+    """The folders, GPUs and port of this machine for one pod."""
 
     folder: Path
     claims: Path
@@ -48,29 +48,26 @@ class PodPlace:
 
 
 def plan_pod(pod: Object, place: PodPlace, lookup: Lookup, base: Mapping[str, str]) -> PodPlan:
-    """Make the pod's folders and work out its command line and environment.
-
-    Raises: MissingReference, OSError.
-    """
+    """Create the pod's folders, and return its command line and environment. Raises: MissingReference, OSError."""
     container = find_trainer(pod)
     place.folder.mkdir(parents=True, exist_ok=True)
-    termination_log, port_file = place.folder / "termination-log", place.folder / "metrics-port"
+    termination_log = place.folder / "termination-log"
+    port_file = place.folder / "metrics-port"
     places = prepare_volumes(pod, container, place.folder / "volumes", place.claims, lookup)
     places[container.get("terminationMessagePath") or _DEFAULT_TERMINATION_LOG] = termination_log
-    own = build_environment(pod, container, lookup)
-    line = [expand(word, own) for word in (*(container.get("command") or ()), *(container.get("args") or ()))]
-    labels, subdomain = pod["metadata"].get("labels") or {}, pod["spec"].get("subdomain", "")
-    job = labels.get(LABEL_JOB_NAME, "")
+    variables = build_environment(pod, container, lookup)
+    job = (pod["metadata"].get("labels") or {}).get(LABEL_JOB_NAME, "")
+    subdomain = pod["spec"].get("subdomain", "")
 
-    def here(text: str) -> str:
+    def localize(text: str) -> str:
+        """Replace the job's host names and the container's paths."""
         return rewrite_paths(rewrite_hosts(text, job, subdomain) if job and subdomain else text, places)
 
-    if line and _INTERPRETER.fullmatch(os.path.basename(line[0])):
+    words = [expand(word, variables) for word in (*(container.get("command") or ()), *(container.get("args") or ()))]
+    line = [localize(word) for word in words]
+    if words and _INTERPRETER.fullmatch(os.path.basename(words[0])):
         line[0] = sys.executable
-    else:
-        line[:1] = [here(word) for word in line[:1]]
-    line[1:] = [here(word) for word in line[1:]]
-    # Traffic between pods stays on the loopback; a host name that resolves elsewhere would lead gloo astray.
+    # Pods communicate over the loopback interface; gloo would use the address of the host name.
     loopback = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo" if sys.platform == "linux" else "lo0")
     machine = {VISIBLE_DEVICES: ",".join(place.gpus), **loopback}
     fixed = {
@@ -78,7 +75,7 @@ def plan_pod(pod: Object, place: PodPlace, lookup: Lookup, base: Mapping[str, st
         constants.ENV_PORT_FILE: str(port_file),
         constants.ENV_RUNTIME_DIR: str(place.folder / "runtime"),
     }
-    environment = {**base, **machine, **{name: here(value) for name, value in own.items()}, **fixed}
+    environment = {**base, **machine, **{name: localize(value) for name, value in variables.items()}, **fixed}
     folder = container.get("workingDir")
     return PodPlan(
         tuple(line), environment, rewrite_paths(folder, places) if folder else None, termination_log, port_file
@@ -93,9 +90,9 @@ def rewrite_hosts(text: str, job: str, subdomain: str) -> str:
 
 
 def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what a pod inherits from `ddp run`: all but what torchrun or the operator own."""
+    """Return the environment that a pod inherits from `ddp run`, without the variables of torchrun and the operator."""
     inherited = {name: value for name, value in environ.items() if not is_reserved_variable(name)}
-    # So that `torchrun` and other programs are those beside the interpreter.
+    # `torchrun` and other programs come from the interpreter's folder.
     inherited["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), environ.get("PATH", os.defpath)))
     return inherited
 
@@ -107,7 +104,7 @@ def pending_status(reason: str, message: str, now: datetime) -> Json:
 
 
 def running_status(pod: Object, now: datetime) -> Json:
-    """Return the status of a pod whose process has just been started."""
+    """Return the status of a pod whose process was just started."""
     stamp = format_time(now)
     return {
         "phase": "Running",
@@ -128,16 +125,20 @@ def finished_status(pod: Object, code: int, reason: str, message: str, now: date
     """Return the status of a pod whose process has ended with ``code`` (128 + signal for a death by signal)."""
     stamp = format_time(now)
     old = pod.get("status") or {}
-    done = "PodCompleted" if code == 0 else "PodFailed"
-    keep = [c for c in old.get("conditions") or () if c["type"] not in ("Ready", "ContainersReady")]
-    change = {"status": "False", "reason": done, "lastTransitionTime": stamp}
-    lost = [{"type": kind, **change} for kind in ("ContainersReady", "Ready")]
+    changed = ("ContainersReady", "Ready")
+    conditions = [condition for condition in old.get("conditions") or () if condition["type"] not in changed]
+    condition = {
+        "status": "False",
+        "reason": "PodCompleted" if code == 0 else "PodFailed",
+        "lastTransitionTime": stamp,
+    }
+    conditions += [{"type": kind, **condition} for kind in changed]
     times = {"startedAt": old.get("startTime", stamp), "finishedAt": stamp}
     terminated = {"exitCode": code, "reason": reason, **times} | ({"message": message} if message else {})
     return {
         **old,
         "phase": "Succeeded" if code == 0 else "Failed",
-        "conditions": keep + lost,
+        "conditions": conditions,
         "containerStatuses": [_container_status(pod, {"terminated": terminated}, ready=False)],
     }
 
@@ -156,7 +157,7 @@ def _container_status(pod: Object, state: Json, *, ready: bool) -> Json:
 
 
 def read_termination_message(pod: Object, file: Path, log: Path, code: int) -> str:
-    """Return the termination message as a kubelet reads it: the file's end, else the log's where the pod wants that."""
+    """Return the termination message as a kubelet reads it: the end of the file, else of the log if the pod allows."""
     message = _tail(file, constants.TERMINATION_MESSAGE_LIMIT)
     policy = find_trainer(pod).get("terminationMessagePolicy")
     if not message and code != 0 and policy == "FallbackToLogsOnError":

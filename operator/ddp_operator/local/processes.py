@@ -1,9 +1,9 @@
-"""Starting, watching and ending the process of a pod, so that whatever happens nothing of it stays behind.
+"""Start, watch and end the process of a pod. All its processes are cleaned up, however `ddp run` ends.
 
-A pod's process leads a session of its own: Ctrl-C in the terminal reaches `ddp run` alone, which then ends pods in
-order. On Linux the kernel kills it when `ddp run` dies (PR_SET_PDEATHSIG); the launcher does the same to torchrun, and
-torchrun's workers to themselves. Elsewhere the launcher sees the end of a pipe. As when a container ends, everything
-that still runs for a pod is killed with its first process.
+A pod's process leads its own session: Ctrl-C in the terminal reaches only `ddp run`, which terminates pods gracefully.
+On Linux the kernel kills the process when `ddp run` dies (PR_SET_PDEATHSIG), then torchrun and its workers by the same
+mechanism. On other systems the launcher detects the end of a pipe. As in a container, all processes of a pod are killed
+when its first process ends.
 """
 
 import asyncio
@@ -24,30 +24,30 @@ _SECONDS_TO_DIE: Final = 15.0
 
 
 class PodProcess:
-    """A started process, its exit and its end."""
+    """The running process of a pod."""
 
     def __init__(self, popen: subprocess.Popen[bytes], mark: str) -> None:
         self._popen = popen
         self._mark = mark
         self.pid = popen.pid
 
-    # Only ``wait`` reaps, so until it has returned the number still means this process.
+    # Only ``wait`` reaps the process, so its number stays valid until ``wait`` has returned.
 
     def terminate(self) -> None:
-        """Ask the first process to end, as the kubelet does."""
+        """Send SIGTERM to the first process, as the kubelet does."""
         if self._popen.returncode is None:
             kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill everything of the pod."""
+        """Kill all processes of the pod."""
         if self._popen.returncode is None:
             _kill_group(self.pid)
         _kill_marked(self._mark)
 
     async def wait(self) -> int:
-        """Wait for the exit; return the exit code as a container's (128 + signal), with nothing left behind."""
-        await _exited(self.pid)
-        # The leader is dead but not reaped, so its group's number cannot have gone to a stranger.
+        """Wait for the exit and kill the remaining processes; return the exit code of a container (128 + signal)."""
+        await _wait_for_exit(self.pid)
+        # The leader is dead but not reaped, so its group's number cannot belong to another process.
         _kill_group(self.pid)
         code = self._popen.wait()
         await _end_marked(self._mark)
@@ -55,7 +55,7 @@ class PodProcess:
 
 
 class Lifeline:
-    """A pipe that ends when this process does: how a launcher notices that where the kernel does not end it itself."""
+    """A pipe that closes when this process ends, for launchers that the kernel does not kill then."""
 
     def __init__(self) -> None:
         self.read_end, write_end = os.pipe()
@@ -73,9 +73,9 @@ def start(
 ) -> PodProcess:
     """Start a pod's process; its output is appended to ``log``. Call from the main thread.
 
-    Raises: OSError where the program or the folder is not there or not allowed.
+    Raises: OSError, if the program or the folder does not exist or is not permitted.
     """
-    load_libc()  # which set_parent_death_signal needs
+    load_libc()  # before the fork, for the child
     with log.open("ab") as output:
         popen = subprocess.Popen(
             list(command),
@@ -86,25 +86,26 @@ def start(
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            # The request is the *thread's* that forks, hence the main thread.
+            # The child dies with the *thread* that forks it, hence the main thread.
             preexec_fn=partial(set_parent_death_signal, os.getpid()),  # noqa: PLW1509
         )
     return PodProcess(popen, mark)
 
 
 def find_marked(mark: str) -> list[int]:
-    """Return the processes of this user that inherited a pod's mark. Linux only; elsewhere there are none."""
-    wanted = f"{ENV_LOCAL_POD}={mark}".encode()
-    user, found = os.getuid(), []
+    """Return the processes of this user that inherited a pod's mark; always empty on systems other than Linux."""
+    variable = f"{ENV_LOCAL_POD}={mark}".encode()
+    user = os.getuid()
+    pids = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if entry.stat().st_uid == user and wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-    return found
+            if entry.stat().st_uid == user and variable in (entry / "environ").read_bytes().split(b"\0"):
+                pids.append(int(entry.name))
+    return pids
 
 
-async def _exited(pid: int) -> None:
-    """Return once the process is a zombie, without reaping it."""
+async def _wait_for_exit(pid: int) -> None:
+    """Wait until the process is a zombie, without reaping it."""
     if not hasattr(os, "pidfd_open"):
         options = os.WEXITED | os.WNOWAIT | os.WNOHANG
         while os.waitid(os.P_PID, pid, options) is None:  # noqa: ASYNC110, ASYNC222 (there is no event to wait for)
@@ -122,7 +123,7 @@ async def _exited(pid: int) -> None:
 
 
 def _kill_marked(mark: str) -> None:
-    """Kill what is left of a pod. More than once, since one that was killed may just have started another."""
+    """Kill the remaining processes of a pod, repeatedly: a killed process may just have started another."""
     for _ in range(3):
         if not (pids := find_marked(mark)):
             return
@@ -131,18 +132,19 @@ def _kill_marked(mark: str) -> None:
 
 
 async def _end_marked(mark: str) -> None:
-    """Kill what is left of a pod, and wait until the kernel has ended it: that takes a while on a busy machine."""
+    """Kill the remaining processes of a pod and wait for their end, which takes a while on a busy machine."""
     loop = asyncio.get_running_loop()
-    deadline, pause = loop.time() + _SECONDS_TO_DIE, 0.002
+    deadline = loop.time() + _SECONDS_TO_DIE
+    pause = 0.002
     while pids := find_marked(mark):
         for pid in pids:
             kill(pid, signal.SIGKILL)
-        if loop.time() > deadline:  # it hangs in the kernel
+        if loop.time() > deadline:  # a process hangs in the kernel
             return
         await asyncio.sleep(pause)
         pause = min(0.1, 2 * pause)
 
 
 def _kill_group(pid: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # macOS says EPERM of a group of zombies
+    with suppress(ProcessLookupError, PermissionError):  # macOS returns EPERM for a group of zombies
         os.killpg(pid, signal.SIGKILL)

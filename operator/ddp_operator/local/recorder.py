@@ -1,4 +1,4 @@
-"""Reads the pods' metrics pages once a second while they run, for the display and for the files of the run folder."""
+"""Read the pods' metrics pages once a second while they run, for the display and the run folder."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -16,14 +16,14 @@ from ddp_operator.local.kubelet import name_file
 from ddp_operator.progress import Page, RateMeter, parse_page
 
 _EVERY_SECONDS: Final = 1.0
-# Until the page is there it is asked for more often: it costs nothing yet, and a reader waits for it.
+# Before the first page exists it is read more often: a user waits for it, and training has not started.
 _FIRST_SECONDS: Final = 0.1
-# Only rank 0's page says how far the job is; the others' are kept for the record.
+# Only rank 0's page has the job's progress; the pages of other ranks are stored every fifth time.
 _OTHERS_EVERY: Final = 5
 
 
 class Recorder:
-    """Samples the pages. ``page`` is rank 0's last one; ``on_page`` is called after each sample."""
+    """Samples metrics pages. ``page`` is rank 0's last one; ``on_page`` is called after each sample."""
 
     def __init__(self, cluster: LocalCluster, folder: RunFolder, clock: Callable[[], datetime]) -> None:
         self._cluster = cluster
@@ -47,8 +47,8 @@ class Recorder:
 
     async def sample(self, *, everyone: bool) -> None:
         """Read rank 0's page, or every pod's."""
-        pods = [p for p in self._cluster.store.list("Pod") if p["status"].get("phase") == "Running"]
-        for pod in pods:
+        running = [pod for pod in self._cluster.store.list("Pod") if pod["status"].get("phase") == "Running"]
+        for pod in running:
             index = completion_index(pod)
             if index != 0 and not everyone:
                 continue
@@ -56,26 +56,28 @@ class Recorder:
             if not await self._cluster.scrape(pod, constants.DEFAULT_METRICS_PORT, pieces.append):
                 continue
             text = b"".join(pieces).decode("utf-8", "replace")
-            # Ranks that have ended take their series along: how they were at last is worth more.
-            stepped = f"{constants.METRIC_GLOBAL_STEP}{{" in text
-            if stepped or name_file(pod) not in self._stepped:
+            # The series of a rank disappear when it ends; keep the last page that has them.
+            has_steps = f"{constants.METRIC_GLOBAL_STEP}{{" in text
+            if has_steps or name_file(pod) not in self._stepped:
                 self._folder.write(self._folder.pages / f"{name_file(pod)}.prom", text)
-            self._stepped |= {name_file(pod)} if stepped else set()
+            if has_steps:
+                self._stepped.add(name_file(pod))
             if index == 0:
                 self.port = self._cluster.kubelet.port_of(pod)
-                self._take(pod, parse_page(text))
+                self._record(pod, parse_page(text))
 
     def record_end(self, pod: Object) -> None:
-        """Take the last values of a pod from its termination message: its end falls between two samples."""
+        """Record the last values of a pod from its termination message: it ended between two samples."""
         if completion_index(pod) != 0:
             return
         for status in pod["status"].get("containerStatuses") or ():
             ended = status["state"].get("terminated") or {}
             values = parse_termination(ended.get("exitCode", 0), text=ended.get("message", "")).progress
             if values:
-                self._take(pod, Page({**self.page.values, **values}, in_place_restarts=self.page.in_place_restarts))
+                page = Page({**self.page.values, **values}, in_place_restarts=self.page.in_place_restarts)
+                self._record(pod, page)
 
-    def _take(self, pod: Object, page: Page) -> None:
+    def _record(self, pod: Object, page: Page) -> None:
         process = pod["metadata"]["uid"], page.in_place_restarts
         rates = self._meter.measure(process, page.values, self._clock().timestamp())
         self.page = page = replace(page, rates=rates)

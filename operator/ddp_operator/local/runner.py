@@ -1,4 +1,4 @@
-"""The run itself: the reconcile, driven by what happens on this machine, until the job has ended."""
+"""Run a job on this machine: reconcile after every change until the job has ended."""
 
 import asyncio
 import os
@@ -41,11 +41,11 @@ from ddp_operator.status.progress import apply_metrics
 from ddp_operator.workqueue import backoff
 
 _RETRY_SECONDS: Final = 1.0
-_PENDING_SECONDS: Final = 2.0  # here pods start at once, unless they wait for GPUs
-_PROGRESS_SECONDS: Final = 1.0  # pages are read: no network and no API server bears it here
+_PENDING_SECONDS: Final = 2.0  # pods start within this time unless they wait for GPUs
+_PROGRESS_SECONDS: Final = 1.0  # short, because no network and no API server is involved
 _CHANGES_SECONDS: Final = 0.2
 _MAX_ERRORS: Final = 8
-"""Passes in a row with an unexpected error after which the run is stopped: 13 seconds, by the queue's back-off."""
+"""Consecutive passes with an unexpected error after which the run stops: 13 seconds with the queue's back-off."""
 _KEPT_KINDS: Final = ("ConfigMap", "Secret")
 _RESTARTS: Final = (
     conditions.GROUP_RESTART,
@@ -58,7 +58,7 @@ CLAIMS: Final = "claims"
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """Everything about a run that is known before it starts."""
+    """A run before it starts."""
 
     text: str
     command: str
@@ -73,7 +73,7 @@ class RunPlan:
     runs_dir: Path
     metrics_base: int | None
     logs: str
-    """Whose output is shown: all, none, or the number of a rank."""
+    """The ranks whose output is shown: all, none, or the number of one."""
     plain: bool
     quiet: bool
     build_report: Callable[[Path], str]
@@ -81,19 +81,19 @@ class RunPlan:
 
 
 class CannotStart(Exception):
-    """The run could not start: a claim is in use, or there is no run folder. The text says what to do."""
+    """The run cannot start: a claim is in use, or the run folder cannot be created. The text has the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a run ended: the job's phase, the first signal received, and whether a bug in ddp ended it."""
+class RunOutcome:
+    """The end of a run: the job's phase, the first signal received, and whether an internal error ended it."""
 
     phase: str
     signal: int | None = None
     broken: bool = False
 
 
-def run_job(plan: RunPlan) -> Outcome:
+def run_job(plan: RunPlan) -> RunOutcome:
     """Run the job to its end. Raises: CannotStart."""
     return asyncio.run(Run(plan).run())
 
@@ -106,13 +106,13 @@ class Run:
         self._started = time.monotonic()
         try:
             self._claim = _hold_claim(plan)
-            self._plan = plan = _go_on_tracking(plan, self._claim)
+            self._plan = plan = _continue_tracking(plan, self._claim)
             self._folder = RunFolder.create(plan.runs_dir, plan.folder_name, utc_now())
             self._folder.write_manifest(plan.text, plan.children, plan.resource, plan.command)
         except OSError as error:
-            room = "free space there or " if is_out_of_space(error) else ""
+            remedy = "free space or " if is_out_of_space(error) else ""
             raise CannotStart(
-                f"{plan.runs_dir}: cannot create a run folder there ({error.strerror}); {room}choose another --runs-dir"
+                f"{plan.runs_dir}: cannot create a run folder ({error.strerror}); {remedy}choose another --runs-dir"
             ) from None
         if self._claim is not None:
             self._claim.sign(f"process {os.getpid()} (run folder {self._folder.path})")
@@ -141,7 +141,7 @@ class Run:
         self._spoken: datetime | None = None
         self._remarked = False
 
-    async def run(self) -> Outcome:
+    async def run(self) -> RunOutcome:
         """Run the job, then write status, report and summary."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -159,14 +159,14 @@ class Run:
             reconciler = Reconciler(self._cluster, progress_interval=_PROGRESS_SECONDS)
             wait = await self._pass(reconciler)
             self._folder.announce()
-            # The pods are starting. Everything from here on, such as importing Rich, costs them nothing.
+            # The pods are starting; slow work, such as importing Rich, no longer delays them.
             self._showing = True
-            await self._optional("the record of versions and commit", self._write_facts)
-            tasks += [asyncio.create_task(self._optional("the samples of the metrics", self._recorder.run))]
-            tasks += [asyncio.create_task(self._optional("changes by its user", self._take_changes))]
+            await self._optional("environment.json", self._write_facts)
             tail = Tail(partial(find_logs, self._folder.logs), self._on_log_line)
+            tasks += [asyncio.create_task(self._optional("metrics", self._recorder.run))]
+            tasks += [asyncio.create_task(self._optional("changes by other commands", self._apply_changes))]
             if self._follows:
-                tasks += [asyncio.create_task(self._optional("the ranks' output on the screen", tail.run))]
+                tasks += [asyncio.create_task(self._optional("the output of the ranks", tail.run))]
             await self._loop(reconciler, wait)
             await self._drain()
             if self._follows:
@@ -191,7 +191,7 @@ class Run:
         self._cluster.add(self._plan.resource)
 
     async def _loop(self, reconciler: Reconciler, wait: float | None) -> None:
-        """Reconcile after every event, and when the last pass asked for another, until the job is over."""
+        """Reconcile after every change, and at the time that the last pass requested, until the job has ended."""
         while not self._stopped.is_set() and not self._is_over():
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait):  # wait_for may swallow a cancellation
@@ -199,64 +199,64 @@ class Run:
             wait = await self._pass(reconciler)
 
     async def _pass(self, reconciler: Reconciler) -> float | None:
-        """Reconcile until there is nothing to do; return the seconds until the next pass, None: wait for an event."""
+        """Reconcile until nothing is left to do; return the seconds until the next pass, None: wait for a change."""
         while True:
             self._wake.clear()
             try:
                 wait = await reconciler.reconcile(self._key)
-                self._take_status()
+                self._read_status()
             except ClusterError:
                 wait = _RETRY_SECONDS
             except Exception as error:
-                wait = await self._try_again(error)
+                wait = await self._back_off(error)
             else:
                 self._errors = 0
             if wait != 0 or self._is_over() or self._stopped.is_set():
                 return wait
 
-    async def _take_changes(self) -> None:
-        """Take over what the user wants of the job, as an API server would, until cancelled."""
+    async def _apply_changes(self) -> None:
+        """Apply changes that other commands write to the run folder, as an API server would, until cancelled."""
         while True:
-            wanted = self._folder.read_changes()
+            changes = self._folder.read_changes()
             resource = self._cluster.store.get(self._plan.resource["kind"], self._key.namespace, self._key.name)
-            deleted = wanted.pop(DELETED, False)
+            deleted = changes.pop(DELETED, False)
             if deleted and not self._stopped.is_set():
                 self._on_signal(signal.SIGTERM)
-            elif wanted and resource is not None:
-                self._cluster.store.change(resource, spec={**resource["spec"], **wanted})
+            elif changes and resource is not None:
+                self._cluster.store.change(resource, spec={**resource["spec"], **changes})
             await asyncio.sleep(_CHANGES_SECONDS)
 
-    async def _try_again(self, error: Exception) -> float | None:
-        """Record an unexpected error in a pass and back off; after many in a row, give up."""
+    async def _back_off(self, error: Exception) -> float | None:
+        """Record an unexpected error in a pass and wait before the next; give up after many consecutive errors."""
         self._errors += 1
         if self._errors == _MAX_ERRORS:
-            self._give_up(f"{self._errors} passes in a row", error)
+            self._give_up(f"{self._errors} consecutive passes of the reconcile", error)
             return None
-        self._record_error("a pass", error)
+        self._record_error("a pass of the reconcile", error)
         if self._errors == 1:
-            self._display.line(f"warning     {_name(error)} in ddp itself ({self._folder.errors}); retrying")
+            self._display.line(f"warning     internal error: {_name(error)} (see {self._folder.errors}); retrying")
         with suppress(TimeoutError):
-            async with asyncio.timeout(backoff(self._errors)):  # also where something changed: that may be its echo
+            async with asyncio.timeout(backoff(self._errors)):  # even after a change, which the failed pass may cause
                 await self._stopped.wait()
         return 0
 
-    async def _optional(self, what: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _optional(self, purpose: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run an optional task: its failure is a warning."""
         try:
             await work()
         except Exception as error:
-            self._record_error(what, error)
-            self._display.line(f"warning     {_name(error)} in ddp itself: the run continues without {what}")
+            self._record_error(purpose, error)
+            self._display.line(f"warning     internal error: {_name(error)}; the run continues without {purpose}")
 
     def _give_up(self, where: str, error: BaseException) -> None:
-        """Stop the run after an unexpected error: the reconcile no longer knows what the job needs."""
+        """Stop the run after an unexpected error: the state of the job is unknown."""
         self._record_error(where, error)
         if self._broken is None:
             self._broken = error
-            self._stop(f"{_name(error)} in ddp itself ({where}); stopping")
+            self._stop(f"internal error: {_name(error)} in {where}; stopping")
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Record what a callback raised; asyncio's own callbacks are among them, and none of them ends a run."""
+        """Record the exception of a callback, such as asyncio's own. It does not end the run."""
         error = context.get("exception")
         if error is None:
             loop.default_exception_handler(context)
@@ -274,13 +274,14 @@ class Run:
             if self._cluster.kubelet.busy:
                 await self._wake.wait()
 
-    async def _finish(self) -> Outcome:
+    async def _finish(self) -> RunOutcome:
+        """Write the last status, the report and the summary."""
         if self._broken is not None:
             self._fail(self._broken)
         else:
             if self._signals:
                 self._interrupt()
-            self._take_status()  # also where the last one could not be written
+            self._read_status()  # again, because the last write may have failed
         self._display.update(self._view())
         await self._optional("the report", self._write_report)
         self._display.close()
@@ -297,7 +298,7 @@ class Run:
         self._output.flush()
         if self._folder.read_changes().get(DELETED):
             shutil.rmtree(self._folder.path, ignore_errors=True)
-        return Outcome(self._status.phase or "", next(iter(self._signals), None), self._broken is not None)
+        return RunOutcome(self._status.phase or "", next(iter(self._signals), None), self._broken is not None)
 
     def _was_interrupted(self) -> bool:
         failed = self._status.condition(conditions.FAILED)
@@ -310,11 +311,10 @@ class Run:
         self._folder.write_facts(describe_environment(self._plan.resource, Path.cwd(), os.environ))
 
     def _fail(self, error: BaseException) -> None:
-        """Write to the status why the run has ended; the reconcile cannot."""
+        """Set the status to Failed with the internal error; the reconcile cannot."""
         message = (
-            f"a bug in ddp ended the run, and the pods were stopped: {_name(error)}: {error}; its traceback "
-            f"is in {self._folder.errors.name}: please report it. Run the job again: it resumes from its "
-            "checkpoint if it keeps one on a claim or at a URL"
+            f"an internal error of ddp stopped the run: {_name(error)}: {error}. Please report the traceback in "
+            f"{self._folder.errors.name}. Run the job again: it resumes from its checkpoint if spec.checkpoint is set"
         )
         resource = self._latest_resource()
         if resource is None or self._is_over():
@@ -323,13 +323,13 @@ class Run:
             state = State(parse_resource(resource), Observation(), utc_now())
             decision = fail(state, None, conditions.OPERATOR_ERROR, message)
             self._cluster.store.change(resource, status=msgspec.to_builtins(decision.status))
-            self._take_status()
-        except Exception as another:
-            self._record_error("the last status", another)
+            self._read_status()
+        except Exception as status_error:
+            self._record_error("the last status", status_error)
             self._status = msgspec.structs.replace(self._status, phase="Failed")
 
     def _interrupt(self) -> None:
-        """Write to the status that the run was interrupted, unless the job has ended."""
+        """Set the status to interrupted, unless the job has ended."""
         resource = self._latest_resource()
         if resource is None:
             return
@@ -338,7 +338,7 @@ class Run:
             self._cluster.store.change(resource, status=changed["status"])
 
     def _latest_resource(self) -> Object | None:
-        """Return the resource with the latest progress: the last pass may be seconds old."""
+        """Return the resource with the latest progress, which is newer than that of the last pass."""
         resource = self._cluster.store.get(self._plan.resource["kind"], self._key.namespace, self._key.name)
         if resource is None:
             return None
@@ -347,8 +347,8 @@ class Run:
         updated = apply_metrics(status, page.values, utc_now(), page.rates)
         return {**resource, "status": msgspec.to_builtins(updated)}
 
-    def _take_status(self) -> None:
-        """Read the status from the cluster; write it to the folder where it is new."""
+    def _read_status(self) -> None:
+        """Read the status from the cluster; write a new one to the folder."""
         resource = self._cluster.store.get(self._plan.resource["kind"], self._key.namespace, self._key.name)
         if resource is None or resource["metadata"]["resourceVersion"] == self._written:
             return
@@ -392,37 +392,40 @@ class Run:
             self._display.line(text)
 
     def _print_plan(self) -> None:
-        """Print what runs where."""
-        plan, nodes = self._plan, self._plan.resource["spec"]["nodes"]
+        """Print the job's size, the run folder, and ignored fields and objects."""
+        plan = self._plan
+        spec = plan.resource["spec"]
         device = f"GPUs {','.join(plan.gpu_ids)}" if plan.gpu_ids else f"{plan.cpus} CPUs"
-        pods, workers = count(nodes, "pod"), count(plan.nproc, "worker process", "es")
-        spares = self._plan.resource["spec"].get("spares")
-        pods += f" and {count(spares, 'spare')}" if spares else ""
-        self._display.line(f"{self._key.name}: {pods} of {workers} on this machine ({device})")
-        shown = {"all": "every rank's", "none": "no"}.get(plan.logs, f"rank {plan.logs}'s")
-        self._display.line(f"run folder  {self._folder.path} (below: {shown} output; all of it: logs/)")
+        pods = count(spec["nodes"], "pod")
+        if spec.get("spares"):
+            pods += f" and {count(spec['spares'], 'spare')}"
+        workers = count(plan.nproc, "worker process", "es")
+        self._display.line(f"{self._key.name}: {pods} with {workers} each on this machine ({device})")
+        shown = {"all": "all ranks", "none": "no rank"}.get(plan.logs, f"rank {plan.logs}")
+        self._display.line(f"run folder  {self._folder.path} (logs of all ranks: logs/; shown here: {shown})")
         if plan.findings:
             fields = dict.fromkeys(finding.path.rpartition(".")[2] for finding in plan.findings)
             self._display.line(f"ignored     {', '.join(fields)} (see docs/local.md)")
-        if ignored := [f"{o.get('kind')}" for o in plan.others if o.get("kind") not in _KEPT_KINDS]:
+        ignored = [str(item.get("kind")) for item in plan.others if item.get("kind") not in _KEPT_KINDS]
+        if ignored:
             self._display.line(f"ignored     other objects of the file: {', '.join(ignored)}")
 
     def _on_event(self, resource: Object, event: Event) -> None:
         self._folder.write_event(utc_now(), event.type, event.reason, event.message)
-        self._take_status()  # the event tells of one that is already written
-        restarts = event.reason in _RESTARTS
-        # The line of a restart names the failure, and the summary has the end.
-        shown = restarts or (event.type == "Warning" and not event.reason.startswith("Failure"))
-        if shown and not self._is_over():
-            reason = "" if restarts else f"{event.reason}: "
+        self._read_status()  # an Event is emitted after its status is written
+        is_restart = event.reason in _RESTARTS
+        # A failure is part of the message of a restart, or of the summary.
+        is_shown = is_restart or (event.type == "Warning" and not event.reason.startswith("Failure"))
+        if is_shown and not self._is_over():
+            reason = "" if is_restart else f"{event.reason}: "
             self._display.line(f"{time.strftime('%H:%M:%S')} {reason}{event.message.splitlines()[0]}")
 
     def _on_output_lost(self, error: OSError) -> None:
-        """Print where the run can be followed: it continues, and the exit code is the job's, as without `| head`."""
+        """Report on stderr that the run continues. Its exit code stays that of the job."""
         with suppress(OSError):
             print(
                 f"ddp run: cannot write to standard output ({error.strerror}); "
-                f"the run continues, see {self._folder.path}",
+                f"the run continues, follow it in {self._folder.path}",
                 file=sys.stderr,
                 flush=True,
             )
@@ -447,8 +450,8 @@ class Run:
         self._wake.set()
 
 
-def _go_on_tracking(plan: RunPlan, claim: ClaimLock | None) -> RunPlan:
-    """Return the plan as one run in trackers with those whose checkpoints it resumes from. Raises: OSError."""
+def _continue_tracking(plan: RunPlan, claim: ClaimLock | None) -> RunPlan:
+    """Return the plan with the tracker's run id of the checkpoints from which it resumes. Raises: OSError."""
     spec = plan.resource["spec"]
     if claim is None or not spec.get("tracking") or spec["tracking"].get("runId"):
         return plan
@@ -457,7 +460,7 @@ def _go_on_tracking(plan: RunPlan, claim: ClaimLock | None) -> RunPlan:
 
 
 def _hold_claim(plan: RunPlan) -> ClaimLock | None:
-    """Lock the claim that keeps the job's checkpoints. Raises: CannotStart, if another run uses it; OSError."""
+    """Lock the claim of the job's checkpoints. Raises: CannotStart, if another run uses it; OSError."""
     claim = exclusive_claim(parse_resource(plan.resource))
     if claim is None:
         return None
@@ -466,8 +469,8 @@ def _hold_claim(plan: RunPlan) -> ClaimLock | None:
     except ClaimInUse as holder:
         field, remedy = explain_use(claim)
         raise CannotStart(
-            f"{field}: {holder} writes its checkpoints to {name_claim(claim)}; wait until it ends, stop it, or use "
-            f"another one. {remedy}"
+            f"{field}: {holder} writes its checkpoints to {name_claim(claim)}; wait until it ends, stop it, or choose "
+            f"another. {remedy}"
         ) from None
 
 

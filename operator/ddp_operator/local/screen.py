@@ -1,4 +1,4 @@
-"""What `ddp run` prints beside the state of the job: the pods' logs as they grow, what it waits for, a remark."""
+"""Text that `ddp run` prints beside the job's state: the pods' logs, what the job waits for, and a hint."""
 
 import asyncio
 import re
@@ -14,9 +14,9 @@ from ddp_operator.status import conditions
 from ddp_operator.status.inputs import describe_progress
 
 _EVERY_SECONDS: Final = 0.2
-_BAR_SECONDS: Final = 5.0  # after which the state of a progress bar that redraws itself is a line
+_BAR_SECONDS: Final = 5.0  # interval at which the state of a script's own progress bar is printed
 _CHUNK: Final = 1 << 20
-# The mark of the launcher for a rank, and that of torchrun --tee for a local rank.
+# The prefixes of the launcher for a rank, and of torchrun --tee for a local rank.
 _RANK: Final = re.compile(r"\[rank(\d+)\]: ?")
 _LOCAL_RANK: Final = re.compile(r"\[[A-Za-z_]+(\d+)\]: ?")
 _LOG: Final = re.compile(r"attempt-(\d+)-pod-(\d+)\.log")
@@ -31,13 +31,13 @@ class LogFile(NamedTuple):
 
 
 def find_logs(folder: Path) -> list[LogFile]:
-    """Return the logs in a run's folder of logs, by attempt and pod."""
-    found = ((_LOG.fullmatch(path.name), path) for path in folder.glob("*.log"))
-    return sorted(LogFile(int(match[1]), int(match[2]), path) for match, path in found if match)
+    """Return the files in a run's folder of logs, by attempt and pod."""
+    matches = ((_LOG.fullmatch(path.name), path) for path in folder.glob("*.log"))
+    return sorted(LogFile(int(match[1]), int(match[2]), path) for match, path in matches if match)
 
 
 class Tail:
-    """Hands on the complete lines of files that grow, each with its file."""
+    """Calls ``on_line`` with the complete lines of growing files."""
 
     def __init__(self, files: Callable[[], Iterable[LogFile]], on_line: Callable[[LogFile, str], None]) -> None:
         self._files = files
@@ -52,7 +52,7 @@ class Tail:
             await asyncio.sleep(_EVERY_SECONDS)
 
     def read(self) -> None:
-        """Hand on what has been written since."""
+        """Read the lines written since the last call."""
         for file in self._files():
             while self._read_chunk(file):
                 pass
@@ -76,63 +76,69 @@ class Tail:
 
 
 def split_rank(line: str, node: int, procs: int) -> tuple[int | None, str]:
-    """Return which rank wrote a line of a pod's log, None: not known, and the line without the rank's mark.
+    """Return the rank that wrote a line of a pod's log, None if unknown, and the line without the rank's prefix.
 
-    A progress bar of the script's own redraws itself with carriage returns: only its last state counts.
+    A script's progress bar redraws itself with carriage returns: only its last state is returned.
     """
-    mark = _RANK.match(line)
-    rank = int(mark[1]) if mark else node if procs == 1 else None
-    if mark is None and (local := _LOCAL_RANK.match(line)) and int(local[1]) < procs:
-        mark, rank = local, node * procs + int(local[1])
-    return rank, line[mark.end() if mark else 0 :].rstrip("\r").rpartition("\r")[2]
+    rank = node if procs == 1 else None
+    start = 0
+    if match := _RANK.match(line):
+        rank = int(match[1])
+        start = match.end()
+    elif (match := _LOCAL_RANK.match(line)) and int(match[1]) < procs:
+        rank = node * procs + int(match[1])
+        start = match.end()
+    return rank, line[start:].rstrip("\r").rpartition("\r")[2]
 
 
 _LOADING: Final = {"WaitingForMaster": "waiting for all pods", "Rendezvous": "connecting"}
-# In a pod of one rank the launcher's lines and torchrun's carry no other mark.
+# In a pod with one rank, the lines of the launcher and of torchrun have no prefix of a rank.
 _NOT_THE_SCRIPT: Final = re.compile(r"\[launcher\] |[IWE]\d{4} .* torch/distributed/elastic/")
 _SILENCE: Final = timedelta(seconds=30)
 _LOADING_SECONDS: Final = timedelta(seconds=90)
 NO_STEPS: Final = """\
-no step reported so far; for a bar and an ETA add two lines to the script (docs/metrics.md),
+no step reported so far; for a progress bar and an ETA, add two lines to the script (docs/metrics.md):
             exporter = ddp_trainer.exporter.Exporter.start(total_steps=1000)  # before the loop
             exporter.step(samples=len(batch), loss=loss)  # after each step
-or describe its log lines in metrics.logPatterns of a YAML"""
+or describe its log lines in spec.metrics.logPatterns of a YAML"""
 
 
 def describe_wait(status: Status, page: Page, processes: int, *, spoken: bool) -> str:
-    """Return in one line what the job waits for, if anything. ``spoken``: the script has printed something."""
+    """Return in one line what the job waits for, empty for nothing. ``spoken``: the script has printed a line."""
     if page.inputs and status.condition(conditions.INPUTS_READY) and not status.is_true(conditions.INPUTS_READY):
-        return describe_progress(page.inputs)  # of now; the status is written seldom
-    for kind, bad in (
+        return describe_progress(page.inputs)  # newer than the status
+    for kind, waiting_status in (
         ("Accepted", "False"),
         ("InputsReady", "False"),
         ("Restarting", "True"),
         ("Scheduled", "False"),
         ("Rendezvoused", "False"),
     ):
-        found = status.condition(kind)
-        if found is not None and found.status == bad and found.message:
-            if found.reason != conditions.WAITING_FOR_WORKERS or page.in_place_restarts:
-                return found.message.splitlines()[0]
+        condition = status.condition(kind)
+        if condition is not None and condition.status == waiting_status and condition.message:
+            if condition.reason != conditions.WAITING_FOR_WORKERS or page.in_place_restarts:
+                return condition.message.splitlines()[0]
             loading = _LOADING.get(page.launcher_phase or "", "importing torch")
-            return f"starting {count(processes, 'process', 'es')}; {loading} …"
+            return f"starting {count(processes, 'process', 'es')}: {loading} …"
     return "" if spoken else f"{count(processes, 'process', 'es')} started; no output of the script yet"
 
 
 def is_silent(status: Status, spoken: datetime | None, now: datetime) -> bool:
-    """Tell whether the job has trained for a while without reporting a step.
+    """Return whether the job has trained for a while without reporting a step.
 
-    ``spoken``: when the script printed its first line, None: not yet; it may still import what it needs.
+    ``spoken``: when the script printed its first line; None: not yet, so it may still import packages.
     """
-    met = status.condition(conditions.RENDEZVOUSED)
-    if status.phase != "Running" or status.progress is not None or met is None or met.status != "True":
+    rendezvoused = status.condition(conditions.RENDEZVOUSED)
+    if status.phase != "Running" or status.progress is not None:
         return False
-    since = spoken or (met.last_transition_time or now) + _LOADING_SECONDS
+    if rendezvoused is None or rendezvoused.status != "True":
+        return False
+    since = spoken or (rendezvoused.last_transition_time or now) + _LOADING_SECONDS
     return now - since > _SILENCE
 
 
 def format_line(line: str, file: LogFile, procs: int, ranks: str) -> str | None:
-    """Return a line of a pod's log as it is shown, None: not at all. ``ranks``: all, or the number of one."""
+    """Return a line of a pod's log for display, None to omit it. ``ranks``: all, or the number of a rank."""
     rank, text = split_rank(line, file.node, procs)
     if ranks == "all":
         return f"[{f'pod {file.node}' if rank is None else f'rank {rank}'}] {text}"
@@ -140,5 +146,5 @@ def format_line(line: str, file: LogFile, procs: int, ranks: str) -> str | None:
 
 
 def count(number: int, noun: str, plural: str = "s") -> str:
-    """Return a number with its noun: 1 pod, 2 pods."""
+    """Return a number with a noun: 1 pod, 2 pods."""
     return f"{number} {noun}{plural if number != 1 else ''}"

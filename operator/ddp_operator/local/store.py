@@ -1,4 +1,4 @@
-"""The local cluster's objects in memory, with what an API server adds to them: UIDs, versions, deletion, owners."""
+"""The local cluster's objects in memory, with the API server's UIDs, versions, deletion and owners."""
 
 import itertools
 import uuid
@@ -16,15 +16,15 @@ Place = tuple[str, str, str]
 
 
 def place_of(item: Object) -> Place:
-    """Return where an object lives."""
+    """Return an object's kind, namespace and name."""
     metadata = item["metadata"]
     return item["kind"], metadata.get("namespace") or "default", metadata["name"]
 
 
 class Store:
-    """Objects by place. A change replaces the object and never touches the old one, so readers may keep what they got.
+    """Objects by place. A change replaces the object and never modifies it, so readers may keep it.
 
-    ``on_change`` hears of every object that was added or changed, and of one that is gone (with ``gone=True``).
+    ``on_change`` is called with every object that was added or changed, and with ``gone=True`` after a deletion.
     """
 
     def __init__(self, clock: Callable[[], datetime]) -> None:
@@ -35,18 +35,18 @@ class Store:
         self.on_change: Callable[[Object, bool], None] = lambda item, gone: None
 
     def get(self, kind: str, namespace: str, name: str) -> Json | None:
-        """Return an object as it is now."""
+        """Return the current object; None: it does not exist."""
         return self._objects.get((kind, namespace, name))
 
     def list(self, kind: str, namespace: str | None = None, labels: Mapping[str, str] | None = None) -> list[Json]:
-        """Return the objects of a kind that carry all of ``labels``, in the order in which they were made."""
-        wanted = (labels or {}).items()
+        """Return the objects of a kind that have all of ``labels``, in the order of their creation."""
+        selector = (labels or {}).items()
         return [
             item
-            for (its_kind, its_namespace, _), item in self._objects.items()
-            if its_kind == kind
-            and namespace in (None, its_namespace)
-            and wanted <= (item["metadata"].get("labels") or {}).items()
+            for (item_kind, item_namespace, _), item in self._objects.items()
+            if item_kind == kind
+            and namespace in (None, item_namespace)
+            and selector <= (item["metadata"].get("labels") or {}).items()
         ]
 
     def add(self, item: Object) -> Json:
@@ -66,7 +66,7 @@ class Store:
     def change(self, item: Object, *, meta: Object | None = None, **members: Any) -> Json | None:
         """Replace top-level members and merge ``meta`` into the metadata of the object in ``item``'s place.
 
-        A change of ``spec`` counts up the generation. What changes nothing makes no new version. None: it is gone.
+        A change of ``spec`` increments the generation; a call without a change keeps the version. None: it was deleted.
         """
         place = place_of(item)
         old = self._objects.get(place)
@@ -84,10 +84,10 @@ class Store:
         return self._put(place, new)
 
     def hold(self, item: Object) -> None:
-        """Keep an object that is deleted until ``let_go``: its process still runs."""
+        """Keep an object after its deletion until ``release``: its process still runs."""
         self._held.add(item["metadata"]["uid"])
 
-    def let_go(self, item: Object, **members: Any) -> None:
+    def release(self, item: Object, **members: Any) -> None:
         """Write the last status and end ``hold``."""
         self._held.discard(item["metadata"]["uid"])
         current = self.change(item, **members)
@@ -95,7 +95,7 @@ class Store:
             self._drop(place_of(current), current)
 
     def delete(self, item: Object, *, grace_seconds: int = 0) -> None:
-        """Delete an object; one that is held or has finalizers is only marked, and goes when nothing keeps it."""
+        """Delete an object. One that is held or has finalizers is marked, and deleted when neither applies."""
         place = place_of(item)
         current = self._objects.get(place)
         if current is None or current["metadata"]["uid"] != item["metadata"]["uid"]:
@@ -103,7 +103,7 @@ class Store:
         if not self._is_kept(current):
             self._drop(place, current)
         elif not current["metadata"].get("deletionTimestamp"):
-            # As Kubernetes: the stamp is the end of the grace time.
+            # As in Kubernetes, the timestamp is the end of the grace period.
             end = self._clock() + timedelta(seconds=grace_seconds)
             marks = {"deletionTimestamp": format_time(end), "deletionGracePeriodSeconds": grace_seconds}
             self.change(current, meta=marks)
@@ -124,7 +124,7 @@ class Store:
             self.delete(child, grace_seconds=grace_of(child))
 
     def _dependents(self, uid: str) -> Iterable[Json]:
-        """Return what only lives through this owner: the garbage collector deletes an object with its last owner."""
+        """Yield the objects whose last owner was deleted, which the garbage collector deletes."""
         alive = {item["metadata"]["uid"] for item in self._objects.values()}
         for item in list(self._objects.values()):
             owners = {owner["uid"] for owner in item["metadata"].get("ownerReferences") or ()}
@@ -133,12 +133,12 @@ class Store:
 
 
 def grace_of(item: Object) -> int:
-    """Return the grace time in seconds that an object's deletion gives."""
+    """Return an object's grace period for deletion, in seconds."""
     return int(item.get("spec", {}).get("terminationGracePeriodSeconds", 30)) if item["kind"] == "Pod" else 0
 
 
 def workers_grace_of(pod: Object) -> int:
-    """Return the seconds that a pod's workers have to save after SIGTERM: those that its launcher gives them."""
+    """Return the seconds that a pod's launcher gives its workers after SIGTERM."""
     values = [
         variable.get("value", "")
         for container in pod["spec"].get("containers") or ()

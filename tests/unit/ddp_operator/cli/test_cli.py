@@ -85,7 +85,7 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
     [
         ({"nodes": 0}, "spec.nodes"),
         ({"node": 2}, 'unknown field "spec.node"; did you mean nodes?'),
-        ({"suspend": True}, "spec.suspend: true, so nothing would run"),
+        ({"suspend": True}, "spec.suspend: a suspended job starts no pods"),
         ({"procPerNode": "gpu"}, "spec.procPerNode"),
     ],
 )

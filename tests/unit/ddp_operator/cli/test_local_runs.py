@@ -103,7 +103,7 @@ def test_a_script_with_more_pods_than_gpus_is_refused(monkeypatch: pytest.Monkey
     Path("train.py").write_text("")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert cli.main(["run", "train.py", "--nodes", "2"]) == ExitCode.BAD_INPUT
-    assert "needs 2 GPUs (pods: 2, GPUs of each: 1), but this machine has 1; use --cpu" in capsys.readouterr().err
+    assert "needs 2 GPUs (2 pods x 1), but this machine has 1; use --cpu" in capsys.readouterr().err
 
 
 def test_a_python_without_torch_is_named_before_anything_starts(

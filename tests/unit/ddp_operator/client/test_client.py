@@ -112,9 +112,9 @@ def test_invalid_programs_are_refused_before_anything_is_created(
         Client().train(fit)
     with pytest.raises(TypeError, match="as a list"):
         Client().train("my_training.py", args={"lr": 1})
-    with pytest.raises(ClientError, match="there is no such script"):
+    with pytest.raises(ClientError, match="the script does not exist"):
         Client().train("none.py")
-    with pytest.raises(ClientError, match="is not in --workdir"):
+    with pytest.raises(ClientError, match="is outside of --workdir"):
         Client().train("my_training.py", workdir=tmp_path / "other")
     monkeypatch.setenv("HOME", str(tmp_path))
     for program in (fit, "my_training.py"):

@@ -120,7 +120,7 @@ def test_the_users_own_thread_count_stays() -> None:
 def test_too_few_gpus_are_refused_naming_the_ways_out() -> None:
     with pytest.raises(
         Unsuitable,
-        match=r"needs 8 GPUs .*pods: 2, GPUs of each: 4.*, but this machine has 1; .*--cpu.*--nodes and --procs",
+        match=r"needs 8 GPUs .2 pods x 4., but this machine has 1; .*--cpu.*--nodes or --procs",
     ):
         check_suitable(resource(4), ["0"])
     check_suitable(resource(4), [str(number) for number in range(8)])
@@ -200,12 +200,14 @@ def test_addresses_sort_as_the_indexes_do() -> None:
     assert len(set(addresses)) == 500
 
 
-def test_code_that_is_not_here_is_refused() -> None:
+def test_code_missing_in_the_file_is_refused() -> None:
     here = [{"kind": "ConfigMap", "metadata": {"name": "ddp-code-1"}}]
     check_code(resource(), here)
     check_code(resource(code={"configMapName": "ddp-code-1"}), here)
     check_code(resource(code={"claimName": "sources"}), here)
-    with pytest.raises(Unsuitable, match="configMapName: ddp-code-2: is not in the file; name the folder"):
+    with pytest.raises(Unsuitable, match="configMapName: ddp-code-2: not in the file; name the folder"):
         check_code(resource(code={"configMapName": "ddp-code-2"}), here)
-    with pytest.raises(Unsuitable, match=r"spec.code.image: a/b@sha256:1: no image is pulled here; name the folder"):
+    with pytest.raises(
+        Unsuitable, match=r"spec.code.image: a/b@sha256:1: no image is pulled on this machine; name the folder"
+    ):
         check_code(resource(code={"image": "a/b@sha256:1"}), here)

@@ -94,5 +94,5 @@ def test_a_path_cannot_leave_its_volume(tmp_path: Path, part: str) -> None:
 
 
 def test_a_mount_without_a_volume_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MissingReference, match='there is no volume "w"'):
+    with pytest.raises(MissingReference, match='volume "w" does not exist'):
         prepare(tmp_path, {"emptyDir": {}}, name="w")

@@ -88,7 +88,7 @@ def test_a_living_writers_record_is_left_alone_and_says_whose_it_is(writer: subp
 
 
 @pytest.mark.skipif(shutil.which("flock") is None, reason="the flock program is not installed")
-def test_what_the_record_says_of_the_lock_is_so(writer: subprocess.Popen[str]) -> None:
+def test_record_names_a_command_that_checks_the_lock(writer: subprocess.Popen[str]) -> None:
     folder = folder_of(writer, kill=False)
     (line,) = (line for line in folder.status.read_text().splitlines() if "flock -n" in line)
     command = line.partition("By hand: ")[2]
@@ -110,9 +110,9 @@ def test_a_killed_writers_record_is_closed_once_and_says_how_it_goes_on(writer: 
     status = status_of(folder)
     (failed,) = (one for one in status["conditions"] if one["type"] == "Failed")
     assert (status["phase"], failed["status"], failed["reason"]) == ("Failed", "True", "Interrupted")
-    assert (
-        "its last status is Running. Resume from the checkpoint of step 5 on claim c with: ddp run job.yaml --cpu"
-        in (failed["message"])
+    assert failed["message"] == (
+        "`ddp run` was killed while the job was Running. Resume from the checkpoint of step 5 on claim c with: "
+        "ddp run job.yaml --cpu"
     )
     assert status["progress"]["step"] == 7
     assert "Interrupted after " in folder.summary.read_text()
@@ -175,15 +175,15 @@ def test_who_asks_for_the_report_of_a_killed_run_closes_its_record(writer: subpr
     assert main(["report", str(folder.path)]) == 0
     for page in (first, (folder.path / "report.html").read_text()):
         assert '<span class="phase Interrupted">Interrupted</span>' in page
-        assert "its last status is Running. Resume from the checkpoint of step 5 on claim c with: ddp run" in page
+        assert "while the job was Running. Resume from the checkpoint of step 5 on claim c with: ddp run" in page
 
 
 @pytest.mark.parametrize(
     ("number", "words"),
     [
-        (signal.SIGINT, "stopped by Ctrl-C while the job was Running. The job keeps no checkpoints"),
-        (signal.SIGTERM, "stopped by SIGTERM while the job was Running. The job keeps no checkpoints"),
-        (None, "`ddp run` ended before the job did; its last status is Running. The job keeps no checkpoints"),
+        (signal.SIGINT, "stopped by Ctrl-C while the job was Running. spec.checkpoint is not set"),
+        (signal.SIGTERM, "stopped by SIGTERM while the job was Running. spec.checkpoint is not set"),
+        (None, "`ddp run` was killed while the job was Running. spec.checkpoint is not set"),
     ],
 )
 def test_interruption_names_the_signal_that_stopped_the_run(number: int | None, words: str) -> None:

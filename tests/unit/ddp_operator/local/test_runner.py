@@ -17,7 +17,7 @@ from ddp_operator import cli
 from ddp_operator.cli.io import ExitCode
 from ddp_operator.local import adapt
 from ddp_operator.local.container import ClaimInUse, ClaimLock
-from ddp_operator.local.runner import Outcome, Run
+from ddp_operator.local.runner import Run, RunOutcome
 from tests.support.builders import resource, template, trainer
 
 
@@ -25,9 +25,9 @@ from tests.support.builders import resource, template, trainer
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
-    async def run(self: Run) -> Outcome:
+    async def run(self: Run) -> RunOutcome:
         """Nothing is started here: what comes before is what is tested."""
-        return Outcome("Succeeded")
+        return RunOutcome("Succeeded")
 
     monkeypatch.setattr(Run, "run", run)
 
@@ -80,10 +80,10 @@ class TestClaim:
         lock.release()
 
     def test_a_run_that_goes_on_keeps_it_and_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def run(self: Run) -> Outcome:
+        async def run(self: Run) -> RunOutcome:
             with pytest.raises(ClaimInUse, match=rf"process {os.getpid()} \(run folder ddp-runs/train-"):
                 ClaimLock(Path("ddp-runs/claims"), "weights")
-            return Outcome("Running", signal=15)
+            return RunOutcome("Running", signal=15)
 
         monkeypatch.setattr(Run, "run", run)
         assert ddp_run(checkpoint=self.CHECKPOINT) == 128 + 15
@@ -116,7 +116,7 @@ class TestFullDisk:
         monkeypatch.setattr(Path, call, fail_in_run_folder)
         assert ddp_run() == ExitCode.BAD_INPUT
         assert capsys.readouterr().err == (
-            "ddp run: ddp-runs: cannot create a run folder there (No space left on device); free space there or choose "
+            "ddp run: ddp-runs: cannot create a run folder (No space left on device); free space or choose "
             "another --runs-dir\n"
         )
         assert runs() == []

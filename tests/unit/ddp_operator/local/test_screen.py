@@ -25,8 +25,8 @@ LOADING = running("Rendezvoused", "False", "WaitingForWorkers", "2/2 pods runnin
     ("phase", "what"),
     [("", "importing torch"), ("Starting", "importing torch"), ("WaitingForMaster", "waiting for all pods")],
 )
-def test_until_workers_start_the_line_says_what_is_loaded(phase: str, what: str) -> None:
-    assert describe_wait(LOADING, Page(launcher_phase=phase), 4, spoken=False) == f"starting 4 processes; {what} …"
+def test_line_names_the_loading_step_before_workers_start(phase: str, what: str) -> None:
+    assert describe_wait(LOADING, Page(launcher_phase=phase), 4, spoken=False) == f"starting 4 processes: {what} …"
 
 
 def test_once_workers_run_it_waits_for_the_scripts_first_output() -> None:

@@ -163,5 +163,5 @@ def test_a_run_on_this_machine_comes_before_a_job_and_a_missing_one_is_looked_fo
     assert main(["report", "digits"]) == 0
     assert capsys.readouterr().out.strip() == "ddp-runs/digits-20260101-120000/report.html"
     assert main(["report", "other"]) == 4
-    assert "no cluster configured" in capsys.readouterr().err
+    assert "no cluster is configured" in capsys.readouterr().err
     assert main(["report", "digits", "-n", "ml"]) == 4

@@ -115,11 +115,13 @@ class TestPage:
         assert "default-src 'none'" in page
         assert not re.search(r"url\(|@import|https?://", page)
 
-    def test_says_of_a_run_that_nobody_runs_any_more_how_it_goes_on(self, tmp_path: Path) -> None:
+    def test_page_of_a_killed_run_explains_how_to_resume(self, tmp_path: Path) -> None:
         path = write_run(tmp_path, phase="Running")
         page = build_page(read_run(path), NOW)
         assert '<span class="phase Interrupted">Interrupted</span>' in page
-        assert "resume from what the script saved, or start again, with: ddp run FILE" in page
+        assert (
+            "spec.checkpoint is not set, so only the script knows whether it saved a checkpoint. Start it with:" in page
+        )
         run = RunFolder(path)
         run.write_manifest("", [], {}, "ddp run job.yaml --cpu -- '<b>'")
         claim = resource(checkpoint={"path": "/ckpt", "claimName": "c"})
@@ -128,8 +130,7 @@ class TestPage:
         del run  # the lock goes with it
         page = build_page(read_run(path), NOW)
         assert (
-            "its last status is Running. No checkpoint was reported: resume from what claim c holds, if anything, or"
-            in page
+            "was killed while the job was Running. No checkpoint was reported. The job resumes from claim c if" in page
         )
         assert "job.yaml --cpu -- &#x27;&lt;b&gt;&#x27;" in page
 
@@ -351,7 +352,7 @@ class TestCommand:
         [
             (["nothing", "--local"], 3, "run nothing does not exist"),
             ([], 3, "no runs in"),
-            (["empty"], 2, "there is no status.yaml"),
+            (["empty"], 2, "status.yaml is missing"),
         ],
     )
     def test_bad_input_is_one_sentence(
