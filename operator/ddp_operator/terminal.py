@@ -1,12 +1,12 @@
-"""The border to the terminal: text from clusters, pods and files cannot control it."""
+"""Print text from clusters, pods and files so that it cannot control the terminal."""
 
 import re
 import sys
 from typing import Any, Final, TextIO
 
 _COLOURS: Final = r"\x1b\[[0-9;:]*m"
-# Escape sequences and strings, whole or cut off; then single control characters but tab and newline, and characters
-# that are invisible or turn the direction of writing.
+# Escape sequences and strings, complete or truncated; control characters except tab and newline; characters that are
+# invisible or change the direction of writing.
 _CONTROL: Final = (
     r"\x1b\[[0-?]*[ -/]*[@-~]?"
     r"|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?"
@@ -19,7 +19,7 @@ _RESET: Final = "\x1b[0m"
 
 
 def make_printable(text: str, *, colours: bool = False) -> str:
-    """Return text without what a terminal obeys. ``colours``: those stay, and end with the text."""
+    """Return text without control sequences. ``colours``: keep colours, and reset them at the end."""
     if not colours:
         return _PLAIN.sub("", text)
     cleaned = _COLOURED.sub(lambda match: match[1] or "", text)
@@ -29,19 +29,19 @@ def make_printable(text: str, *, colours: bool = False) -> str:
 
 
 def print_text(text: object, *, file: TextIO | None = None, end: str = "\n", flush: bool = False) -> None:
-    """Print text that may be anybody's."""
+    """Print untrusted text."""
     print(make_printable(str(text)), file=file or sys.stdout, end=end, flush=flush)
 
 
 def build_console(stream: TextIO) -> Any:
-    """Return a Rich console for this stream. Rich is imported here: most commands do without."""
+    """Return a Rich console for this stream. Rich is imported here, because most commands do not need it."""
     from rich.console import Console
 
     class SafeConsole(Console):
-        """Prints what Rich itself controls, and text without control characters."""
+        """Removes control characters from text, but not Rich's own control sequences."""
 
         def render(self, renderable: Any, options: Any = None) -> Any:
-            """Render something to segments."""
+            """Render to segments."""
             for segment in super().render(renderable, options):
                 if segment.control:
                     yield segment

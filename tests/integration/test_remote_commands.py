@@ -201,7 +201,7 @@ async def test_a_script_takes_its_folder_along_in_a_config_map_that_goes_with_it
     assert await ddp("submit", "train.py", *options) == ExitCode.OK
     shown = capsys.readouterr().err
     assert "code: 2 files of " in shown
-    assert "left out, as they may hold secrets: .env, kubeconfig;" in shown
+    assert "left out possible secrets: .env, kubeconfig;" in shown
     job = await actors.resource("train", lambda found: found.get("status", {}).get("code"))
     name = job["spec"]["code"]["configMapName"]
     config_map = await actors.get("ConfigMap", name)

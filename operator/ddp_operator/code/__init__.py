@@ -1,1 +1,1 @@
-"""The user's folder as one archive: which files travel, how they are packed, and the commit that they are of."""
+"""Pack the user's folder into one archive: select its files, compress them, and read their commit."""

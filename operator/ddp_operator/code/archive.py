@@ -1,4 +1,4 @@
-"""A folder as one compressed tar, the same bytes for the same files on every machine."""
+"""Pack a folder into one compressed tar. The digest is the same for the same files on every machine."""
 
 import gzip
 import hashlib
@@ -9,6 +9,7 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
@@ -18,13 +19,13 @@ from ddp_operator.code.files import MOST, CannotPack, Selection
 
 MEBIBYTE: Final = 1 << 20
 CONFIG_MAP_LIMIT: Final = MEBIBYTE
-"""Bytes that Kubernetes takes in a ConfigMap."""
+"""Maximum size of a ConfigMap in bytes."""
 _PIECE: Final = MEBIBYTE
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A folder's files. ``digest``: SHA-256, in hex, of the tar before it was compressed."""
+    """A packed folder. ``digest``: SHA-256 of the uncompressed tar, in hex."""
 
     data: bytes
     digest: str
@@ -41,16 +42,18 @@ class Archive:
         return sum(size for _, size in self.sizes)
 
     def list_largest(self, count: int = 5) -> str:
-        """Return the largest files with their sizes, for people."""
-        largest = sorted(self.sizes, key=lambda one: -one[1])[:count]
+        """Return the largest files with their sizes as text."""
+        largest = sorted(self.sizes, key=itemgetter(1), reverse=True)[:count]
         return ", ".join(f"{path} ({format_size(size)})" for path, size in largest)
 
 
 def pack(folder: Path, include: Sequence[str] = (), *, limit: int = CONFIG_MAP_LIMIT) -> Archive:
-    """Pack a folder. It is compressed harder where that may bring it below ``limit`` bytes. Raises: CannotPack."""
+    """Pack a folder. It is compressed harder if that may reduce it to ``limit`` bytes. Raises: CannotPack."""
     if not folder.is_dir():
-        raise CannotPack(f"{folder}: there is no such folder")
-    selection, sizes, digest = Selection(folder, include), list[tuple[str, int]](), hashlib.sha256()
+        raise CannotPack(f"{folder}: the folder does not exist")
+    selection = Selection(folder, include)
+    sizes: list[tuple[str, int]] = []
+    digest = hashlib.sha256()
     compressed: list[Future[bytes]] = []
     with ThreadPoolExecutor(2 + (os.cpu_count() or 1)) as pool, ThreadPoolExecutor(1) as in_order:
         commit = pool.submit(ask_git, folder, "rev-parse", "HEAD")
@@ -59,7 +62,7 @@ def pack(folder: Path, include: Sequence[str] = (), *, limit: int = CONFIG_MAP_L
             in_order.submit(digest.update, piece)
             compressed.append(pool.submit(_compress, piece))
     if not sizes:
-        raise CannotPack(f"{folder}: there is nothing to pack: no files, or .gitignore and .ddpignore leave all out")
+        raise CannotPack(f"{folder}: nothing to pack; the folder is empty, or .gitignore and .ddpignore exclude all")
     data = b"".join(piece.result() for piece in compressed)
     if limit < len(data) <= 3 * limit:
         smaller = lzma.compress(gzip.decompress(data), preset=3)
@@ -69,9 +72,11 @@ def pack(folder: Path, include: Sequence[str] = (), *, limit: int = CONFIG_MAP_L
 
 
 def format_size(size: int) -> str:
-    """Return a number of bytes as people write it, such as 1.4 MiB."""
+    """Return a number of bytes with a unit, such as 1.4 MiB."""
+    if size == 0:
+        return "0 KiB"
     if size < MEBIBYTE:
-        return f"{max(1, round(size / 1024)) if size else 0} KiB"
+        return f"{max(1, round(size / 1024))} KiB"
     return f"{size / MEBIBYTE:.1f} MiB"
 
 
@@ -80,11 +85,14 @@ def _compress(piece: memoryview) -> bytes:
 
 
 def _write_tar(folder: Path, selection: Selection, sizes: list[tuple[str, int]]) -> Iterator[memoryview]:
-    """Yield the tar in pieces that are each worth a task. Files are read to where they stay, between zeros."""
-    root, total = os.path.realpath(folder), 0
-    piece, used = bytearray(_PIECE), 0
+    """Yield the tar in pieces of about a mebibyte. Files are read directly into a zeroed piece, which pads them."""
+    root = os.path.realpath(folder)
+    total = 0
+    piece = bytearray(_PIECE)
+    used = 0
     for path, place in selection.walk():
-        descriptor, size = -1, 0
+        descriptor = -1
+        size = 0
         try:
             try:
                 descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW)
@@ -92,9 +100,7 @@ def _write_tar(folder: Path, selection: Selection, sizes: list[tuple[str, int]])
             except OSError as error:
                 if not os.path.islink(place):
                     raise CannotPack(f"{path}: {error.strerror}; make it readable, or name it in .ddpignore") from None
-                link = tarfile.TarInfo(path)
-                link.type, link.linkname, link.mode = tarfile.SYMTYPE, _read_link(root, path, place), 0o777
-                header = link.tobuf(tarfile.PAX_FORMAT)
+                header = _build_link_header(path, _read_link(root, path, place))
             else:
                 size = status.st_size
                 header = _build_header(path, size, executable=bool(status.st_mode & 0o100))
@@ -103,18 +109,20 @@ def _write_tar(folder: Path, selection: Selection, sizes: list[tuple[str, int]])
             if total > MOST:
                 largest = Archive(b"", "", tuple(sizes), ()).list_largest()
                 raise CannotPack(
-                    f"the folder has more than {format_size(MOST)}; name data in .ddpignore, and mount a volume with "
-                    f"it. Largest so far: {largest}"
+                    f"the folder has more than {format_size(MOST)}; name data in .ddpignore, and mount it from a "
+                    f"volume. Largest files so far: {largest}"
                 )
-            begin = used + len(header)
-            end = begin + size + -size % tarfile.BLOCKSIZE
+            start = used + len(header)
+            end = start + size + -size % tarfile.BLOCKSIZE
             if end > len(piece):
                 yield memoryview(piece)[:used]
-                begin, end = begin - used, end - used
-                piece, used = bytearray(max(_PIECE, end)), 0
-            piece[used:begin] = header
+                start -= used
+                end -= used
+                piece = bytearray(max(_PIECE, end))
+                used = 0
+            piece[used:start] = header
             used = end
-            _read(descriptor, memoryview(piece)[begin : begin + size], path)
+            _read(descriptor, memoryview(piece)[start : start + size], path)
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
@@ -126,7 +134,7 @@ def _read(descriptor: int, place: memoryview, path: str) -> None:
     while place:
         count = os.readv(descriptor, [place])
         if not count:
-            raise CannotPack(f"{path}: became shorter while it was read; try again")
+            raise CannotPack(f"{path}: the file became shorter during packing; try again")
         place = place[count:]
 
 
@@ -140,32 +148,42 @@ _CONSTANT_SUMS: Final = {
 
 
 def _build_header(path: str, size: int, *, executable: bool) -> bytes:
-    """Return what ``tarfile`` makes of a file without owner and time, four times as quickly for the usual name."""
+    """Return ``tarfile``'s header of a file without owner and time; four times faster for short names."""
     if len(path) > 100 or not path.isascii() or size >= 8 << 30:
         member = tarfile.TarInfo(path)
-        member.size, member.mode = size, 0o755 if executable else 0o644
+        member.size = size
+        member.mode = 0o755 if executable else 0o644
         return member.tobuf(tarfile.PAX_FORMAT)
-    name, length = path.encode(), b"%011o" % size
+    name = path.encode()
+    length = b"%011o" % size
     checksum = _CONSTANT_SUMS[executable] + sum(name) + sum(length)
     start = name.ljust(100, b"\0") + _MODES[executable] + _OWNER + length
     return b"%s\0%s%06o\0 0%s" % (start, _MTIME, checksum, _TAIL)
 
 
+def _build_link_header(path: str, target: str) -> bytes:
+    link = tarfile.TarInfo(path)
+    link.type = tarfile.SYMTYPE
+    link.linkname = target
+    link.mode = 0o777
+    return link.tobuf(tarfile.PAX_FORMAT)
+
+
 def _read_link(root: str, path: str, place: str) -> str:
-    """Return where a link inside the folder points, relative to it. Raises: CannotPack where it leaves the folder."""
+    """Return the target of a link, relative to the link. Raises: CannotPack, if it leaves the folder."""
     target = os.readlink(place)
     folder = os.path.dirname(place)
     resolved = os.path.realpath(os.path.join(folder, target))
     if os.path.commonpath([root, resolved]) != root:
         raise CannotPack(
-            f"{path}: this link leaves the folder (to {resolved}), where the pods could not follow it; copy what it "
-            "points to, or name it in .ddpignore"
+            f"{path}: this link points outside of the folder (to {resolved}), which pods do not receive; copy its "
+            "target, or name the link in .ddpignore"
         )
     return os.path.relpath(resolved, os.path.realpath(folder)) if os.path.isabs(target) else target
 
 
 def ask_git(folder: Path, *words: str, seconds: float = 20.0) -> str:
-    """Return what git says of a folder; empty where it says nothing, is not there, or takes too long."""
+    """Return the output of a git command in a folder; empty if git fails, is missing, or takes too long."""
     line = ["git", "--no-optional-locks", "-C", str(folder), *words]
     try:
         return subprocess.run(

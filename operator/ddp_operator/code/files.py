@@ -1,4 +1,4 @@
-"""Which files of a folder travel: those that git would add, without secrets."""
+"""Select the files of a folder to pack: those that git would add, without secrets."""
 
 import heapq
 import os
@@ -12,16 +12,16 @@ from typing import Final
 from ddp_operator.code.ignore import Rules
 
 IGNORE_FILES: Final = (".gitignore", ".ddpignore")
-"""Read in each folder, the later one stronger."""
+"""Read in each folder; rules of the later file take precedence."""
 _NEVER: Final = (".git", ".hg", ".svn", "__pycache__/", ".venv/", ".ipynb_checkpoints/", "ddp-runs/", ".DS_Store")
-# The last word of a name, as in .wandb_key, hf_token and gcp-key.json; not of code (token.py) or of a vocabulary
+# The last part of a name, as in .wandb_key, hf_token and gcp-key.json, but not of code (token.py) or a vocabulary
 # (tokenizer.json, tokens.txt).
 _SECRET_WORDS: Final = (
     *("key", "apikey", "token", "secret", "secrets", "password", "passwd", "passphrase", "credential", "credentials"),
     *("API_KEY", "KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIALS"),
 )
 _SECRET_ENDS: Final = ("", ".txt", ".json", ".y*ml", ".toml", ".ini", ".cfg", ".conf", ".b64")
-# What holds passwords, tokens and private keys, by the names that the tools give it.
+# Files with passwords, tokens and private keys, by the names that tools use.
 _SECRET: Final = (
     *(".env", ".env.*", "*.env", "!.env.example", "!.env.sample", "!.env.template"),
     *("*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.kdbx", "*.keytab"),
@@ -34,8 +34,8 @@ _SECRET: Final = (
     *(f"{start}{word}{end}" for start in ("", "*[._-]") for word in _SECRET_WORDS for end in _SECRET_ENDS),
 )
 MOST: Final = 1 << 30
-"""Bytes of all files that travel."""
-_GUARD: Final = Rules([*_NEVER, *_SECRET])  # asked first, as nearly no name is among them
+"""Maximum size of all packed files in bytes."""
+_GUARD: Final = Rules([*_NEVER, *_SECRET])  # checked first, because few names match
 _NEVER_RULES: Final = Rules(_NEVER)
 
 
@@ -45,25 +45,25 @@ class CannotPack(ValueError):
 
 @dataclass(slots=True)
 class Selection:
-    """The files of a folder that travel, by ``walk``; ``left_out``: secrets that were met and not named."""
+    """The files of a folder to pack, by ``walk``; ``left_out``: possible secrets that ``include`` does not name."""
 
     folder: Path
     include: Sequence[str] = ()
-    """Files and folders that travel whatever any rule says, as paths below the folder."""
+    """Files and folders that are packed regardless of all rules, as paths below the folder."""
     left_out: list[str] = field(default_factory=list)
 
     def walk(self) -> Iterator[tuple[str, str]]:
-        """Yield the path of each file and symbolic link below the folder, and where that is, always in one order.
+        """Yield each file and symbolic link as its path below the folder and its real path, in a fixed order.
 
         Raises: CannotPack.
         """
-        found = self._walk(str(self.folder), "", *_read_outer_rules(self.folder))
+        selected = self._walk(str(self.folder), "", *_read_outer_rules(self.folder))
         if not self.include:
-            yield from found
+            yield from selected
             return
         named = sorted({path for name in self.include for path in self._list_named(name)}, key=_sort_key)
         last = ""
-        for path, place in heapq.merge(found, named, key=_sort_key):
+        for path, place in heapq.merge(selected, named, key=_sort_key):
             if path != last:
                 yield path, place
             last = path
@@ -74,36 +74,30 @@ class Selection:
     ) -> Iterator[tuple[str, str]]:
         """Walk a folder.
 
-        ``rules``: the innermost first, each with where the paths that are relative to it begin in ``prefix`` + path.
+        ``rules``: the innermost first, each with the start of its relative paths in ``prefix`` + path.
         """
-        with _readable(path or folder), os.scandir(folder) as found:
-            entries = sorted(found, key=lambda entry: entry.name)
+        with _readable(path or folder), os.scandir(folder) as scan:
+            entries = sorted(scan, key=lambda entry: entry.name)
         names = {entry.name for entry in entries}
         if path and "pyvenv.cfg" in names:
-            return  # a virtual environment, whatever it is called
+            return  # a virtual environment of any name
         lines = [line for name in IGNORE_FILES if name in names for line in _read_lines(Path(folder, name))]
         if lines:
             rules = [(len(prefix) + len(path), Rules(lines)), *rules]
         for entry in entries:
             name = entry.name
-            here, is_folder = path + name, entry.is_dir(follow_symlinks=False)
-            if _GUARD.decide(here, name, is_folder=is_folder):
-                if not _NEVER_RULES.decide(here, name, is_folder=is_folder):
-                    self.left_out.append(here + "/" * is_folder)
+            entry_path = path + name
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if _GUARD.decide(entry_path, name, is_folder=is_folder):
+                if not _NEVER_RULES.decide(entry_path, name, is_folder=is_folder):
+                    self.left_out.append(f"{entry_path}/" if is_folder else entry_path)
                 continue
-            whole = prefix + here
-            for begin, one in rules:
-                ignored = one.decide(whole[begin:], name, is_folder=is_folder)
-                if ignored is not None:
-                    break
-            else:
-                ignored = False
-            if ignored:
+            if _is_ignored(rules, prefix + entry_path, name, is_folder=is_folder):
                 continue
             if is_folder:
-                yield from self._walk(entry.path, f"{here}/", rules, prefix)
+                yield from self._walk(entry.path, f"{entry_path}/", rules, prefix)
             elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
-                yield here, entry.path
+                yield entry_path, entry.path
 
     def _list_named(self, name: str) -> Iterator[tuple[str, str]]:
         path = _find_named(self.folder, name)
@@ -117,12 +111,12 @@ class Selection:
 
 
 def copy_files(folder: Path, target: Path, linked: Sequence[str] = ()) -> int:
-    """Copy the files that would travel into ``target``, and link those of ``linked``; return how many were copied.
+    """Copy the files that would be packed into ``target``, and link those of ``linked``; return the number of copies.
 
     Raises: CannotPack, OSError.
     """
     if not folder.is_dir():
-        raise CannotPack(f"{folder}: there is no such folder")
+        raise CannotPack(f"{folder}: the folder does not exist")
     links = {_find_named(folder, name): folder / name for name in linked}
     count = 0
     total = 0
@@ -149,7 +143,7 @@ def copy_files(folder: Path, target: Path, linked: Sequence[str] = ()) -> int:
 
 
 def _read_target(folder: Path, place: str) -> str:
-    """Return where a link of the copy points: within the copy where it points into the folder."""
+    """Return the target of a copied link: within the copy if the original points into the folder."""
     target = os.readlink(place)
     resolved = os.path.realpath(place)
     if os.path.commonpath([os.path.realpath(folder), resolved]) != os.path.realpath(folder):
@@ -161,23 +155,32 @@ def _find_named(folder: Path, name: str) -> str:
     """Return the path below the folder that --include names. Raises: CannotPack."""
     path = os.path.normpath(os.path.relpath(folder / name, folder))
     if path.startswith("..") or not os.path.lexists(folder / path):
-        raise CannotPack(f"--include {name}: there is no such file or folder in {folder}")
+        raise CannotPack(f"--include {name}: no such file or folder in {folder}; name a path relative to it")
     return path
 
 
-def _sort_key(found: tuple[str, str]) -> list[str]:
-    return found[0].split("/")
+def _is_ignored(rules: Sequence[tuple[int, Rules]], path: str, name: str, *, is_folder: bool) -> bool:
+    """Return whether the first rules that match a path ignore it."""
+    for start, folder_rules in rules:
+        ignored = folder_rules.decide(path[start:], name, is_folder=is_folder)
+        if ignored is not None:
+            return ignored
+    return False
+
+
+def _sort_key(item: tuple[str, str]) -> list[str]:
+    return item[0].split("/")
 
 
 def _read_outer_rules(folder: Path) -> tuple[list[tuple[int, Rules]], str]:
-    """Return the rules that a git repository has above ``folder``, and the path of that in the repository."""
+    """Return the rules of a git repository above ``folder``, and the folder's path in the repository."""
     folder = folder.resolve()
-    root = next((one for one in (folder, *folder.parents) if (one / ".git").exists()), None)
+    root = next((parent for parent in (folder, *folder.parents) if (parent / ".git").exists()), None)
     if root is None:
         return [], ""
     rules = [(0, Rules(_read_lines(root / ".git" / "info" / "exclude")))]
     parts = folder.relative_to(root).parts
-    for end in range(len(parts)):  # its own are read on the way
+    for end in range(len(parts)):  # the walk reads the folder's own rules
         above = "".join(f"{part}/" for part in parts[:end])
         lines = [line for name in IGNORE_FILES for line in _read_lines(root / above / name)]
         rules.insert(0, (len(above), Rules(lines)))

@@ -1,4 +1,4 @@
-"""Patterns of .gitignore, matched as git does: each against one path, of which a walk has let in all parents."""
+"""Match patterns of .gitignore as git does: against one path, after a walk has accepted all its parents."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -6,31 +6,33 @@ from typing import Final, NamedTuple
 
 
 class Rules:
-    """The patterns of a .gitignore, or of several, the later ones stronger."""
+    """The patterns of one or more .gitignore files; later patterns take precedence."""
 
     def __init__(self, lines: Iterable[str]) -> None:
         self._patterns = [pattern for line in lines if (pattern := _parse(line)) is not None]
-        # Most paths match nothing, and one expression is quicker than twenty.
-        self._names = _join(one.expression.pattern for one in self._patterns if one.of_names)
-        self._paths = _join(one.expression.pattern for one in self._patterns if not one.of_names)
+        # Most paths match nothing, and one expression is faster than twenty.
+        self._names = _join(pattern.expression.pattern for pattern in self._patterns if pattern.of_names)
+        self._paths = _join(pattern.expression.pattern for pattern in self._patterns if not pattern.of_names)
 
     def decide(self, path: str, name: str, *, is_folder: bool) -> bool | None:
-        """Return whether ``path``, relative to where the rules are, is ignored; None: they do not say.
+        """Return whether ``path``, relative to the folder of the rules, is ignored; None: no pattern matches.
 
-        ``path``, which ends with ``name``, itself is meant: nothing is said of one because of a folder that it is in.
+        Only ``path`` itself, which ends with ``name``, is matched, not the folders above it.
         """
         if not (self._names(name) or self._paths(path)):
             return None
-        for one in reversed(self._patterns):
-            if (is_folder or not one.of_folders) and one.expression.fullmatch(name if one.of_names else path):
-                return one.ignores
+        for pattern in reversed(self._patterns):
+            if pattern.of_folders and not is_folder:
+                continue
+            if pattern.expression.fullmatch(name if pattern.of_names else path):
+                return pattern.ignores
         return None
 
 
 class _Pattern(NamedTuple):
     expression: re.Pattern[str]
     of_names: bool
-    """Whether it is matched against a name, in whatever folder."""
+    """Whether it is matched against the name, in any folder."""
     of_folders: bool
     ignores: bool
 
@@ -54,7 +56,7 @@ def _parse(line: str) -> _Pattern | None:
     text = re.sub(r"(?:\*\*/){2,}", "**/", text.removeprefix("/"))
     try:
         return _Pattern(re.compile(_TOKEN.sub(_translate, text), re.DOTALL), of_names, of_folders, ignores)
-    except re.error:  # as in git, what is no pattern matches nothing
+    except re.error:  # as in git, an invalid pattern matches nothing
         return None
 
 
@@ -63,14 +65,16 @@ _WILD: Final = {"**/": "(?:.*/)?", "/**/": "/(?:.*/)?", "/**": "/.+", "?": "[^/]
 
 
 def _translate(token: re.Match[str]) -> str:
-    word = token[0]
-    if word in _WILD:
-        return _WILD[word]
-    if word.startswith("*"):
+    """Return the regular expression of one token of a pattern."""
+    text = token[0]
+    if text in _WILD:
+        return _WILD[text]
+    if text.startswith("*"):
         return "[^/]*"
-    if word == "[":
+    if text == "[":
         return "(?!)"  # a class without an end matches nothing
-    if word.startswith("["):
-        negated = word[1] in "!^"
-        return f"(?!/)[{'^' if negated else ''}{word[2 if negated else 1 : -1].replace('[', chr(92) + '[')}]"
-    return re.escape(word[1:] if word.startswith("\\") and len(word) > 1 else word)
+    if text.startswith("["):
+        negated = text[1] in "!^"
+        members = text[2 if negated else 1 : -1].replace("[", r"\[")
+        return f"(?!/)[{'^' if negated else ''}{members}]"
+    return re.escape(text[1:] if text.startswith("\\") and len(text) > 1 else text)

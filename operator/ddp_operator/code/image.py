@@ -1,4 +1,4 @@
-"""An archive as an OCI image of one layer, whose only file it is: what a registry is given, and pods mount."""
+"""Build an OCI image whose only file is an archive, for a registry and for pods that mount it."""
 
 import hashlib
 import io
@@ -18,7 +18,7 @@ INDEX: Final = "application/vnd.oci.image.index.v1+json"
 MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
 _CONFIG: Final = "application/vnd.oci.image.config.v1+json"
 _LAYER: Final = "application/vnd.oci.image.layer.v1.tar"
-# A node unpacks an image of its own architecture only, though nothing in this one is of any.
+# A node accepts only images of its own architecture, although this one contains no program.
 _ARCHITECTURES: Final = ("amd64", "arm64")
 _PART: Final = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
 _NAME: Final = re.compile(
@@ -32,11 +32,11 @@ _NAME: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What is pushed where: ``blobs`` and ``manifests`` by digest, then the index with the tag."""
+    """An image and its repository: ``blobs`` and ``manifests`` by digest, and the index, which gets the tag."""
 
     host: str
     plain: bool
-    """Whether the registry is spoken to without TLS: it is on this machine, or its name was given with http://."""
+    """Whether the connection uses no TLS: the registry is on this machine, or its name starts with http://."""
     repository: str
     tag: str
     blobs: dict[str, bytes]
@@ -45,33 +45,35 @@ class Image:
 
     @property
     def digest(self) -> str:
-        """The index's."""
+        """The digest of the index."""
         return digest_of(self.index)
 
     @property
     def reference(self) -> str:
-        """What the pods pull, whatever the tag says later."""
+        """The reference that the pods pull; it does not depend on the tag."""
         return f"{self.host}/{self.repository}@{self.digest}"
 
 
 def digest_of(data: bytes) -> str:
-    """Return the digest by which a registry knows the bytes."""
+    """Return the OCI digest of the bytes."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def build_image(name: str, archive: Archive) -> Image:
-    """Return the image for a repository such as registry.example.com/team/code, with a tag or without.
+    """Return the image for a repository such as registry.example.com/team/code, with or without a tag.
 
-    The same archive makes the same image. Raises: CannotPack.
+    The same archive always gives the same image. Raises: CannotPack.
     """
     match = _NAME.fullmatch(name)
     if match is None:
         raise CannotPack(
-            f"--code-image {name}: is no repository of a registry; write it with its host, in small letters, such as "
-            "registry.example.com/team/code, and a tag if you want one (code:mine)"
+            f"--code-image {name}: not a repository; write host and path in lower case, such as "
+            "registry.example.com/team/code, with an optional tag (code:mine)"
         )
     layer = _build_layer(archive.data)
-    blobs, manifests, entries = {digest_of(layer): layer}, {}, []
+    blobs = {digest_of(layer): layer}
+    manifests = {}
+    entries = []
     for architecture in _ARCHITECTURES:
         platform = {"architecture": architecture, "os": "linux"}
         config = _encode(platform | {"config": {}, "rootfs": {"type": "layers", "diff_ids": [digest_of(layer)]}})
@@ -81,18 +83,19 @@ def build_image(name: str, archive: Archive) -> Image:
         manifests[digest_of(manifest)] = manifest
         entries.append(_describe(MANIFEST, manifest) | {"platform": platform})
     index = _encode({"schemaVersion": 2, "mediaType": INDEX, "manifests": entries})
-    # Never that of another image, which a registry might clear away once it has lost its tag.
+    # A unique default tag: a registry may delete an image whose tag has moved to another.
     tag = match["tag"] or hashlib.sha256(index).hexdigest()[:12]
     plain = match["scheme"] == "http://" or (match["scheme"] is None and is_loopback(match["host"]))
     return Image(match["host"], plain, match["repository"], tag, blobs, manifests, index)
 
 
 def _build_layer(data: bytes) -> bytes:
-    """Return a tar with the archive as it is, and no time or owner."""
+    """Return a tar that contains the archive, without time and owner."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as tar:
         entry = tarfile.TarInfo(constants.CODE_FILE)
-        entry.size, entry.mode = len(data), 0o444
+        entry.size = len(data)
+        entry.mode = 0o444
         tar.addfile(entry, io.BytesIO(data))
     return file.getvalue()
 
@@ -106,7 +109,7 @@ def _encode(document: dict[str, Any]) -> bytes:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a host, with a port or without, is this machine."""
+    """Return whether a host, with or without a port, is this machine."""
     name = urlsplit(f"//{host}").hostname or ""
     try:
         return ipaddress.ip_address(name).is_loopback

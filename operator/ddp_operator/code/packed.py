@@ -1,4 +1,4 @@
-"""A packed folder with what ``spec.code`` says of it, and the object that brings it to the pods."""
+"""A packed folder with its ``spec.code``, and the ConfigMap or image that contains it."""
 
 import base64
 import posixpath
@@ -21,7 +21,7 @@ _SHOWN: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """A folder's archive and how ``spec.code`` has it."""
+    """A folder's archive and its ``spec.code``."""
 
     folder: Path
     archive: Archive
@@ -29,20 +29,22 @@ class Code:
     image: Image | None = None
 
     def describe(self) -> str:
-        """Return what is packed, in one line, and a second one of what was left out."""
-        one = self.archive
-        commit = f", commit {one.commit[:12]}{' with changes' if one.dirty else ''}" if one.commit else ""
-        sizes = f"{format_size(one.size)}, packed {format_size(len(one.data))}"
-        files = f"{len(one.sizes)} file{'s' if len(one.sizes) > 1 else ''}"
-        lines = [f"code: {files} of {self.folder} ({sizes}{commit}), digest {one.digest[:12]}"]
-        if one.left_out:
-            more = f" and {len(one.left_out) - _SHOWN} more" if len(one.left_out) > _SHOWN else ""
-            shown = ", ".join(one.left_out[:_SHOWN])
-            lines.append(f"code: left out, as they may hold secrets: {shown}{more}; --include PATH packs one")
+        """Return a line about the packed files, and one about possible secrets that are left out."""
+        archive = self.archive
+        changes = " with changes" if archive.dirty else ""
+        commit = f", commit {archive.commit[:12]}{changes}" if archive.commit else ""
+        sizes = f"{format_size(archive.size)}, packed {format_size(len(archive.data))}"
+        files = f"{len(archive.sizes)} file{'s' if len(archive.sizes) > 1 else ''}"
+        lines = [f"code: {files} of {self.folder} ({sizes}{commit}), digest {archive.digest[:12]}"]
+        if archive.left_out:
+            shown = ", ".join(archive.left_out[:_SHOWN])
+            rest = len(archive.left_out) - _SHOWN
+            more = f" and {rest} more" if rest > 0 else ""
+            lines.append(f"code: left out possible secrets: {shown}{more}; --include PATH packs one")
         return "\n".join(lines)
 
     def check_command(self, command: UserCommand, working_dir: str | None) -> None:
-        """See that the script that the pods would run is in the archive. Raises: CannotPack."""
+        """Check that the archive contains the script of the command. Raises: CannotPack."""
         line = None if command.program or working_dir else split_python_line(command.argv)
         if line is None or line.kind != "script" or posixpath.isabs(line.target):
             return
@@ -50,19 +52,19 @@ class Code:
         packed = [name for name, _ in self.archive.sizes]
         if path not in packed and f"{path}/__main__.py" not in packed:
             raise CannotPack(
-                f"the command runs {line.target}, which is not among the packed files of {self.folder}: the command is "
-                "run in that folder; choose another --workdir, or see whether .gitignore or .ddpignore leaves it out"
+                f"the command runs {line.target}, which is not among the packed files of {self.folder}, where the "
+                "command starts; choose another --workdir, or check .gitignore and .ddpignore"
             )
 
     def check_size(self) -> None:
-        """See that a ConfigMap holds the archive. Raises: CannotPack."""
+        """Check that the archive fits in a ConfigMap. Raises: CannotPack."""
         size = len(self.archive.data)
         if "configMapName" in self.spec and size > CONFIG_MAP_LIMIT:
             raise CannotPack(
                 f"{self.folder} is {format_size(size)} when packed, and a ConfigMap holds at most "
-                f"{format_size(CONFIG_MAP_LIMIT)}. Largest files: {self.archive.list_largest()}. Name what "
-                "the job does not need in .ddpignore, or put it on a claim that all pods can mount (--code-claim NAME) "
-                "or into a registry (--code-image REPOSITORY)"
+                f"{format_size(CONFIG_MAP_LIMIT)}. Largest files: {self.archive.list_largest()}. Name unneeded files "
+                "in .ddpignore, or store the folder on a claim that all pods can mount (--code-claim NAME) or in "
+                "a registry (--code-image REPOSITORY)"
             )
 
     def build_config_map(self, namespace: str) -> dict[str, Any]:
@@ -85,13 +87,13 @@ def pack_code(
     claim: str | None = None,
     image: str | None = None,
 ) -> Code:
-    """Pack a folder for a ConfigMap, or for a claim or an image (a repository, with a tag if one is wanted).
+    """Pack a folder for a ConfigMap, a claim or an image (a repository with an optional tag).
 
     ``pip``: install its requirements. Raises: CannotPack.
     """
     archive = pack(folder, include, limit=CONFIG_MAP_LIMIT if claim is None and image is None else sys.maxsize)
     if pip and all(name != REQUIREMENTS for name, _ in archive.sizes):
-        raise CannotPack(f"--pip: there is no {REQUIREMENTS} among the packed files of {folder}; write one")
+        raise CannotPack(f"--pip: the packed files of {folder} have no {REQUIREMENTS}; add one")
     spec: dict[str, Any] = {"digest": archive.digest}
     built = None
     if claim is not None:

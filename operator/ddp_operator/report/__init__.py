@@ -1,4 +1,4 @@
-"""The report on a run: one HTML file with nothing outside it, and no script."""
+"""The report on a run: one HTML file without external resources and scripts."""
 
 from pathlib import Path
 
@@ -10,5 +10,5 @@ __all__ = ["Run", "build_page", "build_report", "read_run"]
 
 
 def build_report(folder: Path) -> str:
-    """Return the page of a run folder, as of now. Raises: ValueError, where it is none; OSError."""
+    """Return the current page of a run folder. Raises: ValueError, if it is not a run folder; OSError."""
     return build_page(read_run(folder), utc_now())

@@ -1,4 +1,4 @@
-"""Charts as SVG text. Their colours are CSS variables of the page, so that they follow its light or dark theme."""
+"""Build charts as SVG text. Their colours are CSS variables of the page, which has a light and a dark theme."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -9,15 +9,19 @@ from operator import itemgetter
 from ddp_operator.progress import format_duration
 from ddp_operator.report.run import Mark, Point
 
-_WIDTH, _HEIGHT = 640, 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 14, 26, 34
+_WIDTH = 640
+_HEIGHT = 260
+_LEFT = 60
+_RIGHT = 14
+_TOP = 26
+_BOTTOM = 34
 _MOST_POINTS = 400
-_LETTER = 8.5  # the width of one in a label, at the size of a narrow page
+_LETTER = 8.5  # width of a letter in a label, at the size of a narrow page
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A named line in stretches, which are not joined; ``color`` is the number of the page's colour."""
+    """A named line of separate stretches; ``color`` is the number of the page's colour."""
 
     name: str
     stretches: Sequence[Sequence[Point]]
@@ -26,7 +30,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class TimeAxis:
-    """What all charts of a page share: so many seconds, interruptions, and checkpoints with their steps."""
+    """The time axis of all charts of a page: its end in seconds, interruptions, and checkpoints with their steps."""
 
     end: float
     marks: Sequence[Mark] = ()
@@ -34,13 +38,13 @@ class TimeAxis:
 
 
 def line_chart(title: str, series: Sequence[Series], axis: TimeAxis, *, unit: str = "", zero: bool = False) -> str:
-    """Return a chart of lines; an empty string where there are no two points. ``zero``: the values begin at 0."""
+    """Return a chart of lines, empty for fewer than two points. ``zero``: the value axis starts at 0."""
     lines = [(line, [part for part in map(finite, line.stretches) if part]) for line in series]
     lines = [(line, parts) for line, parts in lines if parts]
-    drawn = [value for _, parts in lines for part in parts for _, value in part]
-    if len(drawn) < 2:
+    values = [value for _, parts in lines for part in parts for _, value in part]
+    if len(values) < 2:
         return ""
-    frame = _Frame(axis.end, nice_ticks(0.0 if zero else min(drawn), max(drawn)))
+    frame = _Frame(axis.end, nice_ticks(0.0 if zero else min(values), max(values)))
     body = []
     for line, parts in lines:
         few = sum(map(len, parts)) <= 60
@@ -60,7 +64,7 @@ def line_chart(title: str, series: Sequence[Series], axis: TimeAxis, *, unit: st
 def stacked_chart(
     title: str, names: Sequence[str], stretches: Sequence[Sequence[Sequence[float]]], axis: TimeAxis, *, unit: str = ""
 ) -> str:
-    """Return areas on top of each other. A row of a stretch: the time, then a value for each name."""
+    """Return a chart of stacked areas. A row of a stretch: the time, then a value for each name."""
     parts = [[row for row in part if all(map(math.isfinite, row))] for part in stretches]
     parts = [part[:: math.ceil(len(part) / _MOST_POINTS)] for part in parts if len(part) > 1]
     rows = [row for part in parts for row in part]
@@ -68,24 +72,25 @@ def stacked_chart(
         return ""
     frame = _Frame(axis.end, nice_ticks(0.0, max(sum(row[1:]) for row in rows)))
     body = []
-    for place, name in enumerate(names):
-        mean = sum(row[place + 1] for row in rows) / len(rows)
-        words = f"{escape(name)}: {format_number(mean)}{escape(unit)} on average"
+    legend = [(name, number) for number, name in enumerate(names, 1)]
+    for name, number in legend:
+        mean = sum(row[number] for row in rows) / len(rows)
+        tooltip = f"{escape(name)}: {format_number(mean)}{escape(unit)} on average"
         for part in parts:
-            top = [(frame.x(row[0]), frame.y(sum(row[1 : place + 2]))) for row in part]
-            base = [(frame.x(row[0]), frame.y(sum(row[1 : place + 1]))) for row in reversed(part)]
+            top = [(frame.x(row[0]), frame.y(sum(row[1 : number + 1]))) for row in part]
+            base = [(frame.x(row[0]), frame.y(sum(row[1:number]))) for row in reversed(part)]
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in [*top, *base])
-            body.append(f'<polygon class="area c{place + 1}" points="{path}"><title>{words}</title></polygon>')
-    return _figure(title, frame, body, axis, [(name, place + 1) for place, name in enumerate(names)], unit)
+            body.append(f'<polygon class="area c{number}" points="{path}"><title>{tooltip}</title></polygon>')
+    return _figure(title, frame, body, axis, legend, unit)
 
 
 def finite(points: Sequence[Point]) -> list[Point]:
-    """Return the points that can be drawn: a loss may be NaN."""
+    """Return the finite points: a loss may be NaN."""
     return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
 
 
 def thin(points: Sequence[Point]) -> list[Point]:
-    """Return at most so many points as a chart can show, among them the least and the greatest of each stretch."""
+    """Return at most ``_MOST_POINTS`` points: the minimum and the maximum of each part."""
     if len(points) <= _MOST_POINTS:
         return list(points)
     stretch = math.ceil(len(points) / (_MOST_POINTS // 2))
@@ -108,17 +113,19 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def time_ticks(high: float) -> list[float]:
-    """Return times to write below a chart: round seconds, minutes or hours."""
+    """Return the labels of a time axis: round seconds, minutes or hours."""
     steps = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400]
     step = next((step for step in steps if high / step <= 7), math.ceil(high / 7 / 86400) * 86400)
     return [float(step * n) for n in range(int(high // step) + 1)]
 
 
 def format_number(value: float) -> str:
-    """Return a number as short as it is readable: 0.0123, 12.3, 1,230, 1.2M."""
+    """Return a number in short form: 0.0123, 12.3, 1,230, 1.2M."""
     size = abs(value)
+    if size >= 1e9:
+        return f"{value:.3g}"
     if size >= 1e6:
-        return f"{value / 1e6:.3g}M" if size < 1e9 else f"{value:.3g}"
+        return f"{value / 1e6:.3g}M"
     if size >= 1000:
         return f"{value:,.0f}"
     return "0" if value == 0 else f"{value:.3g}"
@@ -126,7 +133,7 @@ def format_number(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """From values to places on the chart."""
+    """Converts values to coordinates of the chart."""
 
     last: float
     ticks: Sequence[float]
@@ -135,7 +142,8 @@ class _Frame:
         return _LEFT + min(1.0, seconds / max(1.0, self.last)) * (_WIDTH - _LEFT - _RIGHT)
 
     def y(self, value: float) -> float:
-        low, high = self.ticks[0], self.ticks[-1]
+        low = self.ticks[0]
+        high = self.ticks[-1]
         return _HEIGHT - _BOTTOM - (value - low) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
 
 
@@ -150,42 +158,51 @@ def _figure(
     for tick in time_ticks(frame.last):
         parts.append(_text("tick", frame.x(tick), _HEIGHT - 6, "middle", format_duration(tick)))
     parts += [*body, *_draw_checkpoints(frame, axis.checkpoints), *_draw_marks(frame, axis.marks), "</svg>"]
-    keys = "".join(f'<span class="key c{color}">{escape(name)}</span>' for name, color in legend)
-    head = f"{escape(title)}{f' <small>{escape(unit.strip())}</small>' if unit.strip() else ''}"
-    return f"<figure><figcaption><b>{head}</b>{keys if len(legend) > 1 else ''}</figcaption>{''.join(parts)}</figure>"
+    heading = escape(title)
+    if unit.strip():
+        heading += f" <small>{escape(unit.strip())}</small>"
+    keys = ""
+    if len(legend) > 1:
+        keys = "".join(f'<span class="key c{color}">{escape(name)}</span>' for name, color in legend)
+    return f"<figure><figcaption><b>{heading}</b>{keys}</figcaption>{''.join(parts)}</figure>"
 
 
-def _text(kind: str, x: float, y: float, anchor: str, words: str) -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+def _text(kind: str, x: float, y: float, anchor: str, content: str) -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(content)}</text>'
 
 
 def _draw_checkpoints(frame: _Frame, checkpoints: Sequence[Point]) -> Iterator[str]:
-    """Yield triangles below the time axis, as many as stand side by side."""
-    free, y = 0.0, _HEIGHT - _BOTTOM
+    """Yield triangles below the time axis, without those that would overlap the previous one."""
+    free = 0.0
+    y = _HEIGHT - _BOTTOM
     for time, step in checkpoints:
         x = frame.x(time)
         if x >= free:
-            words = f"checkpoint of step {step:,.0f} at {format_duration(time)}"
-            yield f'<path class="checkpoint" d="M{x:.1f},{y + 1}l4,7h-8z"><title>{words}</title></path>'
+            tooltip = f"checkpoint of step {step:,.0f} at {format_duration(time)}"
+            yield f'<path class="checkpoint" d="M{x:.1f},{y + 1}l4,7h-8z"><title>{tooltip}</title></path>'
             free = x + 9
 
 
 def _draw_marks(frame: _Frame, marks: Sequence[Mark]) -> Iterator[str]:
-    """Yield numbered lines: with their words where these have room (the last one's may be before it), or the number."""
+    """Yield a vertical line for each mark, with its number and label, or with its number if the label has no room.
+
+    The label of the last mark may be on its left.
+    """
     places = [frame.x(mark.time) for mark in marks] + [_WIDTH + _LETTER]
     free = 0.0
     for number, (x, mark) in enumerate(zip(places, marks, strict=False), 1):
-        words = f"{number} {mark.label}"
+        label = f"{number} {mark.label}"
         line = f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 4}" y2="{_HEIGHT - _BOTTOM}">'
-        yield f"{line}<title>{escape(words)} at {format_duration(mark.time)}</title></line>"
-        for text, anchor, left in (
-            (words, "start", x - 3),
-            (words, "end", x - _LETTER * len(words)),
-            (str(number), "middle", x - _LETTER / 2),
+        yield f"{line}<title>{escape(label)} at {format_duration(mark.time)}</title></line>"
+        left_limit = x if number == len(marks) else 0.0
+        # text, anchor and its x, left end of the text, right limit
+        for text, anchor, anchor_x, start, limit in (
+            (label, "start", x - 3, x - 3, places[number] - _LETTER),
+            (label, "end", x + 3, x - _LETTER * len(label), left_limit),
+            (str(number), "middle", x, x - _LETTER / 2, float(_WIDTH)),
         ):
-            right = left + _LETTER * len(text)
-            limit = {"start": places[number] - _LETTER, "end": x if number == len(marks) else 0.0}.get(anchor, _WIDTH)
-            if left >= free and right <= limit:
-                yield _text("mark", {"start": left, "end": x + 3}.get(anchor, x), _TOP - 9, anchor, text)
-                free = right
+            end = start + _LETTER * len(text)
+            if start >= free and end <= limit:
+                yield _text("mark", anchor_x, _TOP - 9, anchor, text)
+                free = end
                 break

@@ -1,4 +1,4 @@
-"""The page itself: HTML from a run, every text of it escaped."""
+"""Build the HTML page of a run; all its text is escaped."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from ddp_operator import __version__
-from ddp_operator.api.status import LastFailure
+from ddp_operator.api.status import LastFailure, Progress
 from ddp_operator.failures import describe_detail, describe_place
 from ddp_operator.local.ending import explain_interruption
 from ddp_operator.local.folder import choose_rate
@@ -18,7 +18,7 @@ from ddp_operator.report.run import Event, Mark, RankTime, Run, split_step_time
 from ddp_operator.status.stragglers import RATIO
 from ddp_operator.why import explain_why
 
-# Blue, orange and green that are told apart by colour-blind readers too, in a shade for each theme.
+# Blue, orange and green that colour-blind readers can distinguish, in a shade for each theme.
 _STYLE: Final = """
 :root { color-scheme: light dark; --page: #f6f7f9; --card: #ffffff; --ink: #1b1f24; --soft: #5b6570; --rule: #dfe3e8;
   --c1: #1f6feb; --c2: #d9730d; --c3: #2e8b57; --good: #1a7f37; --bad: #cf222e; --busy: #9a6700; }
@@ -77,22 +77,22 @@ footer { margin-top: 32px; color: var(--soft); font-size: 13px; }
 
 
 def build_page(run: Run, now: datetime) -> str:
-    """Return the page of a run. It loads nothing from elsewhere, which its Content-Security-Policy ensures."""
+    """Return the page of a run. Its Content-Security-Policy forbids external resources."""
     status = run.status
     phase = "Interrupted" if run.interrupted else status.phase or "Unknown"
     summary = str(explain_why(run.resource, (), now))
     if run.interrupted:
         summary = explain_interruption(run.resource, status, run.command)
     failure = _failure(status.last_failure) if status.last_failure else ""
-    survived = phase == "Succeeded"
+    succeeded = phase == "Succeeded"
     sections = [
         f'<header><h1>{escape(run.name)}<span class="phase {phase}">{phase}</span></h1>',
         f"<p>{escape(summary)}</p></header>",
         f'<dl class="cards">{"".join(_cards(run))}</dl>',
-        "" if survived else failure,
+        "" if succeeded else failure,
         _charts(run),
         list_interruptions(run.marks),
-        failure if survived else "",
+        failure if succeeded else "",
         list_ranks(run.ranks),
         list_traces(run.traces),
         list_links(run.status.tracking.links if run.status.tracking else ()),
@@ -111,18 +111,21 @@ def build_page(run: Run, now: datetime) -> str:
 
 
 def _cards(run: Run) -> Iterable[str]:
-    status, p = run.status, run.status.progress
-    began, ended = status.start_time, status.completion_time
+    status = run.status
+    progress = status.progress or Progress()
+    duration = None
+    if status.start_time and status.completion_time:
+        duration = format_duration((status.completion_time - status.start_time).total_seconds())
     column, unit = choose_rate(run.rows)
     rates = [rate for part in run.series(column) for _, rate in part if rate > 0]
     facts = [
-        ("duration", format_duration((ended - began).total_seconds()) if began and ended else None),
+        ("duration", duration),
         ("nodes", str(status.attempt_nodes) if status.attempt_nodes else None),
-        ("epoch", _count(p.epoch, p.epochs) if p and p.epoch is not None else None),
-        ("step", _count(p.step, p.total_steps) if p and p.step is not None else None),
-        ("loss", p.loss if p else None),
-        ("val. accuracy", p.val_accuracy if p else None),
-        ("val. loss", p.val_loss if p else None),
+        ("epoch", _count(progress.epoch, progress.epochs)),
+        ("step", _count(progress.step, progress.total_steps)),
+        ("loss", progress.loss),
+        ("val. accuracy", progress.val_accuracy),
+        ("val. loss", progress.val_loss),
         (f"{unit}, mean", format_number(sum(rates) / len(rates)) if rates else None),
         ("attempts", str(status.attempt) if status.attempt > 1 else None),
         ("restarts", str(status.restarts.all) if status.restarts.all else None),
@@ -132,8 +135,10 @@ def _cards(run: Run) -> Iterable[str]:
             yield f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
 
 
-def _count(done: int, of: int | None) -> str:
-    return f"{done:,} of {of:,}" if of and of != done else f"{done:,}"
+def _count(done: int | None, total: int | None) -> str | None:
+    if done is None:
+        return None
+    return f"{done:,} of {total:,}" if total and total != done else f"{done:,}"
 
 
 def _charts(run: Run) -> str:
@@ -155,7 +160,7 @@ def _charts(run: Run) -> str:
     if not drawn:
         return "<p>No charts: the script reported no steps.</p>"
     signs = (("mark", "interruption", run.marks), ("checkpoint", "checkpoint", run.checkpoints))
-    keys = "".join(f'<span class="sign {kind}">{words}</span>' for kind, words, there in signs if there)
+    keys = "".join(f'<span class="sign {kind}">{name}</span>' for kind, name, items in signs if items)
     legend = f'<p class="legend">Time since the start of the run{keys}</p>'
     return f'<h2>Over time</h2>{legend}<div class="charts">{drawn}</div>'
 
@@ -174,7 +179,7 @@ _SHOWN_RANKS: Final = 16
 
 
 def list_interruptions(marks: Sequence[Mark]) -> str:
-    """Return what the numbers on the charts stand for."""
+    """Return a table of the interruptions whose numbers are on the charts."""
     rows = [
         _row([("number", str(number)), ("time", format_duration(mark.time)), ("name", mark.label), ("", mark.cause)])
         for number, mark in enumerate(marks, 1)
@@ -183,43 +188,43 @@ def list_interruptions(marks: Sequence[Mark]) -> str:
 
 
 def list_ranks(ranks: Sequence[RankTime]) -> str:
-    """Return the mean step of each rank, that first which keeps the others waiting longest; many are folded."""
+    """Return a table of the ranks' mean steps, the slowest first; ranks after the sixteenth are folded."""
     if not ranks:
         return ""
-    usual = statistics.median(rank.own for rank in ranks)
+    median = statistics.median(rank.own for rank in ranks)
     heads = ["rank", "steps", "step, ms"]
-    if usual:
+    if median:
         heads[1:1] = ["own work, x median", "data, ms", "compute, ms", "waiting, ms"]
     rows = []
     for rank in sorted(ranks, key=lambda rank: (-rank.own, rank.rank)):
         cells = [str(rank.rank), f"{rank.steps:,}", f"{1000 * rank.step:,.1f}"]
-        if usual:
+        if median:
             parts = [f"{1000 * part:,.1f}" for part in (rank.data, rank.compute, rank.wait)]
-            cells[1:1] = [f"{rank.own / usual:.2f}", *parts]
-        late = usual and rank.own >= RATIO * usual
-        rows.append(_row([("number", cell) for cell in cells], "late" if late else ""))
+            cells[1:1] = [f"{rank.own / median:.2f}", *parts]
+        is_straggler = median and rank.own >= RATIO * median
+        rows.append(_row([("number", cell) for cell in cells], "late" if is_straggler else ""))
     text = _table(heads, rows[:_SHOWN_RANKS], "ranks", "number")
     if rows[_SHOWN_RANKS:]:
         rest = _table(heads, rows[_SHOWN_RANKS:], "ranks", "number")
         text += f"<details><summary>{len(rows) - _SHOWN_RANKS} more ranks</summary>{rest}</details>"
-    return _box("Ranks of the last attempt, the slowest first" if usual else "Ranks of the last attempt", text)
+    return _box("Ranks of the last attempt, the slowest first" if median else "Ranks of the last attempt", text)
 
 
 def list_traces(traces: Sequence[Path]) -> str:
-    """Return links to the traces of torch.profiler; names are those of ranks."""
+    """Return links to the traces of torch.profiler."""
     rows = [f'<tr><td><a href="{escape(path.as_uri())}">{escape(str(path))}</a></td></tr>' for path in traces]
-    how = "<p>Of some steps, to open in ui.perfetto.dev or chrome://tracing</p>"
-    return _box("Traces", how + _table((), rows, "wide")) if rows else ""
+    usage = "<p>Some steps of a rank; open a trace in ui.perfetto.dev or chrome://tracing</p>"
+    return _box("Traces", usage + _table((), rows, "wide")) if rows else ""
 
 
 def list_links(links: Sequence[str]) -> str:
-    """Return the pages of the run in trackers of experiments."""
+    """Return links to the run in experiment trackers."""
     rows = [f'<tr><td><a href="{escape(link)}">{escape(link)}</a></td></tr>' for link in links]
     return _box("Trackers", _table((), rows, "wide")) if rows else ""
 
 
 def list_events(events: Sequence[Event], start: float) -> str:
-    """Return the Events, at the times of the charts."""
+    """Return a table of the Events, with times since the start of the run."""
     rows = [
         _row([("time", format_duration(event.time - start)), (f"name {event.type}", event.reason), ("", event.message)])
         for event in events
@@ -228,7 +233,7 @@ def list_events(events: Sequence[Event], start: float) -> str:
 
 
 def list_facts(facts: Mapping[str, str]) -> str:
-    """Return how to make the run again."""
+    """Return a table of the command and the environment, for a repetition of the run."""
     rows = [_row([("name", name), ("", value)]) for name, value in facts.items() if value]
     return _box("Command and environment", _table((), rows, "wide")) if rows else ""
 

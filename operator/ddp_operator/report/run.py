@@ -1,4 +1,4 @@
-"""What a run folder holds, as series and tables for the page."""
+"""Read a run folder as series and tables for the page."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,13 +34,13 @@ _STEP_COUNT = "ddp_step_duration_seconds_count"
 _FAILURE = "Failure"
 _OTHER_CAUSES = (RESIZED, DISRUPTED, POD_REPLACEMENT, RESUMED, NODES_READMITTED)
 _RESTART = "restart"
-_LATE = 15.0  # seconds until the operator has read of a restart in the same pods
+_LATE = 15.0  # seconds after which the operator reports an in-place restart at the latest
 _TRACES = "traces"  # in a pod's runtime folder: for each local rank the path of its trace
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An interruption of training: when, in seconds since the run's start, in a word, and in whole."""
+    """An interruption of training: seconds since the run's start, a one-word label, and the full cause."""
 
     time: float
     label: str
@@ -69,21 +69,21 @@ class RankTime:
 
     @property
     def own(self) -> float:
-        """What it did itself: in synchronous training a straggler shows there, and in no other rank's figures."""
+        """Time of the rank's own work: in synchronous training, a straggler differs only here."""
         return self.data + self.compute
 
     @property
     def wait(self) -> float:
-        """The rest: mostly waiting for other ranks."""
+        """The remaining time: mostly waiting for other ranks."""
         return max(0.0, self.step - self.own)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run for the page. All times are seconds since its start, ``start`` in Unix seconds, and charts end at ``end``.
+    """A run for the page. Times are seconds since its start, ``start`` is in Unix seconds, and charts end at ``end``.
 
-    ``command`` and ``facts``, where and with what it was run, are empty in an older folder. ``under_way``: a `ddp run`
-    still writes the folder.
+    ``command`` and ``facts`` (host, versions, commit) are empty for an older folder. ``under_way``: a `ddp run` still
+    writes the folder.
     """
 
     name: str
@@ -108,31 +108,36 @@ class Run:
         return closed or (not self.under_way and self.status.phase not in ENDED_PHASES)
 
     def series(self, column: str) -> list[list[Point]]:
-        """Return a column over time, a stretch for each process that trained, without the rows that lack it."""
-        return [[(row["time"] - self.start, row[column]) for row in part if column in row] for part in split(self.rows)]
+        """Return a column over time, one stretch per process of rank 0, without rows that lack the column."""
+        return [
+            [(row["time"] - self.start, row[column]) for row in part if column in row]
+            for part in split_processes(self.rows)
+        ]
 
     @property
     def checkpoints(self) -> list[Point]:
-        """When each checkpoint was first reported, and its step."""
-        found: dict[float, float] = {}
+        """The time of each checkpoint's first report, and its step."""
+        times: dict[float, float] = {}
         for part in self.series("checkpoint_step"):
             for time, step in part:
                 if step > 0:
-                    found.setdefault(step, time)
-        return [(time, step) for step, time in found.items()]
+                    times.setdefault(step, time)
+        return [(time, step) for step, time in times.items()]
 
 
 def read_run(path: Path) -> Run:
     """Return the contents of a run folder; missing parts are empty. Raises: ValueError, if it is not a run folder."""
     folder = RunFolder(path)
     if not folder.status.exists():
-        raise ValueError(f"{path}: not a run folder of `ddp run`: there is no status.yaml")
+        raise ValueError(f"{path}: not a run folder of `ddp run`: status.yaml is missing")
     under_way = folder.in_use  # read before the status: a run that ends meanwhile was not interrupted
     try:
         resource = yaml.safe_load(folder.status.read_text(encoding="utf-8"))
         status = msgspec.convert(resource.get("status") or {}, Status)
     except (yaml.YAMLError, msgspec.ValidationError, AttributeError) as error:
-        raise ValueError(f"{folder.status}: cannot be read ({str(error).splitlines()[0]})") from None
+        raise ValueError(
+            f"{folder.status}: invalid ({str(error).splitlines()[0]}); restore or delete the run"
+        ) from None
     rows = [row for row in read_rows(folder.metrics) if "time" in row] if folder.metrics.exists() else []
     events = parse_events(folder.events.read_text(encoding="utf-8") if folder.events.exists() else "")
     pages = {page.stem: page.read_text(encoding="utf-8", errors="replace") for page in folder.pages.glob("*.prom")}
@@ -163,7 +168,7 @@ def make_run(
     traces: Sequence[Path] = (),
     ranks: Sequence[RankTime] = (),
 ) -> Run:
-    """Return the run that these rows and events, in any order, are about."""
+    """Return the run with these rows and events, which may be in any order."""
     rows = sorted(rows, key=lambda row: row["time"])
     events = sorted(events, key=lambda event: event.time)
     times = [time.timestamp() for time in (status.start_time, status.completion_time) if time]
@@ -187,14 +192,14 @@ def make_run(
 
 
 def find_traces(path: Path) -> list[Path]:
-    """Return the traces that ranks of the run have written, as far as they are still there."""
+    """Return the existing traces of the run's ranks."""
     notes = sorted(path.glob(f"pods/*/runtime/{_TRACES}/*"))
     traces = dict.fromkeys(Path(note.read_text(encoding="utf-8").strip()) for note in notes)
     return sorted(trace for trace in traces if trace.is_file())
 
 
-def split(rows: Sequence[Row]) -> list[list[Row]]:
-    """Return the rows of each process of rank 0: of a later attempt, or whose counter starts at 0 again."""
+def split_processes(rows: Sequence[Row]) -> list[list[Row]]:
+    """Return the rows of each process of rank 0. A new one has a later attempt, or its step counter decreases."""
     parts: list[list[Row]] = []
     for row in rows:
         before = parts[-1][-1] if parts else None
@@ -206,22 +211,22 @@ def split(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def find_marks(rows: Sequence[Row], events: Sequence[Event], start: float) -> list[Mark]:
-    """Return what interrupted training: each failure, and each other start of rank 0's process, with the event of it.
+    """Return the interruptions of training: each failure, and each other restart of rank 0's process with its event.
 
-    An event may come some seconds after the figures already show the restart.
+    An event may be some seconds later than the first row after the restart.
     """
     marks = []
-    gaps = [(before[-1]["time"], after[0]["time"]) for before, after in pairwise(split(rows))]
+    gaps = [(before[-1]["time"], after[0]["time"]) for before, after in pairwise(split_processes(rows))]
     causes = [event for event in events if event.reason.startswith(_FAILURE) or event.reason in _OTHER_CAUSES]
     for event in causes:
-        # An event's time is cut to a second.
+        # An event's time is truncated to a second.
         inside = (gap for gap in gaps if gap[0] - 1 < event.time <= gap[1])
         before = (gap for gap in gaps if gap[1] < event.time <= gap[1] + _LATE)
         gap = next(chain(inside, before), None)
         if gap is not None:
             gaps.remove(gap)
         elif not event.reason.startswith(_FAILURE):
-            continue  # the failure before it says more
+            continue  # the mark of the failure before it has the details
         time = gap[0] if gap is not None and event.time > gap[1] else max(event.time, gap[0] if gap else 0.0)
         label = event.reason.removeprefix(_FAILURE)
         marks.append(Mark(time - start, _RESTART if label == UNKNOWN.name else label, event.message))
@@ -232,11 +237,11 @@ def find_marks(rows: Sequence[Row], events: Sequence[Event], start: float) -> li
 def split_step_time(rows: Sequence[Row]) -> list[list[tuple[float, float, float, float]]]:
     """Return (time, data, compute, wait) in seconds a step between neighbouring rows, a stretch for each process.
 
-    Empty where nobody measured data and compute.
+    Empty if data and compute were not measured.
     """
     needed = ("steps", "step_seconds", "data_seconds", "compute_seconds")
     stretches = []
-    for part in split(rows):
+    for part in split_processes(rows):
         parts = []
         for before, after in pairwise(part):
             if not all(name in before and name in after for name in needed):
@@ -251,13 +256,13 @@ def split_step_time(rows: Sequence[Row]) -> list[list[tuple[float, float, float,
 
 def parse_events(text: str) -> list[Event]:
     """Return the lines of an events.log."""
-    found = []
+    events = []
     for line in text.splitlines():
         match = re.fullmatch(r"(\S+) (\w+) (\w+): (.*)", line)
         if match:
             with suppress(ValueError):
-                found.append(Event(datetime.fromisoformat(match[1]).timestamp(), *match.groups()[1:]))
-    return found
+                events.append(Event(datetime.fromisoformat(match[1]).timestamp(), *match.groups()[1:]))
+    return events
 
 
 def parse_ranks(pages: Iterable[str]) -> list[RankTime]:
@@ -271,7 +276,7 @@ def parse_ranks(pages: Iterable[str]) -> list[RankTime]:
 
 
 def measure_ranks(ranks: Mapping[int, Mapping[str, float]]) -> list[RankTime]:
-    """Return the ranks by their counters, in order; without those that have made no step."""
+    """Return the ranks' mean steps from their counters, in order, without ranks that made no step."""
     times = []
     for rank, values in sorted(ranks.items()):
         steps = values.get(_STEP_COUNT, 0.0)

@@ -244,7 +244,7 @@ def test_unreachable_registry_is_reported(tmp_path: Path, registry: Registry) ->
     ["team/code", "code", "example.com", "example.com/Code", "example.com/a//b", "ftp://a.b/c", "a.b/c@sha256:1"],
 )
 def test_a_name_that_is_no_repository_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(CannotPack, match=f"--code-image {name}: is no repository of a registry"):
+    with pytest.raises(CannotPack, match=f"--code-image {name}: not a repository"):
         image(tmp_path, name)
 
 

@@ -205,5 +205,5 @@ class TestCopy:
             copy_files(self.make(tmp_path), tmp_path / "copy")
 
     def test_a_missing_name_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(CannotPack, match="--include weights: there is no such file or folder"):
+        with pytest.raises(CannotPack, match="--include weights: no such file or folder"):
             copy_files(self.make(tmp_path), tmp_path / "copy", ["weights"])

@@ -84,7 +84,7 @@ def test_a_job_without_readable_figures_has_a_report_too(history: Any) -> None:
 
 
 def test_a_status_of_another_version_is_an_error_with_the_jobs_name() -> None:
-    with pytest.raises(ValueError, match="digits has a status that this version of ddp cannot read"):
+    with pytest.raises(ValueError, match="digits: this version of ddp cannot read the status"):
         read_job(job(attempt="many"), [], NOW)
 
 
@@ -144,7 +144,7 @@ def test_without_an_answer_of_prometheus_the_error_names_the_option(
     prometheus: tuple[str, list[dict[str, str]]],
 ) -> None:
     for url, words in (
-        ("http://127.0.0.1:1", r"does not answer \(.*\); check --prometheus"),
+        ("http://127.0.0.1:1", r"does not respond \(.*\); check --prometheus"),
         (f"{prometheus[0]}/elsewhere", "this is not the HTTP API of a Prometheus; check --prometheus"),
         ("prometheus:9090", "is not a URL; write it such as http"),
     ):

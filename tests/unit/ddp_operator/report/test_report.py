@@ -27,7 +27,16 @@ from ddp_operator.report.charts import (
     time_ticks,
 )
 from ddp_operator.report.page import list_ranks
-from ddp_operator.report.run import Event, Mark, RankTime, find_marks, parse_events, parse_ranks, split, split_step_time
+from ddp_operator.report.run import (
+    Event,
+    Mark,
+    RankTime,
+    find_marks,
+    parse_events,
+    parse_ranks,
+    split_processes,
+    split_step_time,
+)
 from tests.support.builders import NOW, resource
 
 FAILURE = {
@@ -119,9 +128,8 @@ class TestPage:
         path = write_run(tmp_path, phase="Running")
         page = build_page(read_run(path), NOW)
         assert '<span class="phase Interrupted">Interrupted</span>' in page
-        assert (
-            "spec.checkpoint is not set, so only the script knows whether it saved a checkpoint. Start it with:" in page
-        )
+        assert "spec.checkpoint is not set, so only the script knows whether it saved a checkpoint." in page
+        assert "Start it with: ddp run FILE" in page
         run = RunFolder(path)
         run.write_manifest("", [], {}, "ddp run job.yaml --cpu -- '<b>'")
         claim = resource(checkpoint={"path": "/ckpt", "claimName": "c"})
@@ -214,7 +222,7 @@ class TestPage:
 class TestRun:
     def test_restarts_and_attempts_are_marked_where_they_happened(self) -> None:
         assert find_marks(rows(), [], 1000.0) == [Mark(5.0, "restart"), Mark(10.0, "restart")]
-        assert [len(part) for part in split(rows())] == [6, 5, 1]
+        assert [len(part) for part in split_processes(rows())] == [6, 5, 1]
 
     def test_a_restart_has_the_event_about_it_also_where_that_came_late(self) -> None:
         events = [
@@ -255,7 +263,7 @@ class TestRun:
         assert (event.time, event.reason, event.message) == (1767225600.0, "Started", "attempt 1")
 
     def test_broken_folders_are_refused_in_a_sentence(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=r"no status\.yaml"):
+        with pytest.raises(ValueError, match=r"status\.yaml is missing"):
             read_run(tmp_path)
         for text in ("- 1", "{status: {attempt: two}}", "{"):
             (tmp_path / "status.yaml").write_text(text)
