@@ -195,9 +195,11 @@ def _has_succeeded(state: State) -> bool:
     if state.spec.success_policy == "RankZero":
         return any(pod.index == 0 and pod.phase == "Succeeded" for pod in state.pods)
     if state.job.spares:
-        newest = state.pods.newest
+        zero = state.pods.newest.get(0)
+        if zero is None or zero.phase != "Succeeded":
+            return False
         counts = state.pods.counts(state.status.attempt_nodes)
-        return counts.succeeded == counts.desired and not counts.failed and newest[0].phase == "Succeeded"
+        return counts.succeeded == counts.desired and not counts.failed
     deadline = find_late_joiner_deadline(state)
     return deadline is not None and state.now >= deadline
 

@@ -194,6 +194,7 @@ class TestSpares:
 
     @pytest.mark.parametrize("pods", [(child_pod(0), child_pod(1, "Succeeded"), child_pod(2, "Succeeded")),
                                       (child_pod(0, "Succeeded"), child_pod(1, "Failed", code=137), child_pod(2)),
+                                      (child_pod(1, "Succeeded"), child_pod(2, "Succeeded")),  # pod 0 was deleted
                                       (child_pod(0, "Succeeded"), child_pod(1), child_pod(2))])  # fmt: skip
     def test_spares_alone_do_not_succeed(self, pods: Any) -> None:
         assert self.run(*pods).status.phase != "Succeeded"
