@@ -8,10 +8,10 @@ from typing import Final
 import msgspec
 
 from ddp_operator.launcher.failure_table import CATEGORIES
+from ddp_operator.manager.telemetry import NOT_ACCEPTED, OTHER, PHASES, OperatorMetrics
 from ddp_operator.status import conditions as c
 from ddp_operator.status.transitions import RECOVERY_LEVELS, NodeFailed, Used
 from ddp_operator.status.usage import PRODUCTIVE
-from ddp_operator.telemetry import NOT_ACCEPTED, OTHER, PHASES, OperatorMetrics
 
 SAMPLE_RESOURCE: Final = msgspec.json.encode(
     {
@@ -28,7 +28,7 @@ SAMPLE_RESOURCE: Final = msgspec.json.encode(
 _HEAD: Final = """\
 # The operator's metrics
 
-<!-- Generated from operator/ddp_operator/telemetry.py by `make generate`. Do not edit. -->
+<!-- Generated from operator/ddp_operator/manager/telemetry.py by `make generate`. Do not edit. -->
 
 The operator answers `GET /metrics` on its health port (8080), a standby too: without jobs, and `ddp_operator_leader` 0.
 Dashboards and alerts sum over the replicas. What the trainer and the launcher export is in [metrics.md](metrics.md) and

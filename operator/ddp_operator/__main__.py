@@ -37,8 +37,8 @@ def _run(settings: Settings) -> int:
         sys.modules.setdefault(module, None)  # type: ignore[arg-type]
     import kopf
 
-    import ddp_operator.handlers  # noqa: F401 - registers the handlers
-    from ddp_operator.leader import new_identity
+    import ddp_operator.manager.handlers  # noqa: F401 - registers the handlers
+    from ddp_operator.manager.leader import new_identity
 
     identity = settings.identity or new_identity()
     _configure_logging(settings)

@@ -35,10 +35,10 @@ from ddp_operator.kube.cluster import KubeCluster
 from ddp_operator.kube.resync import CHILD_SELECTOR
 from ddp_operator.kube.watch import _list
 from ddp_operator.kubeobjects import utc_now
+from ddp_operator.manager.operator import Operator
 from ddp_operator.manifests.log_patterns import check_log_patterns
 from ddp_operator.reconcile.observer import Observer
 from ddp_operator.reconcile.page_budget import PageBudget
-from ddp_operator.runtime import Operator
 from ddp_operator.settings import Settings
 from ddp_operator.status.views import PodView, view_pod
 from tests.bench.figures import ratio, table

@@ -35,7 +35,7 @@ from tests.unit.test_dockerfiles import last_stage, read, values
 
 POD_NAME = "ddp-operator-6c5d7f9b8-x2v4q"
 NAMESPACE = "kube-system"
-KOPF = ("python", "-m", "kopf", "run", "-A", "-m", "ddp_operator.handlers")
+KOPF = ("python", "-m", "kopf", "run", "-A", "-m", "ddp_operator.manager.handlers")
 # Tries to write in every folder, and prints what the process has.
 INSPECT = """
 import getpass, json, os

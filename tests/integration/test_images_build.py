@@ -194,7 +194,7 @@ def test_operator_image_runs_without_torch_and_as_nobody(base: str, tmp_path: Pa
         assert run("python", "-m", "ddp_operator", "--version") == f"ddp-operator {__version__}"
         # What a scanner makes a bill of materials of: every package says its name and version, the pinned one.
         code = (
-            "import importlib.metadata, importlib.util, os; import ddp_operator.handlers; "
+            "import importlib.metadata, importlib.util, os; import ddp_operator.manager.handlers; "
             "names = ('torch', 'ddp_trainer', 'kubernetes', 'pip'); "
             "print(os.getuid(), [name for name in names if importlib.util.find_spec(name)]); "
             "[print(d.name.lower() + '==' + d.version) for d in importlib.metadata.distributions()]"

@@ -13,9 +13,9 @@ import yaml
 
 from ddp_operator.constants import METRIC_LAUNCHER_PHASE, METRIC_LAUNCHER_RESTARTS
 from ddp_operator.launcher.log_patterns import LOG_GROUPS
+from ddp_operator.manager.telemetry import OperatorMetrics
 from ddp_operator.status.transitions import Used
 from ddp_operator.status.usage import PRODUCTIVE
-from ddp_operator.telemetry import OperatorMetrics
 from ddp_trainer.observability.metrics_table import METRICS
 from docs.pages.operator_metrics import SAMPLE_RESOURCE
 from tests.support import ROOT

@@ -12,11 +12,12 @@ import kopf
 import pytest
 import yaml
 
-from ddp_operator import handlers, workqueue
+from ddp_operator import workqueue
 from ddp_operator.constants import EXIT_RETRYABLE, KIND, PLURAL
 from ddp_operator.kube import resync
+from ddp_operator.manager import handlers
+from ddp_operator.manager.operator import Operator
 from ddp_operator.reconcile import executor
-from ddp_operator.runtime import Operator
 from ddp_operator.status import decide
 from tests.support.builders import job_manifest
 from tests.support.running_operator import Start

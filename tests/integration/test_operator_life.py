@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 
 from ddp_operator.constants import EXIT_RETRYABLE, KIND, LABEL_JOB_NAME
+from ddp_operator.manager.operator import Operator
 from ddp_operator.reconcile import reconciler
-from ddp_operator.runtime import Operator
 from ddp_operator.status import conditions
 from tests.support.builders import job_manifest
 from tests.support.running_operator import RunningOperator, Start

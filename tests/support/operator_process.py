@@ -19,7 +19,7 @@ from tests.support.warm import WarmProcess
 START_LIMIT = 120.0
 STOP_LIMIT = 120.0
 MODULE = (sys.executable, "-m", "ddp_operator")
-KOPF = (str(Path(sys.executable).with_name("kopf")), "run", "-m", "ddp_operator.handlers")
+KOPF = (str(Path(sys.executable).with_name("kopf")), "run", "-m", "ddp_operator.manager.handlers")
 
 
 class OperatorProcess(Stoppable):

@@ -11,8 +11,8 @@ from typing import Any
 
 import kopf
 
-import ddp_operator.handlers  # noqa: F401 - registers the handlers
-from ddp_operator.runtime import Operator
+import ddp_operator.manager.handlers  # noqa: F401 - registers the handlers
+from ddp_operator.manager.operator import Operator
 from ddp_operator.settings import Settings
 from tests.support.stoppable import Stoppable
 

@@ -103,7 +103,7 @@ class TestProbes:
     def test_pages_are_those_that_the_operator_serves(self) -> None:
         container = container_of(render({"port": 9090}))
         assert container["ports"] == [{"name": "http", "containerPort": 9090, "protocol": "TCP"}]
-        source = (ROOT / "operator/ddp_operator/health.py").read_text()
+        source = (ROOT / "operator/ddp_operator/manager/health.py").read_text()
         for probe in ("livenessProbe", "readinessProbe"):
             asked = container[probe]["httpGet"]
             assert asked["port"] == "http"

@@ -8,7 +8,7 @@ from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from ddp_operator.kube.client import StartupError
-from ddp_operator.telemetry import OperatorMetrics
+from ddp_operator.manager.telemetry import OperatorMetrics
 
 MAX_CONNECTIONS = 64
 """Open connections. A further one closes the oldest, so that probes can always connect."""

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ddp_operator import leader
 from ddp_operator.cluster import ClusterError
 from ddp_operator.kube.client import ApiError, StartupError
-from ddp_operator.leader import FENCE_SHARE, Leader, LeaseObservation, may_take, new_identity, observe_lease
+from ddp_operator.manager import leader
+from ddp_operator.manager.leader import FENCE_SHARE, Leader, LeaseObservation, may_take, new_identity, observe_lease
 
 DURATION = 15
 RENEWAL = DURATION * 2 / 15 * 1.2

@@ -3,7 +3,7 @@
 Kopf's other handlers, its daemons and its timers add a finalizer or annotations to the resource, and a finalizer
 blocks deletion while the operator is down. Raw events (``on.event``) do not change the resource.
 
-``python -m ddp_operator`` and ``kopf run -m ddp_operator.handlers`` use this module.
+``python -m ddp_operator`` and ``kopf run -m ddp_operator.manager.handlers`` use this module.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ import kopf
 from ddp_operator.constants import GROUP, KIND, PLURAL, VERSION
 from ddp_operator.kube.client import StartupError
 from ddp_operator.kube.watch import SILENCE
-from ddp_operator.leader import new_identity
-from ddp_operator.runtime import Operator, end_at_once
+from ddp_operator.manager.leader import new_identity
+from ddp_operator.manager.operator import Operator, end_at_once
 from ddp_operator.settings import Settings, SettingsError
 
 logger = logging.getLogger(__name__)

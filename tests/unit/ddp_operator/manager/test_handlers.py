@@ -7,7 +7,7 @@ from typing import Any
 import kopf
 import pytest
 
-from ddp_operator import handlers
+from ddp_operator.manager import handlers
 from ddp_operator.settings import Settings, SettingsError
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from ddp_operator import health
-from ddp_operator.health import HealthServer
-from ddp_operator.telemetry import OperatorMetrics
+from ddp_operator.manager import health
+from ddp_operator.manager.health import HealthServer
+from ddp_operator.manager.telemetry import OperatorMetrics
 
 
 @pytest.fixture
