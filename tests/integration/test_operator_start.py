@@ -119,7 +119,7 @@ def test_an_api_server_that_is_away_is_named(server: StandIn, kubeconfig: Path) 
     port = server.port
     server.stop()
     done = run(MODULE, KUBECONFIG=str(kubeconfig))
-    assert_one_line(done, "the API server does not answer", f"127.0.0.1:{port}")
+    assert_one_line(done, "cannot reach the API server", f"127.0.0.1:{port}")
 
 
 def test_no_credentials_at_all_are_told(tmp_path: Path) -> None:

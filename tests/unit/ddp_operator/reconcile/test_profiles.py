@@ -269,8 +269,8 @@ class TestDefaultsOfTheOperator:
         harness = ReconcilerHarness(template=template(trainer(), hostNetwork=True))
         await with_defaults(harness).settle()
         message = harness.condition("Accepted").message
-        assert "spec.networkPolicy.enabled: cannot hold pods with spec.template.spec.hostNetwork" in message
-        assert "set this to false" in message
+        assert "spec.networkPolicy.enabled: has no effect on pods with spec.template.spec.hostNetwork" in message
+        assert "set networkPolicy.enabled to false" in message
 
     @pytest.mark.parametrize(
         ("given", "words"),
