@@ -133,8 +133,8 @@ async def test_logs_of_all_ranks_are_merged_by_time(
         (["watch", "nobody"], ExitCode.NOT_FOUND, 'job "nobody" does not exist'),
         (["drill", "nobody", "--kill", "0"], ExitCode.NOT_FOUND, 'job "nobody" does not exist'),
         (["drill", "nobody", "--kill", "-1"], ExitCode.BAD_INPUT, "must be at least 0"),
-        (["watch", "x", "-A"], ExitCode.BAD_INPUT, "use either NAME or -A"),
-        (["submit", "none.yaml"], ExitCode.BAD_INPUT, "No such file or directory; give the path of a job's YAML"),
+        (["watch", "x", "-A"], ExitCode.BAD_INPUT, "leave out -A or NAME"),
+        (["submit", "none.yaml"], ExitCode.BAD_INPUT, "No such file or directory; name the path of a job's YAML"),
         (["list", "--context", "other"], ExitCode.BAD_INPUT, "the kubeconfig is invalid"),
     ],
 )
@@ -159,7 +159,7 @@ def test_an_unreachable_cluster_and_a_missing_operator_are_errors_with_a_remedy(
     server.stop()
     assert main(["list", "--kubeconfig", str(kubeconfig)]) == ExitCode.CLUSTER
     complaint = capsys.readouterr().err
-    assert "(Connection refused); check that the cluster is up" in complaint
+    assert "(Connection refused); check that the cluster is running" in complaint
     assert complaint.count("\n") == 1
 
 

@@ -80,7 +80,7 @@ def test_what_fails_now_and_then_or_only_watches_is_told_and_the_run_goes_on(
     output = capsys.readouterr().out
     assert "warning     internal error: KeyError" in output
     assert "/errors.log" in output
-    assert "the run continues without the samples of the metrics" in output
+    assert "the run continues without metrics" in output
     assert "KeyError: 'page'" in run.read("errors.log")
     assert "the run continues without the report" in output
     assert "KeyError: 'chart'" in run.read("errors.log")

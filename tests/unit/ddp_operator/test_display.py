@@ -170,10 +170,10 @@ def test_success_is_summed_up_with_its_results_and_where_they_lie(folder: RunFol
     text = describe_run("digits", status, folder, seconds=75, interrupted=False)
     assert text.splitlines()[0] == "digits: Succeeded after 1m15s (1 attempt, no restarts)"
     assert "validation accuracy 0.96, loss 0.11, epoch 3 of 8, step 71" in text
-    assert "200 samples/s on average, 300 at best" in text
+    assert "200 samples/s mean, 300 maximum" in text
     folder.metrics.write_text("time,samples_per_second,steps_per_second\n1,,0.5\n2,,2.5\n")
     text = describe_run("digits", status, folder, seconds=75, interrupted=False)
-    assert "1.5 steps/s on average, 2.5 at best" in text
+    assert "1.5 steps/s mean, 2.5 maximum" in text
     assert f"run folder: {os.path.join('runs', 'x')}" in text
     assert "metrics.csv, logs/" in text
 

@@ -145,8 +145,8 @@ def test_without_an_answer_of_prometheus_the_error_names_the_option(
 ) -> None:
     for url, words in (
         ("http://127.0.0.1:1", r"does not respond \(.*\); check --prometheus"),
-        (f"{prometheus[0]}/elsewhere", "this is not the HTTP API of a Prometheus; check --prometheus"),
-        ("prometheus:9090", "is not a URL; write it such as http"),
+        (f"{prometheus[0]}/elsewhere", "not the HTTP API of a Prometheus; check --prometheus"),
+        ("prometheus:9090", "is not a URL; write for example http"),
     ):
         with pytest.raises(ValueError, match=words):
             read_job(job(), [], NOW, url)
