@@ -1,4 +1,4 @@
-"""Print docs/metrics.md with the table of series as it is now: ``python -m docs.pages.metrics``."""
+"""Print docs/metrics.md with the current table of series: ``python -m docs.pages.metrics``."""
 
 from __future__ import annotations
 
@@ -8,44 +8,44 @@ from pathlib import Path
 
 from ddp_trainer.observability.metrics_table import BUCKETS, METRICS
 
-# Name of a series -> how it is computed.
+# Name of a series -> its computation.
 FORMULAS = {
     "ddp_samples_total": (
         "Sum of the batch sizes of this process's steps. Starts at 0 with the process, also after a resume."
     ),
-    "ddp_tokens_total": "Samples of this rank * tokens a sample. sum(rate(…)) over the ranks is the job's rate.",
-    "ddp_steps_total": "One a step. Starts at 0 with the process; the run's own count is ddp_step.",
-    "ddp_step": "Number of finished steps, taken up from the checkpoint on a resume.",
-    "ddp_planned_steps": "min(epochs * steps an epoch, max_steps).",
+    "ddp_tokens_total": "Samples of this rank * tokens per sample. sum(rate(…)) over the ranks is the job's rate.",
+    "ddp_steps_total": "One per step. Starts at 0 with the process; ddp_step counts the steps of the run.",
+    "ddp_step": "Number of finished steps; a resume continues the checkpoint's count.",
+    "ddp_planned_steps": "min(epochs * steps per epoch, max_steps).",
     "ddp_progress_ratio": "ddp_step / ddp_planned_steps.",
     "ddp_epoch": "The epoch of the last step.",
     "ddp_planned_epochs": "The setting `epochs`.",
     "ddp_step_duration_seconds": (
-        "End of a step minus end of the step before; validation and checkpoints between two steps are left out. On a "
-        "GPU the host's time: it runs ahead of the device for a few steps at most, so sums over many steps agree."
+        "End of a step minus end of the previous step, without validation and checkpoints between them. On a "
+        "GPU the host's time: the host is at most a few steps ahead of the device, so sums over many steps agree."
     ),
     "ddp_data_wait_seconds_total": "Sum of the host's time in the loader.",
     "ddp_compute_seconds_total": (
-        "From the batch being there to the gradient of the model's first parameter, which backward reaches last. On a"
-        " CPU wall time; all-reduces that overlap with backward share its cores and are counted in. On a GPU the time"
-        " between two device events, read when they have passed. With accumulation the last micro-batch ends it."
+        "From the start of forward to the gradient of the model's first parameter, the last one of backward. On a"
+        " CPU wall time, including all-reduces that overlap with backward and share its cores. On a GPU the time"
+        " between two device events. With accumulation it ends in the last part of the batch."
     ),
     "ddp_loss": "Mean of this rank's batch losses since the last log line; read from the device only then.",
     "ddp_nonfinite_losses_total": (
-        "Every step's loss is looked at when ddp_loss is read. With `--nonfinite stop` the first one ends the run."
+        "Every step's loss is checked when ddp_loss is read. With `--nonfinite stop` the first one ends the run."
     ),
     "ddp_learning_rate": "The schedule at that step.",
     "ddp_grad_norm": "2-norm over all parameters; only with `clip_norm`, read at log intervals.",
     "ddp_validation_accuracy_ratio": (
-        "Right answers of all ranks / samples of all ranks; every sample counts once. In segmentation the mean IoU;"
-        " a task of your own whose score is something else has none."
+        "Correct answers of all ranks / samples of all ranks; every sample counts once. In segmentation the mean IoU;"
+        " absent for your own task with another score."
     ),
     "ddp_validation_loss": "Sum of the sample losses of all ranks / samples of all ranks.",
     "ddp_checkpoint_duration_seconds": "From taking the snapshot to the manifest's rename.",
-    "ddp_checkpoint_step": "Set after the manifest is in place, and on a resume.",
+    "ddp_checkpoint_step": "Set after the manifest is written, and on a resume.",
     "ddp_gpu_memory_peak_bytes": "torch.cuda.max_memory_allocated, read at log intervals.",
     "ddp_world_size": "WORLD_SIZE.",
-    "ddp_heartbeats_total": "Calls of `heartbeat()`; the trainer makes one for each batch of a validation.",
+    "ddp_heartbeats_total": "Calls of `heartbeat()`; the trainer calls it for each batch of a validation.",
     "ddp_saving": "Inside `with exporter.saving():`; the watchdog then allows `spec.watchdog.checkpointSeconds`.",
     "ddp_last_step_timestamp_seconds": "Wall clock at the step's end.",
 }
@@ -53,7 +53,7 @@ _GENERATED = re.compile(r"(?<=from here by `make generate`. -->\n).*(?=<!-- Gene
 
 
 def render(page: str) -> str:
-    """``page`` with its generated part written anew."""
+    """Return ``page`` with its generated part replaced."""
     rows = "".join(f"| `{m.name}` | {m.kind} | {m.help} | {FORMULAS[m.name]} |\n" for m in METRICS)
     buckets = "".join(
         f"Buckets of `{name}`, seconds: {', '.join(f'{edge:g}' for edge in edges)}.\n\n"

@@ -1,4 +1,4 @@
-"""Print docs/trainer.md with the presets beside their documents as they are now: ``python -m docs.pages.trainer``."""
+"""Print docs/trainer.md with the current tables of presets and documents: ``python -m docs.pages.trainer``."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ NOT_STATED = "not stated"
 
 
 class Fact(NamedTuple):
-    """What a document says of a part of its system, and where; ``keys`` are the settings that reproduce it."""
+    """A value in a document and its location there; ``keys`` are the settings that reproduce it."""
 
     what: str
     keys: str
-    says: str = NOT_STATED
-    where: str = ""
+    value: str = NOT_STATED
+    location: str = ""
 
 
 _TUTORIAL = "ResNet-50 tutorial"
@@ -45,7 +45,7 @@ _ENDING = (
     ),
 )
 _LOADER = (
-    Fact("last batch", "data.drop_last", "left out", "`train_loader`"),
+    Fact("last batch", "data.drop_last", "dropped", "`train_loader`"),
     Fact(
         "validation",
         "data.validation_as_training data.eval_batch_size",
@@ -60,9 +60,7 @@ _FASHION = (
     *_LOADER,
     _NETWORK,
 )
-_FULL = Fact(
-    "arithmetic", "precision.name precision.channels_last model.sparse_dropout", "torch's default", "whole program"
-)
+_FULL = Fact("arithmetic", "precision.name precision.channels_last", "torch's default", "whole program")
 _LARGE = (
     Fact(
         "update rule",
@@ -70,7 +68,7 @@ _LARGE = (
         "`torch_optimizer.NovoGrad` with gradient averaging (betas 0.95, 0)",
         "`optimizer`",
     ),
-    Fact("momentum", "optim.momentum", "0.9, which NovoGrad does not take", "`args.momentum`"),
+    Fact("momentum", "optim.momentum", "0.9, which NovoGrad ignores", "`args.momentum`"),
     Fact(
         "rate and world size",
         "optim.lr_scaling",
@@ -80,12 +78,12 @@ _LARGE = (
     Fact(
         "warm-up",
         "schedule.name schedule.warmup_epochs schedule.warmup_by_node schedule.warmup_stairs",
-        "`LinearLR` over 5 epochs from 1 / GPUs of a node, once an epoch",
+        "`LinearLR` over 5 epochs from 1 / GPUs of a node, once per epoch",
         "Learning Rate Warm-up; `scheduler`",
     ),
 )
 _SEED = Fact("seed", "seed")
-# preset -> its document, the part of it that is reproduced, and what that says
+# Preset -> its document, the part of it that is reproduced, and the values there.
 DOCUMENTS: Mapping[str, tuple[str, str, tuple[Fact, ...]]] = {
     "cifar10-resnet50": (
         _TUTORIAL,
@@ -102,10 +100,10 @@ DOCUMENTS: Mapping[str, tuple[str, str, tuple[Fact, ...]]] = {
             Fact("batch a process", "data.batch_size", "256", "Creating the Data Loader"),
             Fact("last batch", "data.drop_last", "kept", "Creating the Data Loader"),
             Fact("network", "model.name", "torchvision's ResNet-50, without weights", "Training on a Single GPU"),
-            Fact("outputs", "model.num_outputs", "1,000, as it comes", "Training on a Single GPU"),
+            Fact("outputs", "model.num_outputs", "1,000, the default", "Training on a Single GPU"),
             Fact("batch norm over ranks", "model.sync_batchnorm", "no", "Step 2: Wrap the Model Using DDP"),
             Fact(
-                "optimiser", "optim.name optim.momentum optim.weight_decay", "SGD, 0.9, 0", "Training on a Single GPU"
+                "optimizer", "optim.name optim.momentum optim.weight_decay", "SGD, 0.9, 0", "Training on a Single GPU"
             ),
             Fact("learning rate", "optim.lr optim.lr_scaling schedule.name", "0.001", "Training on a Single GPU"),
             Fact("epochs", "epochs", "1", "Training on a Single GPU"),
@@ -128,7 +126,7 @@ DOCUMENTS: Mapping[str, tuple[str, str, tuple[Fact, ...]]] = {
             Fact("last batch", "data.drop_last", "kept", "Data sampling"),
             Fact("network", "model.name model.num_outputs", "torchvision's ResNet-18 with 10 outputs", "Model"),
             Fact("batch norm over ranks", "model.sync_batchnorm", "no", "Model"),
-            Fact("optimiser", "optim.name optim.momentum optim.weight_decay"),
+            Fact("optimizer", "optim.name optim.momentum optim.weight_decay"),
             Fact("learning rate", "optim.lr optim.lr_scaling schedule.name"),
             Fact("epochs", "epochs"),
             Fact(
@@ -143,7 +141,7 @@ DOCUMENTS: Mapping[str, tuple[str, str, tuple[Fact, ...]]] = {
         (
             *_FASHION,
             Fact("batch norm over ranks", "model.sync_batchnorm", "yes", "`model`"),
-            Fact("optimiser", "optim.name optim.momentum optim.weight_decay", "SGD, 0, 0", "`optimizer`"),
+            Fact("optimizer", "optim.name optim.momentum optim.weight_decay", "SGD, 0, 0", "`optimizer`"),
             Fact("learning rate", "optim.lr optim.lr_scaling schedule.name", "0.01", "`args.base_lr`"),
             *_ENDING,
             _FULL,
@@ -180,7 +178,7 @@ DOCUMENTS: Mapping[str, tuple[str, str, tuple[Fact, ...]]] = {
             Fact("batch norm over ranks", "model.sync_batchnorm", "yes", "`model`"),
             *_LARGE,
             Fact("learning rate", "optim.lr", "0.15", "`args.base_lr`"),
-            Fact("training accuracy", "train_accuracy", "printed too", "`train`"),
+            Fact("training accuracy", "train_accuracy", "printed", "`train`"),
             *_ENDING,
             _FULL,
             _SEED,
@@ -197,7 +195,7 @@ DOCUMENTS: Mapping[str, tuple[str, str, tuple[Fact, ...]]] = {
             Fact("last batch", "data.drop_last", "kept", "synchronising, (2)"),
             Fact("network", "model.name", "DeepLabV3-ResNet101", "benchmark"),
             Fact("batch norm over ranks", "model.sync_batchnorm", "no", "synchronising, (6)"),
-            Fact("optimiser", "optim.name optim.momentum optim.weight_decay"),
+            Fact("optimizer", "optim.name optim.momentum optim.weight_decay"),
             Fact("learning rate", "optim.lr optim.lr_scaling schedule.name"),
             Fact("epochs", "epochs", "20", "benchmark"),
             Fact("arithmetic", "precision.name precision.channels_last", "torch's default", "synchronising"),
@@ -213,35 +211,40 @@ def write_tables() -> Iterator[str]:
     for preset, (document, part, facts) in DOCUMENTS.items():
         yield f"\n`{preset}` ({document}, {part}):\n\n"
         yield "| field | the document | where | `--as-published` | the preset |\n|---|---|---|---|---|\n"
-        published, ours = (resolve(preset, None, {}, as_published=flag) for flag in (True, False))
+        published_config = resolve(preset, as_published=True)
+        preset_config = resolve(preset)
         for fact in facts:
-            then, now = _show(fact.keys.split(), published), _show(fact.keys.split(), ours)
-            says = f"*{fact.says}*" if fact.says == NOT_STATED else fact.says
-            yield f"| {fact.what} | {says} | {fact.where} | {then} | {'the same' if then == now else now} |\n"
+            keys = fact.keys.split()
+            published = _format_settings(keys, published_config)
+            ours = _format_settings(keys, preset_config)
+            if ours == published:
+                ours = "the same"
+            value = f"*{fact.value}*" if fact.value == NOT_STATED else fact.value
+            yield f"| {fact.what} | {value} | {fact.location} | {published} | {ours} |\n"
     yield "\n"
 
 
-def _show(keys: Sequence[str], config: RunConfig) -> str:
+def _format_settings(keys: Sequence[str], config: RunConfig) -> str:
     if keys[0] == "data.augment" and not config.data.augment:
         return "none"
     parts = []
     for key in keys:
         value = attrgetter(key)(config)
         name = "" if len(keys) == 1 or key.endswith((".name", ".augment")) else f"`{key.rpartition('.')[2]}` "
-        parts.append(name + _word(value))
+        parts.append(name + _format_value(value))
     return "; ".join(parts)
 
 
-def _word(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, tuple):
-        return ", ".join(map(_word, value))
+        return ", ".join(map(_format_value, value))
     if value is None or isinstance(value, bool):
         return {None: "none", True: "yes", False: "no"}[value]
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def render(page: str) -> str:
-    """``page`` with its generated part written anew."""
+    """Return ``page`` with its generated part replaced."""
     assert DOCUMENTS.keys() == PRESETS.keys() - {"digits-resnet", "python-reference-gpt"}
     tables = "".join(write_tables())
     return _GENERATED.sub(lambda _: tables, page)

@@ -27,7 +27,7 @@ MISTAKES: dict[str, Callable[[Path], list[str]]] = {
     "model.name: module 'no_such_module'": lambda folder: ["--model", "no_such_module:build"],
     "precision.name: fp16 needs a GPU": lambda folder: ["--precision", "fp16", "--device", "cpu"],
     "already holds checkpoints": lambda folder: [*_occupied(folder), "--resume", "never"],
-    "is of another model or optimiser": lambda folder: [*_occupied(folder), "--model-width", "8"],
+    "does not fit this model or optimizer": lambda folder: [*_occupied(folder), "--model-width", "8"],
     "cannot write to": lambda folder: ["--checkpoint-dir", "/proc/nowhere"],
 }
 
@@ -74,7 +74,7 @@ def test_sigterm_without_a_checkpoint_folder_still_ends_in_order(tmp_path: Path)
         ranks.processes[0].terminate()
         ranks.let_go()
         assert ranks.codes() == [contract.EXIT_PREEMPTED]
-    assert "nothing is saved" in ranks.output(0)
+    assert "nothing saved" in ranks.output(0)
 
 
 def test_the_last_page_of_metrics_is_left_behind(tmp_path: Path) -> None:

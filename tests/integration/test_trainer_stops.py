@@ -37,7 +37,7 @@ def test_stops_in_the_middle_of_a_step_lose_nothing_and_change_nothing(tmp_path:
         assert ranks.codes() == [contract.EXIT_PREEMPTED] * 2, ranks.output(0)
     stopped = newest(tmp_path / "cut")["position"]["step"]
     assert 9 <= stopped <= 15, "within a tenth of a second, and before the epoch's validation ends"
-    assert f"preempted: stopped after step {stopped}; the checkpoint is saved" in ranks.output(0)
+    assert f"preempted: stopped after step {stopped}; checkpoint saved" in ranks.output(0)
     # SIGTERM to rank 1 in the first epoch's validation, of six batches a rank: it is left, and owed.
     environ = {"TEST_INTERRUPT": "1:3:VALIDATIONSIGTERM"}
     with start(tmp_path, [*arguments, "--eval-batch-size", "32"], 2, environ) as ranks:
@@ -89,7 +89,7 @@ def test_an_attempt_that_is_overtaken_ends_all_its_ranks_and_writes_no_more(tmp_
         Fence(folder, 2, "uid-2").claim()
         before = sorted(path.name for path in folder.iterdir())
         assert ranks.codes() == [contract.EXIT_PEER_LOST] * 2, ranks.output(0)
-    message = f"attempt 2 (run uid-2) has taken over {folder}: this one, attempt 1, writes no more"
+    message = f"attempt 2 (run uid-2) has taken over {folder}; attempt 1 stops writing and exits"
     assert f"ddp_trainer: error: {message}" in ranks.output(0)
     assert ranks.output(1) == ""
     assert json.loads((tmp_path / "errors" / "1.json").read_text())["message"] == message

@@ -86,7 +86,7 @@ def test_a_run_ends_on_all_ranks_when_its_target_is_reached(tmp_path: Path) -> N
     assert accuracies[-1] >= 0.5
     assert len(accuracies) < 20
     assert not any(a >= 0.5 and b >= 0.5 for a, b in pairwise(accuracies[:-1]))
-    assert "target reached: 2 validations in a row" in output
+    assert "target reached in 2 validations in a row" in output
     assert (tmp_path / "ckpt" / "model.pt").exists()
     # Started again it has nothing left to do.
     again = train(tmp_path, arguments, 2).output(0)
@@ -138,7 +138,7 @@ def test_readers_outlive_a_signal_to_the_whole_process_group_until_the_rank_has_
         for reader in readers:
             reader.terminate()
         assert ranks.codes() == [85]
-    assert "the checkpoint is saved" in ranks.output(0)
+    assert "checkpoint saved" in ranks.output(0)
     assert psutil.wait_procs(readers, timeout=300)[1] == []
 
 

@@ -29,7 +29,7 @@ from .test_docs import fenced, pages_with, targets
 NOT_TYPED = {
     "docs/benchmark.md": r"ring all-reduce|parameter server",
     "docs/checkpoints.md": r"ddp_trainer: error:",
-    "docs/metrics.md": r"work\(rank\) =|/ rate\(|straggler ratio =|goodput =|(steps|samples|tokens) a second +=",
+    "docs/metrics.md": r"work\(rank\) =|/ rate\(|straggler ratio =|goodput =|(steps|samples|tokens) per second +=",
     "docs/pod-contract.md": r"python3 /opt/ddp-operator/launcher.py run <|[{\"]",
 }
 KUBECTL: dict[str, set[str]] = {

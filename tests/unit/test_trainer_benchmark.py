@@ -356,4 +356,4 @@ def test_a_gpu_is_measured_with_the_graph_and_with_each_step_towards_it() -> Non
         name: resolve("cifar10-resnet50", None, changes_of(name)).precision.cuda_graph
         for name in systems.ON_GPU_IN_FULL
     }
-    assert [name for name, graph in graphs.items() if graph == "auto"] == ["graph", "compile-graphs", "compile-graph"]
+    assert [name for name, graph in graphs.items() if graph == "auto"] == ["graph", "compile-graph"]

@@ -1,7 +1,6 @@
-"""The trainer: ``torchrun -m ddp_trainer --preset NAME``, on one process or on many.
+"""The trainer: ``torchrun -m ddp_trainer --preset NAME``, on one process or on several.
 
-In a program: ``Trainer(config).fit()``, see docs/trainer.md. Names are imported when they are first used, and torch
-with them.
+In a program: ``Trainer(config).fit()``, see docs/trainer.md. Names are imported on first use, and torch with them.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""The trainer for programs: ``Trainer(config).fit()``, with models, data and losses of their own."""
+"""The trainer's Python API: ``Trainer(config).fit()``, also with the program's own model, data and task."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
-from ddp_trainer.assembly import Own
+from ddp_trainer.assembly import UserParts
 from ddp_trainer.config.run import RunConfig
 from ddp_trainer.config.unread import refuse_unread
 from ddp_trainer.data.arrays import Datasets
@@ -21,11 +21,11 @@ from ddp_trainer.trainer import Loop
 
 @dataclass(frozen=True)
 class Result:
-    """What a run that has come to its end leaves behind; ``epochs`` and ``steps`` count from its first beginning.
+    """The result of a complete run; ``epochs`` and ``steps`` count across restarts.
 
-    ``metrics`` are the last validation's, over all ranks. ``model`` is the trained one, on this rank's device, or the
-    average of its weights where one is kept. ``checkpoint`` is the newest one's file, and ``weights`` that of the
-    model's state dict; both are known on rank 0 alone, and None where no folder was given.
+    ``metrics`` are the last validation's, over all ranks. ``model`` is the trained model on this rank's device, or the
+    average of its weights if one is kept. ``checkpoint`` is the file of the newest checkpoint, ``weights`` that of the
+    model's state dict; both are None on other ranks than 0, and without a folder.
     """
 
     epochs: int
@@ -37,12 +37,12 @@ class Result:
 
 
 class Trainer:
-    """Trains as a configuration says, on this process or, started by torchrun or ``mp.spawn``, as one rank of many.
+    """Trains by a configuration, in a single process or as one rank of several that torchrun or ``mp.spawn`` started.
 
-    ``model``, ``data`` and ``task`` take the place of what the configuration names. The model is a module, or a class
-    or function without arguments that makes one, called when the run's seed is set. ``env`` is this process's place
-    among the ranks, by default that in the initialized process group, else what torchrun's variables name. Raises
-    :class:`UserError` for a setting that nothing would read.
+    ``model``, ``data`` and ``task`` replace the parts that the configuration names. The model is a module, or a class
+    or function without arguments that builds one, called after the run's seed is set. ``env`` holds this process's
+    rank and world size; by default they are read from the initialized process group, or else from torchrun's
+    variables. Raises :class:`UserError` for a setting that nothing would read.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Trainer:
         task: Task | None = None,
         env: RankEnv | None = None,
     ) -> None:
-        # Who reads the log or config.json is told whose they are.
+        # The log and config.json show the names of the program's own parts.
         if model is not None:
             config = replace(config, model=replace(config.model, name=_name(model)))
         if data is not None:
@@ -63,14 +63,15 @@ class Trainer:
             config = replace(config, task=_name(task))
         refuse_unread(config)
         self.config = config
-        self._own, self._env = Own(model, data, task), env
+        self._user_parts = UserParts(model, data, task)
+        self._env = env
 
     def fit(self, stop: StopSignal | None = None) -> Result:
-        """Train to the end, from the newest checkpoint where there is one.
+        """Train to the end, from the newest checkpoint if one exists.
 
-        SIGTERM and SIGINT stop the run after a step, as long as it lasts; afterwards the program has its own handlers
-        again. With ``stop``, the caller restores them. Raises :class:`UserError` on every rank alike for what the user
-        can fix, :class:`Preempted` after a signal, :class:`Superseded` where a later attempt at the same job has begun.
+        During the run SIGTERM and SIGINT stop it after a step; afterwards the program's own handlers are restored. With
+        ``stop``, the caller restores them. Raises, on every rank, :class:`UserError` for what the user can fix,
+        :class:`Preempted` after a signal, :class:`Superseded` if a later attempt at the same job has started.
         """
         if stop is not None:
             return self._fit(stop)
@@ -90,13 +91,13 @@ class Trainer:
     def _train(self, world: World, stop: StopSignal, port: int) -> Result:
         exporter = Exporter.start(epochs=self.config.epochs, port=port, env=world.env)
         try:
-            loop = Loop(self.config, world, exporter, self._own, stop)
+            loop = Loop(self.config, world, exporter, self._user_parts, stop)
             weights = loop.fit()
         except DataError:
-            exporter.close()  # and the group stays: the other ranks are in a step
+            exporter.close()  # does not leave the group: the other ranks are within a step
             raise
         except (UserError, Preempted, Superseded):
-            # All ranks are here. After another exception they are not, and leaving the group could wait for them.
+            # All ranks raise these. After another exception, leaving the group could wait for ranks that did not raise.
             exporter.close()
             world.close()
             raise
@@ -114,7 +115,7 @@ class Trainer:
         )
 
 
-def _name(thing: object) -> str:
-    """``module:name`` of a class or function, or of a thing's class."""
-    named = thing if hasattr(thing, "__qualname__") else type(thing)
+def _name(part: object) -> str:
+    """Return ``module:name`` of a class or function, or of an object's class."""
+    named = part if hasattr(part, "__qualname__") else type(part)
     return f"{named.__module__}:{named.__qualname__}"

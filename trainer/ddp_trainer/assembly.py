@@ -1,4 +1,4 @@
-"""From a configuration to the parts of a run: data, model, optimiser, folder of checkpoints."""
+"""Build the parts of a run from its configuration: data, model, optimizer, checkpoint folder."""
 
 import json
 from collections.abc import Callable
@@ -33,19 +33,19 @@ from ddp_trainer.models.export import check_export
 from ddp_trainer.models.initial_weights import download_weights, load_weights, read_weights
 from ddp_trainer.models.sync_batchnorm import convert
 from ddp_trainer.optim import build_optimizer
-from ddp_trainer.precision import ModelTraits, Precision, check_graphs, describe_defaults, graph_warning
+from ddp_trainer.precision import ModelTraits, Precision, describe_defaults
 from ddp_trainer.step_graph import record_steps
 from ddp_trainer.tasks import Task, build_task
 
-# Apart from the streams of augmentation (1) and dropout (2).
+# Random stream of the initial weights; augmentation has 1, dropout 2.
 _STREAM_WEIGHTS = 3
 
 
 @dataclass(frozen=True)
-class Own:
-    """What a program gives itself, instead of by names in the configuration; None: by name.
+class UserParts:
+    """Parts that a program passes as objects; None: the configuration names the part.
 
-    ``model`` is a module, or what makes one: a class or function without arguments, called when the seed is set.
+    ``model`` is a module, or a class or function without arguments that builds one, called after the seed is set.
     """
 
     model: nn.Module | Callable[[], nn.Module] | None = None
@@ -55,9 +55,9 @@ class Own:
 
 @dataclass(frozen=True)
 class Parts:
-    """What the training loop works with. ``checkpointer`` is on rank 0 only, and only where there is a folder.
+    """The parts of the training loop. ``checkpointer`` exists on rank 0 only, and only with a checkpoint folder.
 
-    ``example`` is a batch of one input, as the model takes it.
+    ``example`` is the model's input for a batch of one sample.
     """
 
     loader: TrainLoader | StreamLoader
@@ -68,105 +68,155 @@ class Parts:
     example: Any
 
 
-def assemble(config: RunConfig, world: World, own: Own | None = None) -> Parts:
-    """Build everything, the same on every rank; what is not the program's ``own`` as the configuration names it.
+def assemble(config: RunConfig, world: World, user_parts: UserParts | None = None) -> Parts:
+    """Build all parts, the same on every rank; parts that are not in ``user_parts`` are built by ``config``.
 
-    Raises :class:`UserError` on all ranks when any finds a mistake, :class:`Superseded` where a later attempt at the
-    same job has begun.
+    Raises :class:`UserError` on all ranks if any rank finds a mistake, :class:`Superseded` if a later attempt at the
+    same job has started.
     """
-    checkpointer: Checkpointer | None = None
-    own = own or Own()
+    user_parts = user_parts or UserParts()
     if world.device.type == "cpu":
         keep_freed_memory()
     with world.agreed():
-        precision = Precision(config.precision, world.device, describe_model(config))
-        check_graphs(config.precision, config.optim.accumulate, world.device)
+        precision = _build_precision(config, world)
         check(config.distributed, world)
         check_export(config.export)
-        if world.is_main and precision.warning:
-            warn(precision.warning)
-        if world.is_main and config.precision.name == "auto":
-            print(f"precision: {precision.name}", flush=True)
-    data_reads = Recording(config.data)
-    datasets = own.data or fetch_datasets(data_reads.config, world)
-    source = config.model.init_from
+
+    data_recording = Recording(config.data)
+    datasets = user_parts.data or fetch_datasets(data_recording.config, world)
     with world.agreed():
-        if source and world.env.local_rank == 0:
-            download_weights(source)
+        if config.model.init_from and world.env.local_rank == 0:
+            download_weights(config.model.init_from)
     with world.agreed():
         place = Place(world.rank, world.size, world.device, precision.memory_format, world.env.local_world_size)
-        samples = config.data.batch_size * config.optim.accumulate
-        loader = train_loader(datasets, config.data, place, samples_per_step=samples, seed=config.seed)
+        samples_per_step = config.data.batch_size * config.optim.accumulate
+        loader = train_loader(datasets, config.data, place, samples_per_step=samples_per_step, seed=config.seed)
         validation = validation_loader(datasets, config.data, place)
-        channels = datasets.in_channels  # before the seed: it may take a sample, which may draw
-        _refuse_unread_of_own_data(config, own, datasets, data_reads)
-        model_reads = Recording(config.model)
-        seed_generator(derive_seed(config.seed, _STREAM_WEIGHTS), world.device)
-        if own.model is not None:
-            model = _make(own.model)
-        else:
-            model = build_model(model_reads.config, channels, datasets.num_classes)
-        _refuse_unread_of_own_model(config, own, model, model_reads)
-        if source:
-            loaded = load_weights(model, read_weights(source), source, whole=config.eval_only)
-            if world.is_main:
-                print(loaded, flush=True)
-        if config.checkpoint.dir is not None and world.is_main:
-            checkpointer = Checkpointer(config.checkpoint, Fence.from_environ(Path(config.checkpoint.dir)))
-            if not config.eval_only:
-                world.resources.callback(checkpointer.close)
-                checkpointer.prepare()
-            require(
-                config.eval_only or config.checkpoint.resume != "never" or not checkpointer.list(),
-                "checkpoint.dir",
-                f"{config.checkpoint.dir} already holds checkpoints",
-                "give another folder, or --resume auto to go on from them",
-            )
+        in_channels = datasets.in_channels  # before the seed is set: this may read a sample, which may draw numbers
+        _refuse_unread_of_user_data(config, user_parts, datasets, data_recording)
+        model = _build_initial_model(config, world, user_parts, datasets, in_channels)
+        checkpointer = _open_checkpointer(config, world)
     with world.agreed():
-        if checkpointer is not None and not config.eval_only:
-            with writable(checkpointer.folder, "checkpoint.dir"):
-                checkpointer.claim()
-        folder = output_dir(config, world)
-        if folder is not None:
-            with writable(folder, "output_dir"):
-                write_atomically(folder / "config.json", json.dumps(asdict(config), indent=2).encode() + b"\n")
+        _claim_folders(config, world, checkpointer)
+
     model.to(world.device)
     with world.agreed():
-        task = own.task or build_task(datasets, config.optim.label_smoothing, config.task)
+        task = user_parts.task or build_task(datasets, config.optim.label_smoothing, config.task)
         _check_task(task, config)
         example = _check_shapes(model, task, datasets, precision, world.device)
-    # Afterwards: lazy layers have no shape before they have met an image. Before DDP, whose buckets take this layout.
-    model.to(memory_format=precision.memory_format)  # type: ignore[call-overload]
-    if world.device.type == "cpu" and precision.numerics.channels_last:
-        slice_before_narrow_convolutions(model)
-    if config.model.sync_batchnorm and world.is_distributed:
-        model = convert(model)
-    if world.is_main and (warning := graph_warning(config.precision, model, world.size, world.device)):
-        warn(warning)
+    model = _convert_layers(model, config, world, precision)
     optimizer = build_optimizer(config.optim, model.parameters())
-    fused = bool(optimizer.defaults.get("fused"))
-    defaults = describe_defaults(config.precision, precision.numerics, world.device.type, fused=fused)
-    if world.is_main and defaults:
-        print(defaults, flush=True)
+    _print_defaults(config, world, precision, optimizer)
+
     engine = Engine(model, task, optimizer, precision, world, config)
     record_steps(config, engine, loader.source)
     return Parts(loader, validation, task, engine, checkpointer, example)
 
 
-def _refuse_unread_of_own_data(config: RunConfig, own: Own, datasets: Datasets, recording: Recording) -> None:
-    """Raise :class:`UserError` for settings that neither the user's function nor the trainer reads of such data."""
+def _build_precision(config: RunConfig, world: World) -> Precision:
+    """Choose the number formats and print the choice. Raises :class:`UserError` if the device lacks a format."""
+    precision = Precision(config.precision, world.device, describe_model(config))
+    if world.is_main and precision.warning:
+        warn(precision.warning)
+    if world.is_main and config.precision.name == "auto":
+        print(f"precision: {precision.name}", flush=True)
+    return precision
+
+
+def _build_initial_model(
+    config: RunConfig, world: World, user_parts: UserParts, datasets: Datasets, in_channels: int
+) -> nn.Module:
+    """Build the model on the CPU, with random weights by the seed or those of ``init_from``."""
+    recording = Recording(config.model)
+    seed_generator(derive_seed(config.seed, _STREAM_WEIGHTS), world.device)
+    if user_parts.model is not None:
+        model = _build_user_model(user_parts.model)
+    else:
+        model = build_model(recording.config, in_channels, datasets.num_classes)
+    _refuse_unread_of_user_model(config, user_parts, model, recording)
+
+    source = config.model.init_from
+    if source:
+        summary = load_weights(model, read_weights(source), source, whole=config.eval_only)
+        if world.is_main:
+            print(summary, flush=True)
+    return model
+
+
+def _open_checkpointer(config: RunConfig, world: World) -> Checkpointer | None:
+    """Open the checkpoint folder on rank 0; return None on other ranks, and without a folder.
+
+    Raises :class:`UserError` if the folder is not writable, or holds checkpoints that the run must not resume from.
+    """
+    folder = config.checkpoint.dir
+    if folder is None or not world.is_main:
+        return None
+    checkpointer = Checkpointer(config.checkpoint, Fence.from_environ(Path(folder)))
+    if config.eval_only:
+        return checkpointer
+
+    world.resources.callback(checkpointer.close)
+    checkpointer.prepare()
+    require(
+        config.checkpoint.resume != "never" or not checkpointer.list(),
+        "checkpoint.dir",
+        f"{folder} already holds checkpoints, and --resume is never",
+        "give another folder, or --resume auto to continue from them",
+    )
+    return checkpointer
+
+
+def _claim_folders(config: RunConfig, world: World, checkpointer: Checkpointer | None) -> None:
+    """Claim the checkpoint folder for this run, and write ``config.json`` into the output folder."""
+    if checkpointer is not None and not config.eval_only:
+        with writable(checkpointer.folder, "checkpoint.dir"):
+            checkpointer.claim()
+    folder = output_dir(config, world)
+    if folder is not None:
+        with writable(folder, "output_dir"):
+            write_atomically(folder / "config.json", json.dumps(asdict(config), indent=2).encode() + b"\n")
+
+
+def _convert_layers(model: nn.Module, config: RunConfig, world: World, precision: Precision) -> nn.Module:
+    """Set the memory layout and replace layers for this device and number of ranks.
+
+    Call it after a first forward pass, which gives lazy layers their shapes, and before DDP, whose buckets take the
+    parameters' layout.
+    """
+    model.to(memory_format=precision.memory_format)  # type: ignore[call-overload]
+    if world.device.type == "cpu" and precision.numerics.channels_last:
+        slice_before_narrow_convolutions(model)
+    if config.model.sync_batchnorm and world.is_distributed:
+        return convert(model)
+    return model
+
+
+def _print_defaults(config: RunConfig, world: World, precision: Precision, optimizer: torch.optim.Optimizer) -> None:
+    """Print on rank 0 which number formats and layout the trainer chose on a GPU."""
+    fused = bool(optimizer.defaults.get("fused"))
+    defaults = describe_defaults(config.precision, precision.numerics, world.device.type, fused=fused)
+    if world.is_main and defaults:
+        print(defaults, flush=True)
+
+
+def _refuse_unread_of_user_data(
+    config: RunConfig, user_parts: UserParts, datasets: Datasets, recording: Recording
+) -> None:
+    """Raise :class:`UserError` for settings that neither the user's data function nor the trainer reads."""
     reads = recording.finish()
-    if reads is None or (own.data is None and config.data.name in DATASETS):
+    if reads is None or (user_parts.data is None and config.data.name in DATASETS):
         return
     if datasets.holds_images:
         reads |= frozenset(MASKED_IMAGES if datasets.masks else IMAGES)
     refuse_unread(config, own={"data.name": reads})
 
 
-def _refuse_unread_of_own_model(config: RunConfig, own: Own, model: nn.Module, recording: Recording) -> None:
-    """Raise :class:`UserError` for settings that neither the user's function nor the trainer reads of such a model."""
+def _refuse_unread_of_user_model(
+    config: RunConfig, user_parts: UserParts, model: nn.Module, recording: Recording
+) -> None:
+    """Raise :class:`UserError` for settings that neither the user's model function nor the trainer reads."""
     reads = recording.finish()
-    if reads is None or (own.model is None and config.model.name in MODELS):
+    if reads is None or (user_parts.model is None and config.model.name in MODELS):
         return
     reads |= {"precision.channels_last"}
     if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
@@ -175,9 +225,9 @@ def _refuse_unread_of_own_model(config: RunConfig, own: Own, model: nn.Module, r
 
 
 def fetch_datasets(config: DataConfig, world: World) -> Datasets:
-    """The data on every rank, downloaded first where asked, by one process a node while the others wait.
+    """Load the data on every rank; with ``download`` one process per node downloads it first.
 
-    Raises :class:`UserError` on all ranks where any of them can't have them.
+    Raises :class:`UserError` on all ranks if any rank can't load it.
     """
     with world.agreed():
         if config.download and world.env.local_rank == 0:
@@ -187,7 +237,7 @@ def fetch_datasets(config: DataConfig, world: World) -> Datasets:
 
 
 def describe_model(config: RunConfig) -> ModelTraits:
-    """Return what of the model and the task decides number formats, by their names."""
+    """Return the properties of the model and the task, by their names, that decide number formats."""
     own_task = config.task is not None and not config.task.startswith("ddp_trainer.")
     return ModelTraits(
         convolutional=config.model.name in CONVOLUTIONAL,
@@ -195,74 +245,84 @@ def describe_model(config: RunConfig) -> ModelTraits:
     )
 
 
-def _make(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
-    made = model if isinstance(model, nn.Module) else model()
-    if not isinstance(made, nn.Module):
-        raise UserError("model", f"{model} returned {type(made).__name__}", "return a torch.nn.Module")
-    return made
+def _build_user_model(source: nn.Module | Callable[[], nn.Module]) -> nn.Module:
+    model = source if isinstance(source, nn.Module) else source()
+    if not isinstance(model, nn.Module):
+        raise UserError("model", f"{source} returned {type(model).__name__}", "return a torch.nn.Module")
+    return model
 
 
 def _check_task(task: Task, config: RunConfig) -> None:
-    """Raise :class:`UserError` where the task lacks what the configuration asks for."""
+    """Raise :class:`UserError` if the task lacks a method or a score that the configuration needs."""
     name = type(task).__name__
-    require(type(task).loss is not Task.loss, "task.loss", f"{name} has no loss", "define loss(self, output, target)")
+    require(
+        type(task).loss is not Task.loss,
+        "task.loss",
+        f"{name} does not define a loss",
+        "define loss(self, output, target)",
+    )
     require(
         not config.train_accuracy or type(task).correct is not Task.correct,
         "train_accuracy",
-        f"{name} counts no right answers",
-        "define correct(self, output, target), or leave it out",
+        f"{name} does not count correct answers",
+        "define correct(self, output, target), or omit --train-accuracy",
     )
     require(
         config.early_stop.target_accuracy is None or task.greater_is_better,
         "early_stop.target_accuracy",
-        f"{name}'s {task.score} is better when smaller",
-        "set greater_is_better and score, or leave it out",
+        f"{name}'s {task.score} is better when smaller, but the target is a lower bound",
+        "set greater_is_better and score, or omit --target-accuracy",
     )
 
 
 def _check_shapes(model: nn.Module, task: Task, datasets: Datasets, precision: Precision, device: torch.device) -> Any:
-    """Show the model a first sample, and the task its answer; returns the sample's input, a batch of one.
+    """Run the model and the task on a first sample; return the sample's input as a batch of one.
 
-    Raises :class:`UserError` where the model takes or gives other shapes than the data's, and where the task's loss or
-    metrics are not what they should be.
+    Raises :class:`UserError` if the model or the task does not accept the shapes of the data, or if the loss or the
+    metrics have the wrong form.
     """
-    own = not datasets.holds_images
+    generic = not datasets.holds_images
     inputs, targets = tree_map_only(Tensor, lambda tensor: tensor.to(device), datasets.first_batch)
-    if own:
+    if generic:
         inputs = Form(datasets, device, precision.memory_format)(inputs, targets).inputs
     else:
         inputs = inputs.contiguous(memory_format=precision.memory_format)
+
     training = model.training
     model.eval()
     try:
-        with precision.autocast(), torch.set_grad_enabled(own):
+        with precision.autocast(), torch.set_grad_enabled(generic):
             outputs = model(inputs)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        reason = " ".join(str(error).split())[:200]
-        shapes = tree_map_only(Tensor, lambda tensor: f"(B{''.join(f', {side}' for side in tensor.shape[1:])})", inputs)
-        kinds = {tensor.dtype for tensor in tree_leaves(inputs) if isinstance(tensor, Tensor)} if own else ()
-        raise UserError(
-            "model.name",
-            f"the model can't take {'inputs' if own else 'images'} of shape {shapes}"
-            f"{''.join(f', {kind}' for kind in kinds)}: {reason}",
-            "choose a model and data that fit each other",
-        ) from error
+        raise _describe_shape_error(inputs, error, generic=generic) from error
     model.train(training)
-    with precision.autocast(), torch.set_grad_enabled(own):
+
+    with precision.autocast(), torch.set_grad_enabled(generic):
         task.check(outputs, targets)
-        if own:
+        if generic:
             check_loss(task.loss(outputs, targets))
     with torch.no_grad():
         scores = task.scores(task.totals(outputs, targets).tolist())
-    known = ", ".join(scores)
-    require(task.score in scores, "task.score", f"{task.score!r} is none of {known}", "name one of those")
+    names = ", ".join(scores)
+    require(task.score in scores, "task.score", f"{task.score!r} is not among the metrics {names}", "name one of those")
     return inputs
 
 
+def _describe_shape_error(inputs: Any, error: Exception, *, generic: bool) -> UserError:
+    """Build the error of a model that failed on a batch ``inputs``; images are of one type, so it is not named."""
+    reason = " ".join(str(error).split())[:200]
+    shapes = tree_map_only(Tensor, lambda tensor: f"(B{''.join(f', {side}' for side in tensor.shape[1:])})", inputs)
+    problem = f"the model can't process images of shape {shapes}"
+    if generic:
+        types = {tensor.dtype for tensor in tree_leaves(inputs) if isinstance(tensor, Tensor)}
+        problem = f"the model can't process inputs of shape {shapes}{''.join(f', {dtype}' for dtype in types)}"
+    return UserError("model.name", f"{problem}: {reason}", "choose a model that accepts this data")
+
+
 def check_loss(loss: object) -> None:
-    """Raise :class:`UserError` unless ``loss`` is one number that backward can begin at."""
+    """Raise :class:`UserError` unless ``loss`` is a scalar with a gradient."""
     problem = ""
     if not isinstance(loss, Tensor):
         problem = f"returned {type(loss).__name__}"
@@ -274,13 +334,13 @@ def check_loss(loss: object) -> None:
 
 
 def output_dir(config: RunConfig, world: World) -> Path | None:
-    """Where rank 0 leaves the configuration and the model; None on other ranks, and where nothing is to be left."""
+    """Return the folder of ``config.json`` and the weights; None on other ranks than 0, and if nothing is saved."""
     folder = config.output_dir or config.checkpoint.dir
     return Path(folder) if folder and world.is_main and not config.eval_only else None
 
 
 def save_model(model: nn.Module, config: RunConfig, world: World) -> Path | None:
-    """Write the trained weights as ``model.pt`` (a state dict); returns where.
+    """Write the trained weights as ``model.pt`` (a state dict) and return its path.
 
     A failure is a warning: the run is complete, and its checkpoint holds the same weights.
     """
@@ -292,6 +352,6 @@ def save_model(model: nn.Module, config: RunConfig, world: World) -> Path | None
         with replacing(path) as file:
             torch.save({name: tensor.cpu() for name, tensor in model.state_dict().items()}, file)
     except (OSError, RuntimeError) as error:
-        warn(f"cannot write to {path}: {error}")
+        warn(f"cannot write {path}: {error}")
         return None
     return path

@@ -1,4 +1,4 @@
-"""The command line: flags made from the configuration, and exit codes that say what kind of end it was."""
+"""The command line: flags generated from the configuration, and the exit codes of a run."""
 
 import argparse
 import difflib
@@ -29,7 +29,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser: --preset, --config, --as-published and one flag a setting."""
+    """Build the parser: --preset, --config, --as-published and one flag per setting."""
     width = max(map(len, PRESETS)) + 2
     presets = "\n".join(f"  {preset.name:<{width}}{preset.summary}" for preset in PRESETS.values())
     parser = _Parser(
@@ -38,99 +38,99 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Train on one process, or on many: torchrun -m ddp_trainer --preset NAME ...",
-        epilog=f"presets:\n{presets}\n\nA flag wins over --config, which wins over the preset.",
+        epilog=f"presets:\n{presets}\n\nA flag overrides --config, which overrides the preset.",
     )
     parser.add_argument("--preset", help="start from this configuration, listed below")
     parser.add_argument("--config", help="YAML or JSON file with settings, nested by group: {data: {batch_size: 64}}")
     parser.add_argument(
-        "--as-published", action="store_true", help="the preset as its document wrote it, mistakes included"
+        "--as-published", action="store_true", help="the preset's values as its document published them, with mistakes"
     )
-    # Given by python -m torch.distributed.launch, which sets LOCAL_RANK as well.
+    # python -m torch.distributed.launch passes it, and sets LOCAL_RANK as well.
     parser.add_argument("--local-rank", "--local_rank", type=int, help=argparse.SUPPRESS)
     groups: dict[str, Any] = {"": parser.add_argument_group("run")}
-    for one in options(RunConfig):
-        name = one.path[0] if len(one.path) > 1 else ""
+    for option in options(RunConfig):
+        name = option.path[0] if len(option.path) > 1 else ""
         if name not in groups:
             groups[name] = parser.add_argument_group(name)
-        extra: dict[str, Any] = {"nargs": "?", "const": "true"} if one.type is bool else {}
-        choices = f" ({', '.join(one.choices)})" if one.choices else ""
+        extra: dict[str, Any] = {"nargs": "?", "const": "true"} if option.type is bool else {}
+        choices = f" ({', '.join(option.choices)})" if option.choices else ""
         groups[name].add_argument(
-            one.flag,
-            dest=one.key,
+            option.flag,
+            dest=option.key,
             default=argparse.SUPPRESS,
-            metavar={int: "N", float: "X", bool: "BOOL", str: "NAME"}.get(one.type, "A,B"),
-            help=(one.help + choices).replace("%", "%%"),
+            metavar={int: "N", float: "X", bool: "BOOL", str: "NAME"}.get(option.type, "A,B"),
+            help=(option.help + choices).replace("%", "%%"),
             **extra,
         )
     return parser
 
 
 def parse(arguments: Sequence[str]) -> RunConfig:
-    """The configuration that the command line asks for; raises :class:`UserError` where it is not valid."""
+    """Parse the command line into a configuration; raises :class:`UserError` if it is not valid."""
     parser = build_parser()
     known, unknown = parser.parse_known_args(arguments)
     if unknown:
         raise UserError("command line", f"unrecognized arguments: {' '.join(unknown)}", suggest_flag(unknown))
-    given = vars(known)
+    values = vars(known)
     flags: dict[str, Any] = {}
-    for one in options(RunConfig):
-        if one.key in given:
-            value = one.parse(given[one.key])
-            for name in reversed(one.path):
+    for option in options(RunConfig):
+        if option.key in values:
+            value = option.parse(values[option.key])
+            for name in reversed(option.path):
                 value = {name: value}
             flags = merge(flags, value)
-    file = read_file(given["config"]) if given["config"] else None
-    if given["preset"] is None and "preset" not in (file or {}) and "data.name" not in given:
-        raise UserError("preset", "neither a preset nor data is given", f"give --preset, one of {', '.join(PRESETS)}")
-    config = resolve(given["preset"], file, flags, as_published=given["as_published"])
+    file = read_file(values["config"]) if values["config"] else None
+    if values["preset"] is None and "preset" not in (file or {}) and "data.name" not in values:
+        raise UserError("preset", "neither a preset nor data is named", f"give --preset, one of {', '.join(PRESETS)}")
+    config = resolve(values["preset"], file, flags, as_published=values["as_published"])
     folder = config.checkpoint.dir or os.environ.get(contract.ENV_CHECKPOINT_DIR) or None
     config = replace(config, checkpoint=replace(config.checkpoint, dir=folder))
-    refuse_unread(config, given.keys())
+    refuse_unread(config, values.keys())
     return config
 
 
 def suggest_flag(unknown: Sequence[str]) -> str:
-    """The remedy for arguments that are no flags: the flag that is nearest to the first of them, if any is near."""
+    """Return the remedy for unknown arguments: the flag nearest to the first of them, if one is similar."""
     flags = {name: name for name in ("--preset", "--config", "--as-published")}
     flags["--learning-rate"] = "--lr"
-    for one in options(RunConfig):
-        field = one.path[-1].replace("_", "-")
-        # By the name in a file, too: --width is --model-width.
-        flags.setdefault(f"--{field}", one.flag)
-        flags["--" + "-".join(one.path).replace("_", "-")] = one.flag
-        flags[one.flag] = one.flag
-    first = next((word for word in unknown if word.startswith("-")), unknown[0])
+    for option in options(RunConfig):
+        field = option.path[-1].replace("_", "-")
+        # Also by the setting's name: --width is --model-width.
+        flags.setdefault(f"--{field}", option.flag)
+        flags["--" + "-".join(option.path).replace("_", "-")] = option.flag
+        flags[option.flag] = option.flag
+    first = next((argument for argument in unknown if argument.startswith("-")), unknown[0])
     typed = first.partition("=")[0].replace("_", "-")
-    near = difflib.get_close_matches(typed, flags, n=1, cutoff=0.7)
-    if not near:
+    matches = difflib.get_close_matches(typed, flags, n=1, cutoff=0.7)
+    if not matches:
         return "see python -m ddp_trainer --help"
-    return f"did you mean {flags[near[0]]}? See python -m ddp_trainer --help"
+    return f"did you mean {flags[matches[0]]}? See python -m ddp_trainer --help"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the trainer; returns its exit code, see :func:`exit_code`."""
-    given = sys.argv[1:] if arguments is None else arguments
+    """Run the trainer; return its exit code, see :func:`exit_code`."""
+    arguments = sys.argv[1:] if arguments is None else arguments
 
     def train() -> None:
         env = RankEnv.from_environ()
-        if env.rank != 0 and ("--help" in given or "-h" in given):
+        if env.rank != 0 and ("--help" in arguments or "-h" in arguments):
             return
-        config = parse(given)
-        # torch is first imported here: a bad flag has been answered by now.
+        config = parse(arguments)
+        # Imports torch: a wrong flag is reported before.
         from ddp_trainer.api import Trainer
         from ddp_trainer.distributed.stop import StopSignal
 
-        # The handlers stay until exit_code sets its own: torchrun's SIGTERM may come in between.
+        # The handlers remain until exit_code sets its own: torchrun may send SIGTERM in between.
         Trainer(config, env=env).fit(StopSignal())
 
     return exit_code(train)
 
 
 def exit_code(program: Callable[[], object]) -> int:
-    """Run ``program``, which trains; returns the code to exit with. Failures that have none of their own raise.
+    """Run ``program``, which trains, and return the process's exit code. Other exceptions are not caught.
 
-    0 is success, 81 the user's error, 85 preemption, 86 that a later attempt has taken the checkpoint folder over. What
-    there is to say about it is printed on rank 0, and written where the launcher looks for it.
+    0 is success, 81 a user error, 85 preemption, 86 that a later attempt holds the checkpoint folder. Rank 0 prints the
+    reason, and every rank writes an error record for the launcher.
     """
     env = RankEnv()
     try:
@@ -140,27 +140,27 @@ def exit_code(program: Callable[[], object]) -> int:
         return _report_error(error, contract.EXIT_USER_ERROR, env)
     except Superseded as error:
         return _report_error(error, contract.EXIT_PEER_LOST, env)
-    except Preempted as end:
+    except Preempted as preempted:
         _ignore_sigterm()
         if env.rank == 0:
-            where = "the checkpoint is saved" if end.saved else "nothing is saved: there is no --checkpoint-dir"
-            print(f"preempted: {end}; {where}", flush=True)
+            checkpoint = "checkpoint saved" if preempted.saved else "nothing saved: no --checkpoint-dir is set"
+            print(f"preempted: {preempted}; {checkpoint}", flush=True)
         return contract.EXIT_PREEMPTED
-    signal.signal(signal.SIGTERM, lambda *_: None)  # what is done is done
+    signal.signal(signal.SIGTERM, lambda *_: None)  # the run is complete: a late signal must not change the exit code
     return contract.EXIT_OK
 
 
 def _report_error(error: UserError | Superseded, code: int, env: RankEnv) -> int:
-    """Say what is wrong, once on rank 0 and in every rank's record for the launcher; returns ``code``.
+    """Print the error on rank 0, write every rank's error record for the launcher, and return ``code``.
 
-    An error that one rank alone has is printed by that rank.
+    A :class:`DataError` occurs on one rank only, which prints it.
     """
     _ignore_sigterm()
     if env.rank == 0 or isinstance(error, DataError):
         print(f"ddp_trainer: error: {error}", file=sys.stderr, flush=True)
     runtime_dir = os.environ.get(contract.ENV_RUNTIME_DIR)
     if runtime_dir:
-        # The launcher makes the termination message of it; there is no traceback to take it from.
+        # The launcher builds the termination message from this record: there is no traceback.
         record = {
             "type": type(error).__name__,
             "message": str(error),
@@ -180,5 +180,5 @@ def _report_error(error: UserError | Superseded, code: int, env: RankEnv) -> int
 
 
 def _ignore_sigterm() -> None:
-    """Let no second SIGTERM disturb an orderly end; torchrun sends one to all ranks when the first has ended."""
+    """Ignore further SIGTERMs while the process exits: torchrun sends one to all ranks when the first exits."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

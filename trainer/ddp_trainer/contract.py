@@ -1,12 +1,12 @@
 """The trainer's half of the pod contract: environment variables, exit codes, ports and metric names.
 
-The same names stand in ``ddp_operator.constants``; the trainer must not import the operator, so they are written again
-and ``tests/contract`` keeps the two equal. ``docs/pod-contract.md`` explains them.
+``ddp_operator.constants`` defines the same names. The trainer must not import the operator, so this module repeats
+them, and ``tests/contract`` checks that they are equal. ``docs/pod-contract.md`` explains them.
 """
 
 from typing import Final
 
-# Set by the operator in the training container, by the local backend for a process, or by nobody.
+# Set by the operator in the training container, or by `ddp run` for a process; unset without them.
 ENV_METRICS_PORT: Final = "DDP_METRICS_PORT"
 ENV_CHECKPOINT_DIR: Final = "DDP_CHECKPOINT_DIR"
 ENV_GRACE_SECONDS: Final = "DDP_GRACE_SECONDS"
@@ -16,24 +16,24 @@ ENV_JOB_NAME: Final = "DDP_JOB_NAME"
 # Set by the launcher for every worker process.
 ENV_RUNTIME_DIR: Final = "DDP_RUNTIME_DIR"
 
-# Files of a worker in the runtime directory, by local rank.
+# A worker's files in the runtime directory, by local rank.
 RUNTIME_PORT_FILE: Final = "metrics/{local_rank}.port"
 RUNTIME_FINAL_PAGE: Final = "metrics/{local_rank}.prom"
 RUNTIME_ERROR_FILE: Final = "errors/{local_rank}.json"
 RUNTIME_TRACE_FILE: Final = "traces/{local_rank}"
 
-# Exit codes by which a worker says its own category.
+# Exit codes that classify a worker's end.
 EXIT_OK: Final = 0
-EXIT_USER_ERROR: Final = 81  # trying again cannot help: a bad flag, unreadable data
+EXIT_USER_ERROR: Final = 81  # a restart can't help: a wrong flag, unreadable data
 EXIT_RETRYABLE: Final = 82
 EXIT_HANG: Final = 83
 EXIT_OOM: Final = 84
-EXIT_PREEMPTED: Final = 85  # SIGTERM was obeyed: a checkpoint was saved where there is a place for it
+EXIT_PREEMPTED: Final = 85  # stopped by SIGTERM, with a checkpoint if a checkpoint folder is set
 EXIT_PEER_LOST: Final = 86
 
 DEFAULT_METRICS_PORT: Final = 9400
 
-# Series that the operator reads. All of the trainer's series, with help and formulas, are in ``metrics_table``.
+# Series that the operator reads. ``metrics_table`` has all of the trainer's series with their meaning.
 METRIC_SAMPLES: Final = "ddp_samples_total"
 METRIC_STEPS: Final = "ddp_steps_total"
 METRIC_TOKENS: Final = "ddp_tokens_total"

@@ -1,4 +1,4 @@
-"""One optimiser step: forward, backward, all-reduce, update."""
+"""One optimizer step: forward, backward, all-reduce, update."""
 
 import contextlib
 import gc
@@ -26,9 +26,9 @@ _STREAM = 2
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step leaves behind: tensors on the device, not yet waited for.
+    """The results of a step: tensors on the device, which may still be computing them.
 
-    ``correct`` holds the batch's right answers and answers, float32 (2,), where the engine was asked to count them.
+    ``correct`` holds the numbers of correct answers and of answers, float32 (2,), with ``train_accuracy``.
     """
 
     loss: Tensor
@@ -38,29 +38,29 @@ class StepResult:
 
 @dataclass(frozen=True)
 class _Share:
-    """Share of a part of the batch in the step's loss."""
+    """The weight of a part of the batch in the step's loss."""
 
-    # Among this rank's parts: what the reported loss is made of.
+    # Relative to this rank's parts, for the reported loss.
     of_rank: Tensor | float
-    # Among all parts of all ranks, times the ranks: DDP divides the sum of their gradients by that number.
+    # Relative to all parts of all ranks, times the number of ranks: DDP divides the sum of gradients by it.
     of_step: Tensor | float
 
 
 class Recorded(Protocol):
-    """A step that is recorded, see :class:`ddp_trainer.step_graph.StepGraph`."""
+    """A recorded step, see :class:`ddp_trainer.step_graph.StepGraph`."""
 
     def step(self) -> StepResult:
-        """Take it with the batch that is next."""
+        """Take the step with the next batch."""
         ...
 
     @property
     def settled(self) -> bool:
-        """Whether the recording is over."""
+        """Return whether the recording is over."""
         ...
 
 
 class Engine:
-    """The model with everything that changes it. Its state dict holds all that a resumed run needs to go on."""
+    """The model and all state that a step changes. Its state dict is sufficient to resume."""
 
     def __init__(
         self,
@@ -71,25 +71,30 @@ class Engine:
         world: World,
         config: RunConfig,
     ) -> None:
-        self.model, self.task, self.optimizer, self.precision, self.world = model, task, optimizer, precision, world
-        optim, distributed, self._config = config.optim, config.distributed, config
+        self.model = model
+        self.task = task
+        self.optimizer = optimizer
+        self.precision = precision
+        self.world = world
+        self._config = config
         self._parameters: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        # Before DDP, whose hooks are none of the copy's business.
-        self.ema = Ema(model, optim.ema_decay) if optim.ema_decay is not None else None
+        # Created before DDP, so that the copy has no DDP hooks.
+        self.ema = Ema(model, config.optim.ema_decay) if config.optim.ema_decay is not None else None
         self._replicate()
-        self._needs_all_gradients = needs_all_gradients(self.replica, distributed)
-        self._correct: Tensor | None = None
-        # Of the step under way. Where a step may be recorded, the rate is no argument of kernels: they read it.
+        self._needs_all_gradients = needs_all_gradients(self.replica, config.distributed)
         self._to_compile = config.precision.compile
-        self._lr = optim.lr
-        self._lr_on_device: Tensor | None = None
+        # State of the current step.
+        self._correct: Tensor | None = None
         self._step = 0
+        self._lr = config.optim.lr
+        # A recorded step's kernels read the learning rate from device memory: their arguments can't change.
+        self._lr_on_device: Tensor | None = None
         self.graph: Recorded | None = None
         if precision.scaler is not None:
             begin_momentum(optimizer)
         if world.device.type == "cuda":
             self.keep_lr_on_device()
-        # After DDP, so that it hears of a gradient when DDP has taken it.
+        # Created after DDP, so that its hook runs after DDP's hook for the same gradient.
         self.clock = ComputeClock(model, world.device)
 
     def _replicate(self) -> None:
@@ -97,27 +102,28 @@ class Engine:
         self._forward: Callable[[Any], Any] = self.replica
         precision = self._config.precision
         if precision.compile:
-            # Apart from the module, so that validation, with other batch sizes, stays as it is.
-            self._forward = torch.compile(self.replica, mode=precision.compile_mode, dynamic=False)
+            # A separate callable, so that validation, with other batch sizes, does not compile.
+            self._forward = torch.compile(self.replica, dynamic=False)
 
     def keep_lr_on_device(self) -> None:
-        """Let the optimiser read the learning rate from the device's memory, in fp32."""
+        """Store the learning rate in device memory, in fp32, for the optimizer to read."""
         if self._lr_on_device is None:
             self._lr_on_device = torch.zeros((), device=self.world.device)
 
     def step(self, batch: Batch, step: int, lr: float) -> StepResult:
         """Take step ``step`` (from 0) with this rank's ``batch``, at learning rate ``lr``.
 
-        With accumulation the batch is cut into parts and only the last part's backward talks to other ranks. Raises
-        :class:`UserError` where a parameter that DDP waits for got no gradient.
+        With accumulation the batch is split into parts, and only the last part's backward communicates. Raises
+        :class:`UserError` if a parameter that DDP waits for got no gradient.
         """
         if not (self.replica.training and self.model.training):
             self.replica.train()
-        # Dropout and the like draw from the generator: seeded by step, it needs no saving.
+        # Dropout and similar layers draw from this generator. It is seeded in each step, so it needs no saving.
         seed_generator(derive_seed(self._config.seed, _STREAM, step, self.world.rank), self.world.device)
-        self._step, self._lr, value = step, lr, self._lr_on_device
+        self._step = step
+        self._lr = lr
         for group in self.optimizer.param_groups:
-            group["lr"] = lr if value is None else value.fill_(lr)
+            group["lr"] = lr if self._lr_on_device is None else self._lr_on_device.fill_(lr)
         if isinstance(batch, Replayed):
             assert self.graph is not None
             result = self.graph.step()
@@ -128,12 +134,12 @@ class Engine:
         return result
 
     def take(self, batch: Batch) -> StepResult:
-        """Forward, backward, all-reduce and update: what of a step can be recorded on a device."""
+        """Run forward, backward, all-reduce and update: the part of a step that a CUDA graph can record."""
         self._correct = None
         accumulate = self._config.optim.accumulate
         whole = len(batch) == self._config.data.batch_size * accumulate
         parts = [batch] if accumulate == 1 else batch.split(-(-len(batch) // accumulate))
-        # Before the clock: waiting for the numbers of other ranks is no compute time of this one.
+        # Before the clock starts: waiting for the counts of other ranks is not this rank's compute time.
         shares = self._weight(parts)
         started = time.perf_counter()
         self.clock.begin()
@@ -150,16 +156,17 @@ class Engine:
         return StepResult(loss, norm, self._correct)
 
     def recover(self) -> None:
-        """Be ready for a step after one that ended midway, with nothing done on the device."""
+        """Prepare for a step after one that failed midway without effect on the device."""
         self.optimizer.zero_grad(set_to_none=True)
         if isinstance(self.replica, nn.parallel.DistributedDataParallel):
-            # DDP waits for the rest of the gradients. A second one is of use only when the first has let go of them.
-            self.replica = self._forward = self.model
+            # The replica still waits for the failed step's gradients. It must be freed before a new one is built.
+            self.replica = self.model
+            self._forward = self.model
             gc.collect()
             self._replicate()
 
     def _weight(self, parts: list[Batch]) -> list[_Share]:
-        """Weight ``parts`` by the elements that the task counts, over all ranks, or else by their samples."""
+        """Weight ``parts`` by the elements that the task counts over all ranks, or by samples if it counts none."""
         counts = [self.task.count_elements(part.targets) for part in parts]
         elements = [count for count in counts if count is not None]
         if not elements:
@@ -167,17 +174,18 @@ class Engine:
             return [_Share(len(part) / samples, len(part) / samples) for part in parts]
 
         own = torch.stack(elements).double()
-        of_rank = own / own.sum().clamp(min=1)
-        mine = own.sum()
-        everyone, ranks = self.world.sum_on_device(torch.stack([mine, torch.ones_like(mine)])).unbind()
-        of_step = own * ranks / everyone.clamp(min=1)
+        own_total = own.sum()
+        of_rank = own / own_total.clamp(min=1)
+        total, ranks = self.world.sum_on_device(torch.stack([own_total, torch.ones_like(own_total)])).unbind()
+        of_step = own * ranks / total.clamp(min=1)
         return [_Share(*pair) for pair in zip(of_rank.unbind(), of_step.unbind(), strict=True)]
 
     def _backward(self, part: Batch, share: _Share) -> Tensor:
-        """Add the gradients of ``part``; returns its part of this rank's loss."""
+        """Add the gradients of ``part``; return its share of this rank's loss."""
         with self.precision.autocast():
-            # An epoch's last batch, which may be smaller, is not worth compiling for.
-            outputs = (self._forward if len(part) == self._config.data.batch_size else self.replica)(part.inputs)
+            # The epoch's last batch may be smaller, and is not worth another compilation.
+            forward = self._forward if len(part) == self._config.data.batch_size else self.replica
+            outputs = forward(part.inputs)
             self.task.check(outputs, part.targets)
             loss = self.task.loss(outputs, part.targets)
             shared = _scale(loss, share.of_step)
@@ -199,11 +207,11 @@ class Engine:
 
     @property
     def evaluated_model(self) -> nn.Module:
-        """The model that is validated and saved for use: the average of the weights, if one is kept."""
+        """Return the model that is validated and saved: the average of the weights, if one is kept."""
         return self.model if self.ema is None else self.ema.model
 
     def state_dict(self) -> dict[str, Any]:
-        """Model, optimiser, scaler and average of the weights. The tensors are the live ones."""
+        """Return the state of model, optimizer, scaler and average of the weights. Its tensors are not copies."""
         state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -214,10 +222,9 @@ class Engine:
         return state if self.ema is None else state | {"ema": self.ema.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up a state; raises RuntimeError, KeyError or ValueError where shapes or names don't fit.
+        """Load a state. Without a saved average of the weights the average starts from the weights.
 
-        Raises :class:`UserError` for an average of the weights in an earlier version's form. One that was not saved
-        begins at the weights.
+        Raises RuntimeError, KeyError or ValueError if shapes or names differ.
         """
         self.model.load_state_dict(state["model"])
         load_optimizer(self.optimizer, state["optimizer"])
@@ -230,7 +237,7 @@ class Engine:
                 self.ema.restart()
 
     def load_weights(self, state: dict[str, Any]) -> None:
-        """Take up of a state what is validated; raises RuntimeError or KeyError where shapes or names don't fit."""
+        """Load only the weights that are validated; raises RuntimeError or KeyError if shapes or names differ."""
         ema = {name: tensor for name, tensor in state.get("ema", {}).items() if name.startswith("module.")}
         self.model.load_state_dict({name.removeprefix("module."): ema[name] for name in ema} or state["model"])
         if self.ema is not None:
@@ -244,7 +251,7 @@ def _scale(loss: Tensor, share: Tensor | float) -> Tensor:
 
 
 def seed_generator(seed: int, device: torch.device) -> None:
-    """Seed torch's default generator of the CPU, and of the device."""
+    """Seed torch's default generators of the CPU and of ``device``."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         assert device.index is not None

@@ -1,10 +1,10 @@
-"""How a run ends early, and warnings. What the user can put right is always a :class:`UserError`."""
+"""Exceptions that end a run, and warnings. A mistake that the user can fix is always a :class:`UserError`."""
 
 import sys
 
 
 class UserError(ValueError):
-    """A mistake in the configuration or the data, which trying again cannot cure.
+    """A mistake in the configuration or the data, which a restart can't fix.
 
     Its text is ``<field>: <problem>; <remedy>``. The command line prints it once, on rank 0, without a traceback, and
     every rank exits with ``EXIT_USER_ERROR``.
@@ -18,11 +18,11 @@ class UserError(ValueError):
 
 
 class DataError(UserError):
-    """A sample that one rank alone can't read: the other ranks are in the middle of their steps."""
+    """A sample that only one rank can't read, while the other ranks are within a step."""
 
 
 class Preempted(Exception):
-    """All ranks agreed to stop after ``step`` because a signal asked at least one of them to."""
+    """All ranks agreed to stop after ``step`` because at least one of them received a signal."""
 
     def __init__(self, step: int, saved: bool) -> None:
         super().__init__(f"stopped after step {step}")
@@ -31,7 +31,7 @@ class Preempted(Exception):
 
 
 class Superseded(Exception):
-    """A later attempt at the same job has begun: this one may write nothing any more, and ends."""
+    """A later attempt at the same job has started: this one must not write any more, and exits."""
 
 
 def require(condition: bool, field: str, problem: str, remedy: str) -> None:
@@ -41,5 +41,5 @@ def require(condition: bool, field: str, problem: str, remedy: str) -> None:
 
 
 def warn(message: str) -> None:
-    """Print a warning to standard error, at once."""
+    """Print a warning to standard error without buffering."""
     print(f"ddp_trainer: warning: {message}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""One Prometheus endpoint a rank, for the trainer and, in two lines, for any other training script.
+"""One Prometheus endpoint per rank, for the trainer and, with two lines, for any other training script.
 
 ::
 
@@ -9,8 +9,8 @@
         ...
         exporter.step(samples=len(batch), loss=loss)
 
-Under the launcher (``DDP_RUNTIME_DIR`` is set) the endpoint takes a free port and tells it in a file; the launcher
-merges the ranks of its pod. Without one it is ``http://127.0.0.1:<port + local rank>/metrics``. See
+Under the launcher (``DDP_RUNTIME_DIR`` is set) the endpoint uses a free port and writes it into a file; the launcher
+merges the pages of its pod's ranks. Otherwise the page is ``http://127.0.0.1:<port + local rank>/metrics``. See
 docs/pod-contract.md.
 """
 
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from ddp_trainer.observability.meters import AsyncScalars
 
 
-_MOST_CONNECTIONS = 16
+_MAX_CONNECTIONS = 16
 _CONNECTION_SECONDS = 10.0
 _MAX_PORT = 65535
 _MAX_PORT_DIGITS = 5
 
 
 class Histogram:
-    """Counts of observations by bucket. Only one thread observes, so there is no lock to take."""
+    """Counts of observations by bucket. Only one thread observes, so it needs no lock."""
 
     def __init__(self, edges: Sequence[float]) -> None:
         self.edges = (*edges, math.inf)
@@ -66,9 +66,8 @@ class Histogram:
 class Exporter:
     """The series of one rank.
 
-    Values are plain numbers, turned into Prometheus's text only when somebody asks: recording a step costs a few
-    microseconds and never waits for a device. It is a collector of prometheus-client, so that it can also be
-    registered in a registry of one's own.
+    Values are plain numbers, formatted only when the page is read: recording a step takes a few microseconds and never
+    waits for a device. The exporter is a collector of prometheus-client and can be added to another registry.
     """
 
     def __init__(self, env: RankEnv) -> None:
@@ -77,22 +76,22 @@ class Exporter:
         self._server: PageServer | None = None
         self._final_page: Path | None = None
         self._last_step_end = time.perf_counter()
-        # Losses on their way from the device, which is at most some steps behind. The page's thread takes them, too.
+        # Losses that are being copied from the device, which is a few steps behind. The page's thread reads them too.
         self._pending: deque[AsyncScalars] = deque(maxlen=1024)
         self._pending_lock = threading.Lock()
         self._clock: Any = None
-        # When forward began, until the step is recorded; only with a model to watch.
-        self._forward_began: float | None = None
+        # Time of the forward pass's start, until the step is recorded; only with a watched model.
+        self._forward_started: float | None = None
         self._steps = 0
         self._total_steps: int | None = None
-        # A counter begins at 0. A gauge is absent until it is set: what is not known yet is not 0.
+        # A counter starts at 0. A gauge is absent until it is set: an unknown value is not 0.
         self._values: dict[str, float] = {metric.name: 0.0 for metric in METRICS if metric.kind == "counter"}
         self._histograms = {name: Histogram(edges) for name, edges in BUCKETS.items()}
         self._step_seconds = self._histograms["ddp_step_duration_seconds"]
         self.set(contract.METRIC_WORLD_SIZE, env.world_size)
 
     def collect(self) -> Iterator[Any]:
-        """The series as prometheus-client's families."""
+        """Yield the series as prometheus-client's families."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
         from prometheus_client.utils import floatToGoString
 
@@ -124,12 +123,12 @@ class Exporter:
         runtime_dir: str | None = None,
         model: Any = None,
     ) -> "Exporter":
-        """Begin to answer ``GET /metrics`` on 127.0.0.1 from a background thread.
+        """Serve ``GET /metrics`` on 127.0.0.1 from a background thread.
 
-        ``port`` is local rank 0's (default: DDP_METRICS_PORT or 9400; 0: any free one) and each local rank adds its
-        number. Under the launcher ``runtime_dir`` (default: DDP_RUNTIME_DIR) decides instead. A port that is taken
-        is a warning: training is worth more than its metrics. ``model`` is :meth:`watch`'s. Raises
-        :class:`UserError` where DDP_METRICS_PORT is read and is no port.
+        ``port`` is local rank 0's (default: DDP_METRICS_PORT or 9400; 0: any free one), to which each local rank adds
+        its number. Under the launcher, which sets ``runtime_dir`` (default: DDP_RUNTIME_DIR), any free port is used. If
+        the port is in use, the training continues without metrics, with a warning. ``model`` is passed to
+        :meth:`watch`. Raises :class:`UserError` if DDP_METRICS_PORT is read and is not a port.
         """
         exporter = cls(env or RankEnv.from_environ())
         if model is not None:
@@ -149,14 +148,14 @@ class Exporter:
                 warn("no metrics: prometheus-client is not installed")
             return
         local_rank = self.env.local_rank
-        wanted = 0 if runtime_dir or port == 0 else port + local_rank
+        own_port = 0 if runtime_dir or port == 0 else port + local_rank
         try:
-            self._server = PageServer(wanted, self.page)
+            self._server = PageServer(own_port, self.page)
         except (OSError, OverflowError) as error:
-            warn(f"rank {self.env.rank}: no metrics on 127.0.0.1:{wanted} ({error}); choose another --metrics-port")
+            warn(f"rank {self.env.rank}: no metrics on 127.0.0.1:{own_port} ({error}); give another --metrics-port")
             return
         self.port = self._server.server_address[1]
-        # How often the server looks whether it is to stop: this long, at most, close() takes.
+        # The server checks for its end every 0.1 s: close() takes at most so long.
         threading.Thread(target=self._server.serve_forever, args=(0.1,), name="ddp-metrics", daemon=True).start()
         if runtime_dir:
             self._final_page = Path(runtime_dir) / contract.RUNTIME_FINAL_PAGE.format(local_rank=local_rank)
@@ -167,14 +166,14 @@ class Exporter:
                 warn(f"rank {self.env.rank}: {port_file} can't be written: {error}")
 
     def page(self) -> bytes:
-        """The page in Prometheus's text format."""
-        self._take_losses()
+        """Return the page in Prometheus's text format."""
+        self._read_losses()
         from prometheus_client import generate_latest
 
         return generate_latest(self)
 
     def set_total_steps(self, total_steps: int | None) -> None:
-        """Say when the run will be complete; without it there is no progress ratio."""
+        """Set the steps of the complete run; without them the page has no progress ratio."""
         self._total_steps = total_steps
         if total_steps is not None:
             self.set(contract.METRIC_TOTAL_STEPS, total_steps)
@@ -188,7 +187,7 @@ class Exporter:
         self._histograms[name].observe(value)
 
     def set_loss(self, value: float) -> None:
-        """Set the loss; one that is not finite is counted as well."""
+        """Set the loss, and count it if it is not finite."""
         self.set(contract.METRIC_LOSS, value)
         if not math.isfinite(value):
             self.count_nonfinite(1)
@@ -198,21 +197,21 @@ class Exporter:
         self._values[contract.METRIC_NONFINITE] += steps
 
     def watch(self, model: Any) -> None:
-        """Take a step's compute time from ``model`` (a torch module, wrapped by DDP or not), and its wait for data.
+        """Measure each step's compute time and wait for data by hooks of ``model``, a torch module with or without DDP.
 
-        Without it a foreign script's stragglers can't be told: only :meth:`step`'s caller knows when all-reduce began.
-        Wrap the model first: the end of its compute is when DDP has got the last gradient.
+        Without it, or ``compute`` passed to :meth:`step`, stragglers of a user's script can't be detected.
+        Wrap the model by DDP before: the compute time ends when DDP receives the last gradient.
         """
         from ddp_trainer.observability.meters import ComputeClock
 
         parameter = next(model.parameters())
         self._clock = ComputeClock(model, parameter.device)
-        model.register_forward_pre_hook(self._forward_begins)
+        model.register_forward_pre_hook(self._start_clock)
 
-    def _forward_begins(self, model: Any, _: Any) -> None:
-        # The first of a step's forward passes begins it; validation is none of its business.
-        if model.training and self._forward_began is None:
-            self._forward_began = time.perf_counter()
+    def _start_clock(self, model: Any, _: Any) -> None:
+        # Only at the first forward pass of a step, and not in a validation.
+        if model.training and self._forward_started is None:
+            self._forward_started = time.perf_counter()
             self._clock.begin()
 
     def step(
@@ -228,19 +227,18 @@ class Exporter:
         compute: float | None = None,
         tokens: int = 0,
     ) -> None:
-        """Record one finished optimiser step of ``samples`` samples, or of ``tokens`` too, on this rank.
+        """Record a finished optimizer step of this rank with ``samples`` samples and ``tokens`` tokens.
 
-        ``loss`` is a number or a tensor; a tensor on a GPU is copied without waiting for it and shows a step later.
+        ``loss`` is a number or a tensor; a tensor on a GPU is copied without waiting, and appears a step later.
         ``step`` counts the whole run (default: calls of this method), ``seconds`` is the step's time (default: since
-        the last call), ``epoch`` counts from 1. ``data_wait`` and ``compute`` are known by themselves where
-        :meth:`watch` was given the model.
+        the last call), ``epoch`` counts from 1. After :meth:`watch`, ``data_wait`` and ``compute`` are measured.
         """
         now = time.perf_counter()
         values = self._values
-        if self._forward_began is not None:
-            data_wait = self._forward_began - self._last_step_end if data_wait is None else data_wait
+        if self._forward_started is not None:
+            data_wait = self._forward_started - self._last_step_end if data_wait is None else data_wait
             compute = self._clock.seconds() if compute is None else compute
-            self._forward_began = None
+            self._forward_started = None
         self._steps = self._steps + 1 if step is None else step
         values[contract.METRIC_SAMPLES] += samples
         values[contract.METRIC_TOKENS] += tokens
@@ -260,39 +258,43 @@ class Exporter:
         if epoch is not None:
             values[contract.METRIC_EPOCH] = epoch
         if loss is not None:
-            # A tensor usually comes with its graph, which is not to be kept.
-            loss = loss.detach() if hasattr(loss, "detach") else loss
-            if getattr(loss, "is_cuda", False):
-                from ddp_trainer.observability.meters import AsyncScalars
+            self._record_loss(loss)
 
-                self._pending.append(AsyncScalars([loss]))
-                self._take_losses()
-            else:
-                self.set_loss(float(loss))
+    def _record_loss(self, loss: Any) -> None:
+        if hasattr(loss, "detach"):
+            loss = loss.detach()  # so that the tensor does not keep its graph alive
+        if getattr(loss, "is_cuda", False):
+            from ddp_trainer.observability.meters import AsyncScalars
+
+            self._pending.append(AsyncScalars([loss]))
+            self._read_losses()
+        else:
+            self.set_loss(float(loss))
 
     def heartbeat(self) -> None:
-        """Say that this rank is alive where it makes no steps for long, as in a validation: once a batch will do."""
+        """Report progress while this rank takes no steps, as in a validation; call it for example once per batch."""
         self._values[contract.METRIC_HEARTBEATS] += 1
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Say that this rank saves a checkpoint meanwhile, for which the watchdog has a budget of its own."""
+        """Report that this rank saves a checkpoint within the context; the watchdog has a separate limit for it."""
         self.set(contract.METRIC_SAVING, 1)
         try:
             yield
         finally:
             self.set(contract.METRIC_SAVING, 0)
 
-    def _take_losses(self) -> None:
+    def _read_losses(self) -> None:
         with self._pending_lock:
             while self._pending and self._pending[0].ready():
                 self.set_loss(*self._pending.popleft().read())
 
     def close(self) -> None:
-        """Stop answering and, under the launcher, leave the last page behind. Twice is once."""
+        """Stop the server and, under the launcher, write the last page to a file; a second call does nothing."""
         if self._server is None:
             return
-        server, self._server = self._server, None
+        server = self._server
+        self._server = None
         atexit.unregister(self.close)
         if self._final_page is not None:
             with contextlib.suppress(OSError):
@@ -301,8 +303,8 @@ class Exporter:
         server.server_close()
 
     def _forget_server(self) -> None:
-        """In a forked child: leave port, page and exit to the parent, whose server thread the child has not."""
-        # The parent's server thread may have held it during the fork.
+        """Release the server in a forked child, which has no server thread: port and page belong to the parent."""
+        # A new lock: the parent's server thread may have held the old one during the fork.
         self._pending_lock = threading.Lock()
         self._pending.clear()
         self._final_page = None
@@ -312,7 +314,7 @@ class Exporter:
             self._server = None
 
 
-# Exporters that serve a page. A child of os.fork inherits their sockets and atexit handlers, but no thread.
+# Exporters with a server. A forked child inherits their sockets and atexit handlers, but no thread.
 _started: weakref.WeakSet[Exporter] = weakref.WeakSet()
 
 
@@ -326,13 +328,13 @@ os.register_at_fork(after_in_child=_forget_servers)
 
 
 def read_port() -> int:
-    """The port in DDP_METRICS_PORT, 9400 where it is not set or empty; raises :class:`UserError` for anything else."""
+    """Return the port in DDP_METRICS_PORT, 9400 if it is unset or empty; raises :class:`UserError` for other text."""
     text = os.environ.get(contract.ENV_METRICS_PORT, "").strip()
     if not text:
         return contract.DEFAULT_METRICS_PORT
-    known = text.isdecimal() and text.isascii() and len(text) <= _MAX_PORT_DIGITS and int(text) <= _MAX_PORT
+    is_port = text.isdecimal() and text.isascii() and len(text) <= _MAX_PORT_DIGITS and int(text) <= _MAX_PORT
     require(
-        known,
+        is_port,
         contract.ENV_METRICS_PORT,
         f"{text[:80]!r} is not a port",
         f"set a number from 0 (any free port) to {_MAX_PORT}, or unset it for {contract.DEFAULT_METRICS_PORT}",
@@ -341,36 +343,37 @@ def read_port() -> int:
 
 
 class PageServer(ThreadingHTTPServer):
-    """Answers ``GET /metrics`` on 127.0.0.1 with what ``page`` returns; raises OSError where the port is taken.
+    """Serves the text of ``page`` as ``GET /metrics`` on 127.0.0.1; raises OSError if the port is in use.
 
-    ``GET /threads`` tells what all threads but the main one do: that one's stack is written from outside, by a signal,
-    which would not be safe for others.
+    ``GET /threads`` returns the stacks of all threads but the main one. The launcher requests the main thread's stack
+    by a signal, which would not be safe for other threads.
     """
 
     daemon_threads = True
-    # A port in use is to be seen as such, also where another rank listens with SO_REUSEADDR.
+    # Fail for a port in use even if another rank listens with SO_REUSEADDR.
     allow_reuse_address = False
 
     def __init__(self, port: int, page: Callable[[], bytes]) -> None:
         self.page = page
-        self._deadlines: dict[Any, float] = {}  # by connection, the oldest first
+        # Connection -> its deadline, the oldest first.
+        self._deadlines: dict[Any, float] = {}
         self._lock = threading.Lock()
         super().__init__(("127.0.0.1", port), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection; one beyond the limit closes the oldest."""
+        """Serve a connection; beyond the limit, close the oldest connection."""
         with self._lock:
             self._deadlines[request] = time.monotonic() + _CONNECTION_SECONDS
-            surplus = list(self._deadlines)[:-_MOST_CONNECTIONS]
-        self._cut(surplus)
+            surplus = list(self._deadlines)[:-_MAX_CONNECTIONS]
+        self._close(surplus)
         super().process_request(request, client_address)
 
     def service_actions(self) -> None:
-        """Close the connections whose time is over."""
+        """Close the connections whose deadline has passed."""
         now = time.monotonic()
         with self._lock:
-            late = [request for request, deadline in self._deadlines.items() if deadline < now]
-        self._cut(late)
+            expired = [request for request, deadline in self._deadlines.items() if deadline < now]
+        self._close(expired)
 
     def shutdown_request(self, request: Any) -> None:
         """Close a connection that has ended."""
@@ -378,7 +381,7 @@ class PageServer(ThreadingHTTPServer):
             self._deadlines.pop(request, None)
         super().shutdown_request(request)
 
-    def _cut(self, requests: Sequence[Any]) -> None:
+    def _close(self, requests: Sequence[Any]) -> None:
         for request in requests:
             with self._lock:
                 self._deadlines.pop(request, None)
@@ -386,7 +389,7 @@ class PageServer(ThreadingHTTPServer):
                 request.shutdown(socket.SHUT_RDWR)  # wakes its thread
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print no traceback where the client, or the server above, has closed the connection."""
+        """Print no traceback if the client, or :meth:`_close`, has closed the connection."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
@@ -396,14 +399,16 @@ class _Handler(BaseHTTPRequestHandler):
         assert isinstance(self.server, PageServer)
         match self.path.split("?")[0]:
             case "/metrics":
-                body, kind = self.server.page(), "text/plain; version=0.0.4; charset=utf-8"
+                body = self.server.page()
+                content_type = "text/plain; version=0.0.4; charset=utf-8"
             case "/threads":
-                body, kind = describe_threads().encode("utf-8", "backslashreplace"), "text/plain; charset=utf-8"
+                body = describe_threads().encode("utf-8", "backslashreplace")
+                content_type = "text/plain; charset=utf-8"
             case _:
-                self.send_error(404, "only /metrics and /threads are here")
+                self.send_error(404, "use /metrics or /threads")
                 return
         self.send_response(200)
-        self.send_header("Content-Type", kind)
+        self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -413,13 +418,15 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def describe_threads() -> str:
-    """Return the Python stacks, as faulthandler writes them, of all threads but the main one and this server's own."""
+    """Return the Python stacks, in faulthandler's format, of all threads but the main one and those of this server."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    own = {threading.main_thread().ident, threading.get_ident()}
+    excluded = {threading.main_thread().ident, threading.get_ident()}
     lines: list[str] = []
-    for ident, frame in sys._current_frames().items():
-        stack = [(one.f_code.co_filename, line, one.f_code.co_name) for one, line in traceback.walk_stack(frame)]
-        if ident not in own and not any(name == "serve_forever" for _, _, name in stack):
+    for ident, thread_frame in sys._current_frames().items():
+        stack = [
+            (frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in traceback.walk_stack(thread_frame)
+        ]
+        if ident not in excluded and not any(name == "serve_forever" for _, _, name in stack):
             lines.append(f"Thread {names.get(ident, ident)} (most recent call first):")
             lines += [f'  File "{path}", line {line} in {name}' for path, line, name in stack]
     return "".join(f"{line}\n" for line in lines)

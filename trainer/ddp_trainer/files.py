@@ -1,4 +1,4 @@
-"""Writing a file so that a reader sees the old one or the new one and never a half, and saying where that fails."""
+"""Atomic writes: a reader sees the old file or the new file, never a part of it."""
 
 import contextlib
 import os
@@ -11,9 +11,9 @@ from ddp_trainer.errors import UserError
 
 @contextlib.contextmanager
 def replacing(path: Path, *, durable: bool = False, check: Callable[[], None] = lambda: None) -> Iterator[IO[bytes]]:
-    """A new file that takes the place of ``path`` at the end, unless anything raises; its folder is made where needed.
+    """Open a new file that replaces ``path`` at the end of the block, unless the block raises. Creates the folder.
 
-    ``durable`` also waits until the disk has it. ``check`` is called last before the rename, and may raise.
+    With ``durable`` the file is also synced to disk. ``check`` is called right before the rename, and may raise.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -33,13 +33,13 @@ def replacing(path: Path, *, durable: bool = False, check: Callable[[], None] = 
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Write ``data`` to ``path``; see :func:`replacing`. Raises :class:`OSError`, and leaves no temporary file then."""
+    """Write ``data`` to ``path``, see :func:`replacing`. Raises OSError, and leaves no temporary file."""
     with replacing(path, durable=durable) as file:
         file.write(data)
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make renames and removals in ``folder`` durable."""
+    """Sync renames and removals in ``folder`` to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -49,9 +49,9 @@ def fsync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def writable(path: Path, field: str) -> Iterator[None]:
-    """Turn an :class:`OSError` into a :class:`UserError`: the setting ``field`` names a place that is not writable."""
+    """Raise an OSError of the block as a :class:`UserError` of the setting ``field``, which names ``path``."""
     try:
         yield
     except OSError as error:
         problem = f"cannot write to {path}: {error.strerror or error}"
-        raise UserError(field, problem, "make it writable, or choose another folder") from error
+        raise UserError(field, problem, "make it writable, or give another folder") from error

@@ -1,9 +1,9 @@
-"""Importing what is not ours: users' own models and datasets by name, and torchvision beside a torch without CUDA.
+"""Import users' functions by name, and torchvision next to a CPU build of torch.
 
-torchvision's Linux wheels are linked against CUDA. Beside a CPU build of torch their compiled operators don't load, and
-then the import fails because ``torchvision::nms`` has no schema to attach a shape function to. Two declarations are
-enough for everything the trainer uses (models, transforms, readers of uncompressed data); the operators themselves
-stay missing and say so when called. A torchvision whose operators do load is left alone.
+torchvision's Linux wheels are linked against CUDA. With a CPU build of torch their compiled operators don't load, and
+the import fails because ``torchvision::nms`` has no schema to attach a shape function to. Two declarations suffice for
+everything that the trainer uses (models, transforms, readers of uncompressed data). The operators themselves are
+missing and raise when called. A torchvision whose operators load is not changed.
 """
 
 import importlib
@@ -20,21 +20,21 @@ _SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
-# A library's definitions vanish with the object, so it lives as long as the process.
+# A library's definitions are removed with the object, so it must live as long as the process.
 _library: Any = None
 
 
 def check_name(name: str, known: Collection[str], field: str) -> None:
-    """Raise :class:`UserError` for a name that is neither one of ``known`` nor ``module:function``."""
+    """Raise :class:`UserError` if ``name`` is neither one of ``known`` nor ``module:function``."""
     remedy = f"choose one of {', '.join(known)}, or module:function"
     require(name in known or ":" in name, field, f"{name!r} is not known", remedy)
 
 
 def load_callable(name: str, field: str) -> Callable[..., Any]:
-    """The function named ``module:function``; the working directory is searched like ``python script.py`` does.
+    """Import ``module:function``; the working directory is searched too, as by ``python script.py``.
 
-    Raises :class:`UserError` naming ``field`` where the module or the function is not found. An exception inside the
-    user's module is his own and passes through.
+    Raises :class:`UserError` of ``field`` if the module or the function does not exist. Exceptions of the user's module
+    are not caught.
     """
     module_name, _, attribute = name.partition(":")
     require(
@@ -48,19 +48,19 @@ def load_callable(name: str, field: str) -> Callable[..., Any]:
         raise UserError(
             field,
             f"module {error.name!r} of {name!r} is not found",
-            f"install it, or add its folder to PYTHONPATH (searched also: {os.getcwd()})",
+            f"install it, or add its folder to PYTHONPATH (also searched: {os.getcwd()})",
         ) from error
     function = getattr(module, attribute, None)
     if not callable(function):
         raise UserError(field, f"{module_name!r} has no function {attribute!r}", "check the spelling")
-    found: Callable[..., Any] = function
-    return found
+    checked: Callable[..., Any] = function
+    return checked
 
 
 def import_torchvision() -> None:
-    """Make ``import torchvision`` work, declaring the two operators where the compiled ones don't load.
+    """Make ``import torchvision`` work: declare the two operators if the compiled ones don't load.
 
-    Raises :class:`UserError` where torchvision is not installed.
+    Raises :class:`UserError` if torchvision is not installed.
     """
     global _library
     spec = importlib.util.find_spec("torchvision")
@@ -76,7 +76,7 @@ def import_torchvision() -> None:
 
 
 def _operators_load(folder: Path) -> bool:
-    """Whether torchvision's compiled operators load; loading them twice does no harm."""
+    """Return whether torchvision's compiled operators load; loading them again is harmless."""
     import torch
 
     libraries = sorted(folder.glob("_C*.so"))

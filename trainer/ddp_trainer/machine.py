@@ -1,4 +1,4 @@
-"""This machine, or its container: CPUs that may be used, memory that is left."""
+"""The resources of this machine or container: CPUs and memory."""
 
 import ctypes
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def available_cpus(cgroup: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """CPUs this process may use: its affinity, cut by the cgroup's quota where there is one."""
+    """Return the CPUs that this process may use: its affinity, limited by the cgroup's quota."""
     try:
         cpus = len(os.sched_getaffinity(0))
     except AttributeError:  # macOS
@@ -23,7 +23,7 @@ def available_cpus(cgroup: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
 
 
 def identify_host(boot_id: Path = Path("/proc/sys/kernel/random/boot_id")) -> str:
-    """Return a text that the processes of this machine, or of one container on it, have in common and no others."""
+    """Return a text that is equal in the processes of this machine, or container, and differs on others."""
     name = socket.gethostname()
     try:
         return f"{name} {boot_id.read_text().strip()}"
@@ -32,7 +32,7 @@ def identify_host(boot_id: Path = Path("/proc/sys/kernel/random/boot_id")) -> st
 
 
 def available_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> float:
-    """Bytes that can still be allocated on this machine or in its container; infinite where it can't be known."""
+    """Return the bytes that can still be allocated on this machine or in its container; infinite if unknown."""
     room = float("inf")
     try:
         for line in meminfo.read_text().splitlines():
@@ -47,9 +47,9 @@ def available_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path(
 
 
 def keep_freed_memory() -> bool:
-    """Tell glibc to keep freed blocks for the next step instead of giving them back to the kernel and asking again.
+    """Configure glibc to keep freed memory for the next step, which allocates the same activations again.
 
-    A step frees and allocates the same activations as the one before. Returns whether there is a glibc to tell.
+    Returns whether glibc accepted the settings; False without glibc.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -57,6 +57,5 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # another C library
         return False
-    trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
-    # The greatest values that 64-bit glibc takes for the second, and as good as never for the first.
-    return bool(mallopt(mmap_threshold, 32 << 20)) and bool(mallopt(trim_threshold, 2**31 - 1))
+    # Parameters of malloc.h: M_MMAP_THRESHOLD, whose maximum is 32 MiB, and M_TRIM_THRESHOLD, practically unlimited.
+    return bool(mallopt(-3, 32 << 20)) and bool(mallopt(-1, 2**31 - 1))

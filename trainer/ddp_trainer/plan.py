@@ -1,4 +1,4 @@
-"""How far a run is, how far it has to go and when it may end early: pure arithmetic on samples, epochs and steps."""
+"""The position of a run, its length, and its early stop: pure arithmetic on samples, epochs and steps."""
 
 from dataclasses import dataclass, field
 
@@ -8,18 +8,18 @@ from ddp_trainer.errors import UserError
 
 @dataclass
 class Position:
-    """How far the run is: enough, with the configuration, to know every sample that comes next."""
+    """The position of a run. Together with the configuration it determines every following sample."""
 
     step: int = 0
     epoch: int = 0
     # Samples of the current epoch that all ranks together have used.
     consumed: int = 0
-    # The score of the last validation, and the best of all so far.
+    # The score of the last validation, and the best so far.
     accuracy: float | None = None
     best_accuracy: float | None = None
-    # Validations in a row that have reached the target.
+    # Consecutive validations that reached the target.
     streak: int = 0
-    # The step after which the last validation was.
+    # The step of the last validation.
     validated: int = 0
     # All scores of the last validation.
     scores: dict[str, float] = field(default_factory=dict)
@@ -41,13 +41,13 @@ class Plan:
     first: Position
 
     def steps_left(self, consumed: int) -> int:
-        """Steps of an epoch of which ``consumed`` samples are used."""
-        left = max(0, self.samples - consumed)
-        return left // self.samples_per_step if self.drop_last else -(-left // self.samples_per_step)
+        """Return the remaining steps of an epoch of which ``consumed`` samples are used."""
+        remaining = max(0, self.samples - consumed)
+        return remaining // self.samples_per_step if self.drop_last else -(-remaining // self.samples_per_step)
 
     @property
     def total_steps(self) -> int:
-        """Value of the step counter at the end of the run."""
+        """Return the value of the step counter at the end of the run."""
         epochs_left = self.epochs - self.first.epoch
         if epochs_left <= 0:
             return self.first.step
@@ -56,27 +56,27 @@ class Plan:
 
     @property
     def length(self) -> float:
-        """Epochs from the beginning to the end of the run; a part of one where ``max_steps`` cuts it short."""
+        """Return the epochs of the whole run; not a whole number if ``max_steps`` ends the run within an epoch."""
         if self.max_steps is None:
             return float(self.epochs)
         return min(float(self.epochs), self.max_steps / self.steps_left(0))
 
     def fraction(self, position: Position) -> float:
-        """Epochs done at ``position``, the argument of the learning-rate schedule."""
+        """Return the epochs completed at ``position``, the argument of the learning-rate schedule."""
         return position.epoch + position.consumed / self.samples
 
 
 @dataclass(frozen=True)
 class EarlyStopConfig(Settings, group="early_stop"):
-    """When the run may end before its last epoch."""
+    """The condition on which the run ends before its last epoch."""
 
     target_accuracy: float | None = option(
         None,
-        "stop when validations reach this share, 0 to 1 (segmentation: mean intersection over union)",
+        "stop when validations reach this accuracy, 0 to 1 (segmentation: mean intersection over union)",
         above=0,
         at_most=1,
     )
-    patience: int = option(2, "how many validations in a row must reach it", at_least=1)
+    patience: int = option(2, "consecutive validations that must reach the target", at_least=1)
 
     def __post_init__(self) -> None:
         target = self.target_accuracy
@@ -86,9 +86,10 @@ class EarlyStopConfig(Settings, group="early_stop"):
         super().__post_init__()
 
     def count(self, streak: int, score: float) -> int:
-        """How many validations in a row have reached the target, after one more with ``score``; NaN never does."""
-        return streak + 1 if self.target_accuracy is not None and score >= self.target_accuracy else 0
+        """Return ``streak`` after another validation with ``score``: one more, or 0 below the target and for NaN."""
+        reached = self.target_accuracy is not None and score >= self.target_accuracy
+        return streak + 1 if reached else 0
 
     def met(self, streak: int) -> bool:
-        """Whether the run has reached its target for as long as it should."""
+        """Return whether ``streak`` validations suffice to end the run."""
         return self.target_accuracy is not None and streak >= self.patience

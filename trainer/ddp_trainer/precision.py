@@ -1,7 +1,7 @@
-"""Number formats: autocast, the gradient scaler, and memory layout, and which combinations make sense.
+"""Number formats: autocast, the gradient scaler and the memory layout, and their valid combinations.
 
-TF32 is set by ``allow_tf32`` alone, which every supported torch has: Inductor fails where ``fp32_precision`` is set
-too (pytorch#166387).
+TF32 is set only by ``allow_tf32``, which every supported torch has: Inductor fails if ``fp32_precision`` is also set
+(pytorch#166387).
 """
 
 import contextlib
@@ -12,84 +12,48 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ddp_trainer.config.options import Settings, option
-from ddp_trainer.errors import UserError, require
+from ddp_trainer.errors import UserError
 
 if TYPE_CHECKING:
     import torch
 
-# What /proc/cpuinfo calls arithmetic on bf16: on x86 two sets of instructions, on Arm one.
+# Flags of /proc/cpuinfo for bf16 arithmetic: two instruction sets on x86, one on Arm.
 _CPU_FLAGS = frozenset(("avx512_bf16", "amx_bf16", "bf16"))
 
 
 @dataclass(frozen=True)
 class PrecisionConfig(Settings, group="precision"):
-    """How numbers are kept and multiplied."""
+    """The number formats and the memory layout."""
 
     name: str = option(
         "default",
-        "default (cpu: fp32; cuda: bf16, or tf32 with a model or task of your own, fp32 on GPUs without them), fp32, "
-        "torch (as torch comes: fp32, on cuda with TF32 in convolutions alone), tf32 (fp32 with faster products, "
+        "default (cpu: fp32; cuda: bf16, or tf32 with your own model or task, fp32 on GPUs without them), fp32, "
+        "torch (torch's defaults: fp32, on cuda with TF32 only in convolutions), tf32 (fp32 with TF32 products, "
         "cuda), bf16, fp16 with a gradient scaler (cuda), "
-        "or auto (bf16 where the hardware computes in it, else fp32)",
+        "or auto (bf16 if the hardware supports it, else fp32)",
         flag="--precision",
         choices=("default", "auto", "fp32", "torch", "tf32", "bf16", "fp16"),
     )
     channels_last: bool | None = option(
-        None, "keep images as (N, H, W, C) in memory; none: on cuda for the trainer's convolutional models"
+        None, "store images as (N, H, W, C) in memory; none: on cuda for the trainer's convolutional models"
     )
     deterministic: bool = option(
-        False, "kernels that give the same result every time (slower on cuda); one that has none is named in a warning"
+        False, "use deterministic kernels (slower on cuda); a warning names operations without one"
     )
     cuda_graph: str = option(
         "off",
-        "on cuda, record a training step and replay it in one launch: auto (where nothing speaks against it, which the "
-        "log says), on (also a model of your own), off (the default until it has been measured on GPUs)",
+        "on cuda, record a training step and replay it in one launch: auto (if possible; the log states why not), on "
+        "(also your own model), off (the default until it has been measured on GPUs)",
         choices=("auto", "on", "off"),
     )
     compile: bool = option(
         False, "compile the training step with torch.compile: minutes of warm-up, then faster on cuda"
     )
-    compile_mode: str = option(
-        "default",
-        "torch.compile's mode; reduce-overhead and max-autotune replay CUDA graphs (not with --accumulate)",
-        choices=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
-    )
-
-
-_GRAPH_MODES = ("reduce-overhead", "max-autotune")
-
-
-def graph_warning(config: PrecisionConfig, model: "torch.nn.Module", ranks: int, device: "torch.device") -> str:
-    """What to say where torch leaves out the CUDA graphs that were asked for; empty where it does not."""
-    from torch.nn.modules.batchnorm import _BatchNorm
-
-    if not (config.compile and config.compile_mode in _GRAPH_MODES and ranks > 1 and device.type == "cuda"):
-        return ""
-    if not any(isinstance(module, _BatchNorm) and module.track_running_stats for module in model.modules()):
-        return ""
-    return (
-        f"--compile-mode {config.compile_mode} replays no CUDA graphs for batch norm under DDP (pytorch#139207): "
-        "--compile-mode default is as fast and compiles sooner"
-    )
-
-
-def check_graphs(config: PrecisionConfig, accumulate: int, device: "torch.device") -> None:
-    """Raise :class:`UserError` where CUDA graphs would spoil gradients of several batches that are added up.
-
-    Each replay writes its gradients to where those of the one before are. torch says so, or does not notice.
-    """
-    graphs = config.compile and config.compile_mode in _GRAPH_MODES
-    require(
-        not (graphs and accumulate > 1 and device.type == "cuda"),
-        "precision.compile_mode",
-        f"{config.compile_mode} replays CUDA graphs, whose gradients can't be accumulated",
-        "use --compile-mode default or max-autotune-no-cudagraphs, or leave --accumulate out",
-    )
 
 
 @dataclass(frozen=True)
 class DeviceTraits:
-    """The properties of a device that decide number formats. A GPU with bf16 has TF32 too."""
+    """The properties of a device that decide number formats. A GPU with bf16 also has TF32."""
 
     type: str
     fast_bf16: bool
@@ -108,7 +72,7 @@ class DeviceTraits:
 class ModelTraits:
     """The properties of a model and its task that decide number formats.
 
-    ``own``: one of them is the user's code, which may handle neither bf16 (``numpy``) nor channels_last (``view``).
+    ``own``: one of them is the user's code, which may fail on bf16 (``numpy()``) and on channels_last (``view()``).
     """
 
     convolutional: bool = False
@@ -126,7 +90,7 @@ class Numerics:
 
 
 def choose_numerics(config: PrecisionConfig, device: DeviceTraits, model: ModelTraits) -> Numerics:
-    """Return what a run computes in: as ``config`` sets it, and by device and model where it leaves that open."""
+    """Return the number formats: those that ``config`` sets, otherwise the defaults for device and model."""
     cuda = device.type == "cuda"
     name = config.name
     if name == "default":
@@ -151,7 +115,7 @@ def _choose_default(device: DeviceTraits, model: ModelTraits) -> str:
 
 
 def describe_defaults(config: PrecisionConfig, numerics: Numerics, device_type: str, *, fused: bool) -> str:
-    """Return the line of the log that states what was chosen on a GPU without a setting; empty if nothing was."""
+    """Return the log line about the defaults that the trainer chose on a GPU; empty if it chose none."""
     if device_type != "cuda" or (config.name != "default" and config.channels_last is not None):
         return ""
     tf32 = [
@@ -172,14 +136,14 @@ def describe_defaults(config: PrecisionConfig, numerics: Numerics, device_type: 
     if config.name == "default" and numerics.name == "fp32":
         hint += "; this GPU has no bf16, --precision fp16 is faster on one with tensor cores"
     elif config.name == "default" and numerics.name == "tf32":
-        hint += "; with a model or task of your own, try --precision bf16 and --channels-last"
+        hint += "; with your own model or task, try --precision bf16 and --channels-last"
     return f"defaults on this GPU: {', '.join(parts)} ({hint})"
 
 
 class Precision:
-    """One format on one device; owns the order scale, unscale, clip, step, update.
+    """The number format of a device. This class owns the order scale, unscale, clip, step, update.
 
-    Raises :class:`UserError` for what the device cannot do. ``name`` is the format in use, also where auto was given.
+    Raises :class:`UserError` for a format that the device does not support. ``name`` is the format in use, never auto.
     """
 
     def __init__(self, config: PrecisionConfig, device: "torch.device", model: ModelTraits | None = None) -> None:
@@ -187,13 +151,13 @@ class Precision:
 
         cuda = device.type == "cuda"
         if not cuda and config.name in ("fp16", "tf32"):
-            raise UserError("precision.name", f"{config.name} needs a GPU", "use fp32 or bf16 on the CPU")
+            raise UserError("precision.name", f"{config.name} needs a GPU", "use fp32 or bf16 on a CPU")
         traits = DeviceTraits.of(device)
         if cuda and config.name == "bf16" and not traits.fast_bf16:
             raise UserError("precision.name", "this GPU has no bf16", "use fp16 or fp32")
         self.numerics = choose_numerics(config, traits, model or ModelTraits())
         self.name = self.numerics.name
-        # Asked for by name it is done, if slowly: the same numbers as on a machine that is fast at it.
+        # A format named by the user is used even where it is slow: the numbers are the same as on a fast machine.
         self.warning = ""
         if self.name == "bf16" and not traits.fast_bf16:
             self.warning = "this CPU has neither avx512_bf16 nor AMX: bf16 will be slower than fp32"
@@ -202,10 +166,10 @@ class Precision:
         self.dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.name)
         if config.deterministic:
             if cuda:
-                # cuBLAS looks for it when it is first used.
+                # cuBLAS reads it on first use.
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True, warn_only=True)
-            # It is about reading memory that was never written, which no step does, and costs a pass over each tensor.
+            # Filling would cost a pass over each tensor, and no step reads uninitialized memory.
             torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         if cuda:
             torch.backends.cuda.matmul.allow_tf32 = self.numerics.tf32_products
@@ -215,7 +179,7 @@ class Precision:
         self.scaler: Any = torch.amp.GradScaler(device.type) if self.name == "fp16" else None
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """The context for the forward pass and the loss."""
+        """Return the context for the forward pass and the loss."""
         import torch
 
         if self.dtype is None:
@@ -224,18 +188,19 @@ class Precision:
 
     @contextlib.contextmanager
     def tuned(self, whole: bool) -> Iterator[None]:
-        """Within it cuDNN tries its kernels on a shape that is new, unless the batch is not a ``whole`` one."""
+        """Within the context cuDNN benchmarks kernels for new shapes only if the batch is a ``whole`` one."""
         import torch
 
-        cudnn, before = torch.backends.cudnn, torch.backends.cudnn.benchmark
-        cudnn.benchmark = before and whole
+        cudnn = torch.backends.cudnn
+        previous = cudnn.benchmark
+        cudnn.benchmark = previous and whole
         try:
             yield
         finally:
-            cudnn.benchmark = before
+            cudnn.benchmark = previous
 
     def backward(self, loss: "torch.Tensor") -> None:
-        """Add the gradients of ``loss`` to the parameters', scaled where the format needs it."""
+        """Accumulate the gradients of ``loss``, scaled if the format needs it."""
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -243,9 +208,9 @@ class Precision:
     def step(
         self, optimizer: "torch.optim.Optimizer", parameters: "list[torch.Tensor]", clip_norm: float | None
     ) -> "torch.Tensor | None":
-        """Unscale, clip to ``clip_norm`` where given, and step; returns the norm before clipping, if clipped.
+        """Unscale, clip to ``clip_norm`` if set, and step; return the norm before clipping, None without clipping.
 
-        With a scaler a step with non-finite gradients is left out, as its next scale is smaller.
+        A gradient scaler skips a step with non-finite gradients and reduces its scale.
         """
         import torch
 
@@ -262,17 +227,17 @@ class Precision:
         return norm
 
     def state_dict(self) -> dict[str, Any]:
-        """The scaler's state; empty without one."""
+        """Return the scaler's state; empty without a scaler."""
         return dict(self.scaler.state_dict()) if self.scaler is not None else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up the scaler's state where both this run and the saved one have a scaler."""
+        """Load the scaler's state if both this run and the saved one have a scaler."""
         if self.scaler is not None and state:
             self.scaler.load_state_dict(state)
 
 
 def cpu_has_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether this machine's processor multiplies bf16 itself; where it can't be known, no."""
+    """Return whether this machine's CPU has bf16 instructions; False if unknown."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:

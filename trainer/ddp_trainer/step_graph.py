@@ -1,4 +1,4 @@
-"""One CUDA graph a step: what the host asks for in hundreds of launches, recorded once and asked for in one."""
+"""One CUDA graph per step: the hundreds of kernel launches of a step are recorded once and replayed by one launch."""
 
 import contextlib
 import gc
@@ -19,35 +19,41 @@ from ddp_trainer.engine import Engine, StepResult
 from ddp_trainer.errors import UserError
 from ddp_trainer.observability.meters import Timeline
 
-# DDP measures its first ten steps by events that can't be recorded, and torch picks kernels in the first ones.
+# Steps before the recording: DDP times its first ten steps by events that can't be recorded, and torch selects kernels
+# in the first steps.
 WARM_UP = 11
-# Graphs whose recording has failed: torch's allocators may keep pointers to them.
+# Graphs whose recording failed, kept alive because torch's allocators may have pointers to them.
 _ABANDONED: list[Any] = []
-# Replays that the device has not done yet. The next one is there when one ends, and a stop is not far away.
-_AHEAD = 2
-_PIECES = "steps are launched piece by piece"
+# Replays in the device's queue: enough to keep it busy, few enough to stop soon.
+_MAX_QUEUED_REPLAYS = 2
+_NOT_RECORDED = "not recorded (steps run kernel by kernel)"
 
 Record = Callable[[Callable[[], StepResult]], tuple[Callable[[], None], StepResult]]
 
 
 def obstacle(config: RunConfig, source: object, world: World) -> str:
-    """Why no step of this run can be recorded on a GPU; empty where one can."""
-    distributed, mode = config.distributed, config.precision.compile_mode
-    own = ":" in f"{config.model.name}{config.task}" and config.precision.cuda_graph != "on"
-    reasons = {
-        "the batches are not cut from images on the GPU": not isinstance(source, CachedSource),
-        "an epoch has no whole batch": isinstance(source, CachedSource) and not _has_whole_batch(config, source, world),
-        "a model or task of your own may decide on the host what it does (--cuda-graph on: it does not)": own,
-        "torch.nn.DataParallel copies the model in every step": distributed.data_parallel,
-        f"--compile-mode {mode} replays graphs of its own": config.precision.compile
-        and mode in ("reduce-overhead", "max-autotune"),
-        "gradients travel through gloo, which is on the host": world.is_distributed
-        and uses_gloo(distributed, world.device),
-        "--find-unused-parameters asks in every step": world.is_distributed and distributed.find_unused_parameters,
-        f"--compression {distributed.compression} is done by the host": world.is_distributed
-        and distributed.compression != "none",
-    }
-    return next((reason for reason, holds in reasons.items() if holds), "")
+    """Return why no step of this run can be recorded on a GPU; empty if one can."""
+    if not isinstance(source, CachedSource):
+        return "the images are not held on the GPU"
+    if not _has_whole_batch(config, source, world):
+        return "an epoch has no whole batch"
+    if ":" in f"{config.model.name}{config.task}" and config.precision.cuda_graph != "on":
+        return "your own model or task may run different kernels in each step (if it does not, give --cuda-graph on)"
+    if config.distributed.data_parallel:
+        return "torch.nn.DataParallel copies the model in every step"
+    return _find_obstacle_of_ranks(config, world) if world.is_distributed else ""
+
+
+def _find_obstacle_of_ranks(config: RunConfig, world: World) -> str:
+    """Return why the communication between ranks can't be recorded; empty if it can."""
+    distributed = config.distributed
+    if uses_gloo(distributed, world.device):
+        return "gloo averages the gradients on the host"
+    if distributed.find_unused_parameters:
+        return "--find-unused-parameters searches the graph of every step on the host"
+    if distributed.compression != "none":
+        return f"the host runs --compression {distributed.compression}"
+    return ""
 
 
 def _has_whole_batch(config: RunConfig, source: CachedSource, world: World) -> bool:
@@ -56,27 +62,29 @@ def _has_whole_batch(config: RunConfig, source: CachedSource, world: World) -> b
 
 
 def record_steps(config: RunConfig, engine: Engine, source: object) -> None:
-    """Let ``engine`` record and replay its steps, where that can be, or say why not. CPUs have no such thing."""
+    """Make ``engine`` record and replay its steps if possible, otherwise print why not. Does nothing on a CPU."""
     if engine.world.device.type != "cuda" or config.precision.cuda_graph == "off":
         return
-    if why := obstacle(config, source, engine.world):
-        say(engine.world, f"none, {_PIECES}: {why}")
+    if reason := obstacle(config, source, engine.world):
+        report(engine.world, f"{_NOT_RECORDED}: {reason}")
     else:
         assert isinstance(source, CachedSource)
         StepGraph(engine, source, config)
 
 
 class StepGraph:
-    """Takes the steps of whole batches: some as they come, then one that is recorded, then replays of that one.
+    """Runs the first steps of whole batches without a graph, then records one step and replays it from then on.
 
-    Recorded are the batch's gather and augmentation, forward, backward, all-reduce and update. What differs between
-    steps is put on the device before: where in the epoch the batch begins, the learning rate and the generator's seed.
-    A step that can't be recorded is a line in the log, and the run goes on without. Steps of smaller batches are never
-    recorded.
+    The graph contains the batch's gather and augmentation, forward, backward, all-reduce and update. Values that differ
+    between steps are written to the device before: the batch's start in the epoch, the learning rate and the
+    generator's seed. If the recording fails, the run continues without it and prints the reason. Steps of smaller
+    batches are never recorded.
     """
 
     def __init__(self, engine: Engine, source: CachedSource, config: RunConfig, record: Record | None = None) -> None:
-        self._engine, self._source, self._world = engine, source, engine.world
+        self._engine = engine
+        self._source = source
+        self._world = engine.world
         self._size = config.data.batch_size * config.optim.accumulate
         self._timeout = config.distributed.timeout_seconds
         self._record = record_on_gpu if record is None else record
@@ -85,9 +93,10 @@ class StepGraph:
         self._failed = False
         self._replay: Callable[[], None] | None = None
         self._result: StepResult | None = None
-        self._under_way: deque[Any] = deque()
+        # For each replay in the device's queue, the moment of its end.
+        self._queued: deque[Any] = deque()
         if isinstance(engine.replica, DistributedDataParallel):
-            # By default again in every hundredth step.
+            # By default DDP times every hundredth step, also after the first ten.
             engine.replica._set_ddp_runtime_logging_sample_rate(2**30)  # type: ignore[no-untyped-call]
         engine.keep_lr_on_device()
         engine.graph = self
@@ -95,55 +104,61 @@ class StepGraph:
         source.record(self._replays)
 
     def _replays(self, count: int) -> bool:
-        """Whether the next step, of ``count`` samples, is recorded or replayed."""
+        """Return whether the next step, of ``count`` samples, is recorded or replayed."""
         if count != self._size or self._failed:
             return False
         self._eager_steps += 1
         return self._eager_steps > WARM_UP
 
     def step(self) -> StepResult:
-        """Take the step whose batch begins where the source says.
+        """Take the step of the batch at the source's cursor.
 
-        Raises RuntimeError where the device does not come to the end of a step, as when another rank hangs.
+        Raises RuntimeError if the device does not finish a step in time, as when another rank hangs.
         """
         if self._replay is None:
             self._begin()
         if self._replay is None or self._result is None:
             return self._engine.take(self._source.at_cursor(self._size))
-        while len(self._under_way) >= _AHEAD:
-            self._wait(self._under_way.popleft())
+        while len(self._queued) >= _MAX_QUEUED_REPLAYS:
+            self._wait(self._queued.popleft())
         self._engine.clock.replayed()
         self._replay()
-        self._under_way.append(self._timeline.now())
-        loss, norm, correct = self._result.loss, self._result.grad_norm, self._result.correct
+        self._queued.append(self._timeline.now())
+        norm = self._result.grad_norm
+        correct = self._result.correct
         return StepResult(
-            loss.clone(), None if norm is None else norm.clone(), None if correct is None else correct.clone()
+            self._result.loss.clone(),
+            None if norm is None else norm.clone(),
+            None if correct is None else correct.clone(),
         )
 
     def close(self) -> None:
-        """Let go of the recorded step: NCCL waits for that before it leaves the group."""
-        while self._under_way:
-            self._wait(self._under_way.popleft())
-        self._replay = self._result = None
+        """Release the recorded step: NCCL waits for that before it leaves the group."""
+        while self._queued:
+            self._wait(self._queued.popleft())
+        self._replay = None
+        self._result = None
         self._engine.clock.forget_recording()
 
     def _wait(self, moment: Any) -> None:
-        """Wait until the device is there. In turns: NCCL's own watchdog does not see what a graph sends."""
+        """Wait until the device reaches ``moment``; time out, because NCCL's watchdog does not cover replays."""
         deadline = time.perf_counter() + self._timeout
         while not self._timeline.reached(moment):
             if time.perf_counter() > deadline:
-                raise RuntimeError(f"the device has not ended a step in {self._timeout:g} s: does another rank hang?")
+                raise RuntimeError(
+                    f"the device did not finish a step within {self._timeout:g} s; another rank may hang"
+                )
             time.sleep(0.0002)
 
     @property
     def settled(self) -> bool:
-        """Whether the recording is over, or never takes place."""
+        """Return whether the recording has succeeded or failed."""
         return self._failed or self._replay is not None
 
     def _begin(self) -> None:
-        """Record a step; on all ranks or on none, because a message that is recorded is one for all of them.
+        """Record a step on all ranks or on none: a recorded all-reduce needs all ranks.
 
-        Raises :class:`UserError` on all ranks where one can't continue without it.
+        Raises :class:`UserError` on all ranks if one can't continue after a failed recording.
         """
         started = time.perf_counter()
         problem = ""
@@ -153,7 +168,7 @@ class StepGraph:
             with _capturable(self._engine.optimizer), self._engine.clock.recording():
                 recorded = self._record(lambda: self._engine.take(self._source.at_cursor(self._size)))
         except Exception as error:
-            # As text: an exception holds the frames of the step, and with them the replica that recover() replaces.
+            # Kept as text: the exception references the step's frames, and so the replica that recover() replaces.
             problem = _describe_cause(error)
             broken = isinstance(error, AllocatorError)
         outcomes = self._world.sum([float(recorded is None), float(broken)])
@@ -161,47 +176,46 @@ class StepGraph:
         if not failed and recorded is not None:
             self._replay, self._result = recorded
             seconds = time.perf_counter() - started
-            say(self._world, f"recorded after {WARM_UP} steps in {seconds:.1f} s; each is one launch now")
+            report(self._world, f"recorded after {WARM_UP} steps in {seconds:.1f} s; each step is now one launch")
             return
         self._failed = True
         recorded = None
         self._engine.clock.forget_recording()
-        where = f" on {failed} of {self._world.size} ranks" if self._world.is_distributed else ""
-        reason = f"it can't be recorded{where}{problem and ': '}{problem}"
+        ranks = f" on {failed}/{self._world.size} ranks" if self._world.is_distributed else ""
+        cause = f": {problem}" if problem else ""
         if outcomes[1]:
             raise UserError(
                 "precision.cuda_graph",
-                f"the step's CUDA graph can't be recorded{where}, and torch's allocator has not recovered"
-                f"{problem and ': '}{problem}",
+                f"recording the step's CUDA graph failed{ranks}, and torch's allocator has not recovered{cause}",
                 "restart with --cuda-graph off",
             )
         self._engine.recover()
-        say(self._world, f"none, {_PIECES}: {reason}")
+        report(self._world, f"{_NOT_RECORDED}: the recording failed{ranks}{cause}")
 
 
 def _describe_cause(error: BaseException) -> str:
-    """Describe the first exception: what follows it states only that the recording has failed."""
-    seen = [error]
-    while (earlier := seen[-1].__cause__ or seen[-1].__context__) is not None and earlier not in seen:
-        seen.append(earlier)
-    return " ".join(str(seen[-1]).split())[:200] or type(seen[-1]).__name__
+    """Describe the first exception of the chain: later ones only state that the recording failed."""
+    chain = [error]
+    while (earlier := chain[-1].__cause__ or chain[-1].__context__) is not None and earlier not in chain:
+        chain.append(earlier)
+    return " ".join(str(chain[-1]).split())[:200] or type(chain[-1]).__name__
 
 
-def say(world: World, what: str) -> None:
-    """Tell on rank 0 what became of the graph."""
+def report(world: World, status: str) -> None:
+    """Print on rank 0 whether the graph is recorded."""
     if world.is_main:
-        print(f"CUDA graph of a step: {what}", flush=True)
+        print(f"CUDA graph of a step: {status}", flush=True)
 
 
 class AllocatorError(RuntimeError):
-    """A recording has failed, and torch's allocators can't be used any more in this process."""
+    """A recording failed and left torch's allocators unusable in this process."""
 
 
 def record_on_gpu(function: Callable[[], StepResult]) -> tuple[Callable[[], None], StepResult]:
-    """Record what ``function`` asks the device for, without doing it; returns how to do it, and where its result is.
+    """Record the kernels of ``function`` without running them; return a function that replays them, and their result.
 
-    Threads that write checkpoints or read ahead may go on with theirs. Raises :class:`AllocatorError` where it fails
-    and leaves the process without a working allocator.
+    Other threads may use the device meanwhile, to write checkpoints or to read ahead. Raises :class:`AllocatorError` if
+    the recording fails and the allocators do not recover.
     """
     gc.collect()
     graph = torch.cuda.CUDAGraph()
@@ -213,17 +227,17 @@ def record_on_gpu(function: Callable[[], StepResult]) -> tuple[Callable[[], None
     except Exception as error:
         try:
             _abandon_recording(graph, pool, stream.device)
-        except Exception as broken:  # also where a version of torch lacks what this needs
-            raise AllocatorError(str(broken)) from error
+        except Exception as failure:  # also if a version of torch lacks these functions
+            raise AllocatorError(str(failure)) from error
         raise
     return graph.replay, result
 
 
 def _abandon_recording(graph: Any, pool: Any, device: torch.device) -> None:
-    """Take allocators and generator of ``device`` out of a recording that has failed.
+    """Restore the allocators and the generator of ``device`` after a failed recording.
 
-    Until 2.11 torch's capture_end() throws before it closes the pool (pytorch#180395), and from then on every
-    release of memory and every random number fails an assertion. Raises RuntimeError where they still do.
+    Until 2.11 torch's capture_end() throws before it closes the pool (pytorch#180395). From then on every release of
+    memory and every random number fails an assertion. Raises RuntimeError if they still fail.
     """
     _ABANDONED.append(graph)
     if torch.cuda.is_current_stream_capturing():
@@ -232,14 +246,14 @@ def _abandon_recording(graph: Any, pool: Any, device: torch.device) -> None:
     torch.cuda.synchronize(device)
     try:
         torch._C._cuda_endAllocateToPool(device.index, pool)
-    except RuntimeError:  # torch has closed it, and resets the graph with its pool
+    except RuntimeError:  # torch has already closed the pool; reset() releases it
         graph.reset()
     else:
         graph.reset()
         torch._C._cuda_releasePool(device.index, pool)
     _renew_generator(device)
 
-    # What fails an assertion after a recording that is not closed: a draw, pinned memory, and the release of memory.
+    # These three fail an assertion if the recording is still open: a draw, pinned memory, the release of memory.
     generator = torch.cuda.default_generators[device.index]
     seed = generator.initial_seed()
     torch.rand(1, device=device)
@@ -250,7 +264,7 @@ def _abandon_recording(graph: Any, pool: Any, device: torch.device) -> None:
 
 
 def _renew_generator(device: torch.device) -> None:
-    """Give the device's generator a state that is in no recording, with the same seed."""
+    """Give the device's generator a new state, which no recording uses, with the same seed."""
     generator = torch.cuda.default_generators[device.index]
     fresh = torch.Generator(device)
     fresh.manual_seed(generator.initial_seed())
@@ -259,13 +273,13 @@ def _renew_generator(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def _capturable(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Tell an optimiser that asks. A fused one computes the same, but warns at every other time where it stays so."""
+    """Set the optimizer's ``capturable`` during the recording; outside of one, fused optimizers would warn about it."""
     groups = [group for group in optimizer.param_groups if "capturable" in group]
-    before = [group["capturable"] for group in groups]
+    previous = [group["capturable"] for group in groups]
     for group in groups:
         group["capturable"] = True
     try:
         yield
     finally:
-        for group, value in zip(groups, before, strict=True):
+        for group, value in zip(groups, previous, strict=True):
             group["capturable"] = value

@@ -1,4 +1,4 @@
-"""The training loop: epochs, validation, checkpoints, and an orderly stop."""
+"""The training loop: epochs, validation, checkpoints, and a graceful stop."""
 
 import contextlib
 import time
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ddp_trainer.assembly import Own, assemble, save_model
+from ddp_trainer.assembly import UserParts, assemble, save_model
 from ddp_trainer.checkpoint.store import SECONDS, load_newest
 from ddp_trainer.config.run import RunConfig, describe
 from ddp_trainer.data.loader import Batch
@@ -34,20 +34,27 @@ class Loop:
         config: RunConfig,
         world: World,
         exporter: Exporter,
-        own: Own | None = None,
+        user_parts: UserParts | None = None,
         stop: StopSignal | None = None,
     ) -> None:
-        self.config, self.world, self.exporter, self.timeline = config, world, exporter, Timeline(world.device)
+        self.config = config
+        self.world = world
+        self.exporter = exporter
+        self.timeline = Timeline(world.device)
         self.stop = StopSignal() if stop is None else stop
         self.stop.install()
-        # Step and value of this rank's first loss that was not finite, where that is to stop the run.
+        # Step and value of this rank's first non-finite loss; only with --nonfinite stop.
         self._nonfinite_loss: tuple[int, float] | None = None
         watcher = self._request_stop if config.nonfinite == "stop" else None
         self.report = Reporter(world, exporter, config.log_every, watcher)
         self.report.info(describe(config))
-        parts = assemble(config, world, own)
-        self.loader, self.validation, self.task = parts.loader, parts.validation, parts.task
-        self.engine, self.checkpointer, self.example = parts.engine, parts.checkpointer, parts.example
+        parts = assemble(config, world, user_parts)
+        self.loader = parts.loader
+        self.validation = parts.validation
+        self.task = parts.task
+        self.engine = parts.engine
+        self.checkpointer = parts.checkpointer
+        self.example = parts.example
         if self.checkpointer is not None:
             self.checkpointer.on_superseded = lambda: self.stop.request(Reason.SUPERSEDED)
         self.position = self._resume()
@@ -60,8 +67,13 @@ class Loop:
             first=Position(**vars(self.position)),
         )
         self.total_steps = self.plan.total_steps
-        scale, length = lr_scale(config.optim, world.size), self.plan.length
-        self.schedule = Schedule(config.schedule, config.optim.lr, scale, length, world.env.local_world_size)
+        self.schedule = Schedule(
+            config.schedule,
+            base=config.optim.lr,
+            scale=lr_scale(config.optim, world.size),
+            length=self.plan.length,
+            processes_per_node=world.env.local_world_size,
+        )
         resumed = self.checkpointer.resumed if self.checkpointer is not None else None
         self.epochs = EpochRecord(config, world, self.position, 0.0 if resumed is None else resumed.seconds)
         self.logs = self.report.logs = Logs(config, world, self.position.step)
@@ -70,20 +82,21 @@ class Loop:
         self.tracer = Tracer(config.profile_dir, world, lambda: graph is None or graph.settled)
 
     def _resume(self) -> Position:
-        """Take up the newest good checkpoint, if there is one; returns where the run stands."""
+        """Load the newest valid checkpoint, if one exists, and return the position from which to continue."""
         folder = self.config.checkpoint.dir
         state = None if folder is None else load_newest(self.checkpointer, self.world)
         if folder is None or state is None:
             require(
                 not self.config.eval_only or self.config.model.init_from is not None,
                 "eval_only",
-                f"{folder} holds no checkpoint" if folder else "there are no weights to validate",
+                f"{folder} holds no checkpoint" if folder else "no weights to validate",
                 "give a --checkpoint-dir with a checkpoint, or --init-from",
             )
             return Position()
         load = self.engine.load_state_dict
         if self.config.eval_only:
-            load, self.checkpointer = self.engine.load_weights, None
+            load = self.engine.load_weights
+            self.checkpointer = None
         with self.world.agreed():
             try:
                 load(state["engine"])
@@ -95,27 +108,33 @@ class Loop:
                 reason = " ".join(str(error).split())[:300]
                 raise UserError(
                     "checkpoint.dir",
-                    f"the checkpoint in {folder} is of another model or optimiser ({reason})",
+                    f"the checkpoint in {folder} does not fit this model or optimizer ({reason})",
                     "give another folder",
                 ) from error
         self.report.resumed(folder, position)
-        then = state.get("order", {})  # an older checkpoint has none
-        other = [
-            f"{name} {then[name]} then, {now} now" for name, now in self._order().items() if then.get(name, now) != now
-        ]
-        if other and position.consumed:
-            self.report.warn(
-                f"the order of the samples is not the checkpoint's ({'; '.join(other)}): in the rest of this epoch "
-                "some are repeated and some skipped"
-            )
+        if position.consumed:
+            self._warn_of_changed_order(state.get("order", {}))
         return position
 
+    def _warn_of_changed_order(self, saved: dict[str, int]) -> None:
+        """Warn if the settings that decide the order of the samples differ from those ``saved`` in the checkpoint."""
+        changes = [
+            f"{name} was {saved[name]}, is {value}"
+            for name, value in self._order().items()
+            if saved.get(name, value) != value
+        ]
+        if changes:
+            self.report.warn(
+                f"the order of the samples differs from the checkpoint's ({'; '.join(changes)}): the rest of this "
+                "epoch repeats some samples and skips others"
+            )
+
     def _order(self) -> dict[str, int]:
-        """What an epoch's order of the samples hangs on, besides the epoch."""
+        """Return what the order of an epoch's samples depends on, besides the epoch."""
         return {"seed": self.config.seed, **self.loader.order()}
 
     def fit(self) -> Path | None:
-        """Train to the end; returns where the weights are saved, if they are and on rank 0."""
+        """Train to the end; return the path of the saved weights on rank 0, None if there are none."""
         try:
             if not self.config.eval_only:
                 return self._fit()
@@ -124,7 +143,7 @@ class Loop:
         finally:
             self.logs.close()
             self.tracer.close()
-            # Now: where the garbage collector finds them, it waits five seconds for each process that reads.
+            # If the garbage collector deletes them instead, it waits five seconds for each reader process.
             del self.loader, self.validation
 
     def _fit(self) -> Path | None:
@@ -140,40 +159,42 @@ class Loop:
             weights = save_model(self.engine.evaluated_model, self.config, self.world)
             try:
                 self._export()
-            except UserError as error:  # the run is complete, and its weights are saved
+            except UserError as error:  # not fatal: the run is complete, and its weights are saved
                 self.report.warn(str(error))
         self.report.done(self.position, self.task.score, weights)
         return weights
 
     def _evaluate(self) -> None:
         scores, seconds = self._score()
-        self.position.accuracy, self.position.scores = scores[self.task.score], scores
+        self.position.accuracy = scores[self.task.score]
+        self.position.scores = scores
         self.report.evaluated(scores, self.task.score, seconds)
         self._export()
 
     def _export(self) -> None:
-        """Write the files that ``export`` names, while the other ranks wait."""
+        """Write the files that ``export`` names on rank 0, while the other ranks wait."""
         with self.world.agreed():
             if self.config.export and self.world.is_main:
                 export_model(self.engine.evaluated_model, self.example, self.config.export)
                 self.report.info(f"exported to {', '.join(self.config.export)}")
 
     def _validation_pending(self) -> bool:
-        """Whether the run was stopped between the end of an epoch, or of its steps, and the end of its validation."""
+        """Return whether the run was stopped between the last step of an epoch or of the run and its validation."""
         position = self.position
         at_the_end_of_steps = position.consumed == 0 or position.step >= self.total_steps
         return 0 < position.step != position.validated and at_the_end_of_steps
 
     def _end_epoch(self) -> None:
-        """Validate, and save where that is due."""
-        position, every = self.position, self.config.checkpoint.every_epochs
+        """Validate, and save a checkpoint if one is due."""
+        position = self.position
+        every = self.config.checkpoint.every_epochs
         self._pause(self._validate)
         if self._at_end() or (position.consumed == 0 and every and position.epoch % every == 0):
             self._pause(self._save)
 
     def _at_end(self) -> bool:
         position = self.position
-        # A stream may have fewer steps than its length says.
+        # A stream may yield fewer steps than its length promises.
         done = position.step >= self.total_steps or position.epoch >= self.config.epochs
         return done or self.epochs.target_met
 
@@ -185,10 +206,11 @@ class Loop:
         self.epochs.end()
 
     def steps(self) -> Iterator[None]:
-        """Take the rest of the epoch's steps, one each time the next item is asked for."""
-        position, world = self.position, self.world
+        """Yield after each of the epoch's remaining steps."""
+        position = self.position
+        world = self.world
         save_every = self.config.checkpoint.every_steps
-        left = self.plan.steps_left(position.consumed)
+        remaining = self.plan.steps_left(position.consumed)
         step_started = time.perf_counter()
         for batch, waited in _timed(self.loader.epoch(position.epoch, position.consumed)):
             if reason := self.agreement.poll():
@@ -196,11 +218,11 @@ class Loop:
             lr = self.schedule.lr(self.plan.fraction(position))
             result = self.engine.step(batch, position.step, lr)
             position.step += 1
-            # An epoch's last step may have less, and ends it.
+            # The epoch's last batch may be smaller; the epoch ends then, and the count is reset.
             position.consumed += self.loader.samples_per_step * world.size
-            left -= 1
-            if not left or position.step >= self.total_steps:
-                self.timeline.wait()  # what the device has still to do is the last step's time, not the validation's
+            remaining -= 1
+            if not remaining or position.step >= self.total_steps:
+                self.timeline.wait()  # pending device work is part of the last step's time, not of the validation's
             now = time.perf_counter()
             self.epochs.step(result.correct, len(batch) * world.size)
             self.report.step(
@@ -217,17 +239,18 @@ class Loop:
             yield
             if position.step >= self.total_steps:
                 break
-            if save_every and position.step % save_every == 0 and left:
+            if save_every and position.step % save_every == 0 and remaining:
                 if self.config.nonfinite == "stop":
-                    self.timeline.wait()  # as a look at all losses does, but in the time of the steps
+                    self.timeline.wait()  # _save reads all losses; count that wait as time of the steps
                 step_started += self._pause(self._save)
         else:
-            left = 0
-        if not left:
-            position.epoch, position.consumed = position.epoch + 1, 0
+            remaining = 0
+        if not remaining:
+            position.epoch += 1
+            position.consumed = 0
 
     def _score(self) -> tuple[dict[str, float], float]:
-        """Score the model on the validation data, every sample once, over all ranks; returns the seconds as well."""
+        """Validate the model, each sample once over all ranks; return the scores and the duration in seconds."""
         started = self.timeline.now()
         model = self.engine.evaluated_model
         self.world.broadcast_buffers(model)
@@ -236,7 +259,7 @@ class Loop:
         totals = torch.zeros(self.task.num_totals, dtype=torch.float64, device=self.world.device)
         reason = Reason.NONE
         with torch.inference_mode(), self.engine.precision.autocast():
-            # As many rounds on every rank, for in each they agree on whether to go on.
+            # Every rank has the same number of rounds: in each the ranks agree on whether to stop.
             for batch in self.validation.rounds():
                 if reason := self.agreement.poll():
                     break
@@ -250,26 +273,34 @@ class Loop:
         return scores, self.timeline.seconds(started, self.timeline.now())
 
     def _validate(self) -> None:
-        """Score the model, and write down what comes of it."""
+        """Validate the model and record the scores."""
         scores, seconds = self._score()
-        score, position = scores[self.task.score], self.position
-        position.accuracy, position.validated, position.scores = score, position.step, scores
+        score = scores[self.task.score]
+        position = self.position
+        position.accuracy = score
+        position.validated = position.step
+        position.scores = scores
         best = max if self.task.greater_is_better else min
         position.best_accuracy = best(score, score if position.best_accuracy is None else position.best_accuracy)
         self.report.validated(position, scores, self.task.score, seconds, self.epochs.validated(score))
         if self.epochs.target_met:
-            self.report.info(f"target reached: {position.streak} validations in a row; the run ends here")
+            self.report.info(f"target reached in {position.streak} validations in a row; the run is complete")
 
     def _save(self) -> None:
-        """Save the run as it stands; all ranks call this, rank 0 writes."""
+        """Save a checkpoint of the current state; all ranks call this, rank 0 writes."""
         self._raise_if_nonfinite()
         self.world.broadcast_buffers(self.engine.model)
         data = self.loader.state() if self.config.checkpoint.dir is not None else None
         if self.checkpointer is None:
             return
-        state: dict[str, Any] = {"engine": self.engine.state_dict(), "position": vars(self.position).copy()}
-        state |= {"order": self._order()} | ({} if data is None else {"data": data})
-        facts = {
+        state: dict[str, Any] = {
+            "engine": self.engine.state_dict(),
+            "position": vars(self.position).copy(),
+            "order": self._order(),
+        }
+        if data is not None:
+            state["data"] = data
+        run_properties = {
             "preset": self.config.preset,
             "seed": self.config.seed,
             "worldSize": self.world.size,
@@ -279,16 +310,17 @@ class Loop:
             SECONDS: self.epochs.measure_total(),
         }
         step = self.position.step
-        # In the middle of an epoch the last validation's accuracy is that of older weights.
+        # Within an epoch the last validation's accuracy is that of older weights.
         accuracy = self.position.accuracy if self.position.validated == step else None
         if accuracy is not None and not self.task.greater_is_better:
-            accuracy = -accuracy  # the greatest is kept
+            accuracy = -accuracy  # the store keeps the checkpoint with the greatest value
         with self.exporter.saving():
-            self.checkpointer.save(state, step, accuracy, facts, on_saved=self.report.saved)
+            self.checkpointer.save(state, step, accuracy, run_properties, on_saved=self.report.saved)
 
     def _pause(self, action: Callable[[], None]) -> float:
-        """Do ``action`` without counting its time as training; returns the seconds it took the host."""
-        started, before = time.perf_counter(), self.timeline.now()
+        """Run ``action`` without counting its time as training; return its duration on the host in seconds."""
+        started = time.perf_counter()
+        before = self.timeline.now()
         action()
         after = self.timeline.now()
         seconds = time.perf_counter() - started
@@ -297,7 +329,7 @@ class Loop:
         return seconds
 
     def _stop_early(self, reason: Reason) -> None:
-        """All ranks are here after the same step: save where that is of use, wait until it is on disk, and leave."""
+        """Save if the state is good, wait until it is on disk, and raise; all ranks call this after the same step."""
         self.agreement.finish()
         if reason is Reason.NOT_FINITE:
             self._raise_if_nonfinite()
@@ -307,13 +339,13 @@ class Loop:
         raise Preempted(self.position.step, saved=bool(self.config.checkpoint.dir) and not self.config.eval_only)
 
     def _request_stop(self, step: int, loss: float) -> None:
-        self._nonfinite_loss = step, loss
+        self._nonfinite_loss = (step, loss)
         self.stop.request(Reason.NOT_FINITE)
 
     def _raise_if_nonfinite(self) -> None:
-        """With ``nonfinite`` "stop": raise :class:`UserError` on all ranks if any has had a loss that is not finite.
+        """With ``nonfinite`` "stop", raise :class:`UserError` on all ranks if any rank had a loss that is not finite.
 
-        Called before a state is saved, so that none is kept from which the run could not recover.
+        Call it before a state is saved: the run could not recover from a checkpoint with non-finite weights.
         """
         if self.config.nonfinite != "stop":
             return
@@ -321,32 +353,33 @@ class Loop:
         mine = [0.0] * self.world.size
         if self._nonfinite_loss is not None:
             mine[self.world.rank] = float(self._nonfinite_loss[0])
-        steps = {int(step): rank for rank, step in reversed(list(enumerate(self.world.sum(mine)))) if step}
-        if steps:
-            # The others' losses follow a step later, through the gradients they share.
-            step = min(steps)
-            self.agreement.finish()
-            raise UserError(
-                "nonfinite",
-                f"the loss of step {step} on rank {steps[step]} is not a finite number; nothing since is saved",
-                "lower the learning rate, clip the gradients or look at the data, or go on with --nonfinite count",
-            )
+        first_steps = self.world.sum(mine)
+        if not any(first_steps):
+            return
+        # Of ranks with the same step the lowest is named. Peers' losses follow a step later, by shared gradients.
+        step, rank = min((int(step), rank) for rank, step in enumerate(first_steps) if step)
+        self.agreement.finish()
+        raise UserError(
+            "nonfinite",
+            f"the loss of step {step} on rank {rank} is not a finite number; no later state is saved",
+            "lower the learning rate, clip the gradients or check the data, or continue with --nonfinite count",
+        )
 
     def _wait_for_checkpoint(self) -> None:
-        """Hold every rank until rank 0 has written: torchrun ends the others when the first has gone.
+        """Block every rank until rank 0 has written: torchrun stops all workers of a node when the first exits.
 
-        Raises :class:`Superseded` on all ranks where rank 0 found that it may not write.
+        Raises :class:`Superseded` on all ranks if a later attempt holds the checkpoint folder.
         """
         with self.exporter.saving():
             if self.checkpointer is not None:
                 self.checkpointer.wait()
-            with self.world.agreed(), contextlib.suppress(OSError):  # a folder can't be read: the writer has said so
+            with self.world.agreed(), contextlib.suppress(OSError):  # the writer has warned about an unreadable folder
                 if self.checkpointer is not None:
                     self.checkpointer.check_fence()
 
 
 def _timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, float]]:
-    """Each batch with the seconds it took to get it."""
+    """Yield each batch with the seconds that it took to get it."""
     while True:
         started = time.perf_counter()
         batch = next(batches, None)

@@ -17,7 +17,7 @@ from ddp_trainer.config.presets import PRESETS
 from ddp_trainer.config.run import resolve
 from ddp_trainer.data.arrays import Datasets, ImageData
 from ddp_trainer.data.loader import TrainLoader
-from ddp_trainer.data.sources import CachedSource, Normalise, Place
+from ddp_trainer.data.sources import CachedSource, Normalize, Place
 from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.world import World
 from ddp_trainer.engine import Engine, StepResult
@@ -37,7 +37,7 @@ BATCH, BATCHES = 2, 32
 def count(preset: str) -> dict[str, float]:
     """Launches a step of ``preset``: for its batch, alone and of sixteen, for all of it, and as a replay."""
     plain = {"precision": {"name": "fp32"}, "data": {"batch_size": BATCH}, "model": {"small_maps": False}}
-    config = resolve(preset, None, plain | {"model": {"sparse_dropout": False, "small_maps": False, "widen": 2}})
+    config = resolve(preset, None, plain | {"model": {"small_maps": False, "widen": 2}})
     shape, classes = SHAPES[config.data.name], 21
     images = torch.zeros(BATCH * BATCHES, *shape, dtype=torch.uint8)
     masks = config.data.name == "voc2012"
@@ -46,8 +46,8 @@ def count(preset: str) -> dict[str, float]:
     datasets = Datasets(data, data, classes, (0.5,), (0.5,))
     place = Place(0, 1, torch.device("cpu"))
     loader = TrainLoader(datasets, config.data, place, samples_per_step=BATCH, seed=0)
-    normalise = Normalise(datasets, DEVICE, torch.channels_last)
-    loader.source = source = CachedSource(data, loader.augmentation, normalise, DEVICE)
+    normalize = Normalize(datasets, DEVICE, torch.channels_last)
+    loader.source = source = CachedSource(data, loader.augmentation, normalize, DEVICE)
 
     def load() -> None:
         for _ in batches:
@@ -56,7 +56,7 @@ def count(preset: str) -> dict[str, float]:
     batches = loader.epoch(0)
     next(batches)
     together = counted(load) / (BATCHES - 16)
-    source.at_once = 1
+    source.group_size = 1
     batches = loader.epoch(0)
     next(batches)
     alone = counted(load) / (BATCHES - 1)

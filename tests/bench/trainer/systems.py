@@ -84,7 +84,7 @@ QUICK: Mapping[str, Mapping[str, Any]] = {
 
 # What a GPU is measured with: what the trainer chooses by itself, and on the system of the goal all steps up to it.
 ON_GPU = ("graph", "compile-graph")
-ON_GPU_IN_FULL = ("torch", "tf32", "bf16", "graph", "compile", "compile-graphs", "compile-graph")
+ON_GPU_IN_FULL = ("torch", "tf32", "bf16", "graph", "compile", "compile-graph")
 
 # Name of a variant -> what it changes in a preset.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
@@ -96,12 +96,9 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "bf16": {"precision": {"name": "bf16", "cuda_graph": "off"}},
     "fp16": {"precision": {"name": "fp16"}},
     "compile": {"precision": {"name": "auto", "compile": True, "cuda_graph": "off"}},
-    # The step as one CUDA graph of the trainer's, without torch.compile and with it; then with torch.compile's graphs.
+    # The step as one CUDA graph, without torch.compile and with it.
     "graph": {"precision": {"name": "auto", "cuda_graph": "auto"}},
     "compile-graph": {"precision": {"name": "auto", "compile": True, "cuda_graph": "auto"}},
-    "compile-graphs": {
-        "precision": {"name": "auto", "compile": True, "compile_mode": "reduce-overhead", "cuda_graph": "auto"}
-    },
     # For slow links: DDP as it comes, gradients sent as bf16, and that with bf16 arithmetic.
     "plain-ddp": {"precision": {"name": "fp32", "channels_last": False}, "distributed": {"bucket_view": False}},
     "bf16-hook": {"precision": {"name": "fp32", "channels_last": False}, "distributed": {"compression": "bf16"}},

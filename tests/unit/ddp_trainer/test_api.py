@@ -186,7 +186,7 @@ def test_parts_can_be_named_on_the_command_line(
     assert "validation rmse" in capsys.readouterr().out
     assert parse([*named]).task == "own_parts:Regression"
     assert main([*named[:4], "--device", "cpu"]) == 81
-    assert "task: what is to be learnt from these data is not known" in capsys.readouterr().err
+    assert "task: no task is named, and the data have no num_classes" in capsys.readouterr().err
 
 
 def test_signals_are_the_programs_again_after_a_run() -> None:
@@ -228,24 +228,24 @@ def of(*samples: Any) -> Any:
 @pytest.mark.parametrize(
     ("task", "data", "message"),
     [
-        (NoLoss(), lambda: DATA, r"task\.loss: NoLoss has no loss; define loss\(self, output, target\)"),
+        (NoLoss(), lambda: DATA, r"task\.loss: NoLoss does not define a loss; define loss\(self, output, target\)"),
         (giving(loss=3.0), lambda: DATA, r"task\.loss: returned float; return the mean"),
         (giving(loss=torch.zeros(2)), lambda: DATA, r"task\.loss: returned torch.float32 of shape \(2,\)"),
         (giving(loss=torch.zeros(())), lambda: DATA, r"task\.loss: does not depend on the model's parameters"),
         (giving(metrics={"mse": 1.0}), lambda: DATA, r"task\.metrics: 'mse' is 1.0; return \(sum, count\) for each"),
-        (giving(metrics={"mse": ("a", 1)}), lambda: DATA, r"task\.metrics: 'mse' has 'a' in it"),
-        (giving(metrics={"mse": (torch.zeros(3), 1)}), lambda: DATA, r"'mse' has torch.float32 of shape \(3,\) in it"),
-        (giving(summarize={"loss": 1.0}), lambda: DATA, r"task\.score: 'rmse' is none of loss; name one of those"),
-        (None, lambda: DATA, r"task: what is to be learnt from these data is not known; give a task, or Datasets"),
-        (None, lambda: Datasets(Stream(), Stream()), r"data: the training data, Stream, have no __len__; give them"),
+        (giving(metrics={"mse": ("a", 1)}), lambda: DATA, r"task\.metrics: 'mse' contains 'a'"),
+        (giving(metrics={"mse": (torch.zeros(3), 1)}), lambda: DATA, r"'mse' contains torch.float32 of shape \(3,\)"),
+        (giving(summarize={"loss": 1.0}), lambda: DATA, r"task\.score: 'rmse' is not among the metrics loss; name one"),
+        (None, lambda: DATA, r"task: no task is named, and the data have no num_classes; give a task, or Datasets"),
+        (None, lambda: Datasets(Stream(), Stream()), r"data: the training data are Stream, which has no __len__;"),
         (None, lambda: Datasets(3, 4), r"data: the training data are int, which has no __getitem__"),  # type: ignore[arg-type]
         (EXAMPLE.Regression(), lambda: of(torch.zeros(4)), r"data: a sample is Tensor .* pairs \(input, target\)"),
-        (EXAMPLE.Regression(), lambda: of((torch.zeros(5), 0.0)), r"can't take inputs of shape \(B, 5\)"),
+        (EXAMPLE.Regression(), lambda: of((torch.zeros(5), 0.0)), r"can't process inputs of shape \(B, 5\)"),
         (EXAMPLE.Regression(), lambda: of((torch.zeros(4).double(), 0.0)), r"\(B, 4\), torch\.float64: .*dtype"),
         (
             EXAMPLE.Regression(),
             lambda: Datasets(DATA.train, DATA.validation, collate=lambda samples: (torch.zeros(3, 4), torch.zeros(2))),
-            r"data: the tensors of a batch have 2, 3 samples; give inputs and targets as tensors of which the first",
+            r"data: the tensors of a batch have 2, 3 samples; give inputs and targets as tensors whose first",
         ),
     ],
 )  # fmt: skip
@@ -257,8 +257,12 @@ def test_mistakes_are_named(task: Task | None, data: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "model", "message"),
     [
-        ({"train_accuracy": True}, None, r"train_accuracy: Regression counts no right answers; define correct"),
-        ({"data": DataConfig(augment=("flip",))}, None, r"data\.augment: the trainer augments images that it holds"),
+        ({"train_accuracy": True}, None, r"train_accuracy: Regression does not count correct answers; define correct"),
+        (
+            {"data": DataConfig(augment=("flip",))},
+            None,
+            r"data\.augment: the trainer augments only images that it holds",
+        ),
         ({}, lambda: 3, r"model: .* returned int; return a torch\.nn\.Module"),
     ],
 )
@@ -275,7 +279,7 @@ def test_metrics_that_change_their_names_are_refused() -> None:
         def summarize(self, means: dict[str, float]) -> dict[str, float]:
             return {"rmse": 0.0}
 
-    with pytest.raises(UserError, match=r"task\.metrics: has loss, other now and had loss, mse before"):
+    with pytest.raises(UserError, match=r"task\.metrics: names changed from loss, mse to loss, other"):
         Trainer(config(), model=EXAMPLE.build, data=DATA, task=Fickle()).fit()
 
 

@@ -104,7 +104,6 @@ def test_the_checkpoint_folder_comes_from_the_environment(monkeypatch: pytest.Mo
         (["--preset", "digits-resnet", "--device", "tpu"], "distributed.device"),
         (["--preset", "digits-resnet", "--collective-timeout-seconds", "0"], "distributed.timeout_seconds"),
         (["--preset", "digits-resnet", "--bucket-mb", "0"], "distributed.bucket_mb"),
-        (["--preset", "digits-resnet", "--static-graph", "--accumulate", "2"], "distributed.static_graph"),
         (["--preset", "digits-resnet", "--checkpoint-keep", "0"], "checkpoint.keep"),
         (["--preset", "digits-resnet", "--checkpoint-every-steps", "-1"], "checkpoint.every_steps"),
         (["--preset", "digits-resnet", "--resume", "maybe"], "checkpoint.resume"),

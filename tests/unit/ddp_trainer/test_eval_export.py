@@ -60,7 +60,7 @@ def test_weights_that_are_not_there_or_not_all_are_a_mistake(
         assert main([*DIGITS, "--eval-only", *arguments]) == 81
         return capsys.readouterr().err
 
-    assert "eval_only: there are no weights to validate; give a --checkpoint-dir" in refused()
+    assert "eval_only: no weights to validate; give a --checkpoint-dir" in refused()
     assert "none holds no checkpoint; give" in refused("--checkpoint-dir", str(tmp_path / "none"))
     assert not (tmp_path / "none").exists()
     assert main([*DIGITS, "--max-steps", "1", "--output-dir", str(tmp_path)]) == 0
@@ -79,7 +79,7 @@ def test_a_validation_that_is_stopped_saves_nothing(
     monkeypatch.setenv("TEST_INTERRUPT", "0:2:VALIDATIONSIGTERM")
     capsys.readouterr()
     assert main([*arguments, "--eval-only"]) == 85
-    assert "nothing is saved" in capsys.readouterr().out
+    assert "nothing saved" in capsys.readouterr().out
     assert contents(tmp_path) == before
 
 
@@ -139,7 +139,7 @@ def test_onnx_computes_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("model.bin", "export: model.bin has none of the endings .safetensors, .pt2, .onnx; name the format by one"),
+        ("model.bin", "export: model.bin has none of the suffixes .safetensors, .pt2, .onnx; choose the format"),
         ("model.onnx", "export: writing model.onnx needs onnx and onnxscript; install them with pip"),
         ("file/model.pt2", "export: cannot write to file"),
     ],

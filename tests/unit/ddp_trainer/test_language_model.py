@@ -38,7 +38,7 @@ def test_windows_are_of_the_whole_text_and_each_byte_has_the_next_one_as_its_tar
 
 def test_a_python_without_the_text_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
-    with pytest.raises(UserError, match=r"^data\.name: this Python comes without pydoc_data; use another"):
+    with pytest.raises(UserError, match=r"^data\.name: this Python has no module pydoc_data; use another"):
         load(DataConfig())
 
 
@@ -78,7 +78,7 @@ def test_it_learns_more_than_how_often_each_byte_comes_and_tells_its_tokens_a_se
     entropy = float(-(shares * shares.clamp(min=1e-300).log()).sum())
     assert float(loss) < entropy - 0.5
     assert re.search(r"step 60/60 loss [\d.]+ \d+ tokens/s lr", said)
-    assert re.search(r"training: [\d.]+ s, \d+ tokens/s", said)
+    assert re.search(r"epoch time [\d.]+ s, \d+ tokens/s", said)
     assert "samples/s" not in said
     page = (tmp_path / "metrics" / "0.prom").read_text()
     (tokens,) = re.findall(r'ddp_tokens_total{rank="0"} (\S+)', page)

@@ -22,7 +22,7 @@ from ddp_trainer.config.presets import PRESETS
 from ddp_trainer.config.run import resolve
 from ddp_trainer.data.arrays import Datasets, ImageData
 from ddp_trainer.data.augment import Augmentation
-from ddp_trainer.data.sources import CachedSource, Normalise
+from ddp_trainer.data.sources import CachedSource, Normalize
 from ddp_trainer.models import build_model
 from ddp_trainer.models.sync_batchnorm import convert
 from ddp_trainer.observability.meters import AsyncScalars
@@ -87,7 +87,7 @@ def test_a_batch_is_made_where_it_is_used(preset: str, published: bool) -> None:
     data = datasets(config.name, 6)
     augmentation = Augmentation.from_config(config, channels=data.in_channels, masks=config.name == "voc2012")
     assert isinstance(data.train, ImageData)
-    source = CachedSource(data.train, augmentation, Normalise(data, DEVICE, torch.channels_last), DEVICE)
+    source = CachedSource(data.train, augmentation, Normalize(data, DEVICE, torch.channels_last), DEVICE)
     draws = np.zeros((6, augmentation.draws), np.float32) if augmentation.active else None
     source.record(lambda count: False)  # so that batches are made one by one
     batches = source.batches(torch.arange(6), draws, 2)

@@ -9,14 +9,11 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import nn
 
 from ddp_trainer.api import Trainer
 from ddp_trainer.assembly import describe_model
 from ddp_trainer.config.run import resolve
-from ddp_trainer.distributed import DistributedConfig, RankEnv
-from ddp_trainer.distributed.ddp import check, uses_gloo
-from ddp_trainer.distributed.world import World
+from ddp_trainer.distributed import RankEnv
 from ddp_trainer.errors import UserError
 from ddp_trainer.precision import (
     DeviceTraits,
@@ -24,11 +21,9 @@ from ddp_trainer.precision import (
     Numerics,
     Precision,
     PrecisionConfig,
-    check_graphs,
     choose_numerics,
     cpu_has_bf16,
     describe_defaults,
-    graph_warning,
 )
 
 CPU = torch.device("cpu")
@@ -210,7 +205,7 @@ def test_settings_win_over_defaults(name: str, device: DeviceTraits, model: Mode
             OWN,
             False,
             "defaults on this GPU: precision tf32, TF32 in fp32 matrix products and convolutions, contiguous images, "
-            "no fused optimizer (--precision and --channels-last change this; with a model or task of your own, try "
+            "no fused optimizer (--precision and --channels-last change this; with your own model or task, try "
             "--precision bf16 and --channels-last)",
         ),
         (
@@ -292,29 +287,6 @@ def test_bf16_is_refused_where_the_gpu_has_none(monkeypatch: pytest.MonkeyPatch)
         Precision(PrecisionConfig(name="bf16"), torch.device("cuda", 0))
 
 
-@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
-def test_gradients_are_not_accumulated_from_cuda_graphs(mode: str) -> None:
-    config, gpu = PrecisionConfig(compile=True, compile_mode=mode), torch.device("cuda", 0)
-    with pytest.raises(UserError, match=f"precision.compile_mode: {mode} replays CUDA graphs"):
-        check_graphs(config, 2, gpu)
-    check_graphs(config, 1, gpu)
-    check_graphs(config, 2, CPU)
-    check_graphs(PrecisionConfig(compile_mode=mode), 2, gpu)
-    check_graphs(PrecisionConfig(compile=True), 2, gpu)
-
-
-@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
-def test_cuda_graphs_that_ddp_and_batch_norm_prevent_are_warned_of(mode: str) -> None:
-    config, gpu = PrecisionConfig(compile=True, compile_mode=mode), torch.device("cuda", 0)
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    assert f"--compile-mode {mode} replays no CUDA graphs for batch norm" in graph_warning(config, model, 2, gpu)
-    assert graph_warning(config, nn.Sequential(nn.Linear(2, 2), nn.GroupNorm(1, 2)), 2, gpu) == ""
-    assert graph_warning(config, model, 1, gpu) == ""
-    assert graph_warning(config, model, 2, CPU) == ""
-    assert graph_warning(PrecisionConfig(compile=True), model, 2, gpu) == ""
-    assert graph_warning(PrecisionConfig(compile_mode=mode), model, 2, gpu) == ""
-
-
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_deterministic_asks_torch_for_it_and_names_what_is_left(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
@@ -326,15 +298,6 @@ def test_deterministic_asks_torch_for_it_and_names_what_is_left(device: str, mon
     assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) == (device == "cuda")
     with pytest.warns(UserWarning, match="does not have a deterministic implementation"):
         torch.ones(4).put_(torch.tensor([0, 0]), torch.ones(2))
-
-
-def test_powersgd_on_gloo_is_refused() -> None:
-    config = DistributedConfig(compression="powersgd")
-    assert uses_gloo(config, CPU)
-    assert not uses_gloo(config, torch.device("cuda", 0))
-    check(config, World(RankEnv(), torch.device("cuda", 0)))
-    with pytest.raises(UserError, match="PowerSGD needs nccl"):
-        check(config, World(RankEnv(), CPU))
 
 
 def test_graph_of_a_step_is_off_unless_asked_for() -> None:

@@ -1,13 +1,13 @@
-"""The fence of a checkpoint folder: of several attempts at one job, only the one that began last may write.
+"""The fence of a checkpoint folder: of several attempts at a job, only the one that started last may write.
 
-A node that lost its network still trains and still sees the shared disk, while the operator has long begun the next
-attempt elsewhere. So every attempt (``DDP_ATTEMPT``, ``DDP_RUN_ID``) claims the folder when it begins, by a file in
-``fence/`` with the next free number. A file is made with its content and only if the name is free, so of two attempts
-that claim at once one is first and the other looks again. The claim with the highest number holds the folder. Nothing
-is ever rewritten, which is what makes it safe on a network file system.
+A node without network may continue to train and to write to a shared disk after the operator has started the next
+attempt elsewhere. Therefore every attempt (``DDP_ATTEMPT``, ``DDP_RUN_ID``) claims the folder at its start, by a file
+in ``fence/`` with the next free number. The file is created atomically with its content if the name is free: of two
+concurrent attempts one succeeds, and the other one retries. The claim with the highest number holds the folder. Claims
+are never rewritten, which makes the fence safe on a network file system.
 
-A check and the rename after it are two operations. What slips between them does no harm, because an attempt's files
-carry its number: it can neither replace nor remove those of a later one (see :mod:`ddp_trainer.checkpoint.store`).
+The check and the rename after it are two operations. A late write between them is harmless: an attempt's files contain
+its number, so it can't replace or remove files of a later attempt (see :mod:`ddp_trainer.checkpoint.store`).
 """
 
 import json
@@ -22,13 +22,13 @@ from ddp_trainer import contract
 from ddp_trainer.errors import Superseded, UserError
 
 FOLDER = "fence"
-# How long a claim may be there without its content, where the file system has no hard links.
+# How long a claim may exist without its content, on a file system without hard links.
 _SECONDS_TO_WRITE = 2.0
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One attempt's place in the order of those that have begun."""
+    """An attempt and its number in the order of claims."""
 
     number: int
     attempt: int
@@ -45,21 +45,21 @@ class Fence:
 
     @classmethod
     def from_environ(cls, folder: Path, environ: Mapping[str, str] = os.environ) -> Self | None:
-        """The fence for this process; None where nobody counts attempts.
+        """Create the fence for this process; None without DDP_ATTEMPT.
 
-        Raises :class:`UserError` where DDP_ATTEMPT is not a number.
+        Raises :class:`UserError` if DDP_ATTEMPT is not a number.
         """
         text = environ.get(contract.ENV_ATTEMPT)
         if not text:
             return None
         if not text.isdecimal():
-            raise UserError(contract.ENV_ATTEMPT, f"is {text!r} in the environment", "unset it, or give 1, 2, ...")
+            raise UserError(contract.ENV_ATTEMPT, f"is {text!r} in the environment", "unset it, or set 1, 2, ...")
         return cls(folder, int(text), environ.get(contract.ENV_RUN_ID, ""))
 
     def claim(self) -> None:
-        """Claim the folder for this attempt; a restart within the attempt finds its claim and keeps it.
+        """Claim the folder for this attempt; a restart within the attempt reuses its claim.
 
-        Raises :class:`Superseded` where a later attempt has begun, OSError where the folder can't be written to.
+        Raises :class:`Superseded` if a later attempt has started, OSError if the folder is not writable.
         """
         self._home.mkdir(parents=True, exist_ok=True)
         while True:
@@ -68,12 +68,10 @@ class Fence:
                 newest = claims[-1]
                 if self._is_mine(newest):
                     return
-                # Another job (its resource was deleted and made anew) counts from 1 again: the later comer wins.
-                behind = (
-                    _job(newest.run_id, newest.attempt) == _job(self.run_id, self.attempt)
-                    and newest.attempt > self.attempt
-                )
-                if behind or any(self._is_mine(claim) for claim in claims):
+                # A job that was deleted and created again counts attempts from 1: the later claim wins then.
+                same_job = _job(newest.run_id, newest.attempt) == _job(self.run_id, self.attempt)
+                is_later = same_job and newest.attempt > self.attempt
+                if is_later or any(self._is_mine(claim) for claim in claims):
                     raise self._superseded(newest)
             if self._create(claims[-1].number + 1 if claims else 1):
                 return
@@ -81,7 +79,7 @@ class Fence:
     def check(self) -> None:
         """Raise :class:`Superseded` unless this attempt still holds the folder."""
         claims = self._claims()
-        # An emptied folder is the user's doing and nobody else's claim.
+        # A folder without claims was emptied by the user.
         if claims and not self._is_mine(claims[-1]):
             raise self._superseded(claims[-1])
 
@@ -93,11 +91,11 @@ class Fence:
         return (claim.attempt, claim.run_id) == (self.attempt, self.run_id)
 
     def _superseded(self, newest: Claim) -> Superseded:
-        by = f"attempt {newest.attempt}" + (f" (run {newest.run_id})" if newest.run_id else "")
-        return Superseded(f"{by} has taken over {self.folder}: this one, attempt {self.attempt}, writes no more")
+        holder = f"attempt {newest.attempt}" + (f" (run {newest.run_id})" if newest.run_id else "")
+        return Superseded(f"{holder} has taken over {self.folder}; attempt {self.attempt} stops writing and exits")
 
     def _claims(self) -> list[Claim]:
-        """All claims by their number; one whose writer died over it is left out."""
+        """Read all claims, ordered by number; skip those whose writer died before writing the content."""
         try:
             paths = sorted(path for path in self._home.iterdir() if path.stem.isdecimal())
         except FileNotFoundError:
@@ -108,12 +106,12 @@ class Fence:
             if claim is not None:
                 claims.append(claim)
             elif path is paths[-1]:
-                # Nobody's, but its number is taken.
+                # Without content it has no owner, but its number is used.
                 claims.append(Claim(int(path.stem), 0, "?"))
         return claims
 
     def _create(self, number: int) -> bool:
-        """Make the claim ``number`` with its content at once; returns False where that number is taken by now."""
+        """Create the claim ``number`` atomically with its content; return False if that number exists."""
         path = self._home / f"{number:09d}.json"
         content = json.dumps({"attempt": self.attempt, "runId": self.run_id, "time": time.time()}).encode()
         temporary = self._home / f".{path.name}.{os.getpid()}.{id(self)}.tmp"
@@ -123,7 +121,7 @@ class Fence:
         except FileExistsError:
             return False
         except OSError:
-            # No hard links here: the name is still taken by one process only, its content follows.
+            # No hard links: only one process can create the name, but the content follows later.
             try:
                 with open(path, "xb") as file:
                     file.write(content)
@@ -135,12 +133,12 @@ class Fence:
 
 
 def _job(run_id: str, attempt: int) -> str:
-    """The job in a run id, which is ``<job>-<attempt>`` (docs/pod-contract.md)."""
+    """Return the job of a run id, which is ``<job>-<attempt>`` (docs/pod-contract.md)."""
     return run_id.removesuffix(f"-{attempt}")
 
 
 def _read(path: Path, *, patient: bool) -> Claim | None:
-    """The claim in ``path``; None where it is not one, after waiting for its content if ``patient``."""
+    """Read the claim in ``path``; None if it is not valid. If ``patient``, wait for its content."""
     deadline = time.monotonic() + _SECONDS_TO_WRITE
     while True:
         try:

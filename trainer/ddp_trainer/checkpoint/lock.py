@@ -1,7 +1,7 @@
-"""The lock of a checkpoint folder: where no attempts are counted, one run at a time writes there.
+"""The lock of a checkpoint folder: without an operator that counts attempts, only one run at a time may write there.
 
-It is a POSIX record lock: the kernel releases it when the process ends, however it ends, forked readers of data do not
-inherit it, and network file systems have it too.
+It is a POSIX record lock: the kernel releases it when the process exits or is killed, forked data readers do not
+inherit it, and network file systems support it.
 """
 
 import errno
@@ -17,16 +17,16 @@ from ddp_trainer.errors import UserError, warn
 
 FILE = ".lock"
 # A rank 0 of the same run on another node may still be writing its last checkpoint.
-_PATIENCE_SECONDS = 30.0
+_MAX_WAIT_SECONDS = 30.0
 _POLL_SECONDS = 0.1
 _HELD = (errno.EACCES, errno.EAGAIN)
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-_MOST_BYTES = 4096
+_MAX_BYTES = 4096
 
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that holds a folder."""
+    """The process that holds a folder's lock."""
 
     host: str
     pid: int
@@ -47,11 +47,11 @@ class FolderLock:
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
-        """Take the lock, after waiting half a minute for the end of another run.
+        """Take the lock; wait up to half a minute for another run to end.
 
-        Raises :class:`UserError` where another run keeps it, OSError where the folder can't be written to.
+        Raises :class:`UserError` if another run still holds it, OSError if the folder is not writable.
         """
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + _MAX_WAIT_SECONDS
         warned = False
         while not self._try_acquire():
             holder = _read_owner(self._path)
@@ -62,17 +62,17 @@ class FolderLock:
                     "stop that run, wait for its end, or give another --checkpoint-dir",
                 )
             if not warned:
-                warn(f"{self._folder} is in use by {holder}; waiting up to {_PATIENCE_SECONDS:g} s for its end")
+                warn(f"{self._folder} is in use by {holder}; waiting up to {_MAX_WAIT_SECONDS:g} s for its end")
                 warned = True
             time.sleep(_POLL_SECONDS)
 
     def release(self) -> None:
-        """Remove the file and release the lock. Twice is once."""
+        """Remove the file and release the lock; a second call does nothing."""
         if self._descriptor is None:
             return
         descriptor = self._descriptor
         self._descriptor = None
-        # While it is locked: whoever waits sees that its file is no longer the folder's, and opens the next one.
+        # Removed while locked: a waiting run then sees that its file is no longer in the folder, and opens a new one.
         if _is_file_at(descriptor, self._path):
             self._path.unlink(missing_ok=True)
         os.close(descriptor)
@@ -85,7 +85,7 @@ class FolderLock:
             os.close(descriptor)
             if error.errno in _UNSUPPORTED:
                 self._path.unlink(missing_ok=True)
-                warn(f"the file system of {self._folder} has no locks: start one run at a time with this folder")
+                warn(f"the file system of {self._folder} does not support locks: run only one run at a time with it")
                 return True
             if error.errno in _HELD:
                 return False
@@ -110,7 +110,7 @@ def _is_file_at(descriptor: int, path: Path) -> bool:
 def _read_owner(path: Path) -> str:
     try:
         with open(path, "rb") as file:
-            values = json.loads(file.read(_MOST_BYTES))
+            values = json.loads(file.read(_MAX_BYTES))
         return Owner(str(values["host"]), int(values["pid"]), float(values["started"])).describe()
     except (OSError, ValueError, LookupError, TypeError, OverflowError):
         return "another run"

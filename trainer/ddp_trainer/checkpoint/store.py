@@ -1,12 +1,12 @@
-"""Checkpoints that are either whole or not there.
+"""The store of checkpoints, each of which is complete or does not exist.
 
 A checkpoint is a data file ``step-000000120.pt`` (a plain ``torch.load`` file) and a manifest
 ``step-000000120.json`` with its length and SHA-256. Both are written to a temporary name, synced and renamed, the
-manifest last: without one a data file does not count. Only rank 0 reads and writes; the others get the bytes from it,
-so that the folder need not be shared and all ranks surely resume from the same one.
+manifest last: a data file without a manifest is ignored. Only rank 0 reads and writes, and broadcasts the bytes: the
+folder need not be shared, and all ranks resume from the same checkpoint.
 
-Where attempts are counted (``DDP_ATTEMPT``), names end in ``-attempt-2`` and so on, and an attempt removes no file of
-a later one: what an attempt that should be dead writes can't harm another's. See :mod:`ddp_trainer.checkpoint.fence`.
+With ``DDP_ATTEMPT`` set, names end in ``-attempt-2`` and so on, and an attempt never removes files of a later one: a
+superseded attempt can't damage the checkpoints of its successor. See :mod:`ddp_trainer.checkpoint.fence`.
 """
 
 import hashlib
@@ -34,16 +34,16 @@ from ddp_trainer.errors import Superseded, UserError, warn
 from ddp_trainer.files import fsync_folder, replacing, writable, write_atomically
 
 MANIFEST_VERSION = 1
-# In the manifest, not in the state, which is the same to the bit in every run of these steps: training time so far.
+# Training time so far. It is in the manifest because the state must be equal to the bit in every run of these steps.
 SECONDS = "trainingSeconds"
 
 
 class Snapshot:
-    """A state as it was when this was made.
+    """A copy of a state at the time of construction.
 
-    Tensors on a GPU are first copied there, which the device does in its turn while the host goes on; the way to the
-    host's memory is taken by whoever calls :meth:`to_cpu`. It costs the size of the state in device memory for a while.
-    Where that is not to be had, the copy goes to the host at once.
+    Tensors on a GPU are first copied within its memory, asynchronously to the host; :meth:`to_cpu` copies them to the
+    host, in the thread that calls it. Meanwhile the copy needs the size of the state in device memory. If that is not
+    available, the state is copied to the host at once.
     """
 
     def __init__(self, state: dict[str, Any]) -> None:
@@ -66,7 +66,7 @@ class Snapshot:
             self._copied.append((device, event))
 
     def to_cpu(self, streams: "CopyStreams") -> dict[str, Any]:
-        """The state with every tensor on the CPU. Call it once, from any thread; the device memory is given back."""
+        """Return the state with every tensor on the CPU, and release the device memory. Call it once, in any thread."""
         for device, event in self._copied:
             stream = streams.get(device)
             with torch.cuda.stream(stream):
@@ -79,16 +79,16 @@ class Snapshot:
 
 
 class CopyStreams:
-    """One stream a device for copies beside the next steps.
+    """One stream per device for copies that run concurrently with the next steps.
 
-    torch hands out 32 streams a device in turn: one taken for each checkpoint would sooner or later be the step's own.
+    torch has 32 streams per device, handed out in turn: a new one per checkpoint would at some point be the step's own.
     """
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, Any] = {}
 
     def get(self, device: torch.device) -> Any:
-        """The stream of ``device``, the same one each time."""
+        """Return the stream of ``device``, always the same one."""
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         return self._streams[device]
@@ -99,17 +99,17 @@ def _fetch(device: torch.device, tensor: Tensor) -> Tensor:
 
 
 class HashingFile:
-    """A file to write to that takes the checksum on the way, so that the data is not read again."""
+    """A writable file that computes the checksum while it writes, so that the data need not be read again."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self.digest = hashlib.sha256()
         self.size = 0
-        # torch.save puts words of its own in the place of this.
+        # The error of a failed write, which torch.save replaces by its own exception.
         self.failure: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """Write ``data`` and count it."""
+        """Write ``data``, and update checksum and size."""
         self.digest.update(data)
         try:
             written = self._file.write(data)
@@ -120,13 +120,13 @@ class HashingFile:
         return written
 
     def flush(self) -> None:
-        """Pass on what is buffered."""
+        """Flush the file's buffer."""
         self._file.flush()
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What the manifest says of one checkpoint."""
+    """A checkpoint by its manifest."""
 
     step: int
     accuracy: float | None
@@ -135,13 +135,13 @@ class Saved:
     sha256: str
     size: int
     attempt: int
-    # Training time of the run up to it; 0 where an earlier version wrote it.
+    # Training time of the run up to this checkpoint; 0 if the manifest has none.
     seconds: float = 0.0
 
 
 @dataclass(frozen=True)
-class _Job:
-    """A snapshot on its way to the disk."""
+class _PendingSave:
+    """A snapshot that is to be written."""
 
     snapshot: Snapshot
     step: int
@@ -152,10 +152,10 @@ class _Job:
 
 
 class Checkpointer:
-    """Rank 0's folder of checkpoints. Saving returns when the state is copied; a thread writes it.
+    """Rank 0's folder of checkpoints. :meth:`save` returns when the state is copied; a thread writes it.
 
-    One checkpoint is written at a time. One more may wait; where the disk is so slow that a third comes, the waiting
-    one gives way to it: the step loop never stands still for the disk, and at most two copies are in memory.
+    One checkpoint is written at a time, and one more may wait. A third one replaces the waiting one: training never
+    waits for the disk, and at most two copies are in memory.
     """
 
     def __init__(self, config: CheckpointConfig, fence: Fence | None = None) -> None:
@@ -163,28 +163,28 @@ class Checkpointer:
         self.folder = Path(config.dir)
         self.keep = config.keep
         self.fence = fence
-        # What the run has resumed from.
+        # The checkpoint from which the run resumed.
         self.resumed: Saved | None = None
         self._folder_lock = FolderLock(self.folder)
-        # Set by the writing thread when a later attempt has taken the folder over; nothing is written from then on.
+        # Set by the writing thread when a later attempt holds the folder; nothing is written from then on.
         self.superseded: Superseded | None = None
-        # Called then, from that thread.
+        # Called by the writing thread at that time.
         self.on_superseded: Callable[[], None] = lambda: None
         self._streams = CopyStreams()
         self._lock = threading.Lock()
-        self._waiting: _Job | None = None
+        self._waiting: _PendingSave | None = None
         self._thread: threading.Thread | None = None
 
     def prepare(self) -> None:
-        """Make the folder; raises :class:`UserError` where it can't be written to."""
+        """Create the folder; raises :class:`UserError` if it is not writable."""
         with writable(self.folder, "checkpoint.dir"):
             write_atomically(self.folder / ".writable", b"")
             (self.folder / ".writable").unlink()
 
     def claim(self) -> None:
-        """Take the folder for this attempt and clear away what dead writers left half-written.
+        """Claim the folder for this attempt, and remove incomplete files of processes that died.
 
-        Raises :class:`Superseded` where a later attempt has begun, :class:`UserError` where another run is using it.
+        Raises :class:`Superseded` if a later attempt has started, :class:`UserError` if another run is using it.
         """
         if self.fence is not None:
             self.fence.claim()
@@ -195,7 +195,7 @@ class Checkpointer:
                 temporary.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Leave the folder to other runs, once nothing is being written."""
+        """Finish writing, and release the folder for other runs."""
         self.wait()
         self._folder_lock.release()
 
@@ -207,31 +207,31 @@ class Checkpointer:
             self.fence.check()
 
     def list(self) -> list[Saved]:
-        """All checkpoints with a readable manifest, the newest first."""
-        found = []
+        """Return all checkpoints with a readable manifest, the newest first."""
+        checkpoints = []
         for path in self.folder.glob("step-*.json"):
             try:
-                found.append(_read_manifest(path))
+                checkpoints.append(_read_manifest(path))
             except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
                 warn(f"manifest {path} can't be read ({error}); skipped")
-        return sorted(found, key=lambda saved: (saved.step, saved.attempt), reverse=True)
+        return sorted(checkpoints, key=lambda saved: (saved.step, saved.attempt), reverse=True)
 
     def read_newest(self) -> bytes | None:
-        """The bytes of the newest checkpoint whose checksum is right; damaged ones are skipped with a warning."""
-        found = self.list()
-        for saved in found:
+        """Read the newest checkpoint with a correct checksum; damaged ones are skipped with a warning."""
+        checkpoints = self.list()
+        for saved in checkpoints:
             try:
                 data = saved.data.read_bytes() if saved.data.stat().st_size == saved.size else b""
             except OSError as error:
                 warn(f"checkpoint {saved.data} can't be read ({error.strerror or error}); trying an older one")
                 continue
             if len(data) != saved.size or hashlib.sha256(data).hexdigest() != saved.sha256:
-                warn(f"checkpoint {saved.data} is damaged (its checksum is wrong); trying an older one")
+                warn(f"checkpoint {saved.data} is damaged (wrong checksum); trying an older one")
                 continue
             self.resumed = saved
             return data
-        if found:
-            warn(f"no checkpoint in {self.folder} is whole; training starts from the beginning")
+        if checkpoints:
+            warn(f"no checkpoint in {self.folder} is valid; training starts from the beginning")
         return None
 
     def save(
@@ -244,87 +244,88 @@ class Checkpointer:
     ) -> None:
         """Copy ``state`` and write it as the checkpoint of ``step`` in the background; ``run`` goes into the manifest.
 
-        ``on_saved`` is called from the writing thread with the step and the seconds it took. A write that fails is a
-        warning: what was saved before stays, and the run goes on.
+        ``on_saved`` is called from the writing thread with the step and the duration in seconds. A failed write is a
+        warning: older checkpoints are kept, and the run continues.
         """
         if self.superseded is not None:
             return
         started = time.perf_counter()
-        job = _Job(Snapshot(state), step, accuracy, run, started, on_saved)
+        save = _PendingSave(Snapshot(state), step, accuracy, run, started, on_saved)
         with self._lock:
-            left_out, self._waiting = self._waiting, job
+            skipped = self._waiting
+            self._waiting = save
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="ddp-checkpoint")
                 self._thread.start()
-        if left_out is not None:
-            warn(f"checkpoint of step {left_out.step} is skipped: the disk is slower than checkpoints are due")
+        if skipped is not None:
+            warn(f"checkpoint of step {skipped.step} is skipped: checkpoints are due faster than the disk writes them")
 
     def wait(self) -> None:
-        """Wait until nothing is being written and nothing waits."""
+        """Wait until all checkpoints are written."""
         while (thread := self._thread) is not None:
             thread.join()
 
     def _work(self) -> None:
         while True:
             with self._lock:
-                job, self._waiting = self._waiting, None
-                if job is None:
+                save = self._waiting
+                self._waiting = None
+                if save is None:
                     self._thread = None
                     return
-            self._write(job)
-            del job  # with its snapshot, before the wait for the next one
+            self._write(save)
+            del save  # frees its snapshot before the next one is written
 
-    def _write(self, job: _Job) -> None:
-        step = job.step
+    def _write(self, save: _PendingSave) -> None:
         try:
             self.check_fence()
-            self._write_files(job)
+            self._write_files(save)
         except Superseded as error:
             self.superseded = error
             self.on_superseded()
             return
-        except Exception as error:  # a full disk, no memory, a state that can't be pickled: training goes on
-            warn(f"checkpoint of step {step} was not saved ({error}); older ones stay")
+        except Exception as error:  # a full disk, no memory, a state that can't be pickled: training continues
+            warn(f"checkpoint of step {save.step} was not saved ({error}); older checkpoints are kept")
             return
-        if job.on_saved is not None:
-            job.on_saved(step, time.perf_counter() - job.started)
+        if save.on_saved is not None:
+            save.on_saved(save.step, time.perf_counter() - save.started)
 
-    def _write_files(self, job: _Job) -> None:
+    def _write_files(self, save: _PendingSave) -> None:
         attempt = 0 if self.fence is None else self.fence.attempt
-        stem = _stem(job.step, attempt)
+        stem = _stem(save.step, attempt)
         data = self.folder / f"{stem}.pt"
         manifest_path = data.with_suffix(".json")
         try:
             with replacing(data, durable=True, check=self.check_fence) as file:
                 hashing = HashingFile(file)
                 try:
-                    torch.save(job.snapshot.to_cpu(self._streams), cast("IO[bytes]", hashing))
+                    torch.save(save.snapshot.to_cpu(self._streams), cast("IO[bytes]", hashing))
                 except RuntimeError as error:
                     raise hashing.failure or error from None
             manifest = {
                 "version": MANIFEST_VERSION,
-                "step": job.step,
-                "accuracy": job.accuracy,
+                "step": save.step,
+                "accuracy": save.accuracy,
                 "attempt": attempt,
                 "file": data.name,
                 "sha256": hashing.digest.hexdigest(),
                 "bytes": hashing.size,
                 "time": time.time(),
-                "run": job.run,
+                "run": save.run,
             }
             write_atomically(manifest_path, json.dumps(manifest, indent=2).encode(), durable=True)
         except BaseException:
             if not manifest_path.exists():
-                data.unlink(missing_ok=True)  # It would never count, and take the place of one that does.
+                data.unlink(missing_ok=True)  # without a manifest it is ignored, but would fill the disk
             raise
         self._prune(attempt)
 
     def _prune(self, attempt: int) -> None:
-        """Remove all but the newest ``keep`` and the best; the manifest goes first, so that no half one is left."""
-        saved = self.list()
-        rated = [one for one in saved if one.accuracy is not None]
-        best = max(rated, key=lambda one: (one.accuracy, one.step)) if rated else None
-        for old in saved[self.keep :]:
+        """Remove all but the newest ``keep`` and the best. The manifest is removed first: no incomplete one remains."""
+        checkpoints = self.list()
+        rated = [saved for saved in checkpoints if saved.accuracy is not None]
+        best = max(rated, key=lambda saved: (saved.accuracy, saved.step)) if rated else None
+        for old in checkpoints[self.keep :]:
             if old is not best and old.attempt <= attempt:
                 old.manifest.unlink(missing_ok=True)
                 old.data.unlink(missing_ok=True)
@@ -332,36 +333,44 @@ class Checkpointer:
 
 
 def load_newest(checkpointer: Checkpointer | None, world: World) -> dict[str, Any] | None:
-    """The newest good checkpoint's state on every rank, on the CPU; only rank 0's ``checkpointer`` is asked."""
+    """Load the newest valid checkpoint's state on every rank, on the CPU; only rank 0's ``checkpointer`` reads it."""
     data = world.broadcast_bytes(checkpointer.read_newest() if checkpointer is not None and world.is_main else None)
     if data is None:
         return None
     try:
         state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # torch promises nothing about what it cannot load
+    except Exception as error:  # torch documents no exception types
         reason = " ".join(str(error).split())[:300]
         raise UserError(
-            "checkpoint.dir", f"the newest checkpoint is not one of this trainer's ({reason})", "give another folder"
+            "checkpoint.dir", f"the newest checkpoint was not saved by this trainer ({reason})", "give another folder"
         ) from error
     return state
 
 
 def _read_manifest(path: Path) -> Saved:
-    """What a manifest says. It is trusted with nothing that its own name does not say as well."""
+    """Read a manifest. Raises ValueError if its content contradicts its name."""
     manifest = json.loads(path.read_text())
-    step, attempt = int(manifest["step"]), int(manifest.get("attempt", 0))
+    step = int(manifest["step"])
+    attempt = int(manifest.get("attempt", 0))
     data = path.with_suffix(".pt")
-    if manifest["file"] != data.name:  # it is read, and one day deleted: never what lies elsewhere
-        raise ValueError(f"its file {manifest['file']} is not beside it")
+    if manifest["file"] != data.name:  # the file is read, and later deleted: it must not be elsewhere
+        raise ValueError(f"it names the file {manifest['file']}, not {data.name}")
     if path.stem != _stem(step, attempt):
-        raise ValueError("it is another checkpoint's")
-    accuracy = None if manifest["accuracy"] is None else float(manifest["accuracy"])
-    checksum = str(manifest["sha256"])
-    return Saved(step, accuracy, data, path, checksum, int(manifest["bytes"]), attempt, _read_seconds(manifest))
+        raise ValueError("it describes another checkpoint")
+    return Saved(
+        step=step,
+        accuracy=None if manifest["accuracy"] is None else float(manifest["accuracy"]),
+        data=data,
+        manifest=path,
+        sha256=str(manifest["sha256"]),
+        size=int(manifest["bytes"]),
+        attempt=attempt,
+        seconds=_read_seconds(manifest),
+    )
 
 
 def _read_seconds(manifest: dict[str, Any]) -> float:
-    """Training time in a manifest; 0 where there is none, for no checkpoint is lost over it."""
+    """Return the training time in a manifest; 0 if it is missing or invalid, which must not invalidate a checkpoint."""
     run = manifest.get("run")
     seconds = run.get(SECONDS) if isinstance(run, dict) else None
     if isinstance(seconds, int | float) and 0.0 <= seconds < math.inf:

@@ -1,1 +1,1 @@
-"""The configuration of a run: settings and their flags, how they are put together, and the presets."""
+"""The configuration of a run: settings, their flags, and the presets."""

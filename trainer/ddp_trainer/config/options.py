@@ -1,7 +1,7 @@
-"""Configuration dataclasses to command-line flags, YAML and back: one walk over the fields, no second list of options.
+"""Command-line flags and YAML for configuration dataclasses, derived from their fields.
 
-A configuration is a tree of frozen dataclasses, each beside the code that uses it. Fields made by :func:`option` carry
-their help text and their limits and become flags. Flags are flat (``--batch-size``), files are nested
+A configuration is a tree of frozen dataclasses, each next to the code that uses it. Fields created by :func:`option`
+have a help text and limits, and become flags. Flags are flat (``--batch-size``), files are nested
 (``data: {batch_size: 32}``).
 """
 
@@ -23,7 +23,7 @@ _LIMITS = {
     "at_least": ("at least", operator.ge), "above": ("above", operator.gt),
     "at_most": ("at most", operator.le), "below": ("below", operator.lt),
 }  # fmt: skip
-# What torch's generators take, with room for the epoch that is added.
+# The greatest seed: torch's generators accept it, also with the epoch added.
 MAX_SEED = 2**62
 T = typing.TypeVar("T")
 
@@ -31,7 +31,7 @@ T = typing.TypeVar("T")
 def option(
     default: Any, help: str, *, flag: str | None = None, choices: tuple[str, ...] | None = None, **limits: float
 ) -> Any:
-    """A dataclass field with the help text and flag of its command-line option.
+    """Create a dataclass field with the help text and flag of its command-line option.
 
     ``flag`` defaults to the field's name with dashes. ``choices`` and ``limits`` (``at_least``, ``above``, ``at_most``,
     ``below``) are checked by :class:`Settings`.
@@ -42,9 +42,9 @@ def option(
 
 
 class Settings:
-    """Base of a group of settings, a frozen dataclass: refuses values beyond the limits of their options.
+    """Base of a group of settings, a frozen dataclass.
 
-    Raises :class:`UserError` when it is made.
+    Its constructor raises :class:`UserError` for values beyond the limits of their options.
     """
 
     group: ClassVar[str]
@@ -57,7 +57,9 @@ class Settings:
             value = getattr(self, field.name)
             if value is None or "help" not in field.metadata:
                 continue
-            key, choices, limits = self.group + field.name, field.metadata["choices"], field.metadata["limits"]
+            key = self.group + field.name
+            choices = field.metadata["choices"]
+            limits = field.metadata["limits"]
             for item in value if isinstance(value, tuple) else (value,):
                 if choices and item not in choices:
                     raise UserError(key, f"{item!r} is not known", f"choose from {', '.join(choices)}")
@@ -97,14 +99,11 @@ class Option:
 
     @property
     def key(self) -> str:
-        """The dotted name used in files and messages, for example ``data.batch_size``."""
+        """Return the dotted name used in files and messages, for example ``data.batch_size``."""
         return ".".join(self.path)
 
     def parse(self, text: str) -> Any:
-        """The value that ``text``, given on the command line, stands for; the text itself where it has none.
-
-        :func:`build` refuses that.
-        """
+        """Parse ``text`` from the command line; return invalid text unchanged, which :func:`build` rejects."""
         if self.optional and text.lower() in ("none", "null", ""):
             return None
         if typing.get_origin(self.type) is tuple:
@@ -119,14 +118,14 @@ class Option:
 
 @dataclass(frozen=True)
 class Component:
-    """A registered part of a run: ``module:function`` that builds it, and the settings that only such parts read."""
+    """A registered part of a run: its ``module:function``, and the settings that only some parts read."""
 
     target: str
     reads: tuple[str, ...] = ()
 
 
 class Recording:
-    """A group of settings for a function whose reads are to be known; ``config`` is an equal copy that records them."""
+    """Records which settings of a group a function reads; pass it ``config``, an equal copy of the group."""
 
     def __init__(self, config: Any) -> None:
         self._group: str = config.group
@@ -135,18 +134,18 @@ class Recording:
 
     @property
     def reads(self) -> frozenset[str]:
-        """The dotted names of the settings that have been read."""
+        """Return the dotted names of the settings that have been read."""
         return frozenset(self._group + name for name in self._names)
 
     def finish(self) -> frozenset[str] | None:
-        """Return what was read, or None where the function has kept its settings, and may read them later."""
-        kept = weakref.ref(self.config)
+        """Return the settings that were read; None if the function kept a reference and may read more later."""
+        reference = weakref.ref(self.config)
         self.config = None
-        return self.reads if kept() is None else None
+        return self.reads if reference() is None else None
 
 
 def _copy_recording(config: Any, names: set[str]) -> Any:
-    """Return a copy of ``config`` that adds to ``names`` each field that is read from it. Pickled, it is plain."""
+    """Return a copy of ``config`` that adds each field that is read to ``names``. Its pickle is a plain group."""
     kind = type(config)
     fields = frozenset(field.name for field in dataclasses.fields(config))
 
@@ -177,7 +176,7 @@ def _strip_optional(annotation: Any) -> tuple[Any, bool]:
 
 
 def options(cls: type, prefix: tuple[str, ...] = ()) -> Iterator[Option]:
-    """All leaves of the configuration class ``cls``, in the order of their declaration."""
+    """Yield all leaves of the configuration class ``cls``, in the order of their declaration."""
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         if dataclasses.is_dataclass(hints[field.name]):
@@ -191,7 +190,7 @@ def options(cls: type, prefix: tuple[str, ...] = ()) -> Iterator[Option]:
 
 
 def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with the values of ``overlay`` laid over it, nested mappings merged. Neither is changed."""
+    """Return ``base`` with its values overridden by those of ``overlay``, nested mappings merged."""
     merged = dict(base)
     for key, value in overlay.items():
         if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
@@ -202,9 +201,9 @@ def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]
 
 
 def build(cls: type[T], values: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> T:
-    """An instance of the configuration class ``cls`` from nested mappings; absent values take their defaults.
+    """Build an instance of the configuration class ``cls`` from nested mappings; absent values take their defaults.
 
-    Raises :class:`UserError` for an unknown name, a value of the wrong type, or whatever ``__post_init__`` refuses.
+    Raises :class:`UserError` for an unknown name, a value of the wrong type, or a value that ``__post_init__`` rejects.
     """
     hints = typing.get_type_hints(cls)
     fields = {field.name: field for field in dataclasses.fields(typing.cast(Any, cls))}
@@ -214,11 +213,11 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: tuple[str, ...] = ())
         if name not in fields:
             close = difflib.get_close_matches(str(name), fields, n=1)
             remedy = f"did you mean {'.'.join((*prefix, close[0]))!r}?" if close else f"known: {', '.join(fields)}"
-            raise UserError(dotted, "there is no such setting", remedy)
+            raise UserError(dotted, "unknown setting", remedy)
         annotation, optional = _strip_optional(hints[name])
         if dataclasses.is_dataclass(annotation):
             if not isinstance(value, Mapping):
-                raise UserError(dotted, "is a group of settings", "give a mapping, for example {batch_size: 32}")
+                raise UserError(dotted, f"{value!r} is not a mapping", "give one, for example {batch_size: 32}")
             arguments[name] = build(typing.cast(type, annotation), value, (*prefix, name))
         else:
             arguments[name] = _coerce(dotted, value, annotation, optional)
@@ -226,19 +225,19 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: tuple[str, ...] = ())
 
 
 def _coerce(dotted: str, value: Any, annotation: Any, optional: bool) -> Any:
-    """``value`` as the type of its field; files give 1 for 1.0 and lists for tuples, which is as good."""
+    """Convert ``value`` to the type of its field; files have 1 for 1.0 and lists for tuples."""
     if value is None:
         if optional:
             return None
-        raise UserError(dotted, "must not be empty", "give a value or leave the name out")
+        raise UserError(dotted, "must not be empty", "give a value, or omit the setting")
     if typing.get_origin(annotation) is tuple:
         if isinstance(value, list | tuple):
             return tuple(str(item) for item in value)
     elif annotation is float and isinstance(value, int | float) and not isinstance(value, bool):
-        # A whole number may be beyond the range of float: limits refuse infinity.
+        # An integer may exceed the range of float; the limits reject infinity.
         return math.inf if abs(value) > sys.float_info.max else float(value)
     elif annotation is float and isinstance(value, str):
-        # YAML 1.1 reads 1e-3 as text: it wants a dot in a number with an exponent.
+        # YAML 1.1 parses 1e-3 as text: it requires a dot in a number with an exponent.
         try:
             return float(value)
         except ValueError:

@@ -1,6 +1,6 @@
-"""The presets: ready configurations, one per system; ``--preset NAME`` starts from one and flags or a file change it.
+"""The presets: one configuration per system. ``--preset NAME`` selects one; flags or a file override its values.
 
-``docs/trainer.md`` has the documents' values beside these.
+``docs/trainer.md`` compares the values with those of the documents.
 """
 
 import difflib
@@ -14,12 +14,12 @@ from ddp_trainer.errors import UserError
 
 @dataclass(frozen=True)
 class Preset:
-    """A named starting point: nested values laid over the defaults of the configuration."""
+    """A named set of nested values that override the defaults of the configuration."""
 
     name: str
     summary: str
     values: Mapping[str, Any]
-    # Laid over ``values`` by ``--as-published``: what the document wrote where that is not what it meant.
+    # Overrides ``values`` with --as-published: the values of the document that ``values`` corrects.
     as_published: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -27,10 +27,10 @@ _STOP = {"target_accuracy": 0.85, "patience": 2}
 _FAST = {"name": "auto", "channels_last": True}
 _PLAIN = {"name": "torch", "channels_last": False}
 _NOVOGRAD = {"name": "novograd", "grad_averaging": True, "lr_scaling": "linear"}
-# The document's validation: a sampler that pads, a loader that drops the last batch, means over both.
-_PUBLISHED = {"data": {"validation_as_training": True}, "precision": _PLAIN, "model": {"sparse_dropout": False}}
-# Its learning rate is not scaled, and rises once an epoch from 1 / the GPUs of one node, whatever the world size is.
-# The NovoGrad it uses forgets the squares of gradients at once.
+# The document's validation pads the samples, drops the last batch and averages the means of batches and ranks.
+_PUBLISHED = {"data": {"validation_as_training": True}, "precision": _PLAIN}
+# The document does not scale the learning rate, which rises once per epoch from 1 / (GPUs of a node). The second moment
+# of its NovoGrad is that of the last gradient alone.
 _PUBLISHED_LARGE_BATCH = merge(
     _PUBLISHED,
     {"schedule": {"warmup_by_node": True, "warmup_stairs": True}, "optim": {"lr_scaling": "none", "beta2": 0.0}},
@@ -39,7 +39,7 @@ _PUBLISHED_LARGE_BATCH = merge(
 _ALL = (
     Preset(
         "python-reference-gpt",
-        "Python's own reference, byte by byte, a GPT of 0.9 million parameters; a minute on a CPU",
+        "Python's language reference, byte by byte, a GPT of 0.9 million parameters; a minute on a CPU",
         {
             "epochs": 2,
             "log_every": 20,
@@ -95,7 +95,7 @@ _ALL = (
             "precision": _FAST,
         },
         {
-            # A crop as large as the image, ImageNet's thousand outputs, and the test images augmented like the others.
+            # A crop as large as the image, ImageNet's thousand outputs, and augmented test images.
             "data": {"crop_padding": 0, "validation_augment": True},
             "model": {"num_outputs": 1000, "small_maps": False},
             "precision": _PLAIN,
@@ -125,7 +125,7 @@ _ALL = (
             "early_stop": _STOP,
             "precision": _FAST,
         },
-        # Seven of the eight pixels a side that are left at the end are averaged.
+        # The last stage has 8x8 pixels, of which the document averages 7x7.
         merge(_PUBLISHED_LARGE_BATCH, {"model": {"pool": 7}}),
     ),
     Preset(
@@ -168,7 +168,7 @@ _ALL = (
                 "name": "voc2012",
                 "batch_size": 8,
                 "eval_batch_size": 8,
-                # A last batch of one image has nothing to normalise where the network pools over the whole image.
+                # With a last batch of one image, batch norm would fail where the network pools over the whole image.
                 "drop_last": True,
                 "image_size": 480,
                 "augment": ["scale", "crop", "flip"],
@@ -181,7 +181,7 @@ _ALL = (
             "precision": {"name": "auto", "channels_last": True, "deterministic": True},
         },
         {
-            # Nothing is scaled, so the range is the default's again.
+            # Images are not scaled, so the range has its default.
             "data": {"augment": [], "scale_min": 0.8, "scale_max": 1.2, "drop_last": False},
             "model": {"sync_batchnorm": False},
             "precision": _PLAIN,
@@ -192,9 +192,9 @@ PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _ALL}
 
 
 def get_preset(name: str) -> Preset:
-    """The preset of that name; raises :class:`UserError` with the nearest known name otherwise."""
+    """Return the preset ``name``; raises :class:`UserError` with the most similar name if it does not exist."""
     if name in PRESETS:
         return PRESETS[name]
     close = difflib.get_close_matches(name, PRESETS, n=1)
-    remedy = f"did you mean {close[0]!r}?" if close else "choose one"
-    raise UserError("preset", f"{name!r} is not known", f"{remedy} Known: {', '.join(PRESETS)}")
+    suggestion = f"did you mean {close[0]!r}? " if close else ""
+    raise UserError("preset", f"{name!r} is not known", f"{suggestion}Known: {', '.join(PRESETS)}")

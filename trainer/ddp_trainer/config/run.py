@@ -1,4 +1,4 @@
-"""The configuration of a run: the groups of settings that stand beside their owners, put together."""
+"""The configuration of a run, composed of the groups of settings."""
 
 import json
 from collections.abc import Mapping
@@ -33,37 +33,39 @@ class MetricsConfig(Settings, group="metrics"):
 
 @dataclass(frozen=True)
 class RunConfig(Settings):
-    """Everything that determines a run."""
+    """All settings of a run."""
 
     preset: str = ""
     epochs: int = option(1, "passes over the training data", at_least=1)
-    max_steps: int | None = option(None, "stop after so many steps, though epochs are left", at_least=1)
-    seed: int = option(0, "seed of initial weights, order, augmentation and dropout", at_least=0, at_most=MAX_SEED)
+    max_steps: int | None = option(None, "steps after which the run ends, before its last epoch", at_least=1)
+    seed: int = option(
+        0, "seed of initial weights, sample order, augmentation and dropout", at_least=0, at_most=MAX_SEED
+    )
     log_every: int = option(10, "steps between progress lines", at_least=1)
     nonfinite: str = option(
         "count",
-        "where a loss is not a finite number: count it and go on, or stop all ranks and name step and rank",
+        "on a loss that is not a finite number: count it and continue, or stop all ranks and report step and rank",
         choices=("count", "stop"),
     )
     train_accuracy: bool = option(False, "also print the accuracy on every epoch's training batches")
-    csv_dir: str | None = option(None, "folder for a CSV of training time and validation accuracy an epoch")
+    csv_dir: str | None = option(None, "folder for a CSV file with training time and validation accuracy per epoch")
     log_dir: str | None = option(
-        None, "folder for metrics.jsonl and, where tensorboard is installed, TensorBoard's event files"
+        None, "folder for metrics.jsonl and, if tensorboard is installed, TensorBoard's event files"
     )
     profile_dir: str | None = option(
-        None, "folder for a trace by torch.profiler of some steps on each rank", flag="--profile"
+        None, "folder for torch.profiler's trace of some steps of each rank", flag="--profile"
     )
     output_dir: str | None = option(None, "folder for config.json and model.pt (default: the checkpoint folder)")
     eval_only: bool = option(
-        False, "validate the weights of the newest checkpoint, or else of --init-from, and end; nothing is saved"
+        False, "only validate the newest checkpoint, or without one the weights of --init-from; save nothing"
     )
     export: tuple[str, ...] = option(
         (),
-        "files to write the trained model to, comma-separated; by their endings: .safetensors (weights), .pt2 "
+        "files for the trained model, comma-separated, with the suffix of their format: .safetensors (weights), .pt2 "
         "(torch.export), .onnx",
     )
     task: str | None = option(
-        None, "module:Class of your own loss and metrics, a ddp_trainer.Task; none: what the data's labels ask for"
+        None, "module:Class of your own ddp_trainer.Task, with loss and metrics; none: the task that fits the labels"
     )
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -78,16 +80,10 @@ class RunConfig(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
-            not (self.distributed.static_graph and self.optim.accumulate > 1),
-            "distributed.static_graph",
-            "DDP ends in an internal error where gradients are accumulated in a static graph (pytorch#187732)",
-            "leave out --static-graph or --accumulate",
-        )
-        require(
             not (self.distributed.data_parallel and self.precision.compile),
             "distributed.data_parallel",
-            "DataParallel copies the model in every step, which torch.compile cannot follow",
-            "leave out --data-parallel or --compile",
+            "DataParallel copies the model in every step, which torch.compile does not support",
+            "omit --data-parallel or --compile",
         )
 
 
@@ -98,14 +94,14 @@ def resolve(
     *,
     as_published: bool = False,
 ) -> RunConfig:
-    """The configuration that a preset, a file and flags make up, each laid over the one before.
+    """Build the configuration from a preset, a file and flags, each of which overrides the ones before.
 
-    ``file`` and ``flags`` are settings by name, those of a group by the group's name: ``{"data": {"batch_size": 64}}``.
-    ``file`` may name the preset itself. Raises :class:`UserError` for anything that does not fit.
+    ``file`` and ``flags`` are settings by name, nested by group: ``{"data": {"batch_size": 64}}``. ``file`` may name
+    the preset. Raises :class:`UserError` for invalid settings.
     """
     file = dict(file or {})
-    named = file.pop("preset", None)
-    name = preset or named
+    preset_of_file = file.pop("preset", None)
+    name = preset or preset_of_file
     values: dict[str, Any] = {}
     if name:
         chosen = get_preset(str(name))
@@ -115,7 +111,7 @@ def resolve(
 
 
 def read_file(path: str) -> dict[str, Any]:
-    """Settings from a JSON or YAML file; raises :class:`UserError` where it can't be read or is not a mapping."""
+    """Read settings from a JSON or YAML file; raises :class:`UserError` if it can't be read or is not a mapping."""
     try:
         text = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -130,15 +126,15 @@ def read_file(path: str) -> dict[str, Any]:
             loaded = yaml.safe_load(text)
     except ImportError as error:
         raise UserError("--config", "reading YAML needs PyYAML", "pip install PyYAML, or give a .json file") from error
-    except Exception as error:  # yaml.YAMLError is not at hand where yaml isn't, and JSON's is a ValueError
+    except Exception as error:  # yaml.YAMLError can't be named without yaml; JSON raises ValueError
         raise UserError("--config", f"{path} is not valid: {' '.join(str(error).split())}", "fix the file") from error
     if not isinstance(loaded, dict):
-        raise UserError("--config", f"{path} holds no mapping", "give for example 'epochs: 3'")
+        raise UserError("--config", f"{path} is not a mapping", "give for example 'epochs: 3'")
     return loaded
 
 
 def describe(config: RunConfig) -> str:
-    """The resolved configuration for the log: one line a group."""
+    """Format the resolved configuration for the log, one line per group."""
     plain = asdict(config)
     top = {name: value for name, value in plain.items() if not isinstance(value, dict)}
     lines = ["config: " + _line(top)]

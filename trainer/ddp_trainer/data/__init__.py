@@ -1,4 +1,4 @@
-"""Datasets by name, and the settings of the path from the data to a batch."""
+"""Datasets by name, and the settings of loading, augmenting and batching."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from ddp_trainer.imports import check_name, load_callable
 if TYPE_CHECKING:
     from ddp_trainer.data.arrays import Datasets
 
-# In the order in which they are applied, with the settings that they read.
+# Name of an augmentation, in the order of application -> the settings that it reads.
 AUGMENTATIONS: Mapping[str, tuple[str, ...]] = {
     "scale": ("data.scale_min", "data.scale_max"),
     "crop": ("data.crop_padding",),
@@ -20,19 +20,19 @@ AUGMENTATIONS: Mapping[str, tuple[str, ...]] = {
     "affine": ("data.shear", "data.scale_min", "data.scale_max"),
     "jitter": ("data.jitter",),
 }
-# Where decoded images are held, and what is read there.
+# Where decoded images are held -> the settings that are read then.
 CACHES: Mapping[str, tuple[str, ...]] = {
     "auto": ("data.workers",),
     "device": (),
     "host": ("data.workers",),
     "none": ("data.workers",),
 }
-# What is read of all data that the trainer holds as images, and of those without masks, which are cut otherwise.
+# Settings that are read for images that the trainer holds: with masks, and without, where the crop differs.
 MASKED_IMAGES = ("data.cache",)
 IMAGES = (*MASKED_IMAGES, "data.crop_padding")
 _FILES = ("data.dir", "data.download")
 
-# name -> module:load(config) -> Datasets; beside it, where there is something to fetch, download(config).
+# Name -> module:load(config) -> Datasets. Datasets with files also have module:download(config).
 DATASETS = {
     "digits": Component(
         "ddp_trainer.data.published:load_digits", (*IMAGES, "data.validation_fraction", "data.split_seed")
@@ -47,48 +47,48 @@ DATASETS = {
 
 @dataclass(frozen=True)
 class DataConfig(Settings, group="data"):
-    """Which images, how they are batched and augmented."""
+    """The dataset, its augmentation and the size of batches."""
 
-    name: str = option("digits", "a built-in dataset, or module:function of your own", flag="--data")
+    name: str = option("digits", "a built-in dataset, or your own module:function", flag="--data")
     dir: str = option("data", "folder with the dataset's files", flag="--data-dir")
-    download: bool = option(False, "fetch missing files first, on one process a node", flag="--data-download")
+    download: bool = option(False, "download missing files first, by one process per node", flag="--data-download")
     verify: bool = option(True, "check the files' published checksums when reading", flag="--data-verify")
     cache: str = option(
         "auto",
-        "where decoded images are held: device or host memory, or none (read for every batch by --workers); "
-        "auto: the first of these where they fit",
+        "where decoded images are held: device or host memory, or none (--workers read them for every batch); "
+        "auto: the first of these in which they fit",
         flag="--data-cache",
         choices=tuple(CACHES),
     )
-    workers: int = option(2, "processes a rank that read ahead where images are not held on the device", at_least=0)
+    workers: int = option(2, "processes per rank that read ahead, if images are not held on the device", at_least=0)
     image_size: int | None = option(
         None,
-        "side in pixels to which images of varying size are fitted (default: voc2012 480, imagefolder 224)",
+        "side in pixels to which images of varying size are resized (default: voc2012 480, imagefolder 224)",
         at_least=8,
     )
-    batch_size: int = option(32, "samples a rank and step", at_least=1)
-    eval_batch_size: int = option(256, "samples a rank and validation batch", at_least=1)
+    batch_size: int = option(32, "samples per rank and step", at_least=1)
+    eval_batch_size: int = option(256, "samples per rank and validation batch", at_least=1)
     augment: tuple[str, ...] = option((), "comma-separated list", choices=tuple(AUGMENTATIONS))
     crop_padding: int = option(4, "pixels of black border before a random crop", at_least=0)
-    rotation: float = option(10.0, "greatest angle of a random rotation, in degrees", at_least=0, at_most=180)
-    shear: float = option(10.0, "greatest angle of a random affine map's shear, in degrees", at_least=0, below=90)
-    scale_min: float = option(0.8, "least factor of a random affine map or scaling", above=0)
-    scale_max: float = option(1.2, "greatest factor of a random affine map or scaling")
-    jitter: float = option(0.2, "most that brightness, contrast and saturation change, a share", at_least=0, at_most=1)
-    drop_last: bool = option(False, "leave out the last, smaller batch of an epoch")
+    rotation: float = option(10.0, "maximum angle of a random rotation, in degrees", at_least=0, at_most=180)
+    shear: float = option(10.0, "maximum angle of a random shear, in degrees", at_least=0, below=90)
+    scale_min: float = option(0.8, "minimum factor of random scaling", above=0)
+    scale_max: float = option(1.2, "maximum factor of random scaling")
+    jitter: float = option(0.2, "maximum relative change of brightness, contrast and saturation", at_least=0, at_most=1)
+    drop_last: bool = option(False, "drop the last, smaller batch of an epoch")
     validation_fraction: float = option(
-        0.2, "share held out for validation where the data has no split of its own", above=0, below=1
+        0.2, "share held out for validation, if the data has no validation split", above=0, below=1
     )
     split_seed: int = option(
         0,
-        "which samples are held out; apart from the seed of the run, so that runs compare",
+        "seed of the validation split; independent of the run's seed, so that runs are comparable",
         at_least=0,
         at_most=MAX_SEED,
     )
     validation_as_training: bool = option(
-        False, "validate on padded shares without their last, smaller batch, as a document wrote it"
+        False, "validate on padded shares without their last, smaller batch, as a document does"
     )
-    validation_augment: bool = option(False, "augment validation images as well, as a document wrote it")
+    validation_augment: bool = option(False, "augment validation images too, as a document does")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,25 +102,25 @@ class DataConfig(Settings, group="data"):
         require(
             not self.download or not (":" in self.name or self.name == "imagefolder"),
             "data.download",
-            f"only published datasets can be downloaded, and {self.name} is your own",
-            "download the files in that function, or beforehand",
+            f"only published datasets can be downloaded, not your own {self.name}",
+            "download the files in that function, or before the run",
         )
 
 
 def download(config: DataConfig) -> None:
-    """Fetch the dataset's files into ``config.dir`` where they are not there yet.
+    """Download the dataset's missing files into ``config.dir``.
 
-    Raises :class:`UserError` where that fails. Only one process of a machine may call this at a time.
+    Raises :class:`UserError` if that fails. Only one process of a machine may call this at a time.
     """
     if config.name not in ("digits", "python-reference"):
         load_callable(DATASETS[config.name].target.replace(":load", ":download"), "data.name")(config)
 
 
 def load_datasets(config: DataConfig) -> "Datasets":
-    """Read the training and validation data into memory, or, where they are large, open them for reading.
+    """Load the training and validation data into memory, or open large ones for reading.
 
     A user's ``module:function`` is called with ``config`` and returns :class:`ddp_trainer.data.arrays.Datasets`.
-    Raises :class:`UserError` where files are missing or unreadable.
+    Raises :class:`UserError` if files are missing or unreadable.
     """
     from ddp_trainer.data.arrays import Datasets
 

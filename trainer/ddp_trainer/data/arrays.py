@@ -1,4 +1,4 @@
-"""Datasets: images held whole in memory as uint8, a reader that decodes them one by one, or torch's of anything."""
+"""Datasets: uint8 images in memory, a reader that decodes images one by one, or any torch dataset."""
 
 import functools
 from collections.abc import Callable
@@ -13,26 +13,26 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from ddp_trainer.errors import UserError, require
 
-# In masks: pixels that count neither in the loss nor in the scores.
+# The value of void pixels in masks: neither the loss nor the metrics count them.
 VOID = 255
 
 
-class Reader(Protocol):
+class ImageReader(Protocol):
     """A dataset on disk. Worker processes get a copy, so it must be picklable."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """One image, uint8 (C, H, W), and its class, int64 (), or its mask, uint8 (H, W); always of the same shape."""
+        """Return an image, uint8 (C, H, W), and its class, int64 (), or mask, uint8 (H, W); always of one shape."""
         ...
 
 
 @dataclass(frozen=True)
 class ImageData:
-    """Images, uint8 of shape (N, C, H, W), and what they show.
+    """Decoded images, uint8 of shape (N, C, H, W), and their labels.
 
-    ``labels`` are class numbers, int64 of shape (N,), or masks with a class number a pixel, uint8 of shape (N, H, W),
-    where 255 is void. Decoding has happened, and a batch is a gather.
+    ``labels`` are class numbers, int64 of shape (N,), or masks with a class number per pixel, uint8 of shape (N, H, W),
+    in which 255 is void.
     """
 
     images: Tensor
@@ -60,26 +60,26 @@ class ImageData:
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """Channels, height, width."""
+        """Return channels, height and width."""
         channels, height, width = self.images.shape[1:]
         return channels, height, width
 
     @property
     def masks(self) -> bool:
-        """Whether there is a class a pixel instead of one an image."""
+        """Return whether the labels are masks, with a class per pixel."""
         return self.labels.ndim == 3
 
     @property
     def nbytes(self) -> int:
-        """Memory of images and labels."""
+        """Return the bytes of images and labels."""
         return self.images.nbytes + self.labels.nbytes
 
 
 @dataclass(frozen=True)
 class FileData:
-    """Images that are read from disk when they are needed, all of the shape (C, H, W) ``image_shape``."""
+    """Images that are read from disk on demand, all of the shape (C, H, W) ``image_shape``."""
 
-    reader: Reader
+    reader: ImageReader
     image_shape: tuple[int, int, int]
     masks: bool = False
 
@@ -88,14 +88,16 @@ class FileData:
 
     @property
     def nbytes(self) -> int:
-        """Memory that images and labels would need."""
+        """Return the bytes that images and labels would need in memory."""
         channels, height, width = self.image_shape
-        return len(self) * (height * width * (channels + 1) if self.masks else channels * height * width + 8)
+        pixels = height * width
+        label_bytes = pixels if self.masks else 8
+        return len(self) * (channels * pixels + label_bytes)
 
     def read_all(self, threads: int) -> ImageData:
-        """Everything, read by ``threads`` threads at a time: decoders let go of the interpreter's lock.
+        """Read all samples by ``threads`` threads: decoders release the interpreter's lock.
 
-        Each thread puts what it has read into its place, so that no more than one sample a thread is held beside it.
+        Each thread writes into the result, so that at most one sample per thread needs additional memory.
         """
         channels, height, width = self.image_shape
         images = torch.empty((len(self), channels, height, width), dtype=torch.uint8)
@@ -111,7 +113,8 @@ class FileData:
                 f"sample {index} has an image of shape {tuple(image.shape)} and a label of {tuple(label.shape)}",
                 f"give every image the shape {self.image_shape}",
             )
-            images[index], labels[index] = image, label
+            images[index] = image
+            labels[index] = label
 
         with ThreadPoolExecutor(threads) as pool:
             for _ in pool.map(read, range(len(self))):
@@ -120,28 +123,27 @@ class FileData:
 
 
 def count_samples(tree: Any) -> int:
-    """How many samples a batch of tensors has, nested as they may be; raises :class:`UserError` if they differ."""
+    """Return the number of samples of a batch, a tree of tensors; raises :class:`UserError` if tensors differ."""
     counts = {len(leaf) if leaf.ndim else 0 for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)}
     require(
         len(counts) == 1 and 0 not in counts,
         "data",
         f"the tensors of a batch have {', '.join(map(str, sorted(counts))) or 'no'} samples",
-        "give inputs and targets as tensors of which the first dimension is the batch",
+        "give inputs and targets as tensors whose first dimension is the batch",
     )
     return counts.pop()
 
 
 @dataclass(frozen=True)
 class Datasets:
-    """Training and validation data with what the model and the normalisation must know of them.
+    """Training and validation data, and the properties that the model and the normalization need.
 
-    Both are images (:class:`ImageData`, :class:`FileData`), or torch's datasets, of samples ``(input, target)``: each a
-    number, an array, a tensor of any type, or tuples and dictionaries of those. ``collate`` makes a batch of a list of
-    samples. Of an :class:`~torch.utils.data.IterableDataset` the length is that of one epoch over all ranks.
+    Both are images (:class:`ImageData`, :class:`FileData`), or torch datasets of samples ``(input, target)``: each a
+    number, an array, a tensor of any type, or tuples and dictionaries of those. ``collate`` builds a batch from a list
+    of samples. The length of an :class:`~torch.utils.data.IterableDataset` is that of one epoch over all ranks.
 
-    ``num_classes`` may be left out where the task is not classification. ``mean`` and ``std`` are in units of the raw
-    pixel values, one number for all channels or one a channel; torch's datasets may go without, and are then given to
-    the model as they are.
+    ``num_classes`` is needed for classification only. ``mean`` and ``std`` are in units of raw pixel values, one number
+    for all channels or one per channel. Torch datasets without them are passed to the model unchanged.
     """
 
     train: ImageData | FileData | Dataset[Any]
@@ -163,8 +165,8 @@ class Datasets:
             require(
                 hasattr(data, "__len__"),
                 "data",
-                f"the {name} data, {kind}, have no __len__",
-                "give them one: the samples of an epoch over all ranks",
+                f"the {name} data are {kind}, which has no __len__",
+                "define it: the samples of an epoch over all ranks",
             )
         counts = [len(self.train), len(self.validation)]  # type: ignore[arg-type]
         require(
@@ -173,7 +175,8 @@ class Datasets:
             f"{counts[0]} training and {counts[1]} validation samples",
             "give at least one of each",
         )
-        train, validation = self.train, self.validation
+        train = self.train
+        validation = self.validation
         if isinstance(train, ImageData | FileData):
             require(
                 isinstance(validation, ImageData | FileData)
@@ -182,31 +185,33 @@ class Datasets:
                 "data",
                 f"training images are {train.image_shape}, validation data "
                 f"{getattr(validation, 'image_shape', type(validation).__name__)}",
-                "give both the same shape, and masks to both or to none",
+                "give both the same shape, and masks for both or neither",
             )
             check_labels("training", train, self.num_classes)
             check_labels("validation", validation, self.num_classes)
-        for values in (self.mean, self.std) if self.holds_images or self.mean or self.std else ():
+        if not (self.holds_images or self.mean or self.std):
+            return
+        for values in (self.mean, self.std):
             require(
                 len(values) in (1, self.in_channels),
                 "data",
                 f"{len(values)} means or deviations for {self.in_channels} channels",
-                "give one number, or one a channel",
+                "give one number, or one per channel",
             )
 
     @property
     def holds_images(self) -> bool:
-        """Whether the trainer itself holds, augments and batches the samples, which are images."""
+        """Return whether the trainer holds, augments and batches the samples, which are images."""
         return isinstance(self.train, ImageData | FileData)
 
     @property
     def masks(self) -> bool:
-        """Whether there is a class a pixel instead of one an image."""
+        """Return whether the labels are masks, with a class per pixel."""
         return isinstance(self.train, ImageData | FileData) and self.train.masks
 
     @property
     def in_channels(self) -> int:
-        """Channels of an image; else the first dimension of a sample's input, or 0 where it is no tensor of any."""
+        """Return the channels of an image, or the first dimension of a sample's input; 0 if it has none."""
         if isinstance(self.train, ImageData | FileData):
             return self.train.image_shape[0]
         inputs, _ = self.first_batch
@@ -214,9 +219,9 @@ class Datasets:
 
     @functools.cached_property
     def first_batch(self) -> tuple[Any, Any]:
-        """The first training sample as a batch of one: black where the trainer holds images, which are on disk yet.
+        """Return the first training sample as a batch of one; a black image if the trainer holds the images.
 
-        Raises :class:`UserError` where it is no pair of an input and a target.
+        Raises :class:`UserError` if the sample is not a pair of an input and a target.
         """
         train = self.train
         if isinstance(train, ImageData | FileData):
@@ -232,7 +237,7 @@ class Datasets:
 
 
 def check_labels(name: str, data: object, num_classes: int) -> None:
-    """Refuse labels beyond the classes; those on disk are not known yet."""
+    """Raise :class:`UserError` for labels beyond the number of classes; labels on disk are checked when read."""
     if not isinstance(data, ImageData):
         return
     labels = data.labels
@@ -240,7 +245,8 @@ def check_labels(name: str, data: object, num_classes: int) -> None:
         labels = torch.bincount(labels.flatten(), minlength=256)[:VOID].nonzero()
         if not len(labels):
             return
-    low, high = int(labels.min()), int(labels.max())
+    low = int(labels.min())
+    high = int(labels.max())
     require(
         low >= 0 and high < num_classes,
         "data",

@@ -1,4 +1,4 @@
-"""Photographs in folders named after their classes, as ImageNet's usually are: decoded and cut for every batch."""
+"""Images in folders named after their classes, the usual layout of ImageNet: decoded and cropped for every batch."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from PIL import Image
 
 _SIZE = 224
-# The whole picture is shrunk to so much more than what is cut out of its middle, as 256 is to 224.
+# Ratio of the resized image to its center crop.
 _MARGIN = 256 / 224
 
 
 def load(config: DataConfig) -> Datasets:
-    """Find ``train/CLASS/…`` and ``val/CLASS/…`` below ``config.dir``, by torchvision's ImageFolder.
+    """Open ``train/CLASS/…`` and ``val/CLASS/…`` below ``config.dir`` by torchvision's ImageFolder.
 
-    Training images are cut at random (RandomResizedCrop) if ``config.augment`` has crop, and mirrored if it has flip;
-    others are shrunk and cut out of their middle. Raises :class:`UserError` where there are no such folders.
+    With crop in ``config.augment`` training images are cropped by RandomResizedCrop, with flip they are mirrored at
+    random; all others are resized and center-cropped. Raises :class:`UserError` if the folders do not exist.
     """
     import_torchvision()
     from torchvision.datasets import ImageFolder
@@ -38,13 +38,13 @@ def load(config: DataConfig) -> Datasets:
 
     size = config.image_size or _SIZE
     unknown = ", ".join(set(config.augment) - {"crop", "flip"})
-    require(not unknown, "data.augment", f"imagefolder knows no {unknown}", "use crop and flip")
-    middle = [Resize(round(size * _MARGIN)), CenterCrop(size)]
-    changes = [RandomResizedCrop(size)] if "crop" in config.augment else list(middle)
+    require(not unknown, "data.augment", f"imagefolder does not support {unknown}", "use crop and flip")
+    center_crop = [Resize(round(size * _MARGIN)), CenterCrop(size)]
+    augmented = [RandomResizedCrop(size)] if "crop" in config.augment else list(center_crop)
     if "flip" in config.augment:
-        changes.append(RandomHorizontalFlip())
+        augmented.append(RandomHorizontalFlip())
     parts = []
-    for name, steps in (("train", changes), ("val", changes if config.validation_augment else middle)):
+    for name, steps in (("train", augmented), ("val", augmented if config.validation_augment else center_crop)):
         folder = Path(config.dir) / name
         try:
             parts.append(ImageFolder(str(folder), Compose([*steps, PILToTensor()]), loader=read_image))
@@ -53,18 +53,18 @@ def load(config: DataConfig) -> Datasets:
             remedy = "give --data-dir with train/CLASS/ and val/CLASS/, of JPEG or PNG files"
             raise UserError("data.dir", f"no images in {folder.resolve()}: {reason}", remedy) from error
     train, validation = parts
-    other = set(train.classes) ^ set(validation.classes)
+    unmatched = set(train.classes) ^ set(validation.classes)
     require(
-        not other,
+        not unmatched,
         "data.dir",
-        f"train and val in {Path(config.dir).resolve()} differ in the classes {', '.join(sorted(other)[:8])}",
+        f"train and val in {Path(config.dir).resolve()} differ in the classes {', '.join(sorted(unmatched)[:8])}",
         "give both the same folders",
     )
     return Datasets(train, validation, len(train.classes), IMAGENET_MEAN, IMAGENET_STD)
 
 
 def read_image(path: str) -> "Image.Image":
-    """Decode a file to RGB; 16-bit grey is scaled to 8 bits. Raises :class:`UserError` with the path where it can't."""
+    """Decode a file to RGB; 16-bit gray is scaled to 8 bits. Raises :class:`UserError` with the path on failure."""
     from PIL import Image
 
     try:
@@ -80,7 +80,7 @@ def read_image(path: str) -> "Image.Image":
             return _scale_to_8_bits(image).convert("RGB") if deep else image.convert("RGB")
     except (UserError, MemoryError):
         raise
-    except Exception as error:  # Pillow's decoders raise whatever a damaged file leads to
+    except Exception as error:  # Pillow's decoders raise any exception for a damaged file
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(
             "data.dir", f"{Path(path).resolve()} can't be decoded: {reason}", "replace or delete the file"
@@ -88,7 +88,7 @@ def read_image(path: str) -> "Image.Image":
 
 
 def _scale_to_8_bits(image: "Image.Image") -> "Image.Image":
-    """A grey image of 0 to 65,535 as one of 0 to 255: Pillow's own conversion cuts off what is above 255."""
+    """Scale a gray image from 0 … 65,535 to 0 … 255: Pillow's own conversion clips values above 255."""
     from PIL import Image
 
     pixels = np.asarray(image).astype(np.uint32)

@@ -1,4 +1,4 @@
-"""This rank's share of an epoch and of the validation data, in batches."""
+"""This rank's batches of an epoch and of the validation data."""
 
 from collections.abc import Iterator
 
@@ -14,21 +14,23 @@ from ddp_trainer.errors import UserError, require
 
 __all__ = ["Batch", "Replayed", "TrainLoader", "ValidationLoader", "train_loader", "validation_loader"]
 
-# The uses of random numbers that the augmentations' are apart from all others by, and what torch datasets draw.
-_STREAM, _STREAM_VALIDATION, _STREAM_SAMPLES = 1, 4, 5
+# Random streams of training augmentation, of validation augmentation, and of samples of torch datasets.
+_STREAM = 1
+_STREAM_VALIDATION = 4
+_STREAM_SAMPLES = 5
 
 
 def train_loader(
     datasets: Datasets, config: DataConfig, place: Place, *, samples_per_step: int, seed: int
 ) -> "TrainLoader | StreamLoader":
-    """The training batches of one rank; arguments are those of :class:`TrainLoader`."""
+    """Create the loader of one rank's training batches; the arguments are those of :class:`TrainLoader`."""
     stream = isinstance(datasets.train, IterableDataset)
     loader = StreamLoader if stream else TrainLoader
     return loader(datasets, config, place, samples_per_step=samples_per_step, seed=seed)
 
 
 def validation_loader(datasets: Datasets, config: DataConfig, place: Place) -> "ValidationLoader | StreamValidation":
-    """The validation batches of one rank; arguments are those of :class:`ValidationLoader`."""
+    """Create the loader of one rank's validation batches; the arguments are those of :class:`ValidationLoader`."""
     stream = isinstance(datasets.validation, IterableDataset)
     return StreamValidation(datasets, config, place) if stream else ValidationLoader(datasets, config, place)
 
@@ -40,7 +42,9 @@ class TrainLoader:
         self, datasets: Datasets, config: DataConfig, place: Place, *, samples_per_step: int, seed: int
     ) -> None:
         self.length = len(datasets.train)  # type: ignore[arg-type]
-        self.config, self.seed, self.place = config, seed, place
+        self.config = config
+        self.seed = seed
+        self.place = place
         self.samples_per_step = samples_per_step
         share = samples_per_rank(self.length, place.world_size, config.drop_last)
         if place.world_size > self.length:
@@ -50,14 +54,14 @@ class TrainLoader:
         require(
             share >= samples_per_step or not config.drop_last,
             "data.batch_size",
-            f"a step takes {samples_per_step} samples a rank, an epoch has {share}, and drop_last leaves nothing",
+            f"a step needs {samples_per_step} samples per rank, an epoch has {share}, and drop_last leaves no step",
             "give a smaller batch or --drop-last false",
         )
         self.augmentation = _augmentation(datasets, config)
         self.source = build_source(datasets.train, datasets, config, self.augmentation, place)
 
     def epoch(self, epoch: int, consumed: int = 0) -> Iterator[Batch]:
-        """The batches of ``epoch`` (from 0) after all ranks together have used ``consumed`` samples of it."""
+        """Return the batches of ``epoch`` (from 0) that remain after all ranks together used ``consumed`` samples."""
         order = train_order(
             self.length,
             seed=self.seed,
@@ -76,26 +80,26 @@ class TrainLoader:
         return self.source.batches(order, draws, self.samples_per_step, key)
 
     def order(self) -> dict[str, int]:
-        """What the order of the samples hangs on, besides seed and epoch."""
+        """Return what the order of the samples depends on, besides seed and epoch."""
         return {"samples": self.length}
 
     def state(self) -> None:
-        """There is none: how many samples are consumed says it all."""
+        """Return None: the number of consumed samples is sufficient to resume."""
 
     def load_state(self, state: object) -> None:
-        """See :meth:`state`."""
+        """Do nothing, see :meth:`state`."""
 
 
 class ValidationLoader:
-    """Validation batches of one rank; all ranks together give every sample exactly once.
+    """Validation batches of one rank; all ranks together yield every sample exactly once.
 
-    Two settings of the data's configuration change that, to repeat what documents did: ``validation_as_training`` and
-    ``validation_augment``.
+    Two settings change that to reproduce the documents: ``validation_as_training`` and ``validation_augment``.
     """
 
     def __init__(self, datasets: Datasets, config: DataConfig, place: Place) -> None:
         length = len(datasets.validation)  # type: ignore[arg-type]
-        rank, world_size = place.rank, place.world_size
+        rank = place.rank
+        world_size = place.world_size
         self.batch_size = config.eval_batch_size
         if config.validation_as_training:
             order = train_order(length, seed=0, epoch=0, rank=rank, world_size=world_size)
@@ -103,18 +107,18 @@ class ValidationLoader:
             require(
                 len(self.order) > 0,
                 "data.validation_as_training",
-                f"a rank's {len(order)} validation samples are less than a batch of {self.batch_size}: none are left",
+                f"a rank's {len(order)} validation samples are less than a batch of {self.batch_size}",
                 "give a smaller --eval-batch-size",
             )
         else:
             self.order = validation_order(length, rank=rank, world_size=world_size)
-        # Rank 0 has as many samples as any other.
+        # Rank 0 has the greatest number of samples.
         self._share = len(self.order) if config.validation_as_training else samples_per_rank(length, world_size, False)
         self.augmentation = _augmentation(datasets, config) if config.validation_augment else Augmentation()
         self.source = build_source(datasets.validation, datasets, config, self.augmentation, place)
 
     def rounds(self) -> Iterator[Batch | None]:
-        """The batches; None while only other ranks have more."""
+        """Yield the batches, then None until all ranks are done."""
         batches = iter(self)
         for _ in range(-(-self._share // self.batch_size)):
             yield next(batches, None)
@@ -131,8 +135,8 @@ def _augmentation(datasets: Datasets, config: DataConfig) -> Augmentation:
         require(
             not config.augment or config.name == "imagefolder",
             "data.augment",
-            "the trainer augments images that it holds itself, no samples of a torch dataset",
-            "augment them in the dataset, and leave it out",
+            "the trainer augments only images that it holds, not samples of a torch dataset",
+            "augment the samples in the dataset, and omit --augment",
         )
         return Augmentation()
     return Augmentation.from_config(config, channels=datasets.in_channels, masks=datasets.masks)

@@ -1,9 +1,9 @@
-"""The published datasets in torchvision's on-disk formats, what their readers share, and scikit-learn's digits.
+"""The published datasets in torchvision's on-disk formats, and scikit-learn's digits.
 
-CIFAR-10 are 60,000 colour images of 32x32 pixels in pickled batches, Fashion-MNIST 70,000 grey ones of 28x28 in IDX
-files. PASCAL VOC 2012's segmentation are 2,913 photographs with a class number for every pixel, 21 classes and void.
-Those vary in size. Each is shrunk or enlarged until its longer side has ``image_size`` pixels and put into the top left
-corner of a black square, its mask likewise into a square of void; so they can be held and batched.
+CIFAR-10 has 60,000 color images of 32x32 pixels in pickled batches, Fashion-MNIST 70,000 gray images of 28x28 in IDX
+files. PASCAL VOC 2012's segmentation has 2,913 photographs of varying size with a class number for every pixel, of 21
+classes and void. Each is resized to ``image_size`` pixels on its longer side and put into the top left corner of a
+black square, its mask into a square of void, so that they can be batched.
 """
 
 import contextlib
@@ -25,8 +25,9 @@ from ddp_trainer.data.arrays import VOID, Datasets, FileData, ImageData
 from ddp_trainer.errors import UserError
 from ddp_trainer.imports import import_torchvision
 
-# Of ImageNet's photographs, the customary choice for others; in units of pixel values.
-IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+# Statistics of ImageNet in units of pixel values, the usual choice for photographs.
+IMAGENET_MEAN = (123.675, 116.28, 103.53)
+IMAGENET_STD = (58.395, 57.12, 57.375)
 _VOC_SIZE = 480
 _DIGITS_FILE = Path("datasets/data/digits.csv.gz")
 _CIFAR10_FOLDER = "cifar-10-batches-py"
@@ -38,29 +39,29 @@ _VOC_LISTS = ("ImageSets/Segmentation/train.txt", "ImageSets/Segmentation/val.tx
 
 
 def require_files(what: str, folder: Path, names: Sequence[str], remedy: str) -> None:
-    """Raise :class:`UserError` naming ``folder`` and those of the files ``names`` that are not in it."""
+    """Raise :class:`UserError` if files of ``names`` are missing in ``folder``; it lists them."""
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         listed = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
         raise UserError(
             "data.dir",
             f"{what} is not complete in {folder.resolve()}: {listed} missing",
-            f"{remedy}, give --data-dir, or fetch it with --data-download",
+            f"{remedy}, give --data-dir, or download it with --data-download",
         )
 
 
 @contextlib.contextmanager
 def readable(what: str, folder: Path, remedy: str) -> Iterator[None]:
-    """Turn what a reader raises at a file that is not what it should be into a :class:`UserError`."""
+    """Raise the exceptions of a reader of damaged or wrong files as :class:`UserError`."""
     try:
         yield
     except UserError:
         raise
-    except RuntimeError as error:  # torchvision's word for a wrong checksum
+    except RuntimeError as error:  # torchvision raises it for a wrong checksum
         raise UserError(
             "data.dir",
             f"files in {folder.resolve()} are damaged or not the published ones ({error})",
-            f"{remedy} again, or read them as they are with --data-verify false",
+            f"{remedy} again, or skip the check with --data-verify false",
         ) from error
     except (
         pickle.UnpicklingError, EOFError, KeyError, ValueError, TypeError, AssertionError, IndexError, OSError,
@@ -74,9 +75,9 @@ def readable(what: str, folder: Path, remedy: str) -> Iterator[None]:
 
 
 def fetch(what: str, folder: Path, within: str, names: Sequence[str], dataset: str, **arguments: Any) -> None:
-    """Let torchvision's ``dataset`` download into ``folder``, unless ``names`` are in its ``within`` already.
+    """Download torchvision's ``dataset`` into ``folder``, unless its subfolder ``within`` has all ``names``.
 
-    Raises :class:`UserError` where that fails.
+    Raises :class:`UserError` if that fails.
     """
     if all((folder / within / name).is_file() for name in names):
         return
@@ -88,26 +89,26 @@ def fetch(what: str, folder: Path, within: str, names: Sequence[str], dataset: s
         getattr(datasets, dataset)(str(folder), download=True, **arguments)
     except (URLError, OSError, RuntimeError, EOFError) as error:
         if isinstance(error, HTTPError):
-            error.close()  # it is the answer, too, and holds the connection
+            error.close()  # the exception is also the response, and holds the connection
         raise UserError(
             "data.download",
-            f"{what} can't be fetched into {folder.resolve()}: {' '.join(str(error).split())[:200]}",
-            "check the network and the disk, or put the files there by hand and leave --data-download out",
+            f"{what} can't be downloaded into {folder.resolve()}: {' '.join(str(error).split())[:200]}",
+            "check the network and the disk, or copy the files there and omit --data-download",
         ) from error
 
 
 def download_cifar10(config: DataConfig) -> None:
-    """Fetch and unpack the archive into ``config.dir``, unless its files are there already."""
+    """Download and unpack the archive into ``config.dir``, unless its files exist."""
     fetch("CIFAR-10", Path(config.dir), _CIFAR10_FOLDER, _CIFAR10_FILES, "CIFAR10")
 
 
 def find_reader(*, verify: bool) -> Any:
-    """torchvision's class for CIFAR-10, which refuses other files than the published ones only if ``verify``."""
+    """Return torchvision's class for CIFAR-10; with ``verify`` it accepts only the published files."""
     import_torchvision()
     from torchvision.datasets import CIFAR10
 
     class Unverified(CIFAR10):  # type: ignore[misc]
-        """The same without checksums."""
+        """CIFAR10 without checksums."""
 
         train_list = [(name, None) for name, _ in CIFAR10.train_list]
         test_list = [(name, None) for name, _ in CIFAR10.test_list]
@@ -119,7 +120,7 @@ def find_reader(*, verify: bool) -> Any:
 def load_cifar10(config: DataConfig) -> Datasets:
     """Read CIFAR-10 below ``config.dir`` with torchvision's reader; ``config.verify`` checks its published checksums.
 
-    Raises :class:`UserError` naming the folder and the files expected in it.
+    Raises :class:`UserError` with the folder and the expected files.
     """
     folder = Path(config.dir) / _CIFAR10_FOLDER
     unpack = "unpack cifar-10-python.tar.gz"
@@ -130,24 +131,23 @@ def load_cifar10(config: DataConfig) -> Datasets:
     for train in (True, False):
         with readable("CIFAR-10", folder, unpack):
             data = reader(config.dir, train=train, download=False)
-            # The reader gives (N, H, W, C).
+            # The reader returns (N, H, W, C).
             images = torch.from_numpy(data.data).permute(0, 3, 1, 2).contiguous()
             parts.append(ImageData(images, torch.tensor(data.targets, dtype=torch.int64)))
-    # Normalised with mean and standard deviation 0.5 of the range, as in the documents.
+    # The documents normalize with a mean and a standard deviation of half the range.
     return Datasets(parts[0], parts[1], num_classes=10, mean=(127.5,), std=(127.5,))
 
 
 def download_fashion_mnist(config: DataConfig) -> None:
-    """Fetch and unpack the files into ``config.dir``, unless they are there already."""
+    """Download and unpack the files into ``config.dir``, unless they exist."""
     fetch("Fashion-MNIST", Path(config.dir), _FASHION_FOLDER, _IDX_FILES, "FashionMNIST")
 
 
 def load_fashion_mnist(config: DataConfig) -> Datasets:
     """Read Fashion-MNIST below ``config.dir`` with torchvision's reader.
 
-    ``config.verify`` checks the checksums of the published archives (``*.gz``) where they lie beside the files, as they
-    do after a download; the reader itself checks none.
-    Raises :class:`UserError` naming the folder and the files expected in it.
+    ``config.verify`` checks the checksums of the published archives (``*.gz``) if they exist next to the files, as
+    after a download; the reader checks none. Raises :class:`UserError` with the folder and the expected files.
     """
     folder = Path(config.dir) / _FASHION_FOLDER
     remedy = f"put the four files of Fashion-MNIST there, unpacked from their .gz ({', '.join(_IDX_FILES)})"
@@ -161,22 +161,22 @@ def load_fashion_mnist(config: DataConfig) -> Datasets:
             raise UserError(
                 "data.dir",
                 f"{path.resolve()} is damaged or not the published one",
-                "fetch it again, or read the data as they are with --data-verify false",
+                "download it again, or skip the check with --data-verify false",
             )
     parts = []
     for train in (True, False):
-        with readable("Fashion-MNIST", folder, "fetch the files"):
+        with readable("Fashion-MNIST", folder, "download the files"):
             data = FashionMNIST(config.dir, train=train, download=False)
             parts.append(ImageData(data.data.unsqueeze(1).contiguous(), data.targets.long()))
-    # The document scales to 0...1 and does no more.
+    # The document only scales to 0...1.
     return Datasets(parts[0], parts[1], num_classes=10, mean=(0.0,), std=(255.0,))
 
 
 class VocReader:
-    """One list of photographs, decoded and fitted into squares; torchvision's dataset says which files they are."""
+    """Decodes the photographs of one list, which torchvision's dataset provides, and fits them into squares."""
 
     def __init__(self, dataset: Any, size: int) -> None:
-        # Paths only: the dataset holds the module that declares torchvision's operators, which can't be pickled.
+        # Only paths: the dataset refers to the module that declares torchvision's operators, which can't be pickled.
         self.images: list[str] = list(dataset.images)
         self.masks: list[str] = list(dataset.masks)
         self.size = size
@@ -185,7 +185,10 @@ class VocReader:
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Image, uint8 (3, size, size), and mask, uint8 (size, size); raises :class:`UserError` at a damaged file."""
+        """Return image, uint8 (3, size, size), and mask, uint8 (size, size).
+
+        Raises :class:`UserError` for a damaged file.
+        """
         from PIL import Image
 
         with readable("VOC 2012", Path(self.images[index]), "unpack VOCtrainval_11-May-2012.tar"):
@@ -212,14 +215,14 @@ class VocReader:
 
 
 def download_voc2012(config: DataConfig) -> None:
-    """Fetch and unpack the archive into ``config.dir``, unless its lists are there already."""
+    """Download and unpack the archive into ``config.dir``, unless its lists exist."""
     fetch("VOC 2012", Path(config.dir), _VOC_FOLDER, _VOC_LISTS, "VOCSegmentation", year="2012")
 
 
 def load_voc2012(config: DataConfig) -> Datasets:
-    """Open VOC 2012 below ``config.dir`` by torchvision's dataset, which finds the files of the two lists.
+    """Open VOC 2012 below ``config.dir`` by torchvision's dataset, which resolves the files of the two lists.
 
-    Raises :class:`UserError` naming the folder and the files expected in it.
+    Raises :class:`UserError` with the folder and the expected files.
     """
     folder = Path(config.dir) / _VOC_FOLDER
     remedy = f"unpack VOCtrainval_11-May-2012.tar into {Path(config.dir).resolve()} (it holds {_VOC_FOLDER}/)"
@@ -227,22 +230,23 @@ def load_voc2012(config: DataConfig) -> Datasets:
     import_torchvision()
     from torchvision.datasets import VOCSegmentation
 
-    parts, size = [], config.image_size or _VOC_SIZE
+    parts = []
+    size = config.image_size or _VOC_SIZE
     for split in ("train", "val"):
         with readable("VOC 2012", folder, remedy):
             reader = VocReader(VOCSegmentation(config.dir, year="2012", image_set=split), size)
-        named = [str(Path(path).relative_to(folder)) for path in [*reader.images, *reader.masks]]
-        require_files("VOC 2012", folder, named, remedy)
+        names = [str(Path(path).relative_to(folder)) for path in [*reader.images, *reader.masks]]
+        require_files("VOC 2012", folder, names, remedy)
         parts.append(FileData(reader, (3, size, size), masks=True))
     return Datasets(parts[0], parts[1], num_classes=21, mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
 
 def read_digits() -> tuple[torch.Tensor, torch.Tensor]:
-    """scikit-learn's digits: images, uint8 (1797, 1, 8, 8) of 0 to 16, and labels, int64 (1797,), in the file's order.
+    """Read scikit-learn's digits: images, uint8 (1797, 1, 8, 8) of 0 to 16, and labels, int64 (1797,), in file order.
 
-    Read without importing scikit-learn, which takes longer than training on the digits for an epoch.
+    Does not import scikit-learn, which takes longer than an epoch of training on the digits.
 
-    Raises :class:`UserError` where scikit-learn or its file is missing.
+    Raises :class:`UserError` if scikit-learn or its file is missing.
     """
     spec = importlib.util.find_spec("sklearn")
     if spec is None or spec.origin is None:
@@ -261,11 +265,12 @@ def read_digits() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def load_digits(config: DataConfig) -> Datasets:
-    """The digits, split once and for all by ``config.split_seed``."""
+    """Read the digits and split them by ``config.split_seed``."""
     images, labels = read_digits()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(config.split_seed))
     held_out = max(1, round(len(labels) * config.validation_fraction))
-    validation, train = order[:held_out], order[held_out:]
+    validation = order[:held_out]
+    train = order[held_out:]
     return Datasets(
         train=ImageData(images[train], labels[train]),
         validation=ImageData(images[validation], labels[validation]),

@@ -1,4 +1,4 @@
-"""Worker processes that read samples ahead of the training step, and the way of those to the device."""
+"""Worker processes that read samples ahead of the training step, and the transfer of samples to the device."""
 
 import ctypes
 import os
@@ -19,12 +19,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ddp_trainer.errors import DataError, UserError
 
-# Batches that each worker has ready at most.
+# Maximum number of batches that each worker prefetches.
 _PREFETCH = 4
 
 
 class _Indices:
-    """The batch sampler of a DataLoader that lives for many epochs: the batches of the next one are put into it."""
+    """The batch sampler of a DataLoader that lives for many epochs; ``batches`` is set before each epoch."""
 
     def __init__(self) -> None:
         self.batches: Sequence[Sequence[Any]] = ()
@@ -41,10 +41,10 @@ def _identity(batch: Any) -> Any:
 
 
 def _init_worker(rank_exiting: Any, _: int) -> None:
-    """Set up a reader: it goes on when its rank is asked to stop, which may want more batches before it does.
+    """Set up a worker's signals: it must not exit on SIGTERM before its rank, which may need more batches.
 
-    It exits once ``rank_exiting`` is set: at the end of a process its children are asked once, and waited for. A
-    rank that is killed takes its readers along.
+    At its end the rank sets ``rank_exiting``, sends SIGTERM once to its children and waits for them. If the rank is
+    killed, the kernel kills its workers.
     """
 
     def exit_with_rank(*_: object) -> None:
@@ -65,7 +65,7 @@ def _mark_rank_exiting(rank_exiting: Any) -> None:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A :class:`UserError` of the dataset on its way from a worker, which would lose the form of an exception."""
+    """A :class:`UserError` of the dataset in a worker, as data: DataLoader does not preserve the exception."""
 
     field: str
     problem: str
@@ -74,11 +74,11 @@ class Unreadable:
 
     @classmethod
     def of(cls, error: UserError) -> Self:
-        """What of ``error`` reaches the user."""
+        """Copy the fields and notes of ``error``."""
         return cls(error.field, error.problem, error.remedy, tuple(getattr(error, "__notes__", ())))
 
     def as_error(self) -> DataError:
-        """The exception again, in the rank."""
+        """Build the exception to raise in the rank."""
         error = DataError(self.field, self.problem, self.remedy)
         for note in self.notes:
             error.add_note(note)
@@ -86,21 +86,23 @@ class Unreadable:
 
 
 class Reader:
-    """Reads batches of ``dataset`` by worker processes, and sends them on a stream of their own.
+    """Reads batches of ``dataset`` by worker processes, and copies them to the device on a separate stream.
 
-    A dataset with indices has ``__getitems__``, which makes a batch of a list of them, and workers that live as long as
-    this; an iterable one gives whole batches, and is copied to new workers each time.
+    A dataset with indices has ``__getitems__``, which builds a batch from a list of indices; its workers live as long
+    as the reader. An iterable dataset yields whole batches, and each :meth:`read` starts new workers.
     """
 
     def __init__(self, dataset: Dataset[Any], device: torch.device, workers: int) -> None:
-        self.device, self._indices = device, _Indices()
+        self.device = device
+        self._indices = _Indices()
         self.prefetched = _PREFETCH * workers
-        cuda, iterable = device.type == "cuda", isinstance(dataset, IterableDataset)
+        cuda = device.type == "cuda"
+        iterable = isinstance(dataset, IterableDataset)
         self._stream = torch.cuda.Stream(device) if cuda else None  # type: ignore[no-untyped-call]
-        # A fork is there at once; another interpreter would first import torch for as long as an epoch may take.
+        # A forked process starts at once; a new interpreter would import torch, which may take as long as an epoch.
         context = get_context("fork" if "fork" in get_all_start_methods() else None)
         rank_exiting = context.Value("b", 0, lock=False)
-        # Finalizers with a priority run at the end of the process, before its children are asked to end.
+        # Finalizers with a priority run at the end of the process, before it terminates its children.
         Finalize(self, _mark_rank_exiting, args=(rank_exiting,), exitpriority=10)
         kind: dict[str, Any] = {"batch_size": None} if iterable else {"batch_sampler": self._indices}
         self._loader: DataLoader[Any] = DataLoader(
@@ -116,13 +118,13 @@ class Reader:
         )
 
     def read(self, batches: Sequence[Sequence[Any]] = ()) -> Iterator[Any]:
-        """What the dataset gives for each of ``batches`` of indices, or, an iterable one, of its own accord.
+        """Yield the dataset's output for each of ``batches`` of indices, or all batches of an iterable dataset.
 
-        Raises :class:`DataError` in place of an :class:`Unreadable` batch.
+        Raises :class:`DataError` for an :class:`Unreadable` batch.
         """
         self._indices.batches = batches
         with warnings.catch_warnings():
-            # Python warns of forks beside threads. The readers touch nothing that a thread could hold a lock of.
+            # Python warns about forks in a process with threads. The workers use nothing that a thread may have locked.
             warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
             raw = iter(self._loader)
         for batch in raw:
@@ -131,7 +133,7 @@ class Reader:
             yield batch
 
     def send(self, tree: Any) -> Any:
-        """Copy tensors from pinned memory while the device still works on the step before."""
+        """Copy tensors from pinned memory while the device computes the previous step."""
         return tree if self._stream is None else tree_map_only(Tensor, self._send, tree)
 
     def _send(self, tensor: Tensor) -> Tensor:
@@ -140,6 +142,6 @@ class Reader:
             sent = tensor.to(self.device, non_blocking=True)
         current = torch.cuda.current_stream(self.device)
         current.wait_stream(self._stream)
-        # The memory was allocated on the other stream; it may be used again only when this one is done with it.
+        # The memory was allocated on the copying stream; it must not be reused before the current stream is done.
         sent.record_stream(current)
         return sent

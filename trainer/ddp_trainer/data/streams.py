@@ -1,4 +1,4 @@
-"""Batches of iterable datasets: every rank's shards, ended together, with a state from which to go on exactly."""
+"""Batches of iterable datasets: shards per rank that end at the same step, with a state for exact resume."""
 
 import io
 import pickle
@@ -18,33 +18,35 @@ from ddp_trainer.data.sources import Batch, Form, Place
 from ddp_trainer.data.torch_datasets import Stream
 from ddp_trainer.errors import UserError, require
 
-_STREAM, _STREAM_VALIDATION = 6, 7
+# Random streams of training and of validation shards.
+_STREAM = 6
+_STREAM_VALIDATION = 7
 _Item = TypeVar("_Item")
 
 
 def together(items: Iterator[_Item], world_size: int, *, every: bool) -> Iterator[_Item | None]:
-    """``items`` for as long as every rank has one, or any has one: then None where this rank has no more.
+    """Yield ``items`` while every rank has one; without ``every`` while any rank has one, None where this one has none.
 
-    All ranks must ask equally often. They compare notes one item ahead, so that the message travels while they compute.
+    All ranks must read the same number of items. Their all-reduce runs one item ahead, while they compute.
     """
     if world_size == 1:
         yield from items
         return
 
-    def ask() -> tuple[_Item | None, torch.Tensor, Any]:
+    def fetch_next() -> tuple[_Item | None, torch.Tensor, Any]:
         item = next(items, None)
-        there = torch.tensor(float(item is not None))
-        kind = dist.ReduceOp.MIN if every else dist.ReduceOp.MAX
-        return item, there, dist.all_reduce(there, op=kind, async_op=True)
+        exists = torch.tensor(float(item is not None))
+        operation = dist.ReduceOp.MIN if every else dist.ReduceOp.MAX
+        return item, exists, dist.all_reduce(exists, op=operation, async_op=True)
 
-    item, there, work = ask()
+    item, exists, work = fetch_next()
     while True:
         work.wait()
-        if not there:
+        if not exists:
             return
-        ahead = ask()
+        ahead = fetch_next()
         yield item
-        item, there, work = ahead
+        item, exists, work = ahead
 
 
 class _Shards:
@@ -60,7 +62,8 @@ class _Shards:
         *,
         drop_last: bool,
     ) -> None:
-        self.workers, self.world_size = max(1, config.workers), place.world_size
+        self.workers = max(1, config.workers)
+        self.world_size = place.world_size
         self.stream = Stream(data, datasets.collate, size, (place.rank, place.world_size), drop_last=drop_last)
         self.form = Form(datasets, place.device, place.memory_format)
         self.reader = Reader(self.stream, place.device, config.workers)
@@ -68,102 +71,110 @@ class _Shards:
         self.begin(0, 0)
 
     def begin(self, epoch: int, key: int) -> None:
-        """Set all shards to their beginning."""
-        self.stream.epoch, self.stream.key, self.stream.first = epoch, key, 0
+        """Reset all shards to their start."""
+        self.stream.epoch = epoch
+        self.stream.key = key
+        self.stream.first = 0
         self.stream.states = [None] * self.workers
 
     def batches(self, *, every: bool) -> Iterator[Batch | None]:
-        """See :func:`together`. When a batch is given, the stream's state is that after it."""
+        """Yield batches, see :func:`together`. The stream's state is always that after the last batch."""
         for item in together(self.reader.read(), self.world_size, every=every):
             if item is None:
                 yield None
                 continue
             slot, state, raw = item
-            self.stream.states[slot], self.stream.first = state, (slot + 1) % self.workers
+            self.stream.states[slot] = state
+            self.stream.first = (slot + 1) % self.workers
             yield self.form(*self.reader.send(raw))
 
 
 class StreamLoader:
     """Training batches of one rank from an iterable dataset; see :class:`~ddp_trainer.data.loader.TrainLoader`.
 
-    ``length`` is that of whole steps: as many as the dataset's length gives every worker of every rank. What is beyond
-    is left out, and an epoch ends on all ranks before the first step for which any has nothing left.
+    ``length`` counts the samples of whole steps, of which every worker of every rank has the same number. Further
+    samples are skipped. An epoch ends on all ranks before the first step for which any rank has no batch.
     """
 
     def __init__(
         self, datasets: Datasets, config: DataConfig, place: Place, *, samples_per_step: int, seed: int
     ) -> None:
         assert isinstance(datasets.train, IterableDataset)
-        self.samples_per_step, self.seed = samples_per_step, seed
+        self.samples_per_step = samples_per_step
+        self.seed = seed
         self.source = _Shards(datasets.train, datasets, config, samples_per_step, place, drop_last=config.drop_last)
-        workers, ranks = self.source.workers, self.source.world_size
+        workers = self.source.workers
+        ranks = self.source.world_size
         samples = len(datasets.train)  # type: ignore[arg-type]
         share = samples // (workers * ranks)
-        steps = workers * (share // samples_per_step if config.drop_last else -(-share // samples_per_step))
+        steps_per_worker = share // samples_per_step if config.drop_last else -(-share // samples_per_step)
+        steps = workers * steps_per_worker
         require(
             steps > 0,
             "data.batch_size",
-            f"of {samples} samples each of {workers} workers of {ranks} ranks gets {share}, which make no step",
+            f"{ranks} ranks with {workers} workers each share {samples} samples: {share} per worker make no step",
             "start fewer --workers or processes, or give a smaller batch or --drop-last false",
         )
         self.length = steps * samples_per_step * ranks
 
     def epoch(self, epoch: int, consumed: int = 0) -> Iterator[Batch]:
-        """The batches of ``epoch`` from its beginning, or from the state that was loaded where any is ``consumed``."""
+        """Yield the batches of ``epoch`` from its start, or from the loaded state if samples are ``consumed``."""
         key = derive_seed(self.seed, _STREAM, epoch)
         if not consumed:
             self.source.begin(epoch, key)
-        self.source.stream.epoch, self.source.stream.key = epoch, key
-        left = (self.length - consumed) // (self.samples_per_step * self.source.world_size)
-        for batch in islice(self.source.batches(every=True), max(0, left)):
+        self.source.stream.epoch = epoch
+        self.source.stream.key = key
+        remaining_steps = (self.length - consumed) // (self.samples_per_step * self.source.world_size)
+        for batch in islice(self.source.batches(every=True), max(0, remaining_steps)):
             assert batch is not None
             yield batch
 
     def order(self) -> dict[str, int]:
-        """What the order of the samples hangs on, besides seed and epoch."""
+        """Return what the order of the samples depends on, besides seed and epoch."""
         return {"samples": self.length, "ranks": self.source.world_size, "workers": self.source.workers}
 
     def state(self) -> list[dict[str, Any]]:
-        """For each rank where its shards are after the last batch; all ranks call this.
+        """Return for each rank the state of its shards after the last batch; all ranks call this.
 
-        Raises :class:`UserError` where the dataset's own state is nothing that a checkpoint can hold.
+        Raises :class:`UserError` if a checkpoint can't store the dataset's own state.
         """
-        mine = {"first": self.source.stream.first, "shards": self.source.stream.states}
+        own = {"first": self.source.stream.first, "shards": self.source.stream.states}
         file = io.BytesIO()
-        torch.save(mine, file)
+        torch.save(own, file)
         file.seek(0)
         try:
             torch.load(file, weights_only=True)
         except pickle.UnpicklingError as error:
             reason = str(error).splitlines()[0]
             remedy = "return numbers, text and tensors, in lists and dictionaries"
-            raise UserError("data", f"state_dict() holds what a checkpoint can't ({reason})", remedy) from error
-        everyone = [mine] * self.source.world_size
+            raise UserError("data", f"a checkpoint can't store state_dict() ({reason})", remedy) from error
+        states = [own] * self.source.world_size
         if self.source.world_size > 1:
-            dist.all_gather_object(everyone, mine)
-        return everyone
+            dist.all_gather_object(states, own)
+        return states
 
     def load_state(self, state: list[dict[str, Any]] | None) -> None:
-        """Go on from a state of as many ranks and workers; of others it is no use."""
+        """Load this rank's state; ignore a state of another number of ranks or workers."""
         if state and len(state) == self.source.world_size and len(state[0]["shards"]) == self.source.workers:
-            mine = state[self.source.stream.rank]
-            self.source.stream.first, self.source.stream.states = mine["first"], list(mine["shards"])
+            own = state[self.source.stream.rank]
+            self.source.stream.first = own["first"]
+            self.source.stream.states = list(own["shards"])
 
 
 class StreamValidation:
-    """Validation batches of one rank from an iterable dataset, to the end of every shard."""
+    """Validation batches of one rank from an iterable dataset, until the end of every shard."""
 
     def __init__(self, datasets: Datasets, config: DataConfig, place: Place) -> None:
         assert isinstance(datasets.validation, IterableDataset)
         require(
             not config.validation_as_training,
             "data.validation_as_training",
-            "iterable data have no order to pad",
-            "leave it out",
+            "an iterable dataset can't be padded",
+            "omit it",
         )
         self.source = _Shards(datasets.validation, datasets, config, config.eval_batch_size, place, drop_last=False)
 
     def rounds(self) -> Iterator[Batch | None]:
-        """The batches; None while only other ranks have more."""
+        """Yield the batches, then None until all ranks are done."""
         self.source.begin(0, derive_seed(_STREAM_VALIDATION))
         return self.source.batches(every=False)

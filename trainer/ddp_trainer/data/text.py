@@ -1,4 +1,4 @@
-"""Text that every Python comes with: the reference that ``help("topics")`` shows, by its bytes."""
+"""The text of Python's language reference, as ``help("topics")`` shows it, as bytes."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ LENGTH = 128
 
 
 class Windows(Dataset[tuple[Tensor, Tensor]]):
-    """One window of ``LENGTH`` bytes after another, and for each of their bytes the next one: int64 (LENGTH,) both."""
+    """Consecutive windows of ``LENGTH`` bytes, and the byte that follows each of their bytes: both int64 (LENGTH,)."""
 
     def __init__(self, text: bytes) -> None:
         self._bytes = torch.frombuffer(bytearray(text), dtype=torch.uint8)
@@ -21,21 +21,21 @@ class Windows(Dataset[tuple[Tensor, Tensor]]):
         return (len(self._bytes) - 1) // LENGTH
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """The window ``index``."""
+        """Return the window ``index``."""
         part = self._bytes[index * LENGTH : (index + 1) * LENGTH + 1].long()
         return part[:-1], part[1:]
 
 
 def load(config: DataConfig) -> Datasets:
-    """Half a megabyte of English and Python, the last ``config.validation_fraction`` of it for validation.
+    """Load half a megabyte of English and Python; its last ``config.validation_fraction`` is for validation.
 
-    It differs a little from one minor version of Python to the next. Raises :class:`UserError` where it is left out.
+    The text differs slightly between minor versions of Python. Raises :class:`UserError` if Python lacks it.
     """
     try:
         from pydoc_data.topics import topics
     except ImportError as error:
         raise UserError(
-            "data.name", "this Python comes without pydoc_data", "use another distribution of it"
+            "data.name", "this Python has no module pydoc_data", "use another distribution of Python"
         ) from error
     text = "\n".join(topics[name] for name in sorted(topics)).encode()
     cut = round(len(text) * (1.0 - config.validation_fraction))

@@ -1,4 +1,4 @@
-"""One replica of the model on each rank: DistributedDataParallel, and how its gradients travel."""
+"""One replica of the model on each rank: DistributedDataParallel, and the compression of its gradients."""
 
 import inspect
 from typing import Any
@@ -12,105 +12,100 @@ from ddp_trainer.distributed import DistributedConfig
 from ddp_trainer.distributed.world import World
 from ddp_trainer.errors import UserError, require
 
-# As many parameters are named in a message.
+# Parameters that a message names.
 _MOST_NAMES = 8
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def uses_gloo(config: DistributedConfig, device: torch.device) -> bool:
-    """Whether gradients travel through gloo."""
+    """Return whether gloo averages the gradients."""
     return device.type == "cpu" or config.backend == "gloo"
 
 
 def check(config: DistributedConfig, world: World) -> None:
-    """Raise :class:`UserError` for a compression that the collectives cannot do, or for two ways to replicate."""
+    """Raise :class:`UserError` if the configuration asks for DataParallel in more than one process."""
     require(
         not (config.data_parallel and world.is_distributed),
         "distributed.data_parallel",
-        f"DataParallel is one process for all GPUs, and there are {world.size}",
+        f"DataParallel uses one process for all GPUs, but {world.size} processes run",
         "start one process, without torchrun",
-    )
-    require(
-        config.compression != "powersgd" or not uses_gloo(config, world.device),
-        "distributed.compression",
-        "PowerSGD needs nccl, and these ranks talk through gloo",
-        "use --compression bf16, or run on GPUs",
     )
 
 
 def replicate(model: nn.Module, config: DistributedConfig, world: World) -> nn.Module:
-    """``model`` itself on one rank, else wrapped so that backward averages gradients over all ranks."""
+    """Return ``model`` on one rank; on more, wrap it so that backward averages gradients over all ranks."""
     check(config, world)
     if config.data_parallel:
         return nn.DataParallel(model)
     if not world.is_distributed:
         return model
-    # Batch norm does not read its statistics in training, and they are sent before they are used
-    # (World.broadcast_buffers). torch 2.13 has a new name for this and warns at the old one.
-    known = inspect.signature(DistributedDataParallel).parameters
-    sync = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    # Batch norm does not read its running statistics in training, and World.broadcast_buffers sends them before
+    # validation. torch 2.13 renamed the argument and warns about the old name.
+    parameters = inspect.signature(DistributedDataParallel).parameters
+    sync = "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"
     options: dict[str, Any] = {sync: config.broadcast_buffers}
-    # The size of buckets in MiB is DDP's own, 25 after a first one of 1, where it will do; one that is given counts for
-    # the first bucket too. Where the link is slow enough for compression, the wire should be busy from the first
-    # gradients on: over 1 Gbit/s ResNet-18 with bf16 gradients makes 1.8 times plain DDP's images/s with buckets of
-    # 5 MiB, 1.6 times with 25 (tests/bench/trainer).
-    size = config.bucket_mb or (None if config.compression == "none" else 5.0)
-    if size is not None:
-        options["bucket_cap_mb"] = size
+
+    bucket_mb = _choose_bucket_mb(config)
+    if bucket_mb is not None:
+        options["bucket_cap_mb"] = bucket_mb
     replica = DistributedDataParallel(
         model,
         device_ids=[world.device] if world.device.type == "cuda" else None,
         gradient_as_bucket_view=config.bucket_view,
-        static_graph=config.static_graph,
         find_unused_parameters=config.find_unused_parameters,
         **options,
     )
+
     if config.compression != "none":
         _compress(replica, config, world)
     return replica
 
 
-def needs_all_gradients(replica: nn.Module, config: DistributedConfig) -> bool:
-    """Whether each parameter must get a gradient in every step, because DDP waits for all of them.
+def _choose_bucket_mb(config: DistributedConfig) -> float | None:
+    """Return the size of DDP's buckets in MiB; None keeps DDP's default with its small first bucket.
 
-    DDP says so only in the forward pass after a step without one: by then the optimiser has made a step with gradients
-    that are not the same on all ranks.
+    Compression is for slow links, which small buckets keep busy from the first gradients on: over 1 Gbit/s ResNet-18
+    with bf16 gradients reaches 1.8 times plain DDP's images/s with 5 MiB, 1.6 times with 25 (tests/bench/trainer).
     """
-    is_ddp = isinstance(replica, DistributedDataParallel)
-    return is_ddp and not (config.find_unused_parameters or config.static_graph)
+    if config.bucket_mb is not None:
+        return config.bucket_mb
+    return None if config.compression == "none" else 5.0
+
+
+def needs_all_gradients(replica: nn.Module, config: DistributedConfig) -> bool:
+    """Return whether DDP waits for a gradient of each parameter in every step.
+
+    DDP raises only in the next forward pass. By then the optimizer has stepped with gradients that differ by rank.
+    """
+    return isinstance(replica, DistributedDataParallel) and not config.find_unused_parameters
 
 
 def missing_gradients(model: nn.Module, step: int) -> UserError:
-    """The error of step ``step`` (from 0), which has left parameters of ``model`` without a gradient."""
+    """Build the error of step ``step`` (from 0), which left parameters of ``model`` without a gradient."""
     names = [name for name, value in model.named_parameters() if value.requires_grad and value.grad is None]
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return UserError(
         "distributed.find_unused_parameters",
         f"step {step + 1} gave no gradient to {', '.join(names[:_MOST_NAMES])}{more}, and DDP waits for all of them",
-        "give --find-unused-parameters, or take what the loss does not depend on out of the model",
+        "give --find-unused-parameters, or remove the parameters that the loss does not depend on",
     )
 
 
 def _compress(replica: DistributedDataParallel, config: DistributedConfig, world: World) -> None:
-    if config.compression == "powersgd":
-        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
-
-        state = powersgd.PowerSGDState(None, matrix_approximation_rank=config.powersgd_rank)
-        replica.register_comm_hook(state, powersgd.powerSGD_hook)
-    elif uses_gloo(config, world.device):
+    if uses_gloo(config, world.device):
         replica.register_comm_hook(_DTYPES[config.compression], _cast_and_average)
-    else:
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+        return
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-        hooks = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
-        replica.register_comm_hook(None, hooks[config.compression])
+    hooks = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
+    replica.register_comm_hook(None, hooks[config.compression])
 
 
 def _cast_and_average(dtype, bucket):  # type: ignore[no-untyped-def]
-    """Average a bucket over the ranks in ``dtype``: half the bytes on the wire.
+    """Average a bucket over the ranks in ``dtype``, which halves the bytes sent.
 
-    What torch's own hooks do, which insist on nccl. Divided before the sum, which may then not overflow fp16. Without
-    annotations, because DDP refuses those that are text.
+    Torch's own hook requires NCCL; this one also runs on gloo. It divides before the sum, which could overflow fp16.
+    It has no annotations because DDP rejects annotations that are strings.
     """
     gradients: torch.Tensor = bucket.buffer()
     small = gradients.to(dtype).div_(dist.get_world_size())

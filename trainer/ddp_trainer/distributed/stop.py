@@ -1,4 +1,4 @@
-"""Stopping early: whichever rank has a reason to, all ranks stop after the same step."""
+"""Stopping early: when any rank has a reason, all ranks stop after the same step."""
 
 import enum
 import math
@@ -13,11 +13,13 @@ import torch.distributed as dist
 
 from ddp_trainer.distributed.world import World
 
-_MOST_QUIET, _QUIET_SECONDS = 16, 0.1
+# Polls without a message: at most this number, and at most this time.
+_MAX_SILENT_POLLS = 16
+_MAX_SILENT_SECONDS = 0.1
 
 
 class Reason(enum.IntEnum):
-    """Why to stop. Where ranks have different reasons the greatest counts: only NONE and SIGNAL leave a good state."""
+    """Why to stop. If ranks differ, the greatest value counts: only NONE and SIGNAL leave a state that can be saved."""
 
     NONE = 0
     SIGNAL = 1
@@ -26,25 +28,27 @@ class Reason(enum.IntEnum):
 
 
 class StopSignal:
-    """Remembers that SIGTERM or SIGINT came; a second SIGINT interrupts at once, as anyone at a keyboard expects."""
+    """Records that SIGTERM or SIGINT was received; a second SIGINT raises KeyboardInterrupt at once."""
 
     def __init__(self) -> None:
         self.reason = Reason.NONE
-        self._before: dict[int, Any] = {}
+        self._previous_handlers: dict[int, Any] = {}
 
     def request(self, reason: Reason) -> None:
-        """Ask for a stop, from any thread."""
+        """Request a stop, from any thread."""
         self.reason = max(self.reason, reason)
 
     def install(self) -> None:
-        """Take over both signals, which only the main thread may: in another the program keeps them."""
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        """Handle both signals. Python allows this in the main thread only; in others the program's handlers remain."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._previous_handlers[number] = signal.signal(number, self._handle)
 
     def restore(self) -> None:
-        """Restore the handlers from before :meth:`install`. Twice is once."""
-        while self._before:
-            number, handler = self._before.popitem()
+        """Restore the handlers from before :meth:`install`; a second call does nothing."""
+        while self._previous_handlers:
+            number, handler = self._previous_handlers.popitem()
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -54,48 +58,56 @@ class StopSignal:
 
 
 class StopAgreement:
-    """The ranks compare notes, one step late: so the message travels while they compute.
+    """An all-reduce of stop reasons that completes one step later, while the ranks compute.
 
-    Call :meth:`poll` once a step on every rank. It returns the same reason on all ranks after the same step. Quick
-    steps are not worth a message each: one says as well how long they take on the slowest rank, and for a tenth of a
-    second, 16 steps at most, there is no other.
+    Call :meth:`poll` once a step on every rank. It returns the same reason on all ranks after the same step. Not every
+    short step sends a message: each message also carries the duration of the slowest rank's steps, and the polls of the
+    following tenth of a second, 16 at most, send none.
     """
 
     def __init__(self, world: World, stop: StopSignal) -> None:
         self._world = world
         self._stop = stop
         self._pending: tuple[Any, Any] | None = None
-        # Polls without a message that are left, the longest step since the last one, and when the last poll was.
-        self._quiet, self._longest, self._polled = 0, math.inf, 0.0
-        self._most_quiet = _MOST_QUIET
+        self._max_silent_polls = _MAX_SILENT_POLLS
+        # Polls that still send no message.
+        self._silent_polls = 0
+        # The longest step since the last message, in seconds, and the time of the last poll.
+        self._longest_step = math.inf
+        self._last_poll = 0.0
 
-    def begin(self, most_quiet: int = _MOST_QUIET) -> None:
-        """Say on every rank that other work begins, whose steps may take longer; 0: with a message each."""
-        self.finish()  # what it says is said again: a reason stays
-        self._most_quiet, self._quiet, self._longest = most_quiet, 0, math.inf
+    def begin(self, max_silent_polls: int = _MAX_SILENT_POLLS) -> None:
+        """Start a phase whose steps may take longer, on every rank; with 0 each poll sends a message."""
+        self.finish()  # its reason is not lost: the next message repeats it
+        self._max_silent_polls = max_silent_polls
+        self._silent_polls = 0
+        self._longest_step = math.inf
 
     def poll(self) -> Reason:
-        """The greatest reason that any rank had by the step before; NONE to go on."""
+        """Return the greatest reason that any rank had by the previous step; NONE means continue."""
         if not self._world.is_distributed:
             return self._stop.reason
 
         now = time.perf_counter()
-        self._longest, self._polled = max(self._longest, now - self._polled), now
+        self._longest_step = max(self._longest_step, now - self._last_poll)
+        self._last_poll = now
         agreed = self.finish()
-        if self._quiet:
-            self._quiet -= 1
+        if self._silent_polls:
+            self._silent_polls -= 1
             return agreed
-        note = torch.tensor([float(self._stop.reason), self._longest], dtype=torch.float64)
-        self._pending, self._longest = (note, dist.all_reduce(note, op=dist.ReduceOp.MAX, async_op=True)), 0.0
+
+        message = torch.tensor([float(self._stop.reason), self._longest_step], dtype=torch.float64)
+        self._pending = (message, dist.all_reduce(message, op=dist.ReduceOp.MAX, async_op=True))
+        self._longest_step = 0.0
         return agreed
 
     def finish(self) -> Reason:
-        """Wait for the message still under way. Call it before leaving the loop, on every rank."""
+        """Wait for the pending message. Call it before leaving the loop, on every rank."""
         if self._pending is None:
             return Reason.NONE
-        note, work = self._pending
+        message, work = self._pending
         self._pending = None
         work.wait()
-        reason, seconds = note.tolist()
-        self._quiet = min(self._most_quiet, int(_QUIET_SECONDS / max(seconds, 1e-9)))
+        reason, seconds = message.tolist()
+        self._silent_polls = min(self._max_silent_polls, int(_MAX_SILENT_SECONDS / max(seconds, 1e-9)))
         return Reason(int(reason))

@@ -18,9 +18,9 @@ _BOTH_BACKENDS = "cpu:gloo,cuda:nccl"
 
 
 def find_rank_env() -> RankEnv:
-    """Return this process's place: in the process group that the program has initialized, else by torchrun's variables.
+    """Describe this process by the process group that the program initialized, or else by torchrun's variables.
 
-    With a group this is a collective. Raises :class:`UserError` where the environment or the group is unusable.
+    With a group this is a collective. Raises :class:`UserError` if the environment or the group is unusable.
     """
     if not _group_exists():
         return RankEnv.from_environ()
@@ -36,7 +36,7 @@ def _group_exists() -> bool:
 
 
 def _check_group(env: RankEnv) -> None:
-    """Raise :class:`UserError` where the initialized process group is not the one that ``env`` describes."""
+    """Raise :class:`UserError` if the initialized process group is not the one that ``env`` describes."""
     rank = dist.get_rank()
     size = dist.get_world_size()
     require(
@@ -44,7 +44,7 @@ def _check_group(env: RankEnv) -> None:
         "distributed",
         f"the initialized process group has rank {rank} of {size}, but the environment or env= names rank {env.rank} "
         f"of {env.world_size}",
-        "unset RANK and WORLD_SIZE and leave out env= to train in the group, or call destroy_process_group first",
+        "unset RANK and WORLD_SIZE and omit env= to train in the group, or call destroy_process_group first",
     )
     if size > 1:
         _check_backend()
@@ -55,24 +55,24 @@ def _check_backend() -> None:
     require(
         "cpu:" in backend,
         "distributed.backend",
-        f"the initialized process group has the backend {backend}, which takes no CPU tensors",
-        f"call init_process_group with the backend {_BOTH_BACKENDS} or gloo, or leave the call to the trainer",
+        f"the initialized process group has the backend {backend}, which accepts no CPU tensors",
+        f"call init_process_group with the backend {_BOTH_BACKENDS} or gloo, or remove the call",
     )
 
 
 class World:
-    """The ranks of this run: who this process is, its device, and the collectives over all of them.
+    """The ranks of this run: this process's rank and device, and the collectives over all ranks.
 
-    With one process there is no process group and every collective returns its own argument.
+    A single process has no process group, and every collective returns its own argument.
     """
 
     def __init__(self, env: RankEnv, device: torch.device) -> None:
         self.env = env
         self.device = device
         self._joined = False
-        # What this process releases at the end of the run, however it ends.
+        # Released at the end of the run, also after an exception.
         self.resources = contextlib.ExitStack()
-        # What has to be let go before the group is left.
+        # Called before the process leaves the group.
         self.before_close: list[Callable[[], None]] = []
 
     @property
@@ -99,8 +99,8 @@ class World:
     def start(cls, config: DistributedConfig, env: RankEnv) -> Self:
         """Choose the device and join the process group.
 
-        A group that the program has initialized is used, and not destroyed at the end. Raises :class:`UserError` where
-        that group contradicts ``env``, the node has too few GPUs, or ranks can't find rank 0.
+        A group that the program initialized is used, and not destroyed at the end. Raises :class:`UserError` if that
+        group contradicts ``env``, the node has too few GPUs, or ranks can't find rank 0.
         """
         joined = _group_exists()
         if joined:
@@ -109,12 +109,13 @@ class World:
         try:
             device = _choose_device(config, env)
         except UserError as error:
-            # Said after joining the group: rank 0, which alone prints, may be on a node that is well.
-            problem, device = error, torch.device("cpu")
+            # Raised after joining the group: rank 0, which alone prints, may run on a node without a problem.
+            problem = error
+            device = torch.device("cpu")
         if device.type == "cuda":
             torch.cuda.set_device(device)
-            # Not the default one: of that no graph can be recorded, and DDP's gradients stay with the stream in which
-            # it was made.
+            # CUDA cannot capture the default stream, and DDP's gradients belong to the stream that was current when
+            # it was built.
             torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
         elif "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, available_cpus() // env.local_world_size))
@@ -139,7 +140,7 @@ class World:
             not missing,
             "distributed",
             f"{' and '.join(missing)} are not in the environment",
-            "start the trainer with torchrun, or set them, the same for all ranks",
+            "start the trainer with torchrun, or set them to the same value on all ranks",
         )
         backend = config.backend
         if backend == "auto":
@@ -153,14 +154,14 @@ class World:
         self._joined = True
 
     def close(self) -> None:
-        """Leave the process group, if it was joined here."""
+        """Leave the process group if the trainer created it."""
         while self.before_close:
             self.before_close.pop()()
         if self._joined and dist.is_initialized():
             dist.destroy_process_group()
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Element-wise sum over all ranks, in double precision on the CPU."""
+        """Sum ``values`` element by element over all ranks, in double precision on the CPU."""
         if not self.is_distributed:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64)
@@ -168,7 +169,7 @@ class World:
         return [float(value) for value in tensor.tolist()]
 
     def sum_on_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum of ``tensor`` over all ranks, where it is; on a GPU the host does not wait for it."""
+        """Sum ``tensor`` over all ranks on its device; on a GPU the host does not wait for the sum."""
         if not self.is_distributed:
             return tensor
         total = tensor.clone()
@@ -176,7 +177,7 @@ class World:
         return total
 
     def broadcast_bytes(self, data: bytes | None) -> bytes | None:
-        """Rank 0's ``data`` on every rank; the other ranks' argument is ignored."""
+        """Return rank 0's ``data`` on every rank; the argument of other ranks is ignored."""
         if not self.is_distributed:
             return data
         box = [data]
@@ -184,10 +185,10 @@ class World:
         return box[0]
 
     def broadcast_buffers(self, module: torch.nn.Module) -> None:
-        """Give every rank rank 0's buffers of ``module`` (batch-norm statistics).
+        """Copy rank 0's buffers of ``module`` (batch-norm statistics) to every rank.
 
-        DDP by default does this before every forward pass. Training never reads running statistics, so once before
-        they are used has the same outcome.
+        DDP by default does this before every forward pass. Training never reads running statistics, so one broadcast
+        before validation has the same result.
         """
         if not self.is_distributed:
             return
@@ -202,51 +203,57 @@ class World:
 
     @contextlib.contextmanager
     def agreed(self) -> Iterator[None]:
-        """Make a :class:`UserError` or :class:`Superseded` on any rank one on every rank, in the lowest one's words.
+        """Raise a :class:`UserError` or :class:`Superseded` of any rank on every rank, with the lowest rank's message.
 
-        Without this the ranks that are well would wait in the next collective for the one that is gone.
+        Otherwise the ranks without an error would wait in the next collective for the rank that has exited.
         """
-        error: UserError | Superseded | None = None
-        mine: tuple[str, ...] | None = None
+        own_error: UserError | Superseded | None = None
+        own_message: tuple[str, ...] | None = None
         try:
             yield
-        except UserError as caught:
-            error, mine = caught, (caught.field, caught.problem, caught.remedy)
-        except Superseded as caught:
-            error, mine = caught, (str(caught),)
-        everyone: list[Any] = [mine] * self.size
+        except UserError as error:
+            own_error = error
+            own_message = (error.field, error.problem, error.remedy)
+        except Superseded as error:
+            own_error = error
+            own_message = (str(error),)
+
+        messages: list[Any] = [own_message] * self.size
         if self.is_distributed:
-            dist.all_gather_object(everyone, mine)
-        for rank, theirs in enumerate(everyone):
-            if theirs is not None:
-                if rank == self.rank and error is not None:
-                    raise error
-                if len(theirs) == 1:
-                    raise Superseded(*theirs)
-                field, problem, remedy = theirs
-                raise UserError(field, f"{problem} (rank {rank})" if rank else problem, remedy)
+            dist.all_gather_object(messages, own_message)
+        rank = next((rank for rank, message in enumerate(messages) if message is not None), None)
+        if rank is None:
+            return
+        if rank == self.rank and own_error is not None:
+            raise own_error
+        if len(messages[rank]) == 1:
+            raise Superseded(*messages[rank])
+        field, problem, remedy = messages[rank]
+        raise UserError(field, f"{problem} (rank {rank})" if rank else problem, remedy)
 
 
 def _choose_device(config: DistributedConfig, env: RankEnv) -> torch.device:
-    gpus = torch.cuda.device_count() if config.device != "cpu" and torch.cuda.is_available() else 0
+    gpus = 0
+    if config.device != "cpu" and torch.cuda.is_available():
+        gpus = torch.cuda.device_count()
     if config.device == "cpu" or (config.device == "auto" and gpus == 0):
         require(
             config.backend != "nccl",
             "distributed.backend",
-            "nccl needs GPUs and this node shows none",
-            "use --backend gloo or run where nvidia-smi lists a GPU",
+            "nccl needs GPUs, but torch finds none on this node",
+            "use --backend gloo, or run on a node where nvidia-smi lists a GPU",
         )
         return torch.device("cpu")
     require(
         gpus > 0,
         "distributed.device",
-        "cuda was asked for but torch sees no GPU",
+        "--device cuda is set, but torch finds no GPU",
         "install a CUDA build of torch, check nvidia-smi, or give --device cpu",
     )
     require(
         env.local_rank < gpus,
         "distributed.device",
-        f"this node runs {env.local_world_size} processes but shows {gpus} GPU{'s' if gpus > 1 else ''}",
-        f"start at most {gpus} a node (--nproc-per-node) or give --device cpu",
+        f"this node runs {env.local_world_size} processes but has {gpus} GPU{'s' if gpus > 1 else ''}",
+        f"start at most {gpus} processes per node (--nproc-per-node), or give --device cpu",
     )
     return torch.device("cuda", env.local_rank)

@@ -1,4 +1,4 @@
-"""Models by name. Builders are imported when asked for, so that a small model never pays for torchvision."""
+"""Models by name. A builder is imported when it is used, so that only torchvision's models import torchvision."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelConfig(Settings, group="model"):
-    """Which network, and its knobs. Channels and classes come from the data."""
+    """The network and its parameters. The data decide the numbers of channels and classes."""
 
-    name: str = option("small-resnet", "a built-in model, or module:function of your own", flag="--model")
+    name: str = option("small-resnet", "a built-in model, or your own module:function", flag="--model")
     width: int = option(
         16,
         "channels (small-resnet: its first stage's, a multiple of 4; gpt: a multiple of 32)",
@@ -24,11 +24,11 @@ class ModelConfig(Settings, group="model"):
         at_least=4,
     )
     norm: str = option(
-        "batch", "normalisation layers (small-resnet)", flag="--model-norm", choices=("batch", "group", "none")
+        "batch", "normalization layers (small-resnet)", flag="--model-norm", choices=("batch", "group", "none")
     )
-    dropout: float = option(0.0, "dropout probability, where the model has dropout", at_least=0, below=1)
+    dropout: float = option(0.0, "dropout probability", at_least=0, below=1)
     widen: int = option(
-        10, "how many times wider than its stem the first stage is (wide-resnet)", flag="--model-widen", at_least=1
+        10, "width of the first stage, in multiples of the stem's (wide-resnet)", flag="--model-widen", at_least=1
     )
     pool: int | None = option(
         None,
@@ -40,18 +40,15 @@ class ModelConfig(Settings, group="model"):
         None, "outputs of the last layer, if more than the data has classes", flag="--model-outputs", at_least=1
     )
     small_maps: bool = option(
-        True, "on CPUs, convolutions of images of a few pixels as matrix products (resnet18, resnet50)"
-    )
-    sparse_dropout: bool = option(
-        True, "on CPUs, draw which values dropout drops instead of drawing for each (wide-resnet)"
+        True, "on CPUs, compute convolutions of images of a few pixels as matrix products (resnet18, resnet50)"
     )
     init_from: str | None = option(
         None,
-        "weights to start from, as far as they fit: a file of torch.save or safetensors, or torchvision's, such as "
-        "ResNet50_Weights.DEFAULT; none: random ones",
+        "initial weights: a file of torch.save or safetensors, or torchvision's such as ResNet50_Weights.DEFAULT; "
+        "tensors that don't fit stay random; none: all random",
         flag="--init-from",
     )
-    sync_batchnorm: bool = option(False, "batch norm over the batches of all ranks together")
+    sync_batchnorm: bool = option(False, "batch norm statistics over the batches of all ranks")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,7 +69,7 @@ MODELS = {
     "gpt": Component("ddp_trainer.models.gpt:build", ("model.width",)),
     "wide-resnet": Component(
         "ddp_trainer.models.wide_resnet:build",
-        (*_BATCH_NORM, "model.widen", "model.dropout", "model.sparse_dropout", "model.pool"),
+        (*_BATCH_NORM, "model.widen", "model.dropout", "model.pool"),
     ),
     "deeplabv3_resnet50": Component("ddp_trainer.models.torchvision_models:build_deeplab", _BATCH_NORM),
     "deeplabv3_resnet101": Component("ddp_trainer.models.torchvision_models:build_deeplab", _BATCH_NORM),
@@ -80,15 +77,15 @@ MODELS = {
 # By the value of ``norm``.
 NORMS: Mapping[str, tuple[str, ...]] = {"batch": ("model.sync_batchnorm",), "group": (), "none": ()}
 
-# They take images alone, and channels_last ones too.
+# Models for images, which also support channels_last.
 CONVOLUTIONAL = MODELS.keys() - {"gpt"}
 
 
 def build_model(config: ModelConfig, in_channels: int, num_classes: int) -> "torch.nn.Module":
-    """The network for images of ``in_channels`` channels and ``num_classes`` classes, on the CPU.
+    """Build the network for inputs of ``in_channels`` channels and ``num_classes`` classes, on the CPU.
 
-    ``config.num_outputs`` takes the place of ``num_classes`` where given. A user's ``module:function`` is called with
-    the same three arguments. Raises :class:`UserError` where it can't be imported or doesn't return a module.
+    ``config.num_outputs`` replaces ``num_classes`` if set. A user's ``module:function`` is called with the same three
+    arguments. Raises :class:`UserError` if it can't be imported or doesn't return a module.
     """
     import torch
 
@@ -97,7 +94,7 @@ def build_model(config: ModelConfig, in_channels: int, num_classes: int) -> "tor
             config.num_outputs >= num_classes,
             "model.num_outputs",
             f"{config.num_outputs} is less than the data's {num_classes} classes",
-            "leave it out",
+            "omit it",
         )
         num_classes = config.num_outputs
     target = MODELS[config.name].target if config.name in MODELS else config.name

@@ -1,13 +1,12 @@
-"""Convolutions that CPUs do badly, done in another way; weights keep their names and shapes.
+"""Replacements for convolutions that are slow or unsafe on CPUs; weights keep their names and shapes.
 
-ImageNet's networks shrink a 32x32 image to 2x2 pixels and then to one. There a padded 3x3 convolution multiplies most
-of its weights by zeros, and its kernel has none of the many pixels that it is good at. Three cases are products of
-matrices, which are many times faster: one pixel comes out; the kernel is one pixel; every pixel that comes out sees
-every pixel that goes in. The result is the same, in another order of additions, and so are the gradients.
+ImageNet's networks reduce a 32x32 image to 2x2 pixels and then to one. There a padded 3x3 convolution multiplies most
+of its weights by zeros. Three cases are matrix products, which are faster: the output is one pixel; the kernel is one
+pixel; each output pixel depends on each input pixel. Results and gradients are equal up to the order of additions.
 
 With channels last, oneDNN's backward pass of a strided 1x1 convolution of few channels writes past its workspace and
-corrupts the heap, below 8 or 16 channels by the kind of CPU (uxlfoundation/oneDNN#6035, open as of torch 2.14). A slice
-and a convolution without a stride give the same numbers.
+corrupts the heap, below 8 or 16 channels depending on the CPU (uxlfoundation/oneDNN#6035, open as of torch 2.14). A
+slice followed by a convolution without a stride gives the same numbers.
 """
 
 import functools
@@ -17,49 +16,56 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, linear
 
-# Pixels an image may have for a kernel of one pixel to be a plain matrix product, and pairs of pixels, in and out.
-_PIXELS, _PAIRS = 64, 16
+# Largest image, in pixels, for which a kernel of one pixel is computed as a matrix product.
+_MAX_PIXELS = 64
+# Largest number of pairs of an input and an output pixel for one matrix of all of them.
+_MAX_PAIRS = 16
+# Input channels from which oneDNN's backward pass is safe.
 _SAFE_CHANNELS = 16
 
 
 class SmallMapConv2d(nn.Conv2d):
-    """A convolution that takes the short way on a CPU where there is one, and else is an ordinary one."""
+    """A convolution that is computed as a matrix product on a CPU for small images."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Map (N, in_channels, H, W) to (N, out_channels, H', W')."""
         if input.device.type != "cpu":
             return super().forward(input)
         height, width = input.shape[2:]
-        kernel, stride, padding = self.kernel_size, self.stride, self.padding
+        kernel = self.kernel_size
+        stride = self.stride
+        padding = self.padding
         assert not isinstance(padding, str)
         out_height = (height + 2 * padding[0] - kernel[0]) // stride[0] + 1
         out_width = (width + 2 * padding[1] - kernel[1]) // stride[1] + 1
         if out_height == out_width == 1:
             return self._one_pixel(input)
-        if kernel == (1, 1) and stride == (1, 1) and padding == (0, 0) and height * width <= _PIXELS:
+        if kernel == (1, 1) and stride == (1, 1) and padding == (0, 0) and height * width <= _MAX_PIXELS:
             pixels = linear(input.permute(0, 2, 3, 1), _as_matrix(self.weight), self.bias)
             return pixels.permute(0, 3, 1, 2)
-        if height * width * out_height * out_width <= _PAIRS:
-            pairs = _pairs(height, width, out_height, out_width, kernel, stride, padding)
+        if height * width * out_height * out_width <= _MAX_PAIRS:
+            pairs = _select_weights(height, width, out_height, out_width, kernel, stride, padding)
             if pairs is not None:
                 return self._every_pair(input, pairs, out_height, out_width)
         return super().forward(input)
 
     def _one_pixel(self, input: Tensor) -> Tensor:
-        """The weights that meet the image, and not its border, by the pixels that they meet."""
+        """Compute the single output pixel from the weights that cover the image, without those over its border."""
         assert not isinstance(self.padding, str)
-        (top, left), (high, wide) = self.padding, self.kernel_size
-        seen = input[:, :, : max(0, high - top), : max(0, wide - left)]
+        top, left = self.padding
+        kernel_height, kernel_width = self.kernel_size
+        covered = input[:, :, : max(0, kernel_height - top), : max(0, kernel_width - left)]
         if self.kernel_size == (1, 1):
             matrix = _as_matrix(self.weight)
         else:
-            matrix = self.weight[:, :, top : top + seen.shape[2], left : left + seen.shape[3]].flatten(1)
-        return linear(seen.flatten(1), matrix, self.bias).view(len(input), -1, 1, 1)
+            matrix = self.weight[:, :, top : top + covered.shape[2], left : left + covered.shape[3]].flatten(1)
+        return linear(covered.flatten(1), matrix, self.bias).view(len(input), -1, 1, 1)
 
     def _every_pair(self, input: Tensor, pairs: Tensor, height: int, width: int) -> Tensor:
-        """A matrix from all pixels and channels to all pixels and channels; each weight stands in it several times."""
-        pixels_out, pixels_in = height * width, input.shape[2] * input.shape[3]
-        # The weights are chosen by a product with zeros and ones: its gradient is one, too, and not a scattered sum.
+        """Multiply by one matrix from all input to all output pixels and channels; it repeats each weight."""
+        pixels_out = height * width
+        pixels_in = input.shape[2] * input.shape[3]
+        # A product with zeros and ones selects the weights: its gradient is a product too, not a scattered sum.
         selection = pairs.to(self.weight)
         chosen = (self.weight.flatten(2) @ selection).view(self.out_channels, self.in_channels, pixels_out, pixels_in)
         matrix = chosen.permute(2, 0, 3, 1).reshape(pixels_out * self.out_channels, pixels_in * self.in_channels)
@@ -69,15 +75,15 @@ class SmallMapConv2d(nn.Conv2d):
 
 
 class _AsMatrix(torch.autograd.Function):
-    """A kernel of one pixel without its last two dimensions; the gradient gets the weight's own strides back.
+    """A kernel of one pixel without its last two dimensions; the gradient has the weight's strides.
 
-    They differ where channels come last, although the numbers lie in the same order, and DDP's buckets copy and warn
-    then.
+    With channels last the strides would differ although the memory order is the same, and DDP would warn and copy.
     """
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor) -> Tensor:
-        ctx.size, ctx.stride = weight.size(), weight.stride()
+        ctx.size = weight.size()
+        ctx.stride = weight.stride()
         return weight.flatten(1)
 
     @staticmethod
@@ -94,7 +100,7 @@ def _as_matrix(weight: Tensor) -> Tensor:
 
 
 @functools.cache
-def _pairs(
+def _select_weights(
     height: int,
     width: int,
     out_height: int,
@@ -103,9 +109,10 @@ def _pairs(
     stride: tuple[int, ...],
     padding: tuple[int, ...],
 ) -> Tensor | None:
-    """For each pair of a pixel out and a pixel in the weight between them, as a column of zeros and a one.
+    """Return, for each pair of an output and an input pixel, the weight between them as a column of zeros and a one.
 
-    None where some pixels don't see each other. Shape (kernel pixels, pixels out * pixels in).
+    The shape is (kernel pixels, output pixels * input pixels). None if an output pixel does not depend on all input
+    pixels.
     """
     selection = torch.zeros(kernel[0] * kernel[1], out_height * out_width, height * width)
     for out in range(out_height * out_width):
@@ -119,7 +126,7 @@ def _pairs(
 
 
 def use_matrix_products(model: nn.Module) -> None:
-    """Let the convolutions of ``model`` take the short way where they can; parameters stay the same objects."""
+    """Make the convolutions of ``model`` compute matrix products where possible; parameters stay the same objects."""
     for module in model.modules():
         plain = type(module) is nn.Conv2d and module.groups == 1 and module.dilation == (1, 1)
         if plain and not isinstance(module.padding, str) and module.padding_mode == "zeros":
@@ -127,7 +134,7 @@ def use_matrix_products(model: nn.Module) -> None:
 
 
 class SlicedConv2d(nn.Conv2d):
-    """A 1x1 convolution that leaves the pixels out first that its stride leaves out."""
+    """A 1x1 convolution that applies its stride by a slice of the input."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Map (N, in_channels, H, W) to (N, out_channels, H', W')."""
@@ -135,7 +142,7 @@ class SlicedConv2d(nn.Conv2d):
 
 
 def slice_before_narrow_convolutions(model: nn.Module) -> None:
-    """Keep ``model``, on a CPU and with channels last, clear of oneDNN's defect; parameters stay the same objects."""
+    """Avoid oneDNN's defect in a ``model`` with channels last on a CPU; parameters stay the same objects."""
     for module in model.modules():
         if type(module) is not nn.Conv2d or module.in_channels >= _SAFE_CHANNELS or module.groups != 1:
             continue

@@ -1,4 +1,4 @@
-"""The trained model in files for other programs: safetensors, torch.export's and ONNX."""
+"""Export of the trained model: safetensors, torch.export and ONNX."""
 
 import copy
 import importlib.util
@@ -14,15 +14,19 @@ from ddp_trainer.errors import UserError, require
 from ddp_trainer.files import replacing, writable
 from ddp_trainer.models.cpu_convolutions import SlicedConv2d, SmallMapConv2d
 
-# ending -> the modules that writing it needs besides torch
+# File suffix -> the modules that writing needs besides torch.
 _FORMATS = {".safetensors": ["safetensors"], ".pt2": [], ".onnx": ["onnx", "onnxscript"]}
 
 
 def check_export(paths: Sequence[str]) -> None:
-    """Raise :class:`UserError` for a file of no known format, or whose folder or libraries are not there."""
+    """Raise :class:`UserError` for a file of unknown format, with a missing library, or in a folder without access."""
     for path in map(Path, paths):
-        known = ", ".join(_FORMATS)
-        require(path.suffix in _FORMATS, "export", f"{path} has none of the endings {known}", "name the format by one")
+        require(
+            path.suffix in _FORMATS,
+            "export",
+            f"{path} has none of the suffixes {', '.join(_FORMATS)}",
+            "choose the format by one of them",
+        )
         missing = [name for name in _FORMATS[path.suffix] if importlib.util.find_spec(name) is None]
         require(not missing, "export", f"writing {path} needs {' and '.join(missing)}", "install them with pip")
         with writable(path.parent, "export"):
@@ -30,15 +34,15 @@ def check_export(paths: Sequence[str]) -> None:
 
 
 def export_model(model: nn.Module, inputs: Any, paths: Sequence[str]) -> None:
-    """Write ``model`` as it evaluates, in float32 on the CPU, to ``paths``; ``inputs`` are an example of a batch.
+    """Write ``model`` in evaluation mode, in float32 on the CPU, to ``paths``; ``inputs`` is an example of a batch.
 
-    Its batches may have any size. Raises :class:`UserError` where the model can't be exported or written.
+    The exported model accepts batches of any size. Raises :class:`UserError` if the model can't be exported or written.
     """
     model = copy.deepcopy(model).cpu().eval().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     for module in model.modules():
-        if isinstance(module, SmallMapConv2d | SlicedConv2d):  # another way of computing, chosen by an input's size
+        if isinstance(module, SmallMapConv2d | SlicedConv2d):  # they depend on the input's size
             module.__class__ = nn.Conv2d  # type: ignore[assignment]
-    # Of one sample torch would take the size for a constant.
+    # torch.export treats a batch size of one as a constant.
     pair = tree_map_only(Tensor, lambda tensor: torch.cat([tensor, tensor])[:2].cpu().contiguous(), inputs)
     program: Any = None
     for path in map(Path, paths):
@@ -50,8 +54,8 @@ def export_model(model: nn.Module, inputs: Any, paths: Sequence[str]) -> None:
             with replacing(path) as file:
                 _write(file, path.suffix, model, program)
         except OSError as error:
-            raise UserError("export", f"cannot write to {path}: {error}", "choose another folder") from error
-        except Exception as error:  # torch.export promises nothing about what it cannot trace
+            raise UserError("export", f"cannot write to {path}: {error}", "give another folder") from error
+        except Exception as error:  # torch.export documents no exception types
             reason = " ".join(str(error).split())[:300]
             raise UserError("export", f"the model can't be exported to {path}: {reason}", "use .safetensors") from error
 
@@ -61,7 +65,7 @@ def _write(file: IO[bytes], format: str, model: nn.Module, program: Any) -> None
         case ".safetensors":
             from safetensors.torch import save
 
-            # Cloned: parameters that several modules share are written as often, as any reader expects them.
+            # Cloned, so that a parameter that several modules share is written under each of its names.
             file.write(save({name: tensor.clone() for name, tensor in model.state_dict().items()}))
         case ".pt2":
             torch.export.save(program, file)

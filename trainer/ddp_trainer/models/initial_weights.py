@@ -1,4 +1,4 @@
-"""Weights that training starts from: a file's or torchvision's, as far as they fit the model."""
+"""Initial weights from a file or from torchvision; tensors that don't fit the model are skipped."""
 
 import pickle
 import re
@@ -14,80 +14,90 @@ from ddp_trainer.imports import import_torchvision
 
 _FIELD = "model.init_from"
 _TORCHVISION = re.compile(r"\w+_Weights\.\w+")
-# What DDP, torch.compile and networks around networks, such as one for segmentation, put before a parameter's own name.
+# Prefixes that DDP, torch.compile and wrapping networks, such as those for segmentation, add to a parameter's name.
 _WRAPPERS = re.compile(r"^(?:(?:module|_orig_mod|model|network|backbone)\.)+")
 _NESTED = ("state_dict", "model_state_dict", "model")
 _SHOWN = 4
 
 
 def download_weights(source: str) -> None:
-    """Put torchvision's weights of that name into its cache; a file is none. Raises :class:`UserError`."""
+    """Download torchvision's weights of that name into its cache; do nothing for a file.
+
+    Raises :class:`UserError` if torchvision does not know the name or the download fails.
+    """
     if _TORCHVISION.fullmatch(source):
         _read_torchvision(source)
 
 
 def read_weights(source: str) -> dict[str, Tensor]:
-    """The tensors by name of a file (torch.save's or safetensors), or of torchvision's weights of that name.
+    """Read named tensors from a file (torch.save or safetensors) or from torchvision's weights of that name.
 
-    torchvision's are downloaded unless they are in its cache. Raises :class:`UserError` where they can't be had.
+    Torchvision's weights are downloaded unless they are cached. Raises :class:`UserError` if they can't be read.
     """
     if _TORCHVISION.fullmatch(source):
         return _read_torchvision(source)
     try:
-        found = _read_file(source)
+        content = _read_file(source)
     except ImportError as error:
         raise UserError(_FIELD, f"reading {source} needs safetensors", "pip install safetensors") from error
     except pickle.UnpicklingError as error:
         raise UserError(
-            _FIELD, f"{source} holds more than tensors, or is none of torch.save's files", "save model.state_dict()"
+            _FIELD, f"{source} holds more than tensors, or was not written by torch.save", "save model.state_dict()"
         ) from error
     except (OSError, RuntimeError, EOFError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(_FIELD, f"{source} can't be read: {reason}", "give a file of model.state_dict()") from error
-    except Exception as error:  # pickle reads text as instructions, which fail with any exception
+    except Exception as error:  # pickle executes any bytes as instructions, which may raise any exception
         raise UserError(
             _FIELD,
-            f"{source} is not a file of torch.save ({type(error).__name__})",
+            f"{source} was not written by torch.save ({type(error).__name__})",
             "give a file of torch.save(model.state_dict(), …), or a .safetensors file",
         ) from error
     for name in _NESTED:
-        if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
-            found = found[name]
-    named = isinstance(found, Mapping) and all(isinstance(name, str) for name in found)
-    tensors = {name: item for name, item in found.items() if isinstance(item, Tensor)} if named else {}
-    require(bool(tensors), _FIELD, f"{source} holds no tensors by name", "save model.state_dict()")
+        if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
+            content = content[name]
+    tensors: dict[str, Tensor] = {}
+    if isinstance(content, Mapping) and all(isinstance(name, str) for name in content):
+        tensors = {name: item for name, item in content.items() if isinstance(item, Tensor)}
+    require(bool(tensors), _FIELD, f"{source} holds no named tensors", "save model.state_dict()")
     return tensors
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str, *, whole: bool = False) -> str:
-    """Copy what has the name and the shape of a tensor of ``model``; returns a line that says what has kept its own.
+    """Copy the weights whose name and shape match a tensor of ``model``; return a summary for the log.
 
-    So a head for other classes is new. Raises :class:`UserError` where nothing fits, or, if ``whole``, not everything.
+    A head for other classes stays random. Raises :class:`UserError` if nothing matches, or, if ``whole``, if any of the
+    model's tensors is missing.
     """
-    given = {_WRAPPERS.sub("", name): tensor for name, tensor in weights.items()}
-    own = model.state_dict()
-    fitting = {}
-    for name, tensor in own.items():
-        other = given.get(_WRAPPERS.sub("", name))
-        if other is not None and other.shape == tensor.shape:
-            fitting[name] = other
-    names = ", ".join(list(given)[:_SHOWN])
+    available = {_WRAPPERS.sub("", name): tensor for name, tensor in weights.items()}
+    state = model.state_dict()
+    matching = {}
+    for name, tensor in state.items():
+        candidate = available.get(_WRAPPERS.sub("", name))
+        if candidate is not None and candidate.shape == tensor.shape:
+            matching[name] = candidate
+
+    names = ", ".join(list(available)[:_SHOWN])
     require(
-        any(name in fitting for name, _ in model.named_parameters()),
+        any(name in matching for name, _ in model.named_parameters()),
         _FIELD,
-        f"no tensor of {source} ({names}, …) has the name and the shape of one of the model's",
-        "choose the model that they were saved from",
+        f"no tensor of {source} ({names}, …) has the name and shape of one of the model's parameters",
+        "choose the model that the weights were saved from",
     )
-    model.load_state_dict(fitting, strict=False)
-    new = [name for name in own if name not in fitting]
+    model.load_state_dict(matching, strict=False)
+    missing = [name for name in state if name not in matching]
     require(
-        not (whole and new),
+        not (whole and missing),
         "eval_only",
-        f"{source} lacks {len(new)} of the model's {len(own)} tensors, first {', '.join(new[:_SHOWN])}",
-        "choose the model and data that they were trained for",
+        f"{source} lacks {len(missing)} of the model's {len(state)} tensors: {_join_names(missing)}",
+        "choose the model and data that the weights were trained for",
     )
-    line = f"initial weights: {len(fitting)} of {len(own)} tensors from {source}"
-    return f"{line}; new: {', '.join(new[:_SHOWN])}{', …' if len(new) > _SHOWN else ''}" if new else line
+    summary = f"initial weights: {len(matching)} of {len(state)} tensors from {source}"
+    return f"{summary}; random: {_join_names(missing)}" if missing else summary
+
+
+def _join_names(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
 
 
 def _read_file(source: str) -> Any:
@@ -98,7 +108,7 @@ def _read_file(source: str) -> Any:
         try:
             return load_file(source)
         except SafetensorError as error:
-            raise ValueError(error) from error
+            raise RuntimeError(error) from error
     return torch.load(source, map_location="cpu", weights_only=True)
 
 
@@ -107,13 +117,15 @@ def _read_torchvision(source: str) -> dict[str, Tensor]:
     from torchvision import models
 
     try:
-        found = models.get_weight(source)
+        weights = models.get_weight(source)
     except (AttributeError, KeyError, ValueError) as error:
-        raise UserError(_FIELD, f"torchvision knows no {source}", "see torchvision.models.list_models()") from error
+        raise UserError(_FIELD, f"torchvision has no {source}", "see torchvision.models.list_models()") from error
     try:
-        return dict(found.get_state_dict(progress=False, check_hash=True))
+        return dict(weights.get_state_dict(progress=False, check_hash=True))
     except (OSError, RuntimeError) as error:
         folder = Path(torch.hub.get_dir()) / "checkpoints"
         raise UserError(
-            _FIELD, f"{source} is neither in {folder} nor can it be downloaded: {error}", f"put {found.url} there"
+            _FIELD,
+            f"{source} is not in {folder}, and its download failed: {error}",
+            f"copy {weights.url} into that folder",
         ) from error

@@ -1,7 +1,7 @@
-"""A small pre-activation-free ResNet for tiny images (8x8 and up): three stages of one basic block each.
+"""A small ResNet for tiny images (8x8 and larger): three stages of one basic block each.
 
-He et al., "Deep Residual Learning for Image Recognition" (2015), section 4.2, cut down: widths w, 2w, 4w and
-8 -> 4 -> 2 pixels, which learns the digits in seconds on one core.
+After He et al., "Deep Residual Learning for Image Recognition" (2015), section 4.2, with widths w, 2w, 4w. It learns
+the digits in seconds on one core.
 """
 
 import torch

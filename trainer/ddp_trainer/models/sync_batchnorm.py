@@ -1,8 +1,8 @@
-"""Batch norm over the batches of all ranks together.
+"""Batch norm with the statistics of all ranks' batches.
 
-torch's SyncBatchNorm computes on GPUs only, where the host waits for the device in every layer, and torch.compile can't
-follow it. This one has the same parameters and buffers, so that a state dict moves between ``BatchNorm2d``, torch's and
-this one.
+torch's SyncBatchNorm runs on GPUs only, synchronizes the host with the device in every layer, and breaks
+torch.compile's graph. This class has the same parameters and buffers: state dicts are interchangeable with those of
+``BatchNorm2d`` and torch's SyncBatchNorm.
 """
 
 from typing import Any
@@ -14,9 +14,9 @@ from torch.nn.functional import batch_norm
 
 
 def convert(module: nn.Module) -> nn.Module:
-    """``module`` with all its batch norms synchronised over the ranks.
+    """Replace all batch norms of ``module`` by :class:`SyncBatchNorm` and return the module.
 
-    Needs a process group. Parameters and buffers stay the same objects.
+    Parameters and buffers stay the same objects. Training needs a process group.
     """
     if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
         return SyncBatchNorm(module)
@@ -26,7 +26,7 @@ def convert(module: nn.Module) -> nn.Module:
 
 
 class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """Takes the place of a batch norm; normalises with mean and variance of all ranks' samples while training."""
+    """A batch norm that normalizes with mean and variance of all ranks' samples in training."""
 
     def __init__(self, old: nn.modules.batchnorm._BatchNorm) -> None:
         super().__init__(old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats)
@@ -36,10 +36,10 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
-            raise ValueError(f"batch norm takes (N, C, ...), not {tuple(input.shape)}")
+            raise ValueError(f"batch norm expects a shape of (N, C, ...), got {tuple(input.shape)}")
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise (N, C, ...); every rank must call this equally often, with at least one value a channel."""
+        """Normalize (N, C, ...). Every rank must make the same number of calls, with at least one value per channel."""
         if not (self.training and dist.is_initialized() and dist.get_world_size() > 1):
             return super().forward(input)
         self._check_input_dim(input)
@@ -51,49 +51,52 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
             with torch.no_grad():
                 assert self.num_batches_tracked is not None
                 self.num_batches_tracked.add_(1)
-                # A number or a tensor: the host does not wait to know how many batches there were.
+                # A tensor without a fixed momentum: reading the count would synchronize the host with the device.
                 share: Any = self.momentum
                 if share is None:
                     share = self.num_batches_tracked.to(mean.dtype).reciprocal()
                 self.running_mean.lerp_(mean, share)
-                # The running variance is the unbiased one, as batch norm has it.
+                # As in torch's batch norm, the running variance is the unbiased one.
                 self.running_var.lerp_(var * (count / (count - 1.0).clamp(min=1.0)), share)
-        normalised: Tensor = output
-        return normalised
+        normalized: Tensor = output
+        return normalized
 
 
 def _statistics_type(x: Tensor) -> torch.dtype:
-    """The type of mean and variance: of more digits than half a number has, and of no fewer than ``x``."""
+    """Return the type of mean and variance: float32, or that of ``x`` if it is wider."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
 class _Normalise(torch.autograd.Function):
-    """Ioffe and Szegedy, "Batch Normalization" (2015): forward and gradient, with the sums taken over all ranks."""
+    """Forward and gradient of Ioffe and Szegedy, "Batch Normalization" (2015), with sums over all ranks."""
 
     @staticmethod
     def forward(
         context: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         kind = _statistics_type(x)
-        if torch.compiler.is_compiling():  # into a kernel with what is beside it
+        if torch.compiler.is_compiling():  # torch.compile fuses it with neighbouring operations
             own_var, own_mean = torch.var_mean(x.to(kind), [0, *range(2, x.dim())], correction=0)
         else:
-            # What BatchNorm2d's own kernel takes; torch.var_mean needs up to thirty times as long with channels last.
-            # On a GPU that reads halves and adds up in fp32.
+            # BatchNorm2d's own kernel: torch.var_mean takes up to thirty times as long with channels last. On a GPU the
+            # kernel reads half precision and accumulates in fp32.
             own_mean, own_var = torch.batch_norm_update_stats(x if x.is_cuda else x.to(kind), None, None, 0.0)
         own_count = own_mean.new_full((1,), float(x.numel() // x.shape[1]))
-        # Each rank's row of a table, of which the others know nothing: the sum is exact, and one message for all ranks.
-        channels, rank = x.shape[1], dist.get_rank()
+        # A table with a row per rank, zero in the rows of other ranks: their sum is exact, in one all-reduce.
+        channels = x.shape[1]
+        rank = dist.get_rank()
         gathered = own_mean.new_zeros(dist.get_world_size(), 2 * channels + 1)
         torch.cat([own_mean, own_var, own_count], out=gathered[rank])
         dist.all_reduce(gathered)
-        means, variances, counts = gathered[:, :channels], gathered[:, channels:-1], gathered[:, -1:]
-        # Variances of parts are put together with the spread of their means: subtracting squares would cancel digits.
+        means = gathered[:, :channels]
+        variances = gathered[:, channels:-1]
+        counts = gathered[:, -1:]
+        # Total variance = mean of the variances + variance of the means. Subtracting squares would lose digits.
         count = counts.sum()
         shares = counts / count
         mean = (shares * means).sum(0)
         var = (shares * (variances + (means - mean).square())).sum(0)
-        # As in evaluation, mean and variance are given: torch's own kernel, in any memory layout.
+        # With given mean and variance, as in evaluation, torch's kernel supports any memory layout.
         output = batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
         context.save_for_backward(x, weight, mean, var, count)
         context.eps = eps
@@ -102,15 +105,15 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """With xhat = (x - mean) / sigma and sums over all ranks' N values of a channel::
+        """Compute the gradient, with xhat = (x - mean) / sigma and sums over all ranks' N values of a channel::
 
         dx = weight / sigma * (dy - sum(dy) / N - xhat * sum(dy * xhat) / N)
 
-        The parameters' gradients stay this rank's own; DDP averages them.
+        The parameters' gradients are those of this rank; DDP averages them.
         """
         x, weight, mean, var, count = context.saved_tensors
         inverse = torch.rsqrt(var + context.eps)
-        # A CPU's kernel takes the variance, a GPU's its inverse root.
+        # The CPU kernel reads the variance, the GPU kernel its inverse square root.
         _, dweight, dbias = torch.ops.aten.native_batch_norm_backward(
             gradients[0], x, weight, mean, var, mean, inverse, False, context.eps, [False, True, True]
         )

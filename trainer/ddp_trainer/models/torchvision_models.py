@@ -1,4 +1,4 @@
-"""torchvision's own networks, from scratch: with a head for the data's classes, or with a class a pixel."""
+"""torchvision's networks without weights: classifiers, and segmentation networks."""
 
 from torch import Tensor, nn
 
@@ -9,7 +9,7 @@ from ddp_trainer.models.cpu_convolutions import use_matrix_products
 
 
 def build(config: ModelConfig, in_channels: int, num_classes: int) -> nn.Module:
-    """torchvision's ``config.name`` with ``num_classes`` outputs; its first convolution fitted to ``in_channels``."""
+    """Build torchvision's ``config.name`` with ``num_classes`` outputs and a first convolution of ``in_channels``."""
     import_torchvision()
     from torchvision import models
 
@@ -24,7 +24,7 @@ def build(config: ModelConfig, in_channels: int, num_classes: int) -> nn.Module:
 
 
 class PixelLogits(nn.Module):
-    """A segmentation network of torchvision's that gives its main output instead of a dictionary."""
+    """A segmentation network of torchvision that returns its main output instead of a dictionary."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -37,9 +37,13 @@ class PixelLogits(nn.Module):
 
 
 def build_deeplab(config: ModelConfig, in_channels: int, num_classes: int) -> nn.Module:
-    """torchvision's ``config.name`` with ``num_classes`` outputs a pixel, without an auxiliary classifier."""
-    require(in_channels == 3, "model.name", f"{config.name} takes colour, the data has {in_channels} channel(s)",
-            "choose another model")  # fmt: skip
+    """Build torchvision's ``config.name`` with ``num_classes`` outputs per pixel and no auxiliary classifier."""
+    require(
+        in_channels == 3,
+        "model.name",
+        f"{config.name} needs images of 3 channels, but the data has {in_channels}",
+        "choose another model",
+    )
     import_torchvision()
     from torchvision import models
 

@@ -1,1 +1,1 @@
-"""What a run reports: metrics, progress lines, timings, the CSV. Users import :mod:`ddp_trainer.exporter`."""
+"""Reports of a run: metrics, progress lines, timings, the CSV file. Users import :mod:`ddp_trainer.exporter`."""

@@ -1,4 +1,4 @@
-"""What is kept of every epoch: training time, training accuracy, how long the target has been reached, the CSV."""
+"""The record of every epoch: training time, training accuracy, the early-stop streak, the CSV file."""
 
 import csv
 import time
@@ -19,88 +19,92 @@ HEADER = ["time", "val_accuracy"]
 
 
 class EpochRecord:
-    """One rank's record. All ranks call the same methods at the same steps; rank 0 alone has a file.
+    """One rank's record. All ranks call the same methods at the same steps; only rank 0 has a file.
 
-    Raises :class:`UserError` on all ranks where the file can't be written.
+    Raises :class:`UserError` on all ranks if the file can't be written.
     """
 
     def __init__(self, config: RunConfig, world: World, position: Position, seconds: float = 0.0) -> None:
-        self._world, self._position, self._early = world, position, config.early_stop
+        self._world = world
+        self._position = position
+        self._early_stop = config.early_stop
         self._watch = Stopwatch(world.device)
-        # Training time of the whole run, across its restarts; ``seconds`` of it before this process.
+        # Training time of the whole run, across restarts; it starts with the ``seconds`` before this process.
         self._seconds = seconds
         self._csv: CsvLog | None = None
         with world.agreed():
             if config.csv_dir is not None and world.is_main and not config.eval_only:
                 self._csv = CsvLog(Path(config.csv_dir) / file_name(config, world.size), position.epoch)
-        if self._csv is not None:  # a checkpoint of an earlier version has no time
+        if self._csv is not None:  # longer than ``seconds`` if no checkpoint was loaded
             self._seconds = max(self._seconds, self._csv.seconds)
         self.begin()
 
     def begin(self) -> None:
-        """An epoch, or the rest of one, begins."""
+        """Start an epoch, or the rest of one."""
         self._watch.restart()
-        self._began = time.perf_counter()
+        self._started = time.perf_counter()
         self._paused = 0.0
         self._lap: Callable[[], float] | None = None
         self._samples = 0
         self._correct: Tensor | None = None
 
     def step(self, correct: Tensor | None, samples: int) -> None:
-        """Add a step of all ranks' ``samples``; ``correct`` holds right answers and answers, where they are counted."""
+        """Add a step of all ranks' ``samples``; ``correct`` holds the numbers of correct answers and of answers."""
         self._samples += samples
         if correct is not None:
             self._correct = correct.double() if self._correct is None else self._correct + correct
 
     def pause(self, start: Any, end: Any, host_seconds: float) -> None:
-        """Leave what was between two moments of the device's timeline out of the epoch's time."""
+        """Exclude the time between two moments of the device's timeline from the epoch's time."""
         self._watch.pause(start, end)
         self._paused += host_seconds
 
     def measure_total(self) -> float:
-        """Training time of the whole run up to now, by the host's clock in an epoch: it waits for no step."""
+        """Return the training time of the whole run; within an epoch by the host's clock, which waits for no step."""
         if self._samples == 0:
             return self._seconds
         if self._lap is not None:
             return self._seconds + self._lap()
-        return self._seconds + time.perf_counter() - self._began - self._paused
+        return self._seconds + time.perf_counter() - self._started - self._paused
 
     def end(self) -> None:
-        """The epoch's last step has been asked for; does not wait for the device."""
+        """End the epoch after its last step was launched; does not wait for the device."""
         self._lap = self._watch.lap()
 
     def validated(self, score: float) -> dict[str, float]:
-        """Count an epoch that has reached the target, as rank 0 sees it, and write the epoch down.
+        """Update the early-stop streak by rank 0's ``score`` and record the epoch.
 
-        Returns its figures: ``accuracy``, the share of right answers over all ranks, each from before its step, where
-        it is counted; and where steps were taken since :meth:`begin` their ``seconds``, ``samples_per_second``, and the
-        ``cumulative_seconds`` of the whole run, across its restarts.
+        Returns the epoch's values: ``accuracy`` over the training batches of all ranks, if it is counted; and if steps
+        were taken since :meth:`begin`, their ``seconds``, ``samples_per_second``, and the ``cumulative_seconds`` of the
+        whole run, across restarts.
         """
-        position, figures = self._position, dict[str, float]()
-        streak = self._early.count(position.streak, score)
+        position = self._position
+        streak = self._early_stop.count(position.streak, score)
         position.streak = int(self._world.sum([float(streak) if self._world.is_main else 0.0])[0])
+
+        values: dict[str, float] = {}
         if self._correct is not None:
-            right, answers = self._world.sum(self._correct.tolist())
-            figures["accuracy"] = right / answers if answers else 0.0
+            correct, answers = self._world.sum(self._correct.tolist())
+            values["accuracy"] = correct / answers if answers else 0.0
         seconds = 0.0 if self._lap is None else self._lap()
         self._seconds += seconds
         if seconds > 0:
-            figures["seconds"] = seconds
-            figures["cumulative_seconds"] = self._seconds
-            figures["samples_per_second"] = self._samples / seconds
+            values["seconds"] = seconds
+            values["cumulative_seconds"] = self._seconds
+            values["samples_per_second"] = self._samples / seconds
         self._samples = 0
         if self._csv is not None:
             self._csv.epoch(self._seconds - self._csv.seconds, score)
-        return figures
+        return values
 
     @property
     def target_met(self) -> bool:
-        """Whether the run may end here; the same on all ranks."""
-        return self._early.met(self._position.streak)
+        """Return whether the run has reached its target; the same on all ranks."""
+        return self._early_stop.met(self._position.streak)
 
 
 def file_name(config: RunConfig, world_size: int) -> str:
-    """Named after what the runs differ in: ``2ranks-32bs-0.01lr-0.9m-5w.csv``."""
+    """Return the CSV file's name, by the settings in which runs differ: ``2ranks-32bs-0.01lr-0.9m-5w.csv``."""
     return (
         f"{world_size}ranks-{config.data.batch_size}bs-{config.optim.lr:g}lr-"
         f"{config.optim.momentum:g}m-{config.schedule.warmup_epochs:g}w.csv"
@@ -108,12 +112,12 @@ def file_name(config: RunConfig, world_size: int) -> str:
 
 
 class CsvLog:
-    """Rank 0's file. Time is that of training steps alone, in seconds since the run began, across its restarts."""
+    """Rank 0's file. Its times are seconds of training steps since the start of the run, across restarts."""
 
     def __init__(self, path: Path, epochs_done: int) -> None:
-        """Begin the file, or go on with its first ``epochs_done`` epochs.
+        """Create the file, or keep the first ``epochs_done`` epochs of an existing one.
 
-        Raises :class:`UserError` where it can't be written.
+        Raises :class:`UserError` if it can't be written.
         """
         self.path = path
         rows = [["0.0", "0.0"], *self._read()[1 : epochs_done + 1]]
@@ -123,7 +127,7 @@ class CsvLog:
             self._write("w", [HEADER, *rows])
 
     def epoch(self, seconds: float, accuracy: float) -> None:
-        """Add an epoch that took ``seconds`` to train; a failure is a warning, for the run matters more."""
+        """Add an epoch that took ``seconds`` to train; a failure is only a warning."""
         self.seconds += seconds
         try:
             self._write("a", [[str(round(self.seconds, 1)), str(round(accuracy, 4))]])
@@ -135,7 +139,7 @@ class CsvLog:
             csv.writer(file).writerows(rows)
 
     def _read(self) -> list[list[str]]:
-        """The rows of a file of ours without its header; none where there is no such file."""
+        """Return the rows of an existing file without its header; none if it does not exist or is of another kind."""
         try:
             with open(self.path, newline="") as file:
                 header, *rows = csv.reader(file)

@@ -1,8 +1,8 @@
-"""Where rank 0 keeps a run's figures, besides its lines and its metrics: JSONL, TensorBoard, W&B, MLflow.
+"""Rank 0's logs of scalars: JSONL, TensorBoard, W&B, MLflow.
 
-Each log has a thread of its own, so that none can hold up a step or another log. The first failure ends a log with a
-line, and not the run. A resumed run goes on with its logs: what they have of steps that are taken again is cut, or,
-where a log takes nothing back, not sent again.
+Each log has its own thread, so that none blocks a step or another log. The first failure of a log disables it with a
+warning; the run continues. A resumed run appends to its logs: entries of steps that are repeated are removed, or not
+sent again if a log can't remove entries.
 """
 
 import importlib
@@ -17,7 +17,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ddp_trainer import contract
 from ddp_trainer.config.run import RunConfig
@@ -27,27 +27,27 @@ from ddp_trainer.files import writable, write_atomically
 
 FILE = "metrics.jsonl"
 _TENSORBOARD = "TENSORBOARD_LOGGING_DIR"  # the folder of spec.tracking.tensorboard
-# How long a run waits at its end for logs that have not taken everything. A pod that must go has no more.
-_PATIENCE_SECONDS = 10.0
+# How long the run waits at its end for slow logs. The grace period of a terminated pod allows no more.
+_MAX_WAIT_SECONDS = 10.0
 
 
 class Log(Protocol):
-    """A place for figures. Any exception of these methods ends the log."""
+    """A destination for scalars. Any exception of these methods disables the log."""
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Take the figures after ``step`` steps; the same step may come again with other names."""
+        """Write the scalars after ``step`` steps; a step may be written several times with different names."""
 
     def close(self) -> None:
-        """Take nothing more."""
+        """Finish writing."""
 
 
 class JsonLines:
-    """An object a line with ``step``, ``time`` (Unix, seconds) and the figures; what is not a finite number is null."""
+    """One JSON object per line: ``step``, ``time`` (Unix, seconds) and the scalars; non-finite numbers are null."""
 
     def __init__(self, path: Path, step: int) -> None:
-        """Begin the file, or go on after ``step`` with what it has up to there."""
+        """Create the file, or keep the lines of an existing one up to ``step``."""
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        # In a new file: a process that is no longer to write here may have the old one open.
+        # A new file, because a superseded process may still have the old one open.
         write_atomically(path, b"".join(line for line in lines if _step_of(line) <= step))
         self._file = path.open("a", buffering=1)
 
@@ -62,7 +62,7 @@ class JsonLines:
 
 
 def _step_of(line: bytes) -> float:
-    """The step of a line; infinite where it is not a whole one of ours."""
+    """Return the step of a line; infinite if the line is incomplete or of another format."""
     try:
         return float(json.loads(line)["step"]) if line.endswith(b"\n") else math.inf
     except (ValueError, LookupError, TypeError):
@@ -70,7 +70,7 @@ def _step_of(line: bytes) -> float:
 
 
 class TensorBoard:
-    """Event files in ``folder``, in which steps after ``step`` that an earlier process wrote no longer count."""
+    """Event files in ``folder``; TensorBoard ignores an earlier process's entries after ``step``."""
 
     def __init__(self, folder: Path, step: int) -> None:
         tensorboard = importlib.import_module("torch.utils.tensorboard")
@@ -88,7 +88,7 @@ class TensorBoard:
 
 
 class WandB:
-    """A run of Weights & Biases, where ``WANDB_*`` say; it ignores steps before its last by itself."""
+    """A run of Weights & Biases, configured by ``WANDB_*``; the service ignores steps before its last one."""
 
     def __init__(self, settings: Mapping[str, Any], run: str | None) -> None:
         self._run = importlib.import_module("wandb").init(
@@ -109,7 +109,7 @@ class WandB:
 
 
 class MLflow:
-    """A run of MLflow, where ``MLFLOW_*`` say; figures that it has already are not sent again."""
+    """A run of MLflow, configured by ``MLFLOW_*``; metrics that it already has are not sent again."""
 
     def __init__(self, settings: Mapping[str, Any], run: str | None) -> None:
         self._mlflow = importlib.import_module("mlflow")
@@ -117,13 +117,13 @@ class MLflow:
         active = self._mlflow.start_run(run_id=os.environ.get("MLFLOW_RUN_ID") or run, run_name=name)
         self.run: str = active.info.run_id
         history = self._mlflow.MlflowClient().get_metric_history
-        self._last = {key: max(one.step for one in history(self.run, key)) for key in active.data.metrics}
-        if not active.data.params:  # which MLflow does not let change
-            self._mlflow.log_params({key: str(value)[:500] for key, value in _flat(settings)})
+        self._last_steps = {key: max(metric.step for metric in history(self.run, key)) for key in active.data.metrics}
+        if not active.data.params:  # MLflow does not allow changes of parameters
+            self._mlflow.log_params({key: str(value)[:500] for key, value in _flatten(settings)})
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """See :class:`Log`."""
-        new = {name: value for name, value in scalars.items() if step > self._last.get(name, -1)}
+        new = {name: value for name, value in scalars.items() if step > self._last_steps.get(name, -1)}
         self._mlflow.log_metrics(new, step=step)
 
     def close(self) -> None:
@@ -131,28 +131,35 @@ class MLflow:
         self._mlflow.end_run()
 
 
-# name -> by which variables it is wanted, the module that it needs, and the log
-_SERVICES: dict[str, tuple[str, str, type[WandB | MLflow]]] = {
-    "W&B": ("WANDB_", "wandb", WandB),
-    "MLflow": ("MLFLOW_", "mlflow", MLflow),
-}
+class _Service(NamedTuple):
+    """A service that environment variables enable."""
+
+    name: str
+    # Prefix of the variables.
+    prefix: str
+    module: str
+    log: type[WandB | MLflow]
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+_SERVICES = (_Service("W&B", "WANDB_", "wandb", WandB), _Service("MLflow", "MLFLOW_", "mlflow", MLflow))
+
+
+def _flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from _flatten(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
 
 
 class _Background:
-    """A log that is opened, written to and closed by a thread of its own."""
+    """A log that its own thread opens, writes and closes."""
 
     def __init__(self, name: str, start: Callable[[], Log]) -> None:
-        self._name, self._start = name, start
+        self._name = name
+        self._start = start
         self._queue: SimpleQueue[tuple[int, Mapping[str, float]] | None] = SimpleQueue()
-        self._off = False
+        self._disabled = False
         self._thread = threading.Thread(target=self._work, name=f"ddp-log-{name}", daemon=True)
         self._thread.start()
 
@@ -162,84 +169,86 @@ class _Background:
             while (item := self._queue.get()) is not None:
                 log.write(*item)
             log.close()
-        except Exception as error:  # a server that is away, a full disk: training goes on
-            self._off = True
-            _switch_off(self._name, error)
+        except Exception as error:  # an unreachable server or a full disk must not stop the training
+            self._disabled = True
+            _warn_disabled(self._name, error)
 
     def put(self, item: tuple[int, Mapping[str, float]] | None) -> None:
-        """Hand over figures, or at the end None; never waits."""
-        if not self._off:
+        """Queue a step and its scalars, or None at the end; never waits."""
+        if not self._disabled:
             self._queue.put(item)
 
     def join(self, deadline: float) -> None:
         """Wait until everything is written, or ``deadline`` on the monotonic clock."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
-            warn(f"{self._name} has not taken all figures of this run; the run does not wait for it")
+            warn(f"{self._name} did not finish in time; its last scalars of this run are lost")
 
 
 class Logs:
-    """All logs of a run, from ``step`` steps on. Every rank makes them; only rank 0's take anything.
+    """All logs of a run, from ``step`` steps on. Every rank creates them; only rank 0 writes.
 
-    Raises :class:`UserError` on all ranks where the folder can't be written to.
+    Raises :class:`UserError` on all ranks if the folder is not writable.
     """
 
     def __init__(self, config: RunConfig, world: World, step: int) -> None:
         self._logs: list[_Background] = []
-        wanted = world.is_main and not config.eval_only
+        enabled = world.is_main and not config.eval_only
         folder = None if config.log_dir is None else Path(config.log_dir)
         with world.agreed():
-            if folder is not None and wanted:
+            if folder is not None and enabled:
                 with writable(folder, "log_dir"):
                     folder.mkdir(parents=True, exist_ok=True)
                     (folder / FILE).open("a").close()
-        if not wanted:
+        if not enabled:
             return
         if folder is not None:
             self._add(FILE, "json", partial(JsonLines, folder / FILE, step))
         events = Path(os.environ[_TENSORBOARD]) if os.environ.get(_TENSORBOARD) else folder
         if events is not None and importlib.util.find_spec("tensorboard"):
             self._add("TensorBoard", "torch.utils.tensorboard", partial(TensorBoard, events, step))
-        for name, (prefix, module, service) in _SERVICES.items():
-            variables = sorted(variable for variable in os.environ if variable.startswith(prefix))
-            if variables and importlib.util.find_spec(module):
-                self._add(name, module, partial(_go_on, service, config, step))
+        for service in _SERVICES:
+            variables = sorted(variable for variable in os.environ if variable.startswith(service.prefix))
+            if variables and importlib.util.find_spec(service.module):
+                self._add(service.name, service.module, partial(_open_service, service.log, config, step))
             elif variables:
-                warn(f"{variables[0]} is set, but {module} is not installed: nothing is sent to {name}")
+                warn(f"{variables[0]} is set, but {service.module} is not installed: nothing is sent to {service.name}")
 
     def _add(self, name: str, module: str, start: Callable[[], Log]) -> None:
-        """Start a log; ``module`` is imported here, because readers of data may be forked while threads run."""
+        """Start a log. Imports ``module`` in this thread, because data readers may be forked while threads run."""
         try:
             importlib.import_module(module)
-        except Exception as error:  # an installation that is broken
-            _switch_off(name, error)
+        except Exception as error:  # a broken installation
+            _warn_disabled(name, error)
         else:
             self._logs.append(_Background(name, start))
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Hand figures to all logs; never waits."""
+        """Queue the scalars in all logs; never waits."""
         for log in self._logs:
             log.put((step, scalars))
 
     def close(self) -> None:
-        """Let the logs write what is left, and end; waits ten seconds at most. Twice is once."""
-        logs, self._logs = self._logs, []
+        """Wait, ten seconds at most, until the logs have written everything; a second call does nothing."""
+        logs = self._logs
+        self._logs = []
         for log in logs:
             log.put(None)
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + _MAX_WAIT_SECONDS
         for log in logs:
             log.join(deadline)
 
 
-def _go_on(service: type[WandB | MLflow], config: RunConfig, step: int) -> Log:
-    """A service's log: a run resumed after ``step`` steps goes on with the one whose name is beside its checkpoints."""
-    path = None if config.checkpoint.dir is None else Path(config.checkpoint.dir) / f"{service.__name__}-run.txt"
-    log = service(asdict(config), path.read_text() if path is not None and step and path.exists() else None)
-    if path is not None:
-        write_atomically(path, log.run.encode())
+def _open_service(kind: type[WandB | MLflow], config: RunConfig, step: int) -> Log:
+    """Open a service's log; after a resume at ``step`` it continues the run whose id is next to the checkpoints."""
+    if config.checkpoint.dir is None:
+        return kind(asdict(config), None)
+    path = Path(config.checkpoint.dir) / f"{kind.__name__}-run.txt"
+    log = kind(asdict(config), path.read_text() if step and path.exists() else None)
+    write_atomically(path, log.run.encode())
     return log
 
 
-def _switch_off(name: str, error: Exception) -> None:
+def _warn_disabled(name: str, error: Exception) -> None:
     reason = " ".join(str(error).split())[:300] or type(error).__name__
-    warn(f"{name} takes no more figures of this run: {reason}")
+    warn(f"{name} is disabled for the rest of this run: {reason}")

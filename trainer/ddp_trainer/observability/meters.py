@@ -1,4 +1,4 @@
-"""Measuring a step without disturbing it: where its time goes, and numbers that are fetched while the device works."""
+"""Measurements that do not make the host wait for the device: times, and scalars copied while the device computes."""
 
 import contextlib
 import time
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class AsyncScalars:
-    """Scalars that are being copied from the device, beside its work."""
+    """Scalars that are copied from the device while it computes."""
 
     def __init__(self, scalars: list[Tensor]) -> None:
         self._event: Any = None
@@ -25,11 +25,11 @@ class AsyncScalars:
                 self._event.record()
 
     def ready(self) -> bool:
-        """Whether reading would not wait."""
+        """Return whether the copy is complete, so that :meth:`read` does not wait."""
         return self._event is None or bool(self._event.query())
 
     def read(self) -> list[float]:
-        """The numbers, waiting for them if need be."""
+        """Return the numbers; wait for the copy if necessary."""
         if self._event is not None:
             self._event.synchronize()
         values: list[float] = [] if self._host is None else self._host.tolist()
@@ -37,38 +37,38 @@ class AsyncScalars:
 
 
 class Timeline:
-    """Moments in the order of the device's work: on a GPU events in its stream, else the host's clock.
+    """Moments in the device's work: events in the stream of a GPU, times of the host's clock on a CPU.
 
-    The host runs ahead of a GPU. By its own clock steps take as long as it takes to ask for them, and what the device
-    has still to do when the last one has been asked for counts as somebody else's time.
+    The host runs ahead of a GPU. Its clock would measure the launches of a step, and attribute the pending work after
+    the last step to whatever follows.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
 
     def now(self, *, recorded: bool = False) -> Any:
-        """The moment when all that has been asked for so far is done; does not wait for it.
+        """Return the moment at which all work launched so far is done; does not wait for it.
 
-        With ``recorded`` in a step that is being recorded: at every replay it is another moment.
+        Use ``recorded`` within a step that is being recorded: every replay then sets the moment again.
         """
         if not self._cuda:
             return time.perf_counter()
-        again = {"external": True} if recorded else {}
-        event = torch.cuda.Event(enable_timing=True, **again)  # type: ignore[no-untyped-call]
+        options = {"external": True} if recorded else {}
+        event = torch.cuda.Event(enable_timing=True, **options)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     def reached(self, moment: Any) -> bool:
-        """Whether ``moment`` is past."""
+        """Return whether the device has reached ``moment``."""
         return not self._cuda or bool(moment.query())
 
     def wait(self) -> None:
-        """Let the host wait until all that has been asked for so far is done."""
+        """Block the host until all work launched so far is done."""
         if self._cuda:
             self.now().synchronize()
 
     def seconds(self, start: Any, end: Any, pauses: Sequence[tuple[Any, Any]] = ()) -> float:
-        """Seconds between two moments, without the ``pauses`` between them; waits for the second."""
+        """Return the seconds between two moments, without the ``pauses`` between them; waits for the second moment."""
         if not self._cuda:
             seconds = float(end - start)
         else:
@@ -78,54 +78,56 @@ class Timeline:
 
 
 class Stopwatch:
-    """Measures laps of training, with pauses (validation, checkpoints) left out."""
+    """Measures laps of training, without pauses for validation and checkpoints."""
 
     def __init__(self, device: torch.device) -> None:
         self._timeline = Timeline(device)
         self.restart()
 
     def restart(self) -> None:
-        """Begin a lap now."""
+        """Start a lap now."""
         self._start: Any = self._timeline.now()
         self._pauses: list[tuple[Any, Any]] = []
 
     def pause(self, start: Any, end: Any) -> None:
-        """Leave out what was between two moments of this device's timeline."""
+        """Exclude the time between two moments of this device's timeline."""
         self._pauses.append((start, end))
 
     def lap(self) -> Callable[[], float]:
-        """End the lap, and begin the next one. Does not wait for the device.
+        """End the lap and start the next one, without waiting for the device.
 
-        Returns a function that does, and gives the seconds of the lap without its pauses.
+        Returns a function that waits, and returns the seconds of the lap without its pauses.
         """
-        start, pauses = self._start, self._pauses
+        start = self._start
+        pauses = self._pauses
         self.restart()
         return partial(self._timeline.seconds, start, self._start, pauses)
 
 
-# Replays of a recorded step between two at which the host waits for the device, to know how long it computes.
-_LOOK_EVERY = 32
+# The host waits for the device, to measure its compute time, once in so many replays of a recorded step.
+_MEASURE_EVERY = 32
 
 
 class ComputeClock:
-    """Time from the start of forward to the gradient that backward reaches last, before the wait for other ranks.
+    """Measures the time from the start of forward to the last gradient of backward, before the wait for other ranks.
 
-    DDP starts an all-reduce when a bucket of gradients is ready and waits for all of them at backward's end. The first
-    parameter's gradient is the last to be ready, so what follows it is waiting. A straggler computes long and waits
-    little; the others compute as ever and wait for it, though all steps take equally long.
+    DDP starts an all-reduce when a bucket of gradients is ready, and waits for all of them at the end of backward. The
+    first parameter's gradient is ready last; the time after it is spent waiting. All ranks have equal step times, but a
+    straggler computes longer and waits less than its peers.
     """
 
     def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
         self._timeline = Timeline(device)
         self._start: Any = None
         self._end: Any = None
-        # Pairs of moments whose time is not known yet; bounded, because the device is at most a few steps behind.
+        # Pairs of moments that the device may not have reached; bounded, because it is at most a few steps behind.
         self._moments: deque[tuple[Any, Any]] = deque(maxlen=64)
-        # Of a recorded step: whether it is being recorded, its two moments, and how long it took when last looked at.
+        # A recorded step: whether it is being recorded, its two moments, its replays, and its last measured time.
         self._recording = False
         self._recorded: tuple[Any, Any] | None = None
-        self._replays, self._typical = 0, 0.0
-        # Every event that the graph records into, for as long as the graph lives.
+        self._replays = 0
+        self._measured_seconds = 0.0
+        # The events of the graph, which must live as long as the graph.
         self._recorded_events: list[Any] = []
         first = next((parameter for parameter in model.parameters() if parameter.requires_grad), None)
         if first is not None:
@@ -141,31 +143,31 @@ class ComputeClock:
         return moment
 
     def forget_recording(self) -> None:
-        """Release the events of a recorded step. Call it when the graph is gone, and not before."""
+        """Release the events of a recorded step; call it after the graph is deleted."""
         self._recorded = None
         self._recorded_events.clear()
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Within it a step is recorded."""
+        """Return the context in which a step is recorded."""
         self._recording = True
         try:
             yield
             self._recorded = None if self._end is None else (self._start, self._end)
         finally:
             self._recording = False
+            # These two moments belong to the graph; the next step needs its own.
             self._start = None
-            # The next step's own: these two are the graph's.
             self._end = None
 
     def replayed(self) -> None:
-        """Call before each replay of the recorded step. Now and then it waits for the one before, to see how long."""
-        if self._recorded is not None and self._replays % _LOOK_EVERY == 1:
+        """Call before each replay of the recorded step; occasionally waits for the previous replay to measure it."""
+        if self._recorded is not None and self._replays % _MEASURE_EVERY == 1:
             self._timeline.wait()
             try:
-                self._typical = self._timeline.seconds(*self._recorded)
-            except RuntimeError:  # a figure that can't be had is no reason to end a run
-                self._recorded = None  # their events stay: the graph records into them
+                self._measured_seconds = self._timeline.seconds(*self._recorded)
+            except RuntimeError:  # a missing measurement must not stop the run
+                self._recorded = None  # the events are kept: the graph still uses them
         self._replays += 1
         self._start = None
 
@@ -175,12 +177,12 @@ class ComputeClock:
         self._start = self._now()
 
     def seconds(self) -> float:
-        """Compute time that has become known since the last call: the step's own on a CPU, earlier steps' on a GPU.
+        """Return the compute time measured since the last call: of this step on a CPU, of earlier steps on a GPU.
 
-        A replay counts as long as the one that was last looked at.
+        For a replay it is the time of the last measured replay.
         """
         if self._start is None or self._end is None:
-            return self._typical
+            return self._measured_seconds
         self._moments.append((self._start, self._end))
         total = 0.0
         while self._moments and self._timeline.reached(self._moments[0][1]):

@@ -1,4 +1,4 @@
-"""A trace of some steps by torch.profiler, one for each rank."""
+"""A trace of some steps by torch.profiler, one per rank."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -11,25 +11,28 @@ from ddp_trainer.distributed.world import World
 from ddp_trainer.errors import warn
 from ddp_trainer.files import writable, write_atomically
 
-# Steps of this process before the trace, of which the profiler warms up in the last ones, and in it.
-_WAIT, _WARM_UP, TRACED = 8, 2, 5
+# Steps of this process: skipped, then warm-up of the profiler, then traced.
+_WAIT = 8
+_WARM_UP = 2
+TRACED = 5
 LEFT_OUT = _WAIT + _WARM_UP
 _END = object()
 
 
 class Tracer:
-    """Writes ``rank-<rank>.json.gz`` in ``folder``, a Chrome trace of steps 11 to 15 of this process; None: nothing.
+    """Writes ``rank-<rank>.json.gz``, a Chrome trace of steps 11 to 15 of this process, into ``folder`` if it is set.
 
-    Steps count from the first one before which ``ready`` is true: a profiler must not run while a step is recorded.
+    Steps are counted from the first one before which ``ready`` returns True: a profiler must not run while a step is
+    recorded.
 
-    Under the launcher it leaves the file's path in the runtime directory, where ``ddp run`` finds it. A trace that
-    can't be written is a warning; raises :class:`UserError` on all ranks where a folder can't be made.
+    Under the launcher it writes the file's path into the runtime directory for ``ddp run``. A failure to write the
+    trace is a warning; raises :class:`UserError` on all ranks if a folder can't be created.
     """
 
     def __init__(self, folder: str | None, world: World, ready: Callable[[], bool] = lambda: True) -> None:
         self._env = world.env
         self._ready = ready
-        # Steps before the count, and in it.
+        # Steps before ``ready``, and counted ones.
         self._skipped = 0
         self._steps = 0
         self._profile: torch.profiler.profile | None = None
@@ -48,7 +51,7 @@ class Tracer:
         )
 
     def follow(self, steps: Iterable[None]) -> None:
-        """Take all ``steps``, and trace those that are due."""
+        """Run all ``steps``, and trace those that are due."""
         steps = iter(steps)
         while self._profile is not None and next(steps, _END) is not _END:
             if not self._steps and not self._ready():
@@ -65,7 +68,7 @@ class Tracer:
             pass
 
     def close(self) -> None:
-        """Say on rank 0 where the run was too short for a trace."""
+        """Warn on rank 0 if the run was too short for a trace."""
         if self._profile is None:
             return
         if self._steps:
@@ -73,7 +76,7 @@ class Tracer:
         taken = self._skipped + self._steps
         if taken and not self._env.rank:
             first = self._skipped + LEFT_OUT
-            warn(f"no traces: the run took {taken} steps, and a trace begins after {first} and has {TRACED}")
+            warn(f"no traces: the run took {taken} steps, but the traced ones are {first + 1} to {first + TRACED}")
 
     def _write(self, profile: torch.profiler.profile) -> None:
         profile.stop()

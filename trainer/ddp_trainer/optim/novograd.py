@@ -1,4 +1,4 @@
-"""NovoGrad: SGD with momentum on gradients that are first divided by their layer's typical size."""
+"""NovoGrad: SGD with momentum on gradients that are normalized per layer."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -10,16 +10,15 @@ from torch import Tensor
 class NovoGrad(torch.optim.Optimizer):
     """Ginsburg et al., "Stochastic Gradient Methods with Layer-wise Adaptive Moments" (2019), algorithm 1.
 
-    For every tensor w with gradient g, where v is one number a tensor (||g||^2 at the first step)::
+    For every tensor w with gradient g, where v is one number per tensor (||g||^2 at the first step)::
 
         v <- beta2 * v + (1 - beta2) * ||g||^2
         m <- beta1 * m + s * (g / (sqrt(v) + eps) + weight_decay * w)      s = 1 - beta1 if grad_averaging else 1
         w <- w - lr * m
 
-    ``grad_averaging`` makes m a mean of gradients instead of a sum of them. Nothing waits for the device: whether v has
-    a value yet is decided there; and on a GPU a step takes as many launches for a thousand tensors as for one. Takes
-    part in a gradient scaler's step as torch's fused optimisers do, so that a step with non-finite gradients changes
-    nothing without the host having to know of it.
+    With ``grad_averaging`` m is a mean of gradients instead of a sum. The host never waits for the device, which also
+    decides whether v already has a value, and on a GPU the number of launches does not depend on the number of tensors.
+    As torch's fused optimizers it supports a gradient scaler: the device skips a step with non-finite gradients.
     """
 
     _step_supports_amp_scaling = True
@@ -41,12 +40,12 @@ class NovoGrad(torch.optim.Optimizer):
             "grad_averaging": grad_averaging,
         }
         super().__init__(params, defaults)
-        # Numbers of elements, on the device: sent once.
+        # Numbers of elements on the device, copied once.
         self._lengths: dict[tuple[int, ...], Tensor] = {}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient; there is no closure."""
+        """Update every parameter that has a gradient; a closure is not supported."""
         assert closure is None
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
@@ -54,7 +53,8 @@ class NovoGrad(torch.optim.Optimizer):
                 self._update(group, weights)
 
     def _update(self, group: dict[str, Any], weights: list[Tensor]) -> None:
-        (beta1, beta2), lr = group["betas"], group["lr"]
+        beta1, beta2 = group["betas"]
+        lr = group["lr"]
         for weight in weights:
             if not self.state[weight]:
                 self.state[weight]["exp_avg"] = torch.zeros_like(weight)
@@ -71,7 +71,8 @@ class NovoGrad(torch.optim.Optimizer):
         decay: Any = beta1
         moves = means
         if skip is not None:
-            new, decay = torch.where(skip, old, new), torch.where(skip, 1.0, beta1)
+            new = torch.where(skip, old, new)
+            decay = torch.where(skip, 1.0, beta1)
             updates = _without(updates, skip)
         torch._foreach_mul_(means, decay)
         torch._foreach_add_(means, updates, alpha=1.0 - beta1 if group["grad_averaging"] else 1.0)
@@ -84,10 +85,10 @@ class NovoGrad(torch.optim.Optimizer):
         torch._foreach_copy_(squares, list(new.unbind()))
 
     def _divide(self, tensors: list[Tensor], divisors: Tensor) -> list[Tensor]:
-        """Each tensor divided by its number.
+        """Divide each tensor by its number.
 
-        Torch takes many tensors in one launch where the other operands have their shapes: on a GPU the numbers are
-        spread out first. On a CPU, where nothing is launched, that would be a pass over the memory for nothing.
+        Torch needs one launch for many tensors if the divisors have the tensors' shapes, so on a GPU the numbers are
+        first expanded. A CPU has no launches, and expanding would only cost a pass over the memory.
         """
         if not _launches(divisors.device):
             return list(torch._foreach_div(tensors, list(divisors.unbind())))
@@ -98,18 +99,19 @@ class NovoGrad(torch.optim.Optimizer):
         return list(torch._foreach_div(tensors, _views(spread, tensors)))
 
     def _gradients(self, weights: list[Tensor]) -> tuple[list[Tensor], Tensor | None]:
-        """The gradients, unscaled, and a scaler's word on whether to leave this step out (None without a scaler)."""
+        """Return the unscaled gradients, and whether to skip this step; None without a gradient scaler."""
         gradients = [weight.grad for weight in weights if weight.grad is not None]
         scale: Tensor | None = getattr(self, "grad_scale", None)
-        found: Tensor | None = getattr(self, "found_inf", None)
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
         if scale is not None:
             gradients = list(torch._foreach_div(gradients, scale))
-        return gradients, None if found is None else found != 0
+        return gradients, None if found_inf is None else found_inf != 0
 
 
 def _views(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
-    """Parts of ``flat`` in the shapes and layouts of tensors, one after the other."""
-    views, begin = [], 0
+    """Split ``flat`` into consecutive parts with the shapes and layouts of the tensors ``like``."""
+    views = []
+    begin = 0
     for tensor in like:
         dense = tensor.is_contiguous() or (
             tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
@@ -121,12 +123,12 @@ def _views(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
 
 
 def _launches(device: torch.device) -> bool:
-    """Whether each operation costs a launch."""
+    """Return whether each operation costs a launch."""
     return device.type != "cpu"
 
 
 def _without(tensors: list[Tensor], skip: Tensor) -> list[Tensor]:
-    """The tensors, or zeros in their place where ``skip`` is true, whatever they hold."""
+    """Return copies of the tensors, or zeros if ``skip`` is true, also for NaN."""
     flat = torch.empty(sum(tensor.numel() for tensor in tensors), device=skip.device, dtype=tensors[0].dtype)
     views = _views(flat, tensors)
     torch._foreach_copy_(views, tensors)

@@ -31,7 +31,7 @@ def test_a_later_attempt_takes_over_and_the_older_is_told_by_whom(tmp_path: Path
     old.check()
     new.claim()
     new.check()
-    with pytest.raises(Superseded, match=r"attempt 2 \(run uid-2\) has taken over .*: this one, attempt 1, writes no"):
+    with pytest.raises(Superseded, match=r"attempt 2 \(run uid-2\) has taken over .*; attempt 1 stops writing"):
         old.check()
     with pytest.raises(Superseded):
         old.claim()

@@ -53,7 +53,7 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_folder_in_use_is_refused_with_the_other_process(
     tmp_path: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(lock, "_PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(lock, "_MAX_WAIT_SECONDS", 0.3)
     one = Checkpointer(CheckpointConfig(dir=str(tmp_path)))
     (tmp_path / ".step-000000001.pt.1.tmp").touch()
     with pytest.raises(UserError, match=rf"{tmp_path} is in use by process {holder.pid} on .*; stop that run"):
@@ -67,7 +67,7 @@ def test_folder_of_a_killed_process_is_taken_while_its_child_lives(
 ) -> None:
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
-    monkeypatch.setattr(lock, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(lock, "_MAX_WAIT_SECONDS", 0.0)
     one = Checkpointer(CheckpointConfig(dir=str(tmp_path)))
     one.claim()
     assert f'"pid": {os.getpid()}' in (tmp_path / lock.FILE).read_text()
@@ -105,7 +105,7 @@ def test_file_system_without_locks_is_a_warning(
     one = FolderLock(tmp_path)
     one.acquire()
     one.release()
-    assert "has no locks: start one run at a time" in capsys.readouterr().err
+    assert "does not support locks: run only one run" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -114,7 +114,7 @@ def test_unreadable_owner_is_another_run(
     content: bytes, tmp_path: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / lock.FILE).write_bytes(content)
-    monkeypatch.setattr(lock, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(lock, "_MAX_WAIT_SECONDS", 0.0)
     with pytest.raises(UserError, match="is in use by another run"):
         FolderLock(tmp_path).acquire()
 

@@ -126,7 +126,7 @@ def test_code_in_a_checkpoint_is_not_run_though_its_checksum_is_right(tmp_path: 
     manifest = json.loads(saved.manifest.read_text())
     manifest |= {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
     saved.manifest.write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match=r"is not one of this trainer.s \(Weights only load failed"):
+    with pytest.raises(UserError, match=r"was not saved by this trainer \(Weights only load failed"):
         newest(one)
     assert not (tmp_path / "pwned").exists()
     torch.load(saved.data, weights_only=False)  # so it would have
@@ -142,7 +142,7 @@ def test_a_manifest_names_no_file_outside_of_the_folder(tmp_path: Path, capsys: 
     for name in ("../others.pt", str(others), "..", ""):
         saved.manifest.write_text(json.dumps(json.loads(saved.manifest.read_text()) | {"file": name}))
         assert one.list() == []
-        assert "is not beside it" in capsys.readouterr().err
+        assert "it names the file" in capsys.readouterr().err
     save(one, 2)
     save(one, 3)
     assert others.exists()
@@ -177,7 +177,7 @@ def test_where_no_checkpoint_is_whole_that_is_said(tmp_path: Path, capsys: pytes
     save(one, 1)
     (tmp_path / "step-000000001.pt").write_bytes(b"")
     assert one.read_newest() is None
-    assert f"no checkpoint in {tmp_path} is whole; training starts from the beginning" in capsys.readouterr().err
+    assert f"no checkpoint in {tmp_path} is valid; training starts from the beginning" in capsys.readouterr().err
 
 
 def test_a_data_file_without_manifest_does_not_count(tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_saving_returns_while_the_disk_stands_still_and_the_last_of_those_that_w
     assert [saved.step for saved in one.list()] == [4, 1]
     assert newest(one)["weights"].tolist() == [4.0] * 3
     said = capsys.readouterr().err
-    assert "checkpoint of step 2 is skipped: the disk is slower" in said
+    assert "checkpoint of step 2 is skipped: checkpoints are due faster" in said
     assert "checkpoint of step 3 is skipped" in said
     assert "step 4" not in said
 

@@ -59,9 +59,9 @@ def test_yaml_text_like_1e_minus_3_is_a_number() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"iner": {}}, "iner: there is no such setting; did you mean 'inner'?"),
-        ({"inner": {"sise": 1}}, "inner.sise: there is no such setting; did you mean 'inner.size'?"),
-        ({"inner": 3}, "inner: is a group of settings"),
+        ({"iner": {}}, "iner: unknown setting; did you mean 'inner'?"),
+        ({"inner": {"sise": 1}}, "inner.sise: unknown setting; did you mean 'inner.size'?"),
+        ({"inner": 3}, "inner: 3 is not a mapping"),
         ({"inner": {"size": "big"}}, "inner.size: 'big' is not a whole number"),
         ({"inner": {"size": True}}, "inner.size: True is not a whole number"),
         ({"inner": {"size": None}}, "inner.size: must not be empty"),

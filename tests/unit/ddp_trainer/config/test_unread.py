@@ -37,14 +37,13 @@ OPTIONS = {option.key: option for option in options(RunConfig)}
 OF_MACHINE = {
     "data.workers",
     "precision.cuda_graph", "distributed.backend", "distributed.timeout_seconds", "distributed.bucket_mb",
-    "distributed.bucket_view", "distributed.static_graph", "distributed.find_unused_parameters",
-    "distributed.broadcast_buffers", "distributed.powersgd_rank", "schedule.warmup_by_node",
+    "distributed.bucket_view", "distributed.find_unused_parameters", "distributed.broadcast_buffers",
+    "distributed.compression", "schedule.warmup_by_node",
 }  # fmt: skip
 # Looked at in every run, but without effect where they are refused.
 LOOKED_AT = {
-    "model.sync_batchnorm", "precision.channels_last", "optim.label_smoothing", "distributed.static_graph",
-    "distributed.compression", "checkpoint.every_epochs", "checkpoint.every_steps", "data.download",
-    "data.validation_augment", "precision.compile_mode",
+    "model.sync_batchnorm", "precision.channels_last", "optim.label_smoothing",
+    "checkpoint.every_epochs", "checkpoint.every_steps", "data.download", "data.validation_augment",
 }  # fmt: skip
 
 

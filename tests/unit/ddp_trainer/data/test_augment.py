@@ -283,10 +283,10 @@ def test_transforms_of_v2_on_a_batch_would_not_do() -> None:
 @pytest.mark.parametrize(
     ("config", "channels", "masks", "message"),
     [
-        (DataConfig(augment=("rotate",)), 3, True, "rotate does not go with scale or with masks"),
-        (DataConfig(augment=("affine", "scale")), 3, False, "affine does not go with"),
-        (DataConfig(augment=("scale",)), 3, False, "scale is for data with masks"),
-        (DataConfig(augment=("jitter",)), 4, False, "not 4 channels"),
+        (DataConfig(augment=("rotate",)), 3, True, "rotate can't be combined with scale or with masks"),
+        (DataConfig(augment=("affine", "scale")), 3, False, "affine can't be combined with"),
+        (DataConfig(augment=("scale",)), 3, False, "scale needs data with masks"),
+        (DataConfig(augment=("jitter",)), 4, False, "not 4; omit"),
     ],
 )
 def test_changes_that_don_t_go_together_are_refused(

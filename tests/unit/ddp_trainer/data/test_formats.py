@@ -202,7 +202,7 @@ def test_a_download_that_fails_names_the_folder_and_another_way(
         download(DataConfig(name="cifar10", dir=str(tmp_path / "new")))
     assert caught.value.field == "data.download"
     assert str(tmp_path / "new") in str(caught.value)
-    assert "by hand" in str(caught.value)
+    assert "copy the files there" in str(caught.value)
 
 
 def test_digits_need_no_download() -> None:

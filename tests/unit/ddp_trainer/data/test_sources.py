@@ -18,7 +18,7 @@ from ddp_trainer.data.arrays import Datasets, FileData, ImageData
 from ddp_trainer.data.augment import Augmentation
 from ddp_trainer.data.loader import TrainLoader, ValidationLoader
 from ddp_trainer.data.sampling import uniforms
-from ddp_trainer.data.sources import CachedSource, Normalise, Place, StreamedSource, choose
+from ddp_trainer.data.sources import CachedSource, Normalize, Place, StreamedSource, choose_cache
 from ddp_trainer.errors import UserError
 from ddp_trainer.machine import available_memory, keep_freed_memory
 from tests.support.tiny_datasets import write_voc2012
@@ -162,7 +162,7 @@ def test_the_published_validation_pads_and_drops() -> None:
         seen.append(len(batches.order))
         assert len(list(batches.rounds())) == 3
     assert seen == [150, 150]
-    with pytest.raises(UserError, match="none are left"):
+    with pytest.raises(UserError, match="validation samples are less than a batch"):
         ValidationLoader(datasets, DataConfig(validation_as_training=True, eval_batch_size=200), Place(0, 2, CPU))
 
 
@@ -174,16 +174,16 @@ def test_data_too_large_for_memory_are_read_for_every_batch(monkeypatch: pytest.
     files, held = from_files(datasets).train, datasets.train
     room = files.nbytes / 0.4
     monkeypatch.setattr("ddp_trainer.data.sources.available_memory", lambda: room * 1.01)
-    assert choose(files, "auto", CPU, 1) == "device"
+    assert choose_cache(files, "auto", CPU, 1) == "device"
     # Two processes share the memory.
-    assert choose(files, "auto", CPU, 2) == "none"
+    assert choose_cache(files, "auto", CPU, 2) == "none"
     monkeypatch.setattr("ddp_trainer.data.sources.available_memory", lambda: room * 0.99)
-    assert choose(files, "auto", CPU, 1) == "none"
-    assert choose(files, "none", CPU, 1) == "none"
+    assert choose_cache(files, "auto", CPU, 1) == "none"
+    assert choose_cache(files, "none", CPU, 1) == "none"
     # What is in memory already fits.
-    assert choose(held, "auto", CPU, 1) == "device"
+    assert choose_cache(held, "auto", CPU, 1) == "device"
     with pytest.raises(UserError, match=r"data\.cache: .* MiB of decoded images don't fit"):
-        choose(files, "host", CPU, 1)
+        choose_cache(files, "host", CPU, 1)
 
 
 def test_free_memory_is_the_containers_where_it_has_a_limit(tmp_path: Path) -> None:
@@ -249,10 +249,10 @@ def test_batches_that_are_made_together_are_those_that_are_made_one_by_one() -> 
     data = ImageData(images, torch.arange(23))
     datasets = Datasets(data, data, 23, (0.5,), (0.5,))
     augmentation = Augmentation(flip=True, rotation=10.0, jitter=0.2)
-    source = CachedSource(data, augmentation, Normalise(datasets, CPU, torch.channels_last), CPU)
+    source = CachedSource(data, augmentation, Normalize(datasets, CPU, torch.channels_last), CPU)
     draws = uniforms(np.arange(23), augmentation.draws, 1)
     made = []
-    for source.at_once in (1, 3):
+    for source.group_size in (1, 3):
         made.append(list(source.batches(torch.arange(23).flip(0), draws, 4)))
     assert [len(batch) for batch in made[1]] == [4, 4, 4, 4, 4, 3]
     for alone, together in zip(*made, strict=True):

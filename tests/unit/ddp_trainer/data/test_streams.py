@@ -158,7 +158,7 @@ def test_other_workers_are_warned_of(tmp_path: Path, capsys: pytest.CaptureFixtu
     fit(tmp_path, "skipping", 0, max_steps=11)  # 44 samples, which are more than the whole batches of two workers
     fit(tmp_path, "skipping", 2, drop_last=True)
     said = capsys.readouterr()
-    assert "workers 1 then, 2 now" in said.err
+    assert "workers was 1, is 2" in said.err
     assert "epoch 2/2 validation" in said.out
 
 
@@ -177,7 +177,9 @@ def test_a_stream_that_is_shorter_than_its_length_ends_its_epochs(
 
 def test_too_few_samples_for_every_worker_are_refused() -> None:
     config, data = DataConfig(batch_size=64, workers=2, drop_last=True), Datasets(Shuffled(45), Shuffled(21))
-    with pytest.raises(UserError, match=r"data.batch_size: of 45 samples each of 2 workers of 1 ranks gets 22, which"):
+    with pytest.raises(
+        UserError, match=r"data.batch_size: 1 ranks with 2 workers each share 45 samples: 22 per worker make"
+    ):
         train_loader(data, config, Place(0, 1, torch.device("cpu")), samples_per_step=64, seed=0)
 
 
@@ -189,7 +191,7 @@ def test_a_state_that_no_checkpoint_can_hold_is_refused(tmp_path: Path) -> None:
         def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
     KINDS["odd"] = Odd
-    with pytest.raises(UserError, match=r"data: state_dict\(\) holds what a checkpoint can't .*; return numbers"):
+    with pytest.raises(UserError, match=r"data: a checkpoint can't store state_dict\(\) .*; return numbers"):
         fit(tmp_path, "odd", 0)
     del KINDS["odd"]
 

@@ -89,7 +89,7 @@ def test_collectives_wait_as_long_as_they_are_given(monkeypatch: pytest.MonkeyPa
 
 def test_cuda_without_a_gpu_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match=r"distributed.device: cuda was asked for"):
+    with pytest.raises(UserError, match=r"distributed.device: --device cuda is set"):
         World.start(DistributedConfig(device="cuda"), RankEnv())
 
 
@@ -103,7 +103,7 @@ def test_nccl_without_a_gpu_is_a_user_error(device: str, monkeypatch: pytest.Mon
 def test_more_processes_than_gpus_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(UserError, match="2 processes but shows 1 GPU;"):
+    with pytest.raises(UserError, match="2 processes but has 1 GPU;"):
         World.start(DistributedConfig(), RankEnv(local_rank=1, local_world_size=2))
 
 

@@ -44,7 +44,7 @@ def test_a_head_for_other_classes_stays_new_and_is_named(tmp_path: Path) -> None
     line = load_weights(model, given.state_dict(), "there.pt")
     new = [name for name, tensor in own.items() if tensor.shape != given.state_dict()[name].shape]
     assert new
-    assert line.endswith(f"; new: {', '.join(new)}")
+    assert line.endswith(f"; random: {', '.join(new)}")
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, own[name] if name in new else given.state_dict()[name]), name
 
@@ -71,9 +71,9 @@ def test_safetensors_are_read_and_missing_ones_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ({"lr": 0.1}, "holds no tensors by name"),
-        ({0: torch.ones(1), "weight": torch.ones(1)}, "holds no tensors by name"),
-        ([torch.ones(1)], "holds no tensors by name"),
+        ({"lr": 0.1}, "holds no named tensors"),
+        ({0: torch.ones(1), "weight": torch.ones(1)}, "holds no named tensors"),
+        ([torch.ones(1)], "holds no named tensors"),
         ({"path": Path("a"), "weight": torch.ones(1)}, "holds more than tensors"),
     ],
 )
@@ -91,16 +91,19 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, text: bytes | None) -> N
 
 
 def test_weights_of_another_model_are_refused() -> None:
-    with pytest.raises(UserError, match=r"no tensor of there\.pt \(weight, bias, …\) has the name and the shape"):
+    with pytest.raises(UserError, match=r"no tensor of there\.pt \(weight, bias, …\) has the name and shape"):
         load_weights(build_model(SMALL, 3, 5), nn.Linear(2, 2).state_dict(), "there.pt")
 
 
 def test_torchvisions_weights_come_from_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     import_torchvision()
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", _no_network)
-    with pytest.raises(UserError, match=r"ResNet18_Weights\.DEFAULT is neither in .*; put https://.*resnet18.* there"):
+    with pytest.raises(
+        UserError,
+        match=r"ResNet18_Weights\.DEFAULT is not in .*, and its .*; copy https://.*resnet18.* into",
+    ):
         read_weights("ResNet18_Weights.DEFAULT")
-    with pytest.raises(UserError, match=r"torchvision knows no Nothing_Weights\.DEFAULT"):
+    with pytest.raises(UserError, match=r"torchvision has no Nothing_Weights\.DEFAULT"):
         read_weights("Nothing_Weights.DEFAULT")
     given, asked = {"fc.weight": torch.ones(2)}, []
     monkeypatch.setattr(
@@ -118,8 +121,8 @@ def test_only_torchvisions_weights_are_downloaded_early() -> None:
 def test_the_first_of_many_new_tensors_are_named() -> None:
     model = nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(6)))
     given = {"0.weight": torch.ones(1, 1)}
-    assert load_weights(model, given, "it").endswith("; new: 1.weight, 2.weight, 3.weight, 4.weight, …")
-    assert load_weights(model[:5], given, "it").endswith("; new: 1.weight, 2.weight, 3.weight, 4.weight")
+    assert load_weights(model, given, "it").endswith("; random: 1.weight, 2.weight, 3.weight, 4.weight, …")
+    assert load_weights(model[:5], given, "it").endswith("; random: 1.weight, 2.weight, 3.weight, 4.weight")
 
 
 def _no_network(*args: object, **named: object) -> None:

@@ -82,7 +82,7 @@ def test_deeplab_gives_a_class_a_pixel_and_takes_colour_only() -> None:
         model = build_model(ModelConfig(name="deeplabv3_resnet101"), 3, 21)
     model.eval()
     assert model(torch.zeros(2, 3, 40, 40, device="meta")).shape == (2, 21, 40, 40)
-    with pytest.raises(UserError, match=r"takes colour, the data has 1 channel"):
+    with pytest.raises(UserError, match=r"needs images of 3 channels, but the data has 1"):
         build_model(ModelConfig(name="deeplabv3_resnet101"), 1, 21)
 
 
@@ -143,5 +143,5 @@ def test_a_state_moves_between_synchronised_and_plain_batch_norm() -> None:
     sync = SyncBatchNorm(nn.BatchNorm2d(3))
     sync.load_state_dict(plain.state_dict())
     assert all(torch.equal(sync.state_dict()[name], value) for name, value in plain.state_dict().items())
-    with pytest.raises(ValueError, match=r"batch norm takes \(N, C, ...\)"):
+    with pytest.raises(ValueError, match=r"batch norm expects a shape of \(N, C, ...\)"):
         sync(torch.zeros(3))

@@ -115,12 +115,12 @@ def test_a_log_that_fails_says_so_once_and_the_run_and_its_other_logs_go_on(
     when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
-    services = {"MLflow": ("MLFLOW_", "json", lambda settings, run: Failing(when))}
+    services = [logs._Service("MLflow", "MLFLOW_", "json", lambda settings, run: Failing(when))]  # type: ignore[arg-type]
     monkeypatch.setattr(logs, "_SERVICES", services)
     assert main([*DIGITS, "--max-steps", "11", "--log-dir", str(tmp_path)]) == 0
     said = capsys.readouterr()
     (line,) = [line for line in said.err.splitlines() if "MLflow" in line]
-    assert line.endswith("warning: MLflow takes no more figures of this run: [Errno 28] No space left on device")
+    assert line.endswith("warning: MLflow is disabled for the rest of this run: [Errno 28] No space left on device")
     assert "done: 11 steps" in said.out
     assert [one["step"] for one in read(tmp_path)] == [1, 5, 10, 11, 11]
 
@@ -130,15 +130,18 @@ def test_a_log_that_hangs_holds_up_neither_a_step_nor_the_end(
 ) -> None:
     never = threading.Event()
     monkeypatch.setenv("WANDB_MODE", "online")
-    monkeypatch.setattr(logs, "_PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr(
-        logs, "_SERVICES", {"W&B": ("WANDB_", "json", lambda settings, run: never.wait() and Failing("never"))}
-    )
+    monkeypatch.setattr(logs, "_MAX_WAIT_SECONDS", 0.0)
+
+    def hang(settings: Any, run: str | None) -> Any:
+        never.wait()
+        return Failing("never")
+
+    monkeypatch.setattr(logs, "_SERVICES", [logs._Service("W&B", "WANDB_", "json", hang)])  # type: ignore[arg-type]
     some = Logs(config(), WORLD, 0)
     some.write(1, {"loss": 1.0})
     some.close()
     some.close()
-    assert capsys.readouterr().err.count("W&B has not taken all figures of this run") == 1
+    assert capsys.readouterr().err.count("W&B did not finish in time") == 1
     never.set()
 
 
@@ -147,13 +150,16 @@ def test_a_service_that_is_wanted_and_not_installed_or_broken_is_told_of(
 ) -> None:
     monkeypatch.setenv("WANDB_PROJECT", "digits")
     monkeypatch.setenv("MLFLOW_RUN_ID", "1")
-    services = {"W&B": ("WANDB_", "no_such_module", Failing), "MLflow": ("MLFLOW_", "antigravity.broken", Failing)}
+    services = [
+        logs._Service("W&B", "WANDB_", "no_such_module", Failing),  # type: ignore[arg-type]
+        logs._Service("MLflow", "MLFLOW_", "antigravity.broken", Failing),  # type: ignore[arg-type]
+    ]
     monkeypatch.setattr(logs, "_SERVICES", services)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "no_such_module" else object())
     Logs(config(), WORLD, 0).close()
     said = capsys.readouterr().err
     assert "WANDB_PROJECT is set, but no_such_module is not installed: nothing is sent to W&B" in said
-    assert "MLflow takes no more figures of this run: No module named 'antigravity.broken'" in said
+    assert "MLflow is disabled for the rest of this run: No module named 'antigravity.broken'" in said
 
 
 def test_other_ranks_log_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def test_a_run_too_short_for_a_trace_and_a_folder_that_can_t_be_written_are_told
 ) -> None:
     assert main([*DIGITS, "--max-steps", "12", "--profile", str(tmp_path)]) == 0
     said = capsys.readouterr().err
-    assert "warning: no traces: the run took 12 steps, and a trace begins after 10 and has 5" in said
+    assert "warning: no traces: the run took 12 steps, but the traced ones are 11 to 15" in said
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
     assert main([*DIGITS, "--profile", str(tmp_path / "file" / "traces")]) == 81

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from ddp_trainer.errors import UserError
 from ddp_trainer.optim import OptimConfig, Schedule, ScheduleConfig, build_optimizer, load_optimizer, novograd
 from ddp_trainer.optim.ema import Ema
 from ddp_trainer.optim.novograd import NovoGrad
@@ -298,9 +297,9 @@ def test_the_average_goes_on_from_its_saved_state_as_if_it_had_never_stopped() -
     assert other.state_dict()["n_averaged"] == 0
 
 
-def test_an_average_in_the_form_of_an_earlier_version_is_refused() -> None:
+def test_average_of_another_model_is_rejected() -> None:
     model = Counting()
-    with pytest.raises(UserError, match=r"optim.ema_decay: .* earlier version, .*; go on without --ema-decay"):
+    with pytest.raises(RuntimeError, match="n_averaged"):
         Ema(model, 0.9).load_state_dict({name: value.clone() for name, value in model.named_parameters()})
     with pytest.raises(RuntimeError, match="norm"):
         Ema(model, 0.9).load_state_dict(Ema(model.linear, 0.9).state_dict())
