@@ -267,7 +267,7 @@ class TestRun:
             read_run(tmp_path)
         for text in ("- 1", "{status: {attempt: two}}", "{"):
             (tmp_path / "status.yaml").write_text(text)
-            with pytest.raises(ValueError, match="status.yaml: invalid"):
+            with pytest.raises(ValueError, match=r"status\.yaml: invalid"):
                 read_run(tmp_path)
 
 
