@@ -266,7 +266,7 @@ def test_mistakes_are_named(task: Task | None, data: Any, message: str) -> None:
         ({}, lambda: 3, r"model: .* returned int; return a torch\.nn\.Module"),
     ],
 )
-def test_settings_that_ones_own_parts_cannot_follow_are_refused(changes: Any, model: Any, message: str) -> None:
+def test_settings_unsupported_by_user_parts_are_rejected(changes: Any, model: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         Trainer(config(**changes), model=model or EXAMPLE.build, data=DATA, task=EXAMPLE.Regression()).fit()
 

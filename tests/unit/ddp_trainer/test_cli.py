@@ -16,7 +16,7 @@ from ddp_trainer.config.run import describe, resolve
 from ddp_trainer.errors import UserError
 
 
-def test_later_sources_win_preset_then_file_then_flags(tmp_path: Path) -> None:
+def test_flags_override_file_and_file_overrides_preset(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("epochs: 5\ndata: {batch_size: 7}\noptim:\n  lr: 0.5\n")
     config = parse(["--preset", "digits-resnet", "--config", str(file), "--batch-size", "9"])

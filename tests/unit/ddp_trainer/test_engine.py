@@ -48,7 +48,7 @@ def weights(one: Engine) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("accumulate", [2, 3, 5])
-def test_accumulated_parts_are_as_good_as_the_whole_batch(accumulate: int) -> None:
+def test_accumulation_equals_whole_batch(accumulate: int) -> None:
     whole, parts = engine(OptimConfig()), engine(OptimConfig(accumulate=accumulate))
     for step in range(3):
         expected = whole.step(batch(), step, 0.1).loss
@@ -79,7 +79,7 @@ def test_only_whole_batches_are_compiled_for(accumulate: int, monkeypatch: pytes
     assert compiled == [6] * accumulate * 2
 
 
-def test_accumulated_gradients_travel_once_a_step() -> None:
+def test_accumulation_sends_gradients_once_per_step() -> None:
     one = engine(OptimConfig(accumulate=3))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -143,14 +143,14 @@ def test_data_parallel_trains_as_one_process_does_and_saves_the_same_names() -> 
     assert shared.state_dict()["model"].keys() == plain.state_dict()["model"].keys()
 
 
-def test_data_parallel_goes_neither_with_several_processes_nor_with_compile(group: World) -> None:
+def test_data_parallel_rejects_several_processes_and_compile(group: World) -> None:
     with pytest.raises(UserError, match="one process for all GPUs, but 2 processes run"):
         replica_engine(nn.Linear(1, 1), group, DistributedConfig(data_parallel=True))
     with pytest.raises(UserError, match=r"^distributed\.data_parallel: .*--compile"):
         RunConfig(distributed=DistributedConfig(data_parallel=True), precision=PrecisionConfig(compile=True))
 
 
-def test_parameters_without_a_gradient_are_named_before_the_optimiser_makes_its_step(group: World) -> None:
+def test_missing_gradients_are_named_before_optimizer_step(group: World) -> None:
     one = replica_engine(Unused(), group, DistributedConfig())
     before = weights(one)
     with pytest.raises(UserError) as caught:
@@ -227,7 +227,7 @@ def test_a_few_steps_lower_the_loss(name: str, precision: str) -> None:
     assert losses[-1] < 0.9 * losses[0]
 
 
-def test_a_state_taken_up_by_another_engine_goes_on_bitwise() -> None:
+def test_state_loaded_by_another_engine_continues_bitwise() -> None:
     optim = OptimConfig(name="adamw", clip_norm=1.0)
     whole, first = engine(optim, dropout=0.5), engine(optim, dropout=0.5)
     for step in range(6):
@@ -262,7 +262,7 @@ def test_a_state_of_another_model_is_refused() -> None:
 
 @pytest.mark.parametrize("after", ["sgd", "adamw", "novograd"])
 @pytest.mark.parametrize("before", ["sgd", "adamw", "novograd"])
-def test_a_state_of_another_optimiser_is_refused(before: str, after: str) -> None:
+def test_state_of_another_optimizer_is_rejected(before: str, after: str) -> None:
     one, other = engine(OptimConfig(name=before)), engine(OptimConfig(name=after))
     one.step(batch(), 0, 0.01)
     if before == after:
@@ -273,7 +273,7 @@ def test_a_state_of_another_optimiser_is_refused(before: str, after: str) -> Non
             other.load_state_dict(one.state_dict())
 
 
-def test_a_resumed_run_has_the_settings_that_it_is_given() -> None:
+def test_resumed_run_uses_its_own_settings() -> None:
     one = engine(OptimConfig(momentum=0.9, weight_decay=0.1))
     one.step(batch(), 0, 0.01)
     other = engine(OptimConfig(momentum=0.5, weight_decay=0.0))
@@ -346,7 +346,7 @@ def test_pauses_do_not_count_as_training_time(device: str, gpu: FakeGpu) -> None
     assert watch.lap()() == 0.0
 
 
-def test_a_lap_on_a_gpu_ends_when_the_device_has_come_to_its_end(gpu: FakeGpu) -> None:
+def test_lap_on_gpu_ends_with_device_work(gpu: FakeGpu) -> None:
     device = torch.device("cuda")
     watch, timeline = Stopwatch(device), Timeline(device)
     gpu.work(10.0, host=0.5)
@@ -362,14 +362,14 @@ def test_a_lap_on_a_gpu_ends_when_the_device_has_come_to_its_end(gpu: FakeGpu) -
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (65, "1:05"), (3723, "1:02:03")])
-def test_times_left_read_like_a_clock(seconds: float, text: str) -> None:
+def test_duration_is_formatted_as_clock(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
 
 
 # Stopping
 
 
-def test_a_signal_is_remembered_and_a_second_interrupt_is_at_once() -> None:
+def test_signal_is_recorded_and_second_interrupt_raises() -> None:
     stop = StopSignal()
     stop.install()
     agreement = StopAgreement(WORLD, stop)
@@ -382,7 +382,7 @@ def test_a_signal_is_remembered_and_a_second_interrupt_is_at_once() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "messages"), [(0.001, 7), (0.04, 34), (2.0, 100)])
-def test_ranks_that_make_quick_steps_compare_notes_seldom(
+def test_short_steps_send_few_messages(
     seconds: float, messages: int, group: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
@@ -403,7 +403,7 @@ def test_ranks_that_make_quick_steps_compare_notes_seldom(
     assert polls <= 18
 
 
-def test_a_message_under_way_when_other_work_begins_is_sent_again(group: World) -> None:
+def test_pending_message_is_repeated_in_next_phase(group: World) -> None:
     stop = StopSignal()
     stop.request(Reason.NOT_FINITE)
     agreement = StopAgreement(group, stop)
@@ -416,7 +416,7 @@ def test_a_message_under_way_when_other_work_begins_is_sent_again(group: World) 
     assert [agreement.poll() for _ in range(30)] == [Reason.NOT_FINITE] * 30, "each has a message"
 
 
-def test_a_later_reason_to_stop_does_not_hide_a_graver_one() -> None:
+def test_greatest_stop_reason_is_kept() -> None:
     stop = StopSignal()
     stop.request(Reason.SUPERSEDED)  # after which nothing may be written
     stop.request(Reason.SIGNAL)

@@ -53,9 +53,7 @@ def test_weights_are_validated_again_and_nothing_is_written(
     assert said_scores(capsys) == expected
 
 
-def test_weights_that_are_not_there_or_not_all_are_a_mistake(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_weights_are_user_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def refused(*arguments: str) -> str:
         assert main([*DIGITS, "--eval-only", *arguments]) == 81
         return capsys.readouterr().err

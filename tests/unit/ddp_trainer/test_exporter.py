@@ -49,7 +49,7 @@ def exporter() -> Iterator[Exporter]:
     one.close()
 
 
-def test_two_lines_are_enough_for_a_foreign_script(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_lines_export_metrics_of_user_script(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(contract.ENV_METRICS_PORT, "0")
     exporter = Exporter.start()
     for loss in (2.0, 1.0):
@@ -63,7 +63,7 @@ def test_two_lines_are_enough_for_a_foreign_script(monkeypatch: pytest.MonkeyPat
     assert page["ddp_step_duration_seconds_count"] == 2
 
 
-def test_threads_are_told_but_the_main_one_and_the_servers(exporter: Exporter) -> None:
+def test_threads_page_excludes_main_and_server_threads(exporter: Exporter) -> None:
     enough = threading.Event()
 
     def read_ahead() -> None:
@@ -127,7 +127,7 @@ def test_a_loss_that_is_not_finite_is_counted(exporter: Exporter) -> None:
     assert values(exporter.page())["ddp_nonfinite_losses_total"] == 2
 
 
-def test_a_rank_says_that_it_lives_and_that_it_saves(exporter: Exporter) -> None:
+def test_heartbeat_and_saving_set_series(exporter: Exporter) -> None:
     exporter.heartbeat()
     exporter.heartbeat()
     with exporter.saving():
@@ -136,7 +136,7 @@ def test_a_rank_says_that_it_lives_and_that_it_saves(exporter: Exporter) -> None
     assert values(exporter.page())["ddp_saving"] == 0
 
 
-def test_a_client_that_says_nothing_does_not_hold_up_the_end(exporter: Exporter) -> None:
+def test_silent_client_does_not_block_close(exporter: Exporter) -> None:
     with socket.create_connection(("127.0.0.1", exporter.port or 0)):
         get(exporter.port)  # so that of the one before, too, was taken notice
         closing = threading.Thread(target=exporter.close, daemon=True)
@@ -201,7 +201,7 @@ def test_the_documents_example_runs_and_shows_where_a_steps_time_went(monkeypatc
     assert 0 < shown["ddp_compute_seconds_total"] < shown["ddp_step_duration_seconds_sum"]
 
 
-def test_a_watched_models_compute_begins_with_the_first_forward_of_a_step_and_ends_before_the_update(
+def test_watched_compute_time_spans_forward_to_last_gradient(
     monkeypatch: pytest.MonkeyPatch, exporter: Exporter
 ) -> None:
     now = [100.0]
@@ -242,7 +242,7 @@ def test_a_local_rank_adds_its_number_to_the_port() -> None:
     assert exporter.port == base + 1
 
 
-def test_a_busy_port_is_a_warning_and_training_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_busy_port_warns_and_training_continues(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -300,7 +300,7 @@ def test_a_script_that_just_ends_leaves_its_last_page(tmp_path: Path) -> None:
     assert values((tmp_path / "metrics" / "0.prom").read_bytes())["ddp_samples_total"] == 7
 
 
-def test_without_prometheus_client_training_goes_on(
+def test_training_continues_without_prometheus_client(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

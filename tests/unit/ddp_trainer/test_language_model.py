@@ -66,7 +66,7 @@ def test_scores_are_by_the_token() -> None:
     assert task.tokens(target) == 6
 
 
-def test_it_learns_more_than_how_often_each_byte_comes_and_tells_its_tokens_a_second(
+def test_gpt_beats_byte_frequencies_and_reports_tokens_per_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DDP_RUNTIME_DIR", str(tmp_path))

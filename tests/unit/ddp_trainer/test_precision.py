@@ -262,7 +262,7 @@ def test_no_log_line_states_defaults_that_settings_replace() -> None:
         ({"model": {"name": "resnet18"}, "task": "mine:Task"}, OWN_TASK),
     ],
 )
-def testdescribe_model_come_from_the_names_of_model_and_task(settings: dict[str, Any], expected: ModelTraits) -> None:
+def test_describe_model_reads_names_of_model_and_task(settings: dict[str, Any], expected: ModelTraits) -> None:
     assert describe_model(resolve(None, settings)) == expected
 
 

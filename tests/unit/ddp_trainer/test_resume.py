@@ -98,7 +98,7 @@ def test_a_run_cut_after_any_step_ends_in_bitwise_the_same_state(
 
 
 @pytest.mark.parametrize("steps", [8, 5], ids=("epoch", "max-steps"))
-def test_a_signal_in_a_validation_ends_it_and_the_run_goes_on_with_it(
+def test_signal_aborts_validation_and_resume_repeats_it(
     steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -131,7 +131,7 @@ def test_a_signal_in_a_validation_ends_it_and_the_run_goes_on_with_it(
     ],
     ids=("seed", "samples", "same", "between-epochs"),
 )
-def test_samples_in_another_order_are_warned_of_in_the_middle_of_an_epoch(
+def test_changed_sample_order_within_epoch_warns(
     cut: str, again: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = ["--checkpoint-dir", str(tmp_path)]
@@ -182,7 +182,7 @@ def test_training_time_has_no_validations_and_checkpoints_and_all_of_the_devices
     assert max(rates) <= 192
 
 
-def test_an_average_with_a_long_memory_keeps_up_with_a_short_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_average_with_large_decay_follows_short_run(capsys: pytest.CaptureFixture[str]) -> None:
     digits = ["--preset", "digits-resnet", "--model-width", "4", "--batch-size", "64", "--epochs", "4"]
     assert main([*digits, "--device", "cpu", "--ema-decay", "0.999"]) == 0
     scores = [line.split(" accuracy ")[1] for line in capsys.readouterr().out.splitlines() if "validation: " in line]
@@ -200,7 +200,7 @@ def test_a_checkpoint_with_other_groups_of_parameters_is_refused_in_words(
     assert "give --norm-bias-decay true" in said
 
 
-def test_training_goes_on_while_the_disk_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_continues_while_disk_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     late = threading.Event()
     waited: list[bool] = []
     sync = os.fsync
@@ -230,7 +230,7 @@ def test_training_goes_on_while_the_disk_stands_still(tmp_path: Path, monkeypatc
     assert not {2, 3, 4} & set(steps)
 
 
-def test_a_bad_loss_can_stop_the_run_and_no_state_from_after_it_is_kept(
+def test_nonfinite_stop_ends_run_and_saves_no_later_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TEST_INTERRUPT", f"0:{3 * 4 + 2}:NAN")
@@ -243,7 +243,7 @@ def test_a_bad_loss_can_stop_the_run_and_no_state_from_after_it_is_kept(
     assert not (tmp_path / "model.pt").exists()
 
 
-def test_a_bad_loss_is_only_counted_otherwise(
+def test_nonfinite_count_only_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TEST_INTERRUPT", f"0:{3 * 4 + 2}:NAN")

@@ -237,7 +237,7 @@ def fails_midway(function: Callable[[], StepResult]) -> Any:
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_a_step_that_cannot_be_recorded_is_taken_as_it_comes(
+def test_failed_recording_falls_back_to_eager_step(
     several: bool, group: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world = group if several else ALONE
@@ -264,7 +264,7 @@ def test_a_step_that_cannot_be_recorded_is_taken_as_it_comes(
         ({"distributed": {"data_parallel": True}}, "torch.nn.DataParallel"),
     ],
 )
-def test_what_cannot_be_recorded_is_known_before(changes: dict[str, Any], word: str) -> None:
+def test_obstacle_names_reason(changes: dict[str, Any], word: str) -> None:
     source = Run(settings()).loader.source
     world = World(RankEnv(world_size=2), torch.device("cuda", 0))
     why = obstacle(settings(**changes), source, world)

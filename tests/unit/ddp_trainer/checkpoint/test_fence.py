@@ -25,7 +25,7 @@ def test_without_attempts_there_is_no_fence(tmp_path: Path) -> None:
         Fence.from_environ(tmp_path, {"DDP_ATTEMPT": "two"})
 
 
-def test_a_later_attempt_takes_over_and_the_older_is_told_by_whom(tmp_path: Path) -> None:
+def test_later_attempt_takes_over_and_older_names_it(tmp_path: Path) -> None:
     old, new = fence(tmp_path, 1), fence(tmp_path, 2)
     old.claim()
     old.check()
@@ -38,7 +38,7 @@ def test_a_later_attempt_takes_over_and_the_older_is_told_by_whom(tmp_path: Path
     new.check()
 
 
-def test_an_attempt_that_never_began_here_is_behind_all_the_same(tmp_path: Path) -> None:
+def test_older_attempt_without_claim_is_superseded(tmp_path: Path) -> None:
     fence(tmp_path, 3).claim()
     with pytest.raises(Superseded, match="attempt 3"):
         fence(tmp_path, 2).claim()
@@ -51,7 +51,7 @@ def test_a_restart_within_the_attempt_keeps_its_claim(tmp_path: Path) -> None:
     assert len(list((tmp_path / "fence").iterdir())) == 1
 
 
-def test_the_same_job_made_anew_begins_with_attempt_1_again_and_wins(tmp_path: Path) -> None:
+def test_recreated_job_with_attempt_1_takes_over(tmp_path: Path) -> None:
     old, new = fence(tmp_path, 4, "old"), fence(tmp_path, 1, "new")
     old.claim()
     new.claim()
@@ -64,7 +64,7 @@ def test_the_same_job_made_anew_begins_with_attempt_1_again_and_wins(tmp_path: P
     new.check()
 
 
-def test_of_many_that_claim_at_once_one_holds_the_folder_and_it_is_the_last_attempt(tmp_path: Path) -> None:
+def test_concurrent_claims_leave_folder_to_last_attempt(tmp_path: Path) -> None:
     for round_number in range(10):
         folder = tmp_path / str(round_number)
         fences = [fence(folder, attempt) for attempt in range(1, 9)]
@@ -119,7 +119,7 @@ def test_no_hard_links_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         old.check()
 
 
-def test_a_claim_whose_writer_died_over_it_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claim_of_dead_writer_does_not_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddp_trainer.checkpoint.fence._SECONDS_TO_WRITE", 0.0)
     fence(tmp_path, 1).claim()
     (tmp_path / "fence" / "000000002.json").write_text("")
@@ -129,7 +129,7 @@ def test_a_claim_whose_writer_died_over_it_holds_nobody_up(tmp_path: Path, monke
     fence(tmp_path, 2).check()
 
 
-def test_a_claims_content_that_follows_its_name_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claim_waits_for_late_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fence(tmp_path, 2).claim()
     (claim,) = (tmp_path / "fence").iterdir()
     content = claim.read_text()
@@ -157,7 +157,7 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_file())
 
 
-def test_an_older_attempt_writes_nothing_more_and_asks_for_the_end(tmp_path: Path) -> None:
+def test_superseded_attempt_stops_writing_and_requests_stop(tmp_path: Path) -> None:
     old = checkpointer(tmp_path, 1)
     asked: list[bool] = []
     old.on_superseded = lambda: asked.append(True)
@@ -172,7 +172,7 @@ def test_an_older_attempt_writes_nothing_more_and_asks_for_the_end(tmp_path: Pat
         old.check_fence()
 
 
-def test_the_fence_is_looked_at_again_right_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fence_is_checked_before_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = checkpointer(tmp_path, 1)
     sync = os.fsync
 
@@ -189,7 +189,7 @@ def test_the_fence_is_looked_at_again_right_before_the_rename(tmp_path: Path, mo
     assert files(tmp_path) == []
 
 
-def test_what_slips_through_can_neither_replace_nor_remove_a_later_attempts(
+def test_late_write_cannot_replace_or_remove_later_attempts_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = checkpointer(tmp_path, 1)
@@ -208,7 +208,7 @@ def test_what_slips_through_can_neither_replace_nor_remove_a_later_attempts(
     assert {"step-000000006-attempt-2.json", "step-000000006-attempt-2.pt"} <= set(files(tmp_path))
 
 
-def test_a_new_attempt_clears_away_what_a_dead_one_left_half_written(tmp_path: Path) -> None:
+def test_new_attempt_removes_partial_files_of_dead_attempt(tmp_path: Path) -> None:
     (tmp_path / ".step-000000007.pt.123.tmp").write_bytes(b"half")
     (tmp_path / "fence").mkdir()
     (tmp_path / "fence" / ".000000001.json.123.9.tmp").write_bytes(b"half")

@@ -42,12 +42,12 @@ def newest(one: Checkpointer) -> dict[str, Any]:
     return state
 
 
-def test_an_empty_folder_has_nothing_to_resume_from(tmp_path: Path) -> None:
+def test_empty_folder_has_no_checkpoint(tmp_path: Path) -> None:
     assert load_newest(checkpointer(tmp_path / "new"), WORLD) is None
     assert load_newest(None, WORLD) is None
 
 
-def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+def test_saved_state_is_restored(tmp_path: Path) -> None:
     one = checkpointer(tmp_path)
     state = {"nested": [torch.arange(4), {"x": torch.tensor(1.5, dtype=torch.bfloat16)}], "lr": 0.1, "none": None}
     save(one, 5, **state)
@@ -58,9 +58,7 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     assert loaded["none"] is None
 
 
-def test_both_files_are_on_the_disk_before_they_get_their_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_files_are_synced_before_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, synced, named = checkpointer(tmp_path), set[str](), list[str]()
     sync, rename = os.fsync, os.replace
 
@@ -117,7 +115,7 @@ class Poison:
         return Path.touch, (self.target,)
 
 
-def test_code_in_a_checkpoint_is_not_run_though_its_checksum_is_right(tmp_path: Path) -> None:
+def test_code_in_checkpoint_with_valid_checksum_is_not_run(tmp_path: Path) -> None:
     one = checkpointer(tmp_path / "saved")
     save(one, 1)
     (saved,) = one.list()
@@ -170,7 +168,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(
     assert "step-000000002" in capsys.readouterr().err
 
 
-def test_where_no_checkpoint_is_whole_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_without_valid_checkpoint_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = checkpointer(tmp_path)
     assert one.read_newest() is None
     assert capsys.readouterr().err == ""
@@ -180,7 +178,7 @@ def test_where_no_checkpoint_is_whole_that_is_said(tmp_path: Path, capsys: pytes
     assert f"no checkpoint in {tmp_path} is valid; training starts from the beginning" in capsys.readouterr().err
 
 
-def test_a_data_file_without_manifest_does_not_count(tmp_path: Path) -> None:
+def test_data_file_without_manifest_is_ignored(tmp_path: Path) -> None:
     one = checkpointer(tmp_path)
     save(one, 1)
     (tmp_path / "step-000000009.pt").write_bytes((tmp_path / "step-000000001.pt").read_bytes())
@@ -214,7 +212,7 @@ def test_a_failed_write_is_a_warning_and_keeps_the_old(
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_checkpoint_whose_data_is_gone_is_skipped_with_the_reason(
+def test_checkpoint_without_data_file_is_skipped_with_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = checkpointer(tmp_path)
@@ -225,7 +223,7 @@ def test_a_checkpoint_whose_data_is_gone_is_skipped_with_the_reason(
     assert "can't be read (No such file or directory); trying an older one" in capsys.readouterr().err
 
 
-def test_a_checksum_is_that_of_what_was_written_and_a_failure_is_not_swallowed() -> None:
+def test_hashing_file_checksums_written_data_and_raises_write_errors() -> None:
     class Full(io.BytesIO):
         def write(self, data: Any) -> int:
             if self.tell():
@@ -273,7 +271,7 @@ class StandingDisk:
         monkeypatch.setattr(os, "fsync", stand)
 
 
-def test_saving_returns_while_the_disk_stands_still_and_the_last_of_those_that_wait_is_written(
+def test_save_returns_while_disk_blocks_and_newest_waiting_checkpoint_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = checkpointer(tmp_path)
@@ -315,7 +313,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_full_disk_keeps_the_old_checkpoint_and_leaves_nothing_half_written(
+def test_full_disk_keeps_old_checkpoint_and_leaves_no_partial_file(
     small_disk: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     one = checkpointer(small_disk / "checkpoints", keep=1)
@@ -344,7 +342,7 @@ def test_a_full_disk_keeps_the_old_checkpoint_and_leaves_nothing_half_written(
     [({"trainingSeconds": 12.5}, 12.5), ({}, 0.0), ([], 0.0), ({"trainingSeconds": "x"}, 0.0),
      ({"trainingSeconds": math.nan}, 0.0), ({"trainingSeconds": -1}, 0.0)],
 )  # fmt: skip
-def test_training_time_is_read_from_the_manifest_where_it_is_a_time(tmp_path: Path, run: Any, seconds: float) -> None:
+def test_valid_training_time_is_read_from_manifest(tmp_path: Path, run: Any, seconds: float) -> None:
     one = checkpointer(tmp_path)
     one.save({}, 1, None, run)
     one.wait()

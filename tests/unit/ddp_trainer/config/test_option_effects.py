@@ -213,7 +213,7 @@ def fresh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_cifar10(Path("data"))
 
 
-def test_a_run_that_is_repeated_shows_the_same(
+def test_repeated_run_has_equal_effects(
     asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen = []
@@ -225,7 +225,7 @@ def test_a_run_that_is_repeated_shows_the_same(
 
 
 @pytest.mark.parametrize("key", CASES)
-def test_an_option_changes_what_a_run_does(
+def test_option_changes_effects_of_run(
     key: str, asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     value, *needs = CASES[key]
@@ -247,7 +247,7 @@ def test_an_option_changes_what_a_run_does(
 
 
 @pytest.mark.parametrize("key", OF_RANKS)
-def test_an_option_changes_what_several_ranks_do(
+def test_option_changes_effects_of_ranks(
     key: str, asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     value, *needs = OF_RANKS[key]

@@ -35,12 +35,12 @@ def test_every_setting_of_the_run_has_help() -> None:
     assert all(one.help for one in options(RunConfig))
 
 
-def test_values_survive_the_way_to_plain_data_and_back() -> None:
+def test_config_round_trips_through_plain_data() -> None:
     config = Outer(True, Inner(4, 0.25, ("x", "y"), "b", 1.0))
     assert build(Outer, asdict(config)) == config
 
 
-def test_merge_lays_one_over_the_other_and_changes_neither() -> None:
+def test_merge_overrides_values_without_changing_inputs() -> None:
     base = {"a": 1, "inner": {"x": 1, "y": 2}}
     overlay = {"inner": {"y": 3}}
     assert merge(base, overlay) == {"a": 1, "inner": {"x": 1, "y": 3}}
@@ -48,7 +48,7 @@ def test_merge_lays_one_over_the_other_and_changes_neither() -> None:
     assert overlay == {"inner": {"y": 3}}
 
 
-def test_a_whole_number_is_good_where_a_fraction_is_asked() -> None:
+def test_integer_is_accepted_for_float() -> None:
     assert build(Outer, {"inner": {"rate": 1}}).inner.rate == 1.0
 
 
@@ -99,7 +99,7 @@ def test_flags_are_parsed_by_the_type_of_their_setting() -> None:
 
 
 @pytest.mark.parametrize("name", ["seed", "split_seed"])
-def test_seed_beyond_what_torch_takes_is_refused_with_the_exact_limit(name: str) -> None:
+def test_too_large_seed_is_rejected_with_limit(name: str) -> None:
     values: dict[str, object] = {"seed": 2**62 + 1} if name == "seed" else {"data": {"split_seed": 2**62 + 1}}
     with pytest.raises(UserError, match=rf"{name}: 4611686018427387905 is out of range; .* at most {2**62}$"):
         build(RunConfig, values)

@@ -33,7 +33,7 @@ def written(name: str) -> RunConfig:
         ("voc2012-deeplabv3-resnet101", "voc2012", "deeplabv3_resnet101", 8, 20, 0.01, "sgd"),
     ],
 )
-def test_the_documents_figures_are_the_presets(
+def test_document_values_equal_presets(
     name: str, data: str, model: str, batch: int, epochs: int, lr: float, optimizer: str
 ) -> None:
     for config in (meant(name), written(name)):
@@ -91,7 +91,7 @@ def test_novograd_averages_gradients_and_forgets_squares_only_as_published() -> 
         assert written(name).optim.betas == (0.95, 0.0)
 
 
-def test_the_documents_loaders_drop_what_they_say_and_nothing_else() -> None:
+def test_drop_last_follows_documents() -> None:
     dropping = {name for name in PRESETS if written(name).data.drop_last}
     assert dropping == {name for name in PRESETS if "wideresnet" in name}
     assert meant("voc2012-deeplabv3-resnet101").data.drop_last
@@ -107,7 +107,7 @@ def test_the_assessment_has_all_its_augmentation() -> None:
     assert (config.model.pool, written("cifar10-wideresnet").model.pool) == (None, 7)
 
 
-def test_documents_compute_as_torch_comes_and_use_plain_convolutions() -> None:
+def test_as_published_uses_torch_defaults_and_plain_convolutions() -> None:
     assert {written(name).precision.name for name in set(PRESETS) - {"digits-resnet", "python-reference-gpt"}} == {
         "torch"
     }

@@ -383,7 +383,7 @@ def test_recording_config_is_equal_in_values_and_pickles_as_plain_settings() -> 
     assert recording.finish() == {"model.dropout"}
 
 
-def test_every_pair_of_a_setting_and_a_registered_part_is_looked_at() -> None:
+def test_every_pair_of_setting_and_part_is_covered() -> None:
     covered = {name.partition(" ")[2] for name in RUNS} | set(MODELS)
     parts = itertools.chain(MODELS, DATASETS, OPTIMIZERS, SCHEDULES, AUGMENTATIONS, CACHES)
     assert set(parts) <= covered

@@ -289,9 +289,7 @@ def test_transforms_of_v2_on_a_batch_would_not_do() -> None:
         (DataConfig(augment=("jitter",)), 4, False, "not 4; omit"),
     ],
 )
-def test_changes_that_don_t_go_together_are_refused(
-    config: DataConfig, channels: int, masks: bool, message: str
-) -> None:
+def test_incompatible_augmentations_are_rejected(config: DataConfig, channels: int, masks: bool, message: str) -> None:
     with pytest.raises(UserError, match=message):
         Augmentation.from_config(config, channels=channels, masks=masks)
 

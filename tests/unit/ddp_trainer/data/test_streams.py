@@ -154,7 +154,7 @@ def test_a_run_on_a_stream_goes_on_bitwise(kind: str, workers: int, tmp_path: Pa
     assert load(cut / last.name)["position"]["scores"] == load(last)["position"]["scores"]
 
 
-def test_other_workers_are_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changed_workers_warn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit(tmp_path, "skipping", 0, max_steps=11)  # 44 samples, which are more than the whole batches of two workers
     fit(tmp_path, "skipping", 2, drop_last=True)
     said = capsys.readouterr()

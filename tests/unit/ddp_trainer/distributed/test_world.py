@@ -35,7 +35,7 @@ def test_torchruns_variables_are_read() -> None:
     "environ",
     [{"RANK": "0"}, {"WORLD_SIZE": "2"}, {"RANK": "two", "WORLD_SIZE": "2"}, {"RANK": "2", "WORLD_SIZE": "2"}],
 )
-def test_half_an_environment_is_a_user_error(environ: dict[str, str]) -> None:
+def test_partial_environment_is_user_error(environ: dict[str, str]) -> None:
     with pytest.raises(UserError, match="torchrun"):
         RankEnv.from_environ(environ)
 
@@ -70,7 +70,7 @@ def test_the_processes_of_a_node_share_its_cpus(
     assert chosen == threads
 
 
-def test_collectives_wait_as_long_as_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collectives_use_configured_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     class Asked(Exception):
         pass
 
@@ -155,7 +155,7 @@ def test_initialized_group_without_cpu_tensors_is_refused(monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("group_of_one")
-def test_initialized_group_of_one_rank_gives_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_initialized_group_of_one_rank_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     assert find_rank_env() == RankEnv()

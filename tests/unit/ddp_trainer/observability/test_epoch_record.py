@@ -51,25 +51,25 @@ def test_without_a_target_a_run_goes_to_its_end() -> None:
     ("target", "remedy"),
     [(85.0, "give 0.85 for 85 percent"), (0.0, "must be above 0"), (-0.1, "must be above 0"), (101.0, "at most 1")],
 )
-def test_a_target_that_is_no_share_is_refused(target: float, remedy: str) -> None:
+def test_target_outside_0_to_1_is_rejected(target: float, remedy: str) -> None:
     with pytest.raises(UserError, match=r"^early_stop\.target_accuracy: ") as caught:
         EarlyStopConfig(target_accuracy=target)
     assert remedy in caught.value.remedy
 
 
-def test_the_csv_is_named_after_what_runs_differ_in() -> None:
+def test_csv_name_has_settings_of_run() -> None:
     config = resolve("fashion-mnist-wideresnet-large-batch", None, {})
     assert file_name(config, 4) == "4ranks-32bs-0.01lr-0.9m-5w.csv"
 
 
-def test_the_csv_has_a_row_an_epoch_with_cumulative_time(tmp_path: Path) -> None:
+def test_csv_has_row_per_epoch_with_cumulative_time(tmp_path: Path) -> None:
     log = CsvLog(tmp_path / "new" / "log.csv", 0)
     log.epoch(12.34, 0.123456)
     log.epoch(10.0, 0.5)
     assert log.path.read_bytes() == b"time,val_accuracy\r\n0.0,0.0\r\n12.3,0.1235\r\n22.3,0.5\r\n"
 
 
-def test_a_resumed_run_goes_on_with_the_epochs_it_has(tmp_path: Path) -> None:
+def test_resumed_run_keeps_finished_epochs(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     log = CsvLog(path, 0)
     for accuracy in (0.1, 0.2, 0.3):
@@ -81,7 +81,7 @@ def test_a_resumed_run_goes_on_with_the_epochs_it_has(tmp_path: Path) -> None:
     assert path.read_text().split() == ["time,val_accuracy", "0.0,0.0"]
 
 
-def test_a_file_that_is_not_ours_is_begun_anew(tmp_path: Path) -> None:
+def test_file_of_other_format_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("time,val_accuracy\nx,y\n")
     CsvLog(path, 1).epoch(1.0, 0.5)
@@ -101,7 +101,7 @@ def test_a_folder_that_can_t_be_written_is_a_user_error_and_a_row_that_can_t_a_w
     assert "warning" in capsys.readouterr().err
 
 
-def test_whether_the_target_is_reached_is_rank_0s_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0_decides_whether_target_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     config = dataclasses.replace(RunConfig(), early_stop=EarlyStopConfig(target_accuracy=0.5, patience=2))
     for said_by_rank_0, own in ((2.0, 0.1), (0.0, 0.9)):
         world = World(RankEnv(rank=1, world_size=2), torch.device("cpu"))

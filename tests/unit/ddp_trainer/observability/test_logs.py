@@ -47,7 +47,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
 
 
-def test_a_run_writes_every_lines_and_every_epochs_figures_and_a_resumed_one_goes_on(tmp_path: Path) -> None:
+def test_run_logs_lines_and_epochs_and_resumed_run_continues(tmp_path: Path) -> None:
     def train(name: str, *more: str) -> list[dict[str, Any]]:
         folder = tmp_path / name
         Trainer(
@@ -74,7 +74,7 @@ def test_a_run_writes_every_lines_and_every_epochs_figures_and_a_resumed_one_goe
     assert [one for one in resumed if one["step"] not in (24, 25)] == [one for one in whole if one["step"] != 25]
 
 
-def test_a_run_that_begins_anew_begins_its_file_anew(tmp_path: Path) -> None:
+def test_restarted_run_replaces_log_file(tmp_path: Path) -> None:
     for step in (0, 0):
         log = JsonLines(tmp_path / FILE, step)
         log.write(1, {"loss": math.nan, "rate": math.inf, "lr": 0.1})
@@ -111,7 +111,7 @@ class Failing:
 
 
 @pytest.mark.parametrize("when", ["open", "write", "close"])
-def test_a_log_that_fails_says_so_once_and_the_run_and_its_other_logs_go_on(
+def test_failed_log_warns_once_and_run_and_other_logs_continue(
     when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
@@ -125,7 +125,7 @@ def test_a_log_that_fails_says_so_once_and_the_run_and_its_other_logs_go_on(
     assert [one["step"] for one in read(tmp_path)] == [1, 5, 10, 11, 11]
 
 
-def test_a_log_that_hangs_holds_up_neither_a_step_nor_the_end(
+def test_hanging_log_blocks_neither_step_nor_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     never = threading.Event()
@@ -145,9 +145,7 @@ def test_a_log_that_hangs_holds_up_neither_a_step_nor_the_end(
     never.set()
 
 
-def test_a_service_that_is_wanted_and_not_installed_or_broken_is_told_of(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_or_broken_service_warns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("WANDB_PROJECT", "digits")
     monkeypatch.setenv("MLFLOW_RUN_ID", "1")
     services = [
@@ -190,7 +188,7 @@ def test_tensorboards_own_reader_sees_no_step_twice(
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_mlflows_run_goes_on_after_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool) -> None:
+def test_mlflow_run_continues_after_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool) -> None:
     mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", str(tmp_path / "runs"))
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -208,9 +206,7 @@ def test_mlflows_run_goes_on_after_a_resume(tmp_path: Path, monkeypatch: pytest.
     assert [(one.step, one.value) for one in history] == [(step, step / 2) for step in range(1, 13)]
 
 
-def test_a_run_of_w_and_b_is_kept_beside_the_checkpoints_and_taken_up_by_a_resumed_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_run_id_is_stored_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     began: list[dict[str, Any]] = []
 
     def init(**named: Any) -> Any:

@@ -44,7 +44,7 @@ class Run:
         return self.exporter._values[name]
 
 
-def test_every_bad_loss_is_counted_and_the_first_is_told_with_its_step(exporter: Exporter) -> None:
+def test_nonfinite_losses_are_counted_and_first_is_reported(exporter: Exporter) -> None:
     run = Run(exporter, log_every=5)
     run.steps(1.0, 1.0, NAN, 1.0, INF)
     assert run.value("ddp_nonfinite_losses_total") == 2
@@ -56,9 +56,7 @@ def test_every_bad_loss_is_counted_and_the_first_is_told_with_its_step(exporter:
     assert len(run.bad) == 1
 
 
-def test_losses_since_the_last_line_can_be_looked_at_and_still_make_the_next_lines_mean(
-    exporter: Exporter, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_checked_losses_still_count_in_next_mean(exporter: Exporter, capsys: pytest.CaptureFixture[str]) -> None:
     run = Run(exporter, log_every=4)
     run.steps(9.0, 1.0)  # the first step has a line of its own
     run.reporter.check_losses()
@@ -74,7 +72,7 @@ def test_losses_since_the_last_line_can_be_looked_at_and_still_make_the_next_lin
     assert run.value("ddp_nonfinite_losses_total") == 1
 
 
-def test_a_line_comes_when_its_numbers_have_arrived_and_no_step_waits_for_them(
+def test_line_is_printed_after_copy_without_blocking_step(
     exporter: Exporter, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arrived = [False]
@@ -93,7 +91,7 @@ def test_a_line_comes_when_its_numbers_have_arrived_and_no_step_waits_for_them(
     assert "step 6/1000 loss 5.5000" in capsys.readouterr().out
 
 
-def test_the_rate_of_a_gpu_counts_what_the_device_has_still_to_do(
+def test_rate_includes_pending_device_work(
     exporter: Exporter, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu
 ) -> None:
     monkeypatch.setattr(AsyncScalars, "ready", lambda self: gpu.host >= gpu.device)

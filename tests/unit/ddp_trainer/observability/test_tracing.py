@@ -49,7 +49,7 @@ def test_a_trace_has_the_steps_that_are_due_and_changes_nothing(
     assert same(load(tmp_path / "with" / "model.pt"), load(tmp_path / "without" / "model.pt"))
 
 
-def test_a_run_too_short_for_a_trace_and_a_folder_that_can_t_be_written_are_told_of(
+def test_short_run_and_unwritable_folder_warn_about_missing_trace(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*DIGITS, "--max-steps", "12", "--profile", str(tmp_path)]) == 0
