@@ -170,7 +170,7 @@ class Scene:
     def until_step(self, run: Running, step: int = STRIKE, rank: int = 0) -> list[Step]:
         """Wait until a rank has made so many steps, and where there is a store until that has one checkpoint."""
         if self.session.store is not None:
-            self.until(lambda: run.said("checkpoints are in the store"), "a checkpoint in the store", alive=run)
+            self.until(lambda: run.said("uploaded the checkpoints"), "a checkpoint in the store", alive=run)
         return list(self.until(lambda: _reached(self.steps(rank), step), f"step {step} of rank {rank}", alive=run))
 
     def recovery(self, struck: float, *, floor: str, waits: float = 0.0, note: str = "") -> Outcome:

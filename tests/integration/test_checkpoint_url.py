@@ -152,7 +152,7 @@ def test_a_killed_uploader_is_started_again(attempt: Attempt, store: Store) -> N
     pods = attempt(1, STEPS=60, WAIT=20)
     until_uploaded(pods, store, 1)
     find_mirror(pods).kill()
-    pods.until_logged(0, "another one takes its place")
+    pods.until_logged(0, "has ended unexpectedly: restarting it")
     pods.signal(0, signal.SIGTERM)
     assert pods.wait(0).code == 85
     assert "rank 0 begins at 21" in attempt(2, STEPS=25).wait(0).log
@@ -256,7 +256,7 @@ def test_training_goes_on_while_the_store_is(state: str, tmp_path: Path) -> None
         pods.until(lambda: pods.log(0).count("saved ") > saved, "another step is saved meanwhile")
         written = len(store.keys("snapshots"))
         store.wire.state = "up"
-        pods.until_logged(0, "answers again")
+        pods.until_logged(0, "is available again")
         pods.signal(0, signal.SIGTERM)
         end = pods.wait(0)
         assert end.code == 85, end.log

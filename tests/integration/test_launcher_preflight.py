@@ -77,6 +77,6 @@ def test_a_network_that_is_required_is_not_replaced_by_sockets(tmp_path: Path) -
     assert {one.message["category"] for one in ended} == {"Network"}
     assert ended[0].message["message"] == (
         "the preflight failed: transport: traffic between pods uses Socket (the ranks have no GPU: gloo uses TCP); "
-        "spec.network asks for IB or RoCE"
+        "spec.network requires IB or RoCE"
     )
     assert not (tmp_path / "started").exists()

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.process
 # Stands in for the module of torchrun's agent: it runs one rank after the other, as it is told.
 AGENT = """
 import json
-def agent_main(request, channel, guards, problem, forker):
+def run_agent(request, channel, guards, problem, forker):
     for line in channel.makefile():
         job = json.loads(line)
         with open("../out", "wb") as out, open("../err", "wb") as err:
@@ -291,7 +291,7 @@ def test_ps_and_pkill_see_the_ranks_own_command_line(forked: Forked) -> None:
     [
         ("import os; os.environ['OMP_NUM_THREADS'] = '3'", "", "the script sets OMP_NUM_THREADS itself"),
         ("import os; os.environ.update({'TORCH_LOGS': '+dynamo'})", "", "the script sets TORCH_LOGS itself"),
-        ("", "sympy.py", "sympy.py stands in for a module that PyTorch imports"),
+        ("", "sympy.py", "sympy.py shadows a module that PyTorch imports"),
         ("import os; os.environ['TORCH_NCCL_BLOCKING_WAIT'] = '1'", "", None),
         ("import os; print(os.environ.get('OMP_NUM_THREADS'), os.environ['OMP_NUM_THREADS'] == '1')", "", None),
         ("", "neighbour.py", None),
@@ -382,5 +382,5 @@ def test_ranks_start_in_fresh_interpreters_where_their_server_is_gone(tmp_path: 
     finally:
         pods.stop()
     assert ended.code == 0, ended.log
-    assert ended.log.count("the process from which ranks are forked is gone") == 1
+    assert ended.log.count("the ranks' fork server has ended") == 1
     assert "restart 1 rank 0 warm False" in ended.log

@@ -279,7 +279,7 @@ def test_a_packed_folder_is_what_all_pods_and_attempts_run(tmp_path: Path) -> No
     assert (status["attempt"], status["code"]["digest"]) == (2, digest)
     logs = (folder / "logs" / "attempt-2-pod-1.log").read_text()
     assert "rank 1 has read ['1', '2', '3'] in attempt 2" in logs
-    assert f"[launcher] the code {digest[:12]}: 5 files in " in logs
+    assert f"[launcher] unpacked code {digest[:12]}: 5 files in " in logs
     assert "left out possible secrets: id_rsa;" in run.output
 
 

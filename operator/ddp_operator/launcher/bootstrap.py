@@ -1,18 +1,18 @@
-"""The first process of every training pod: it runs torchrun, and reports in one place how the pod ended and why.
+"""The first process of every training pod: it runs torchrun and reports how the pod ended and why.
 
     launcher.py run <torchrun flags> -- <what follows `python` on its command line>
     launcher.py run <torchrun flags> --no-python -- <program> …
-    launcher.py fetch               (a pod without GPUs: fetches the job's inputs before there are others)
+    launcher.py fetch               (in a pod without GPUs: fetch the job's inputs before the training pods start)
     launcher.py worker …            (internal: a rank in an interpreter of its own)
-    launcher.py forkserver …        (internal: what imports PyTorch for the agent and the ranks)
-    launcher.py tracking …          (internal: what finds the job's run in MLflow)
-    launcher.py mirror …            (internal: what fetches and uploads the folder of checkpoints)
+    launcher.py forkserver …        (internal: import PyTorch once for the agent and the ranks)
+    launcher.py tracking …          (internal: find the job's run in MLflow)
+    launcher.py mirror …            (internal: fetch and upload the checkpoint folder)
 
-The operator mounts it, called launcher.py, into any image that has Python >= 3.9 and torch >= 2.2. The modules beside
-it are the package ``ddp_launcher``. Processes of a pod, each of which dies with the one before it:
+The operator mounts it as launcher.py into any image that has Python >= 3.9 and torch >= 2.2. The modules beside
+it are the package ``ddp_launcher``. Each process of a pod dies with its parent:
 
     supervisor (standard library)  ->  fork server (imports torch)
-                                   ->  mirror of checkpoint.url, where there is one (imports fsspec)
+                                   ->  mirror of checkpoint.url, if set (imports fsspec)
                                    ->  torchrun's agent (forked from it)  ->  its fork server
                                                                           ->  workers (forked from that, in the shim)
                                                                           ->  on pod 0 the rendezvous store
@@ -23,48 +23,63 @@ it are the package ``ddp_launcher``. Processes of a pod, each of which dies with
 import signal
 import sys
 
-_SIGNALS: list[int] = []  # that have come and are not handled yet
+_SIGNALS: list[int] = []  # received and not handled yet
 if __name__ == "__main__" and sys.argv[1:2] in (["run"], ["fetch"]):
-    # The kernel drops what a container's first process has no handler for: a pod that is deleted in its first moments
-    # would go on for its whole grace time. So this comes before all that takes a while.
+    # The kernel drops signals for which a container's first process has no handler. Without these handlers, before
+    # any slow import, a pod that is deleted right after its start would run for its whole grace period.
     for _number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(_number, lambda received, frame: _SIGNALS.append(received))
 
 import importlib
 import os
+import types
 
 PACKAGE = "ddp_launcher"
+_SUBCOMMANDS = ("run", "fetch", "worker", "forkserver", "tracking", "mirror")
 
 
 def main() -> int:
     """Run the subcommand. Returns the exit code."""
-    folder = os.path.dirname(os.path.abspath(__file__))
-    # Our modules must not hide the user's. What Python puts there is the folder of the real file, behind the links that
-    # a kubelet lays for a ConfigMap.
-    if sys.path and sys.path[0] == os.path.dirname(os.path.realpath(__file__)):
-        del sys.path[0]
-    subcommand, words = sys.argv[1:2], sys.argv[2:]
-    if subcommand not in (["run"], ["fetch"], ["worker"], ["forkserver"], ["tracking"], ["mirror"]):
+    subcommand = sys.argv[1] if len(sys.argv) > 1 else ""
+    argv = sys.argv[2:]
+    if subcommand not in _SUBCOMMANDS:
         sys.stderr.write(__doc__ or "")
         return 81
-    package = type(sys)(PACKAGE)
+    _register_package()
+
+    # Each subcommand imports only its own modules: every rank would compile the rest again.
+    code: int
+    if subcommand == "tracking":
+        code = _import("tracking").main(argv)
+        return code
+    if subcommand == "fetch":
+        code = _import("fetch").main(_SIGNALS)
+        return code
+    if subcommand == "mirror":
+        code = _import("mirror").main(argv)
+        return code
+    if subcommand == "run":
+        code = _import("main").main(argv, _SIGNALS)
+        return code
+    if subcommand == "forkserver":
+        argv = _import("fork_server").serve(argv)  # returns only in a forked rank, with the arguments of its shim
+    _import("worker").main(argv)  # raises SystemExit
+    return 0
+
+
+def _register_package() -> None:
+    folder = os.path.dirname(os.path.abspath(__file__))
+    # The launcher's modules must not shadow the user's. Python puts the folder of the real file first in sys.path,
+    # behind the symbolic links that a kubelet creates for a ConfigMap.
+    if sys.path and sys.path[0] == os.path.dirname(os.path.realpath(__file__)):
+        del sys.path[0]
+    package = types.ModuleType(PACKAGE)
     package.__path__ = [folder]
     sys.modules[PACKAGE] = package
-    if subcommand == ["tracking"]:
-        found: int = importlib.import_module(f"{PACKAGE}.tracking").tracking_main(words)
-        return found
-    if subcommand == ["fetch"]:
-        fetched: int = importlib.import_module(f"{PACKAGE}.fetch").fetch_main(_SIGNALS)
-        return fetched
-    if subcommand == ["forkserver"]:
-        words = importlib.import_module(f"{PACKAGE}.fork_server").serve(words)  # returns in a rank
-    if subcommand == ["mirror"]:
-        ended: int = importlib.import_module(f"{PACKAGE}.mirror").mirror_main(words)
-        return ended
-    if subcommand != ["run"]:  # of which each rank compiles no more than it needs
-        importlib.import_module(f"{PACKAGE}.worker").worker_main(words)
-    code: int = importlib.import_module(f"{PACKAGE}.main").run_main(words, _SIGNALS)
-    return code
+
+
+def _import(name: str) -> types.ModuleType:
+    return importlib.import_module(f"{PACKAGE}.{name}")
 
 
 if __name__ == "__main__":

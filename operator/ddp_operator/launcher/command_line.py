@@ -1,8 +1,11 @@
-"""The user's command line: what follows ``python``, and whether it is there."""
+"""The user's command line: what follows ``python``, and whether the program exists."""
 
 import os
 import sys
 from typing import NamedTuple, Optional, Sequence
+
+_FLAGS_WITH_VALUE = "mcWX"
+_KINDS = {"m": "module", "c": "code"}
 
 
 class PythonLine(NamedTuple):
@@ -29,43 +32,56 @@ def split_python_line(words: Sequence[str]) -> PythonLine:
             if word == "--check-hash-based-pycs" and rest:
                 flags.append(rest.pop(0))
             continue
-        for place, letter in enumerate(word[1:], 1):
-            if letter not in "mcWX":
-                continue
-            value = word[place + 1 :]
-            if not value:
-                if not rest:
-                    raise ValueError(f"-{letter} needs a value")
-                value = rest.pop(0)
-            if place > 1:
-                flags.append(word[:place])
-            if letter in "mc":
-                return PythonLine(flags, {"m": "module", "c": "code"}[letter], value, rest)
-            flags.append(f"-{letter}{value}")
-            break
-        else:
+
+        index = _find_flag_with_value(word)
+        if index is None:
             flags.append(word)
+            continue
+        letter = word[index]
+        value = word[index + 1 :]
+        if not value and not rest:
+            raise ValueError(f"-{letter} needs a value")
+        if not value:
+            value = rest.pop(0)
+        if index > 1:
+            flags.append(word[:index])
+        if letter in _KINDS:
+            return PythonLine(flags, _KINDS[letter], value, rest)
+        flags.append(f"-{letter}{value}")
     raise ValueError("names no script")
 
 
+def _find_flag_with_value(word: str) -> Optional[int]:
+    """Return the index of the first letter of a group of short flags that takes a value."""
+    for index, letter in enumerate(word[1:], 1):
+        if letter in _FLAGS_WITH_VALUE:
+            return index
+    return None
+
+
 def find_missing_program(line: Optional[PythonLine], program: Sequence[str]) -> Optional[str]:
-    """Return the complaint when what the user wants to run is not there, before torch is even imported."""
+    """Return a message if the user's program does not exist. It is checked before PyTorch is imported.
+
+    ``line``: the Python command line; None if ``program`` is no Python.
+    """
     if line is None:
-        import shutil  # only here: the common case should not pay for it
+        import shutil  # not imported at the start of every pod
 
         return None if shutil.which(program[0]) else f"program not found: {program[0]} (looked in PATH)"
     if line.kind == "script" and not os.path.exists(line.target):
         return f"training script not found: {line.target} (looked in {os.getcwd()})"
-    if line.kind == "module" and not line.flags:
-        from importlib import util
-
-        sys.path.insert(0, os.getcwd())
-        try:
-            found = util.find_spec(line.target.partition(".")[0])
-        except (ImportError, ValueError):
-            found = None
-        finally:
-            sys.path.pop(0)
-        if found is None:
-            return f"training module not found: {line.target} (looked in {os.getcwd()} and site-packages)"
+    if line.kind == "module" and not line.flags and not _exists_module(line.target):
+        return f"training module not found: {line.target} (looked in {os.getcwd()} and site-packages)"
     return None
+
+
+def _exists_module(name: str) -> bool:
+    from importlib import util
+
+    sys.path.insert(0, os.getcwd())
+    try:
+        return util.find_spec(name.partition(".")[0]) is not None
+    except (ImportError, ValueError):
+        return False
+    finally:
+        sys.path.pop(0)

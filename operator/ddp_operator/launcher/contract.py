@@ -1,4 +1,4 @@
-"""Names and limits of a pod that the launcher shares with the operator, whose ``constants`` takes them from here.
+"""Names and limits of a pod that launcher and operator share; the operator's ``constants`` re-exports them.
 
 Values are API: change them only with a migration. ``docs/pod-contract.md`` explains them.
 """
@@ -7,49 +7,48 @@ from typing import Final
 
 # Environment of the training container, set by the operator, or read by torchrun and Kubernetes by convention.
 ENV_COMPLETION_INDEX: Final = "JOB_COMPLETION_INDEX"
-ENV_LAUNCHER_CONFIG: Final = "DDP_LAUNCHER_CONFIG"  # JSON: see config.py
+ENV_LAUNCHER_CONFIG: Final = "DDP_LAUNCHER_CONFIG"  # JSON: see pod.LauncherConfig
 ENV_METRICS_PORT: Final = "DDP_METRICS_PORT"
-ENV_INPUTS: Final = "DDP_INPUTS"  # of the pod that fetches the inputs, as JSON: see fetch.py
+ENV_INPUTS: Final = "DDP_INPUTS"  # JSON, in the pod that fetches the inputs: see sources.InputState
 ENV_GRACE_SECONDS: Final = "DDP_GRACE_SECONDS"
 ENV_TERMINATION_LOG: Final = "DDP_TERMINATION_LOG"
-ENV_TRACKING_RUN: Final = "DDP_TRACKING_RUN"  # identity of the run in trackers of experiments: spec.tracking
+ENV_TRACKING_RUN: Final = "DDP_TRACKING_RUN"  # identifies the run in experiment trackers: spec.tracking
 ENV_CHECKPOINT_DIR: Final = "DDP_CHECKPOINT_DIR"
 ENV_RUN_ID: Final = "DDP_RUN_ID"
 ENV_ATTEMPT: Final = "DDP_ATTEMPT"
 ENV_MASTER_ADDR: Final = "MASTER_ADDR"
 ENV_MASTER_PORT: Final = "MASTER_PORT"
 ENV_OMP_NUM_THREADS: Final = "OMP_NUM_THREADS"
-# Under `ddp run` only: a mark on every process of a pod, where to write the metrics port that was taken, and a
-# descriptor whose end of file says that the owner of the pod is gone.
+# Under `ddp run` only: a mark on every process of a pod; the file for the metrics port in use; and a descriptor that
+# reaches its end of file when the pod's owner ends.
 ENV_LOCAL_POD: Final = "DDP_LOCAL_POD"
 ENV_PORT_FILE: Final = "DDP_PORT_FILE"
 ENV_LIFELINE_FD: Final = "DDP_LIFELINE_FD"
 # Environment of every worker process (set by the launcher).
 ENV_RUNTIME_DIR: Final = "DDP_RUNTIME_DIR"
-ENV_AGENT_PID: Final = "DDP_AGENT_PID"  # taken out by the shim
+ENV_AGENT_PID: Final = "DDP_AGENT_PID"  # removed by the shim
 
 # Files of the runtime directory.
-STOPPING_FILE: Final = "stopping"  # is there once the pod was asked to stop
-STALL_REPORT_FILE: Final = "stall.json"  # what the watchdog has found, for the agent to exchange with the other pods
-
-RUN_STEP_FILE: Final = "step.json"  # how far the run is by pod 0, for its agent to tell the other pods
-TRAINER_STATUS_FILE: Final = "trainer-status.json"  # where a rank may post its progress: {"port": …, "token": its file}
+STOPPING_FILE: Final = "stopping"  # exists after the pod has received a stop signal
+STALL_REPORT_FILE: Final = "stall.json"  # the watchdog's report, which the agent shares with peer pods
+RUN_STEP_FILE: Final = "step.json"  # the run's step in pod 0, which its agent shares with peer pods
+TRAINER_STATUS_FILE: Final = "trainer-status.json"  # where a rank posts progress: {"port": …, "token": path of a file}
 PAGES: Final = ("port", "prom", "post", "log")
-"""What there may be of a rank's progress, the best first: its exporter's port, what that has left at its end, what the
-rank has posted, what its log shows."""
+"""Sources of a rank's progress, the best first: the port of its exporter, the page that the exporter wrote at its end,
+the status that the rank posted, the values in its log."""
 
-# Exit codes of the launcher (and of a worker that knows its own category). Everything else a worker exits with is
-# mapped by the launcher. The Job's podFailurePolicy acts on them.
+# Exit codes of the launcher, and of a worker that knows its own category. The launcher maps every other exit code of
+# a worker to one of them. The Job's podFailurePolicy acts on them.
 EXIT_OK: Final = 0
-EXIT_USER_ERROR: Final = 81  # trying again cannot help: a bad flag, a missing script, unreadable data
-EXIT_RETRYABLE: Final = 82  # a worker failed; a new attempt may succeed
+EXIT_USER_ERROR: Final = 81  # a retry cannot help: a bad flag, a missing script, unreadable data
+EXIT_RETRYABLE: Final = 82  # a worker failed; another attempt may succeed
 EXIT_HANG: Final = 83  # no progress for too long
 EXIT_OOM: Final = 84  # host or device memory
-EXIT_PREEMPTED: Final = 85  # it was asked to stop: a checkpoint was saved where the script can
-EXIT_PEER_LOST: Final = 86  # this pod's workers were well; another pod or the rendezvous went away
+EXIT_PREEMPTED: Final = 85  # stopped by a signal; the script could save a checkpoint before
+EXIT_PEER_LOST: Final = 86  # secondary: this pod lost a peer pod or the rendezvous
 
 DEFAULT_RENDEZVOUS_PORT: Final = 29400
-TERMINATION_MESSAGE_LIMIT: Final = 4096  # bytes; the kubelet cuts there
+TERMINATION_MESSAGE_LIMIT: Final = 4096  # bytes; the kubelet truncates the rest
 
 # Series that the launcher writes.
 METRIC_LAUNCHER_PHASE: Final = "ddp_launcher_phase"
@@ -68,10 +67,10 @@ METRIC_UPLOAD_STEP: Final = "ddp_checkpoint_upload_step"
 METRIC_UPLOAD_TIME: Final = "ddp_checkpoint_upload_timestamp_seconds"
 METRIC_UPLOAD_BYTES: Final = "ddp_checkpoint_upload_bytes_total"
 METRIC_UPLOAD_FAILURES: Final = "ddp_checkpoint_upload_consecutive_failures"
-# Series of a rank that the launcher reads, or writes for a script by its log.
+# Series of a rank that the launcher reads, or derives from the script's log.
 METRIC_GLOBAL_STEP: Final = "ddp_step"
 METRIC_STEPS: Final = "ddp_steps_total"
-METRIC_STEP_INTERVAL: Final = "ddp_step_interval"  # of a page by a log: steps between two of its lines
+METRIC_STEP_INTERVAL: Final = "ddp_step_interval"  # in a page from the log: steps between two lines
 METRIC_STEP_SECONDS: Final = "ddp_step_duration_seconds_sum"
 METRIC_LAST_STEP: Final = "ddp_last_step_timestamp_seconds"
 METRIC_PROGRESS: Final = "ddp_progress_ratio"
@@ -80,15 +79,15 @@ METRIC_HEARTBEATS: Final = "ddp_heartbeats_total"
 METRIC_SAVING: Final = "ddp_saving"
 METRIC_CHECKPOINT_STEP: Final = "ddp_checkpoint_step"
 COMMENT_LAST_FAILURE: Final = "# ddp_launcher_last_failure "
-"""What a line of a pod's page begins with that holds, as JSON, the failure behind its last restart in the same pods."""
+"""Prefix of the line of a pod's page with the failure that caused its last restart in the same pods, as JSON."""
 COMMENT_INPUTS: Final = "# ddp_launcher_inputs "
-"""The same of a pod that fetches inputs, with how far each of them is."""
-INPUTS_FOLDER: Final = "ddp-inputs"  # of a claim or a node cache: in it a folder for each input
+"""Prefix of the line with the progress of each input, as JSON, in the pod that fetches them."""
+INPUTS_FOLDER: Final = "ddp-inputs"  # in a claim or a node cache: has a folder for each input
 COMMENT_UPLOAD_PROBLEM: Final = "# ddp_checkpoint_upload_problem "
-"""The same, with a text in quotation marks: why checkpoints are not uploaded."""
+"""Prefix of the line with the reason, in quotation marks, why checkpoints are not uploaded."""
 LAUNCHER_PHASES: Final = ("Starting", "WaitingForMaster", "Rendezvous", "Running", "Stopping", "Done")
 """Values of the label ``phase`` of METRIC_LAUNCHER_PHASE, in the order in which a pod passes them."""
 STALLED_STATES: Final = ("Stopped", "Behind", "Busy", "Waiting")
-"""Values of the label ``state`` of METRIC_STALLED_RANK, those that the other ranks wait for first."""
+"""Values of the label ``state`` of METRIC_STALLED_RANK; ranks for which their peers wait come first."""
 PREFLIGHT_CHECKS: Final = ("dns", "tcp", "allreduce", "transport", "pairs")
 STACK_LIMIT: Final = 64 * 1024  # characters kept of a worker's stacks

@@ -6,23 +6,23 @@ import sys
 from typing import Any
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
-BOOTSTRAP = os.path.join(_FOLDER, "launcher.py")  # as it is called where it is delivered
+BOOTSTRAP = os.path.join(_FOLDER, "launcher.py")  # the name of bootstrap.py in a pod
 _FILE_LIMIT = 1 << 20  # bytes
 
 
 def log(text: str) -> None:
-    """Write lines of the launcher's own to stderr, each marked, in one piece."""
+    """Write lines to stderr in one call, each with the launcher's prefix."""
     sys.stderr.write("".join(f"[launcher] {line}\n" for line in text.splitlines()))
     sys.stderr.flush()
 
 
 def is_own_file(path: str) -> bool:
-    """Tell whether a frame with this file is the launcher's own."""
+    """Return whether a stack frame with this file belongs to the launcher."""
     return os.path.dirname(path) == _FOLDER
 
 
 def write_json(path: str, value: Any) -> None:
-    """Write a file that is either whole or not there."""
+    """Write a file atomically. Raises: OSError."""
     temporary = f"{path}.{os.getpid()}.tmp"
     with open(temporary, "w", encoding="utf-8") as file:
         json.dump(value, file)
@@ -30,7 +30,7 @@ def write_json(path: str, value: Any) -> None:
 
 
 def try_write_json(path: str, value: Any) -> None:
-    """Write a file as ``write_json`` does; a full disk costs no more than a line of the log."""
+    """Write a file atomically; log an OSError, such as a full disk, instead of raising it."""
     try:
         write_json(path, value)
     except OSError as error:
@@ -38,7 +38,7 @@ def try_write_json(path: str, value: Any) -> None:
 
 
 def read_json(path: str) -> dict[str, Any]:
-    """Return a JSON object from a file that a worker wrote; nothing if it is not one."""
+    """Return the JSON object in a file; an empty one if the file is missing or holds something else."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             value = json.loads(file.read(_FILE_LIMIT))

@@ -5,19 +5,19 @@ from typing import Any
 
 
 class ImportHook:
-    """A finder of modules that calls ``watch`` once its module is loaded, and then steps aside."""
+    """Meta path finder that calls ``watch`` after its module is loaded, and then removes itself."""
 
     def __init__(self, module: str) -> None:
         self._module = module
-        self._blind = False  # the module cannot be watched
+        self._blind = False  # whether the module's loader cannot be wrapped
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Let the other finders find the module, and watch it once it is loaded."""
+        """Delegate to the remaining finders, and wrap the loader so that ``watch`` runs after the import."""
         if name != self._module:
             return None
         sys.meta_path.remove(self)
-        found = (finder.find_spec(name, path, target) for finder in sys.meta_path if hasattr(finder, "find_spec"))
-        spec: Any = next((one for one in found if one is not None), None)
+
+        spec = self._find_with_remaining_finders(name, path, target)
         try:
             execute = spec.loader.exec_module
 
@@ -30,8 +30,18 @@ class ImportHook:
             self._blind = True
         return spec
 
+    @staticmethod
+    def _find_with_remaining_finders(name: str, path: Any, target: Any) -> Any:
+        for finder in sys.meta_path:
+            if not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                return spec
+        return None
+
     def start(self) -> None:
-        """Watch the module, which this rank's program will import or a fork server has imported already."""
+        """Watch the module: now if it is loaded, as in a fork of the fork server, otherwise once it is imported."""
         if self._module in sys.modules:
             self.watch(sys.modules[self._module])
         else:

@@ -1,20 +1,29 @@
-"""The launcher's command line."""
+"""The subcommand ``run``: prepare the pod and supervise torchrun."""
 
 import dataclasses
 import importlib
 import os
+import shutil
 import sys
 import time
-from typing import Sequence
+from typing import NamedTuple, Optional, Sequence
 
-from .command_line import find_missing_program, split_python_line
+from .command_line import PythonLine, find_missing_program, split_python_line
 from .contract import ENV_COMPLETION_INDEX, ENV_OMP_NUM_THREADS, ENV_RUNTIME_DIR, EXIT_RETRYABLE, EXIT_USER_ERROR
 from .failure_record import Failure
 from .failure_table import EXIT_CODES
 from .failure_text import advise_on_program
 from .files import BOOTSTRAP, log
 from .known_loops import find_total
-from .pod import PodSetupError, add_pod_flags, default_threads, make_runtime_dir, read_pod
+from .pod import (
+    Pod,
+    PodSetupError,
+    RuntimeDirectory,
+    add_pod_flags,
+    default_threads,
+    make_runtime_dir,
+    read_pod,
+)
 from .processes import adopt_orphans
 from .supervisor import Supervisor
 from .termination import finish
@@ -22,70 +31,44 @@ from .tracebacks import describe
 from .tracking import start_tracking
 
 
-def run_main(words: Sequence[str], signals: list[int]) -> int:
-    """``run <torchrun flags> -- <command>``; ``signals`` are those that have come already. Returns the exit code."""
+class _Arguments(NamedTuple):
+    """``run <torchrun flags> -- <command>``. ``line``: the Python command line; None for another program."""
+
+    flags: list[str]
+    command: list[str]
+    line: Optional[PythonLine]
+
+
+def main(argv: Sequence[str], signals: list[int]) -> int:
+    """Run the pod. ``signals``: those received so far. Returns the exit code."""
     index = os.environ.get(ENV_COMPLETION_INDEX, "")
     pod_index = int(index) if index.isdigit() else 0
-    remedy = ""
-    flags = list(words[: words.index("--")]) if "--" in words else list(words)
-    command = list(words[len(flags) + 1 :])
-    program = "--no-python" in flags
-    runtime, ours = "", False
     try:
-        if not command:
-            raise ValueError("no training command after --")
-        line = None if program else split_python_line(command)
-        runtime, ours = make_runtime_dir()
-        pod = read_pod(dict(os.environ), runtime, program=program)
-        if pod.code is not None:
-            importlib.import_module(".code", __package__).prepare_code(pod.code, signals)
-        missing = find_missing_program(line, command)
-        if missing:
-            remedy = advise_on_program(pod.code)
-            raise ValueError(missing)
-        epochs, steps = (find_total(command, epochs=of_epochs) for of_epochs in (True, False))
-        pod = dataclasses.replace(pod, epochs=pod.epochs or epochs, steps=steps)
+        arguments = _parse_arguments(argv)
+        runtime = make_runtime_dir()
+        pod = _prepare_pod(arguments, runtime, signals)
     except PodSetupError as error:
         failure = _build_failure(pod_index, error.exit_code, str(error), remedy=error.hint, traceback=error.output)
         return finish(failure)
     except ValueError as error:
-        return finish(_build_failure(pod_index, EXIT_USER_ERROR, str(error), remedy=remedy))
-    flags = [flag for flag in flags if flag != "--no-python"]
-    if not any(flag.startswith("--log-dir") for flag in flags):
-        flags.append(f"--log-dir={os.path.join(runtime, 'torchrun')}")
-    for name in [name for name in os.environ if name.startswith("PET_")]:
-        del os.environ[name]  # torchrun would take its defaults from them
-    threads = default_threads(pod.nproc_per_node)
-    if threads:
-        os.environ.setdefault(ENV_OMP_NUM_THREADS, threads)
-    os.environ.setdefault("PYTHONUNBUFFERED", "1")
-    # Without it restarted workers read stale addresses from the agent's store.
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    os.environ[ENV_RUNTIME_DIR] = runtime
-    start_tracking(runtime)
-    own = [sys.executable, "-u", *(line.flags if line else []), BOOTSTRAP, "worker"]
-    kind, what = ("program", command) if line is None else (line.kind, [line.target, *line.args])
-    obstacle = "" if adopt_orphans() else "this system has no child subreapers"
-    if line is not None and set(line.flags) - {"-u"}:
-        obstacle = f"the command has options of the interpreter, {' '.join(line.flags)}"
-    warm = pod.warm_start and line is not None
-    if warm and obstacle:
-        log(f"ranks start in fresh interpreters, each of which imports PyTorch: {obstacle}")
+        return finish(_build_failure(pod_index, EXIT_USER_ERROR, str(error)))
+
+    _set_environment(pod)
+    start_tracking(pod.runtime)
+    warm = _can_fork_ranks(pod, arguments.line)
+    flags = add_pod_flags(_complete_flags(arguments.flags, pod), pod)
     try:
-        entry = [*own, kind, "${local_rank}", *what]
-        return Supervisor(pod, add_pod_flags(flags, pod), entry, signals, warm=warm and not obstacle).run()
+        return Supervisor(pod, flags, _build_entry(arguments), signals, warm=warm).run()
     except Exception as error:
         bug = describe(error)
         message = f"internal error of the launcher: {bug['type']}: {bug['message']}"
-        return finish(_build_failure(pod_index, EXIT_RETRYABLE, message, remedy=remedy, traceback=bug["traceback"]))
+        return finish(_build_failure(pod_index, EXIT_RETRYABLE, message, traceback=bug["traceback"]))
     finally:
-        if ours:
-            import shutil
-
-            shutil.rmtree(runtime, ignore_errors=True)
+        if runtime.is_temporary:
+            shutil.rmtree(runtime.path, ignore_errors=True)
 
 
-def _build_failure(pod_index: int, exit_code: int, message: str, *, remedy: str, traceback: str = "") -> Failure:
+def _build_failure(pod_index: int, exit_code: int, message: str, *, remedy: str = "", traceback: str = "") -> Failure:
     """Return the failure of a pod before its workers start. ``exit_code``: one of the launcher's."""
     outcome = EXIT_CODES[exit_code]
     return Failure(
@@ -99,3 +82,71 @@ def _build_failure(pod_index: int, exit_code: int, message: str, *, remedy: str,
         remedy=remedy,
         time=time.time(),
     )
+
+
+def _parse_arguments(argv: Sequence[str]) -> _Arguments:
+    """Split the arguments. Raises: ValueError."""
+    flags = list(argv[: argv.index("--")]) if "--" in argv else list(argv)
+    command = list(argv[len(flags) + 1 :])
+    if not command:
+        raise ValueError("no training command after --")
+    line = None if "--no-python" in flags else split_python_line(command)
+    return _Arguments(flags, command, line)
+
+
+def _prepare_pod(arguments: _Arguments, runtime: RuntimeDirectory, signals: list[int]) -> Pod:
+    """Read the pod, unpack its code and check that the program exists. Raises: PodSetupError, ValueError."""
+    pod = read_pod(os.environ, runtime.path, program=arguments.line is None)
+    if pod.code is not None:
+        importlib.import_module(".code", __package__).prepare_code(pod.code, signals)
+    problem = find_missing_program(arguments.line, arguments.command)
+    if problem:
+        raise PodSetupError(problem, advise_on_program(pod.code))
+    epochs = find_total(arguments.command, epochs=True)
+    steps = find_total(arguments.command, epochs=False)
+    return dataclasses.replace(pod, epochs=pod.epochs or epochs, steps=steps)
+
+
+def _set_environment(pod: Pod) -> None:
+    """Set the variables of torchrun and the ranks."""
+    for name in [name for name in os.environ if name.startswith("PET_")]:
+        del os.environ[name]  # torchrun would take defaults of its flags from them
+    threads = default_threads(pod.nproc_per_node)
+    if threads:
+        os.environ.setdefault(ENV_OMP_NUM_THREADS, threads)
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    # With a shared store restarted workers would read the addresses of the former ones.
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    os.environ[ENV_RUNTIME_DIR] = pod.runtime
+
+
+def _complete_flags(flags: Sequence[str], pod: Pod) -> list[str]:
+    """Return torchrun's flags, among them a log folder."""
+    complete = [flag for flag in flags if flag != "--no-python"]
+    if not any(flag.startswith("--log-dir") for flag in complete):
+        complete.append(f"--log-dir={os.path.join(pod.runtime, 'torchrun')}")
+    return complete
+
+
+def _build_entry(arguments: _Arguments) -> list[str]:
+    """Return the command that torchrun starts for each rank: the shim with the user's program."""
+    line = arguments.line
+    if line is None:
+        return [sys.executable, "-u", BOOTSTRAP, "worker", "program", "${local_rank}", *arguments.command]
+    interpreter = [sys.executable, "-u", *line.flags]
+    return [*interpreter, BOOTSTRAP, "worker", line.kind, "${local_rank}", line.target, *line.args]
+
+
+def _can_fork_ranks(pod: Pod, line: Optional[PythonLine]) -> bool:
+    """Decide whether to fork ranks from a process with PyTorch, and make this process the subreaper of all others."""
+    has_subreaper = adopt_orphans()
+    if not pod.warm_start or line is None:
+        return False
+    if set(line.flags) - {"-u"}:
+        obstacle = f"the command has options of the interpreter, {' '.join(line.flags)}"
+    elif not has_subreaper:
+        obstacle = "this system has no child subreapers"
+    else:
+        return True
+    log(f"ranks start in fresh interpreters, and each imports PyTorch: {obstacle}")
+    return False

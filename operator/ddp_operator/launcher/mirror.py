@@ -1,14 +1,7 @@
-"""The process beside the launcher that keeps the folder of checkpoints in a store: ``checkpoint.url``.
+"""The process that keeps the checkpoint folder and the store at ``checkpoint.url`` equal.
 
-Of the launcher's processes it alone imports fsspec, from the user's image. What it is asked comes over a socket, and
-so does what it reports, as lines of JSON:
-
-    {"claim": true}       claim the prefix for this attempt, and upload what changes from now on
-    {"fetch": name}       bring this snapshot into the folder, the newest whole one for null
-    {"flush": true}       upload the folder as it is; the workers have ended
-    -> {"done": name}     the snapshot that the folder then is as, "" where there is none; with the request's number
-    -> {"state": {...}}   what is in the store
-    -> {"end": kind, "message": ...}  it is of no use to go on
+It is the only process of the launcher that imports fsspec, from the user's image. The launcher sends requests and
+receives events over a socket, as lines of JSON; ``checkpoints`` has their types.
 """
 
 import json
@@ -19,290 +12,365 @@ import socket
 import stat
 import time
 from contextlib import suppress
-from typing import Any, Callable, Iterable, Iterator, Optional, Sequence
+from typing import Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 from .agent_failure import SUPERSEDED, UNUSABLE
+from .checkpoints import MirrorConfig, MirrorEvent, MirrorRequest, MirrorState
 from .contract import METRIC_CHECKPOINT_STEP
 from .files import log
 from .metrics import MetricsEndpoint
 from .pod import decode_pod
 from .processes import set_parent_death_signal
-from .snapshots import Changed, CheckpointSnapshot, PrefixSuperseded, SnapshotStore, hash_file, identify
+from .snapshots import (
+    Changed,
+    CheckpointSnapshot,
+    FileContent,
+    FileIdentity,
+    PrefixSuperseded,
+    SnapshotStore,
+    hash_file,
+    identify,
+)
 from .storage import UnusableStorage, hide_credentials, open_storage
 
-_SECONDS_BETWEEN_LOOKS = 1.0
+_SECONDS_BETWEEN_SCANS = 1.0
 _SECONDS_TO_SETTLE = 2.0  # without a change, and closed, before a file counts as complete
-_SECONDS_OF_PATIENCE = 30.0  # for a folder in which something always changes, and for what looks half-written
-_LONGEST_PAUSE = 30.0  # between two tries
-_HALF_WRITTEN = re.compile(r"(?:.*/)?checkpoint-\d+")  # without the file that Hugging Face's Trainer writes last
-_LAST_WRITTEN = "trainer_state.json"
+_MOST_SECONDS_TO_WAIT = 30.0  # for a file that always changes, and for a folder that looks half written
+_LONGEST_PAUSE = 30.0  # between two attempts
+_PROBLEM_LIMIT = 300  # characters
+_TRAINER_FOLDER = re.compile(r"(?:.*/)?checkpoint-\d+")  # of Hugging Face's Trainer
+_TRAINER_LAST_FILE = "trainer_state.json"  # that it writes last
 _STEP = re.compile(r"(?:^|[-_/])(?:checkpoint-|(?:global_)?step[-_=]?)0*(\d{1,15})(?=$|[-_./])")
-Identity = tuple[int, int, int, int]
 
 
-def mirror_main(words: Sequence[str]) -> int:
-    """``mirror <descriptor> <launcher> <what Mirror is given>``. Returns the exit code."""
-    os.setsid()  # Ctrl-C is the launcher's
-    set_parent_death_signal(int(words[1]))
-    channel = socket.socket(fileno=int(words[0]))
+def main(argv: Sequence[str]) -> int:
+    """Serve the launcher. ``argv``: a descriptor, the launcher's pid, a MirrorConfig. Returns the exit code."""
+    descriptor, launcher, config = argv
+    os.setsid()  # the launcher handles Ctrl-C
+    set_parent_death_signal(int(launcher))
+    channel = socket.socket(fileno=int(descriptor))
 
-    def report(event: dict[str, Any]) -> None:
-        channel.sendall(json.dumps(event).encode() + b"\n")
+    def report(event: MirrorEvent) -> None:
+        channel.sendall(event.encode())
 
     try:
-        Mirror(json.loads(words[2]), report).serve(channel)
+        Mirror(MirrorConfig(**json.loads(config)), report).serve(channel)
     except PrefixSuperseded as error:
-        # Another attempt goes on from here; another job would be overtaken in its turn, and so on.
-        report({"end": SUPERSEDED if error.same_job else UNUSABLE, "message": str(error)})
+        # A later attempt of this job continues the training. Two jobs with one prefix would supersede each other.
+        report(MirrorEvent(end=SUPERSEDED if error.same_job else UNUSABLE, message=str(error)))
     except UnusableStorage as error:
-        report({"end": UNUSABLE, "message": str(error)})
+        report(MirrorEvent(end=UNUSABLE, message=str(error)))
     return 0
 
 
-class Folder:
-    """The folder of checkpoints, and which of its files are complete."""
+class _Sighting(NamedTuple):
+    """A file's identity and since when it is unchanged."""
+
+    identity: FileIdentity
+    since: float
+
+
+class _HashedFile(NamedTuple):
+    """A file's identity when it was hashed, and its digest."""
+
+    identity: FileIdentity
+    digest: str
+
+
+class IncompleteFiles(NamedTuple):
+    """Files that are being written, and files whose last change is too recent to be sure."""
+
+    unfinished: set[str]
+    recent: set[str]
+
+
+class CheckpointFolder:
+    """The local checkpoint folder: its files, which of them are complete, and their digests."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._seen: dict[str, tuple[Identity, float]] = {}  # and since when it is so
-        self._digests: dict[str, tuple[Identity, str]] = {}
+        self._seen: dict[str, _Sighting] = {}
+        self._hashed: dict[str, _HashedFile] = {}
 
-    def look(self, now: float) -> dict[str, Identity]:
-        """Return what is there. ``now`` is of a monotonic clock."""
-        found = dict(self._walk())
-        for path in [path for path in self._seen if path not in found]:
+    def scan(self, now: float) -> dict[str, FileIdentity]:
+        """Return the identities of all files by path. ``now`` is of a monotonic clock."""
+        files = dict(self._walk())
+        for path in set(self._seen) - set(files):
             del self._seen[path]
-        for path, identity in found.items():
-            if self._seen.get(path, (None, 0.0))[0] != identity:
-                self._seen[path] = identity, now
-        return found
+        for path, identity in files.items():
+            if path not in self._seen or self._seen[path].identity != identity:
+                self._seen[path] = _Sighting(identity, now)
+        return files
 
-    def find_incomplete(self, found: dict[str, Identity], now: float) -> tuple[set[str], set[str]]:
-        """Return which of these are being written, and which others have changed so lately that they may be."""
-        written = list_written_files()
-        parents = {os.path.dirname(path) for path in found}
-        halves = {one for one in parents if _HALF_WRITTEN.fullmatch(one) and f"{one}/{_LAST_WRITTEN}" not in found}
-        unfinished = {path for path, identity in found.items() if identity[3] in written}
-        for path in found:
-            if os.path.dirname(path) in halves and now - self._seen[path][1] < _SECONDS_OF_PATIENCE:
+    def find_incomplete(self, files: Mapping[str, FileIdentity], now: float) -> IncompleteFiles:
+        """Return which of the scanned files are not complete."""
+        open_inodes = list_written_files()
+        half_written = {
+            folder
+            for folder in {os.path.dirname(path) for path in files}
+            if _TRAINER_FOLDER.fullmatch(folder) and f"{folder}/{_TRAINER_LAST_FILE}" not in files
+        }
+        unfinished = set()
+        recent = set()
+        for path, identity in files.items():
+            age = now - self._seen[path].since
+            is_half_written = os.path.dirname(path) in half_written and age < _MOST_SECONDS_TO_WAIT
+            if identity.inode in open_inodes or is_half_written:
                 unfinished.add(path)
-        late = {path for path in found if now - self._seen[path][1] < _SECONDS_TO_SETTLE}
-        return unfinished, late - unfinished
+            elif age < _SECONDS_TO_SETTLE:
+                recent.add(path)
+        return IncompleteFiles(unfinished, recent)
 
-    def digest(self, path: str, identity: Identity) -> tuple[str, int]:
+    def digest(self, path: str, identity: FileIdentity) -> FileContent:
         """Return a file's SHA-256 and size. Raises: Changed."""
-        known = self._digests.get(path)
-        if known is None or known[0] != identity:
+        hashed = self._hashed.get(path)
+        if hashed is None or hashed.identity != identity:
+            whole = os.path.join(self.path, path)
             try:
-                whole = os.path.join(self.path, path)
-                known = identity, hash_file(whole)
+                hashed = _HashedFile(identity, hash_file(whole))
                 if identify(whole) != identity:
                     raise Changed(f"{whole} was changed while it was read")
             except FileNotFoundError:
                 raise Changed(f"{path} was removed while it was read") from None
-            self._digests[path] = known
-        return known[1], identity[0]
+            self._hashed[path] = hashed
+        return FileContent(hashed.digest, identity.size)
 
-    def take(self, snapshot: CheckpointSnapshot) -> None:
-        """Take in that the files of a snapshot were just fetched or found the same."""
-        for path, (digest, _) in snapshot.files.items():
-            with suppress(OSError):
-                self._digests[path] = identify(os.path.join(self.path, path)), digest
+    def adopt(self, snapshot: CheckpointSnapshot) -> None:
+        """Take the digests of a snapshot that was just fetched into the folder."""
+        for path, content in snapshot.files.items():
+            with suppress(OSError):  # the script has removed it already
+                self._hashed[path] = _HashedFile(identify(os.path.join(self.path, path)), content.digest)
 
-    def _walk(self) -> Iterator[tuple[str, Identity]]:
+    def _walk(self) -> Iterator[tuple[str, FileIdentity]]:
         for parent, folders, names in os.walk(self.path):
             folders[:] = [name for name in folders if not name.startswith((".", "tmp-"))]
             for name in names:
                 path = os.path.join(parent, name)
-                if not name.startswith(".") and not name.endswith(".tmp") and os.path.isfile(path):
-                    with suppress(OSError):
-                        yield os.path.relpath(path, self.path), identify(path)
+                if name.startswith(".") or name.endswith(".tmp") or not os.path.isfile(path):
+                    continue
+                with suppress(OSError):  # the script has removed it meanwhile
+                    yield os.path.relpath(path, self.path), identify(path)
 
 
 class Mirror:
-    """What the process does. ``given``: the pod, as ``encode_config`` made it, the folder, attempt and run id.
+    """The process: it executes requests, and uploads the folder while the training runs. Raises: UnusableStorage."""
 
-    Raises: UnusableStorage.
-    """
-
-    def __init__(self, given: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> None:
-        pod = decode_pod(given["pod"])
+    def __init__(self, config: MirrorConfig, report: Callable[[MirrorEvent], None]) -> None:
+        pod = decode_pod(config.pod)
         assert pod.checkpoint is not None
         self._url = pod.checkpoint.url
         self._report = report
-        self._folder = Folder(given["folder"])
+        self._folder = CheckpointFolder(config.folder)
         self._metrics = MetricsEndpoint(pod.runtime, lambda: "")
         system, root = open_storage(self._url)
-        self._store = SnapshotStore(system, root, given["attempt"], given["runId"], pod.checkpoint.keep)
+        self._store = SnapshotStore(system, root, config.attempt, config.run_id, pod.checkpoint.keep)
         self._uploads = False
         self._last: Optional[CheckpointSnapshot] = None
-        self._tried: dict[str, Identity] = {}  # the folder at the last snapshot, as far as it was complete
-        self._waits: dict[str, float] = {}  # since when a file is not
-        self._pending = False  # whether there is anything that the store does not have
+        self._uploaded: dict[str, FileIdentity] = {}  # the complete files at the last upload
+        self._waits: dict[str, float] = {}  # incomplete files, and since when
+        self._pending = False  # whether the store lacks a complete file
         self._problem = ""
         self._failures = 0
-        self._next_try = 0.0
+        self._next_attempt = 0.0
 
     def serve(self, channel: socket.socket) -> None:
-        """Do what is asked until the launcher has closed its end. Raises: PrefixSuperseded, UnusableStorage."""
+        """Execute requests until the launcher closes its end. Raises: PrefixSuperseded, UnusableStorage."""
         unread = b""
         while True:
-            if select.select([channel], [], [], _SECONDS_BETWEEN_LOOKS if self._uploads else None)[0]:
+            if select.select([channel], [], [], _SECONDS_BETWEEN_SCANS if self._uploads else None)[0]:
                 data = channel.recv(65536)
                 if not data:
                     return
                 *lines, unread = (unread + data).split(b"\n")
                 for line in lines:
-                    self._answer(json.loads(line))
+                    self._execute(MirrorRequest(**json.loads(line)))
             if self._uploads:
-                self._look(final=False)
+                self._upload_changes(final=False)
 
-    def _answer(self, asked: dict[str, Any]) -> None:
-        if "claim" in asked:
-            self._insist(self._claim)
-        if "fetch" in asked:
-            self._insist(lambda: self._fetch(asked["fetch"]))
-        if "flush" in asked:
-            while not self._look(final=True):
-                time.sleep(max(0.0, self._next_try - time.monotonic()))
-        self._report({"done": self._last.name if self._last else "", "number": asked["number"]})
+    # -- requests
+
+    def _execute(self, request: MirrorRequest) -> None:
+        if request.claim:
+            self._retry_until_done(self._claim)
+        if request.fetch is not None:
+            snapshot = request.fetch
+            self._retry_until_done(lambda: self._fetch(snapshot))
+        if request.flush:
+            while not self._upload_changes(final=True):
+                time.sleep(max(0.0, self._next_attempt - time.monotonic()))
+        self._report(MirrorEvent(done=self._last.name if self._last else "", number=request.number))
 
     def _claim(self) -> None:
-        # Nothing is pruned before this attempt's own first snapshot: the newest that is there may turn out damaged.
+        # Pruning starts with this attempt's first snapshot: the newest one in the store may turn out damaged.
         self._last = self._store.claim()
         self._uploads = True
 
-    def _fetch(self, name: Optional[str]) -> None:
+    def _fetch(self, name: str) -> None:
         os.makedirs(self._folder.path, exist_ok=True)
         if name:
             self._last = self._store.fetch(name, self._folder.path)
         else:
             self._last = self._store.fetch_newest(self._folder.path)
         if self._last is not None:
-            self._folder.take(self._last)
-            log(f"checkpoints of snapshot {_describe(self._last)} are in {self._folder.path}")
-        self._tell()
+            self._folder.adopt(self._last)
+            log(f"restored the checkpoints of snapshot {_describe(self._last)} in {self._folder.path}")
+        self._report_state()
 
-    def _insist(self, action: Any) -> None:
-        """Try until it is done: nothing can begin without. Raises: UnusableStorage, where no try can help."""
+    def _retry_until_done(self, action: Callable[[], None]) -> None:
+        """Repeat an action that the training needs before it starts.
+
+        Raises: PrefixSuperseded; UnusableStorage if the error will not go away.
+        """
         while True:
             try:
                 action()
-                self._note("")
-                return
             except (PrefixSuperseded, UnusableStorage):
                 raise
-            except Exception as error:
-                lasting = isinstance(error, (PermissionError, FileNotFoundError))
-                if lasting or type(error).__name__ == "NoCredentialsError":
-                    raise UnusableStorage(f"{self._url} cannot be used: {_name(error)}") from None
-                self._note(_name(error))
-                time.sleep(max(0.0, self._next_try - time.monotonic()))
+            except Exception as error:  # fsspec's plugins raise types of their own
+                is_lasting = isinstance(error, (PermissionError, FileNotFoundError))
+                if is_lasting or type(error).__name__ == "NoCredentialsError":
+                    raise UnusableStorage(f"{self._url} cannot be used: {_describe_error(error)}") from None
+                self._note_failure(_describe_error(error))
+                time.sleep(max(0.0, self._next_attempt - time.monotonic()))
+            else:
+                self._note_success()
+                return
 
-    def _look(self, *, final: bool) -> bool:
-        """Upload the folder if it has changed and is complete. Returns whether it is now as in the store.
+    # -- uploads
 
-        ``final``: whatever is there is complete. A failure is reported and retried later. Raises: PrefixSuperseded.
+    def _upload_changes(self, *, final: bool) -> bool:
+        """Upload the folder if it has changed and is complete. Returns whether the store now equals it.
+
+        ``final``: all files are complete. A failure is reported and retried later. Raises: PrefixSuperseded.
         """
         now = time.monotonic()
-        if now < self._next_try and not final:
+        if now < self._next_attempt and not final:
             return False
+        # Read the step before the scan: a file saved in between belongs to a later step.
         step = self._metrics.progress().get(METRIC_CHECKPOINT_STEP) if final or self._pending else None
-        found = self._folder.look(now)
-        changed = {path for path in {*found, *self._tried} if found.get(path) != self._tried.get(path)}
-        unfinished, late = self._folder.find_incomplete(found, now) if changed and not final else (set(), set())
-        self._waits = {path: self._waits.get(path, now) for path in unfinished | late}
-        # One that is never closed, such as a log, is not waited for any more; one that is always replaced is read.
-        awaited = {path for path, since in self._waits.items() if now - since < _SECONDS_OF_PATIENCE}
-        incomplete = unfinished | awaited
-        pending = bool(changed - (incomplete - awaited))
+        files = self._folder.scan(now)
+        changed = {path for path in {*files, *self._uploaded} if files.get(path) != self._uploaded.get(path)}
+        incomplete = IncompleteFiles(set(), set())
+        if changed and not final:
+            incomplete = self._folder.find_incomplete(files, now)
+        awaited = self._find_awaited(incomplete, now)
+        excluded = incomplete.unfinished | awaited
+
+        pending = bool(changed - (excluded - awaited))
         if pending != self._pending:
             self._pending = pending
-            self._tell()
+            self._report_state()
         if awaited or not pending:
             return not pending
+        if not self._try_save(files, excluded, step):
+            return False
+        self._waits = {path: since for path, since in self._waits.items() if path in incomplete.unfinished}
+        self._note_success()
+        return True
+
+    def _find_awaited(self, incomplete: IncompleteFiles, now: float) -> set[str]:
+        """Return the incomplete files for which the upload waits.
+
+        After a while a file that is never closed, such as a log, is left out, and one that is always replaced is read.
+        """
+        paths = incomplete.unfinished | incomplete.recent
+        self._waits = {path: self._waits.get(path, now) for path in paths}
+        return {path for path, since in self._waits.items() if now - since < _MOST_SECONDS_TO_WAIT}
+
+    def _try_save(self, files: Mapping[str, FileIdentity], excluded: set[str], step: Optional[float]) -> bool:
+        """Write a snapshot. Returns whether that succeeded. Raises: PrefixSuperseded."""
         try:
-            self._save(found, incomplete, step)
+            self._save(files, excluded, step)
         except PrefixSuperseded:
             raise
         except Changed as error:
-            log(f"{error}: the folder is looked at again")
+            log(f"{error}: scanning the folder again")
             return False
-        except Exception as error:
-            self._note(_name(error))
+        except Exception as error:  # fsspec's plugins raise types of their own; the problem is reported
+            self._note_failure(_describe_error(error))
             return False
-        self._waits = {path: since for path, since in self._waits.items() if path in unfinished}
-        self._note("")
         return True
 
-    def _save(self, found: dict[str, Identity], incomplete: set[str], step: Optional[float]) -> None:
-        """Make a snapshot, with files that are not complete as they were in the last one, if they were."""
-        newest_first = sorted(found, key=lambda path: found[path][1], reverse=True)
-        files = {path: self._folder.digest(path, found[path]) for path in newest_first if path not in incomplete}
+    def _save(self, files: Mapping[str, FileIdentity], excluded: set[str], step: Optional[float]) -> None:
+        """Write a snapshot. Of excluded files it has the content in the last snapshot, if any."""
+        newest_first = sorted(files, key=lambda path: files[path].modified, reverse=True)
+        complete = {path: self._folder.digest(path, files[path]) for path in newest_first if path not in excluded}
         before = self._last.files if self._last else {}
-        files.update((path, before[path]) for path in incomplete if path in before)
-        if files != before and files:
-            self._store.upload(self._folder.path, {path: files[path] for path in files if path not in incomplete})
-            reached = int(step) if step and not incomplete else find_step(files)
-            self._last = self._store.write(files, reached)
-            log(f"checkpoints are in the store: snapshot {_describe(self._last)}")
+        contents = {**complete, **{path: before[path] for path in excluded if path in before}}
+        if contents and contents != before:
+            self._store.upload(self._folder.path, complete)
+            reached = int(step) if step and not excluded else find_step(contents)
+            self._last = self._store.write(contents, reached)
+            log(f"uploaded the checkpoints: snapshot {_describe(self._last)}")
             self._store.prune()
-        self._tried = {path: identity for path, identity in found.items() if path not in incomplete}
+        self._uploaded = {path: identity for path, identity in files.items() if path not in excluded}
         self._pending = False
 
-    def _note(self, problem: str) -> None:
-        """Take in how the last try has ended, and say so if it is news."""
-        if problem:
-            self._failures += 1
-            self._next_try = time.monotonic() + min(_LONGEST_PAUSE, 0.5 * 2 ** min(self._failures, 10))
-            if problem != self._problem:
-                log(hide_credentials(f"{self._url} fails, and is tried again: {problem}"))
-        elif self._problem:
-            log(hide_credentials(f"{self._url} answers again"))
-        if not problem:
-            self._failures, self._next_try = 0, 0.0
-        self._problem = problem
-        self._tell()
+    # -- reports
 
-    def _tell(self) -> None:
-        last = self._last
-        state = {
-            "step": last.step if last else None,
-            "time": last.time if last else None,
-            "bytes": self._store.bytes,
-            "failures": self._failures,
-            "problem": self._problem,
-            "pending": self._pending,
-        }
-        self._report({"state": state})
+    def _note_failure(self, problem: str) -> None:
+        """Schedule the next attempt, and log a problem that is new."""
+        self._failures += 1
+        self._next_attempt = time.monotonic() + min(_LONGEST_PAUSE, 0.5 * 2 ** min(self._failures, 10))
+        if problem != self._problem:
+            log(hide_credentials(f"{self._url} failed, retrying: {problem}"))
+        self._problem = problem
+        self._report_state()
+
+    def _note_success(self) -> None:
+        if self._problem:
+            log(hide_credentials(f"{self._url} is available again"))
+        self._failures = 0
+        self._next_attempt = 0.0
+        self._problem = ""
+        self._report_state()
+
+    def _report_state(self) -> None:
+        state = MirrorState(
+            step=self._last.step if self._last else None,
+            time=self._last.time if self._last else None,
+            bytes=self._store.bytes,
+            failures=self._failures,
+            problem=self._problem,
+            pending=self._pending,
+        )
+        self._report(MirrorEvent(state=state))
 
 
 def find_step(paths: Iterable[str]) -> Optional[int]:
-    """Return the highest step that a file or a folder of a checkpoint is named after."""
-    return max((int(found[1]) for path in paths for found in _STEP.finditer(path)), default=None)
+    """Return the highest step in the names of checkpoint files and folders."""
+    steps = []
+    for path in paths:
+        steps += [int(match[1]) for match in _STEP.finditer(path)]
+    return max(steps, default=None)
 
 
 def list_written_files() -> set[int]:
     """Return the inodes of the files that a process of this pod has open for writing (Linux)."""
-    written: set[int] = set()
-    for pid in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc/self") else ()):
-        with suppress(OSError):  # it has ended, or is somebody else's
+    inodes: set[int] = set()
+    if not os.path.isdir("/proc/self"):
+        return inodes
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):  # the process has ended, or belongs to another user
             for descriptor in os.listdir(f"/proc/{pid}/fd"):
-                with suppress(OSError, ValueError, StopIteration):
-                    about = os.stat(f"/proc/{pid}/fd/{descriptor}")
-                    if not stat.S_ISREG(about.st_mode):
-                        continue
-                    with open(f"/proc/{pid}/fdinfo/{descriptor}", encoding="ascii") as file:
-                        flags = next(line.split()[1] for line in file if line.startswith("flags:"))
-                    if int(flags, 8) & (os.O_WRONLY | os.O_RDWR):
-                        written.add(about.st_ino)
-    return written
+                with suppress(OSError, ValueError, StopIteration):  # the descriptor was closed
+                    status = os.stat(f"/proc/{pid}/fd/{descriptor}")
+                    if stat.S_ISREG(status.st_mode) and _is_open_for_writing(pid, descriptor):
+                        inodes.add(status.st_ino)
+    return inodes
+
+
+def _is_open_for_writing(pid: str, descriptor: str) -> bool:
+    """Read the flags of a descriptor, see proc(5). Raises: OSError, ValueError, StopIteration."""
+    with open(f"/proc/{pid}/fdinfo/{descriptor}", encoding="ascii") as file:
+        flags = next(line.split()[1] for line in file if line.startswith("flags:"))
+    return bool(int(flags, 8) & (os.O_WRONLY | os.O_RDWR))
 
 
 def _describe(snapshot: CheckpointSnapshot) -> str:
     return snapshot.name + (f" (step {snapshot.step})" if snapshot.step is not None else "")
 
 
-def _name(error: BaseException) -> str:
-    text = " ".join(str(error).split())[:300]
+def _describe_error(error: BaseException) -> str:
+    text = " ".join(str(error).split())[:_PROBLEM_LIMIT]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

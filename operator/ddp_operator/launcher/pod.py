@@ -1,13 +1,13 @@
-"""This pod as its environment describes it, and what follows from it for torchrun.
+"""This pod: its configuration, its environment, its runtime directory, and torchrun's flags that depend on them.
 
-What the operator configures is one JSON document in one variable, of the same type on both sides.
+The operator passes the configuration as one JSON document in one variable; both sides use the same classes.
 """
 
 import dataclasses
 import json
 import math
 import os
-from typing import Any, Optional, Sequence
+from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
 from .contract import (
     DEFAULT_RENDEZVOUS_PORT,
@@ -26,11 +26,13 @@ from .processes import count_oom_kills, read_cpu_quota
 
 
 class PodSetupError(Exception):
-    """What the ranks need is not there. ``exit_code``: the launcher's; ``output``: last lines of what has failed."""
+    """The ranks cannot start. ``exit_code``: the launcher's; ``output``: the last lines of the failed command."""
 
     def __init__(self, message: str, hint: str, exit_code: int = EXIT_USER_ERROR, output: str = "") -> None:
         super().__init__(message)
-        self.hint, self.exit_code, self.output = hint, exit_code, output
+        self.hint = hint
+        self.exit_code = exit_code
+        self.output = output
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,10 +47,10 @@ class WatchdogConfig:
 
 @dataclasses.dataclass(frozen=True)
 class PreflightConfig:
-    """spec.preflight and spec.network, where there is something to check. ``fail``: a problem ends the pod.
+    """spec.preflight and spec.network, if they configure a check. ``fail``: any problem ends the pod.
 
-    ``require``: a problem of the network between the ranks does so in any case. ``transports``: what may carry their
-    data, by the names of ``nccl_log``; empty: anything, but for sockets where ``require`` is set.
+    ``require``: a problem of the network between ranks ends the pod even without ``fail``. ``transports``: the allowed
+    ones, by the names of ``nccl_log``; empty: any, except sockets if ``require`` is set.
     """
 
     fail: bool
@@ -61,7 +63,7 @@ class PreflightConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CodeConfig:
-    """spec.code: the archive, the folder that it becomes, and where the packages of ``requirements`` go."""
+    """spec.code: the archive, the folder to unpack it in, and the folder for the packages of ``requirements``."""
 
     archive: str
     digest: str
@@ -72,7 +74,7 @@ class CodeConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointStoreConfig:
-    """spec.checkpoint, where it has a URL: of the folder's snapshots there the newest ``keep`` are kept."""
+    """spec.checkpoint with a URL. ``keep``: how many snapshots of the folder are kept there."""
 
     url: str
     keep: int
@@ -80,10 +82,10 @@ class CheckpointStoreConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LauncherConfig:
-    """A job as all of its pods see it; of an elastic one ``nodes`` are those at its start. ``spares`` wait beside them.
+    """The configuration that all pods of a job share. ``nodes``: in an elastic job the number at its start.
 
-    ``restarts_without_progress``: after so many failures in a row without a new step the workers are not restarted in
-    the same pods any more; None: always.
+    ``spares``: pods on standby in addition to ``nodes``. ``restarts_without_progress``: how many failures in a row
+    without a new step are recovered in the same pods; None: no limit.
     """
 
     nodes: int
@@ -105,14 +107,14 @@ class LauncherConfig:
 
     @property
     def regroups(self) -> bool:
-        """Whether pods may join and leave the group while the job runs."""
+        """Whether pods can join and leave the group while the job runs."""
         return self.elastic or self.spares > 0
 
     @property
     def awaits_peers(self) -> bool:
-        """Whether the workers start again for free, and wait for the others, where only a peer was lost."""
-        budget = self.in_place_restarts > 0 and self.restarts_without_progress is not None
-        return self.elastic or (self.nodes > 1 and budget)
+        """Whether the workers, after losing a peer, restart uncounted and wait for it in the rendezvous."""
+        has_budget = self.in_place_restarts > 0 and self.restarts_without_progress is not None
+        return self.elastic or (self.nodes > 1 and has_budget)
 
 
 _NESTED = {
@@ -124,14 +126,14 @@ _NESTED = {
 
 
 def encode_config(config: LauncherConfig) -> str:
-    """Return the document."""
+    """Return the configuration as a JSON document."""
     return json.dumps(_to_json(config), separators=(",", ":"))
 
 
 def decode_config(text: Optional[str]) -> LauncherConfig:
-    """Read the document. Raises: ValueError that names the variable and the field."""
+    """Read the JSON document. Raises: ValueError that names the variable and the field."""
     if not text:
-        raise ValueError(f"{ENV_LAUNCHER_CONFIG} is not set; pods are started by the operator or `ddp run`")
+        raise ValueError(f"{ENV_LAUNCHER_CONFIG} is not set; the operator and `ddp run` set it")
     try:
         config: LauncherConfig = _from_json(LauncherConfig, json.loads(text))
     except (ValueError, TypeError, KeyError) as error:
@@ -140,7 +142,7 @@ def decode_config(text: Optional[str]) -> LauncherConfig:
 
 
 def decode_pod(text: str) -> "Pod":
-    """Read what ``encode_config`` made of a pod."""
+    """Read a pod from the output of ``encode_config``."""
     pod: Pod = _from_json(Pod, json.loads(text))
     return pod
 
@@ -162,14 +164,17 @@ def _from_json(kind: Any, raw: Any) -> Any:
 
 
 def _key(field: Any) -> str:
-    first, *others = str(field.name).split("_")
-    return first + "".join(word.capitalize() for word in others)
+    first, *rest = str(field.name).split("_")
+    return first + "".join(part.capitalize() for part in rest)
 
 
 @dataclasses.dataclass(frozen=True)
 class Pod(LauncherConfig):
-    """This pod of the job. ``program``: what it runs is no Python; ``oom_kills``: those before its ranks started;
-    ``steps``: those of the run, where the script's command says it."""
+    """One pod of the job.
+
+    ``program``: whether the command is no Python program; ``oom_kills``: the cgroup's count before the ranks start;
+    ``steps``: the run's total, if an option of the script's command sets it.
+    """
 
     node: int
     master: str
@@ -188,11 +193,11 @@ class Pod(LauncherConfig):
 
     @property
     def is_multi_node(self) -> bool:
-        """Whether there is a rendezvous with other pods."""
+        """Whether the pod has a rendezvous with other pods."""
         return self.nodes > 1 or self.elastic
 
 
-def read_pod(env: dict[str, str], runtime: str, *, program: bool = False) -> Pod:
+def read_pod(env: Mapping[str, str], runtime: str, *, program: bool = False) -> Pod:
     """Return the pod. Raises: ValueError that names the variable."""
 
     def number(name: str, default: float) -> float:
@@ -215,13 +220,13 @@ def read_pod(env: dict[str, str], runtime: str, *, program: bool = False) -> Pod
 
 
 def loopback_address(index: int) -> str:
-    """Return the address of a pod on this machine. Lexical order is the order of the indices: torchrun ranks by it."""
+    """Return the address of a pod on this machine. torchrun ranks pods by the lexical order of their addresses."""
     return "127.0.0.1" if index == 0 else f"127.0.{100 + index // 100}.{100 + index % 100}"
 
 
 def add_pod_flags(flags: Sequence[str], pod: Pod) -> list[str]:
-    """Return torchrun's flags with what only the pod knows. Later flags win: the pod's come last, a default first."""
-    flags = ["--monitor-interval=0.1", *flags]  # 5 s in older versions: a failure would be seen late
+    """Return torchrun's flags with those that only the pod knows. Later flags win: a default comes first, they last."""
+    flags = ["--monitor-interval=0.1", *flags]  # with the 5 s of older versions failures are detected late
     static = any(flag == "--rdzv-backend=static" for flag in flags)
     if static:
         return [*flags, f"--master-addr={pod.master}", f"--master-port={pod.port}", f"--node-rank={pod.node}"]
@@ -233,49 +238,102 @@ def add_pod_flags(flags: Sequence[str], pod: Pod) -> list[str]:
 
 
 def default_threads(nproc: int) -> Optional[str]:
-    """Return OMP_NUM_THREADS for workers where nobody set it: the cgroup's CPUs shared out, else as torchrun does."""
+    """Return the default of OMP_NUM_THREADS: the cgroup's CPUs per worker; without a quota torchrun's default."""
     cpus = read_cpu_quota()
     if cpus is not None:
         return str(max(1, math.floor(cpus / nproc)))
     return "1" if nproc > 1 else None
 
 
-def make_runtime_dir() -> tuple[str, bool]:
-    """Return the pod's private folder, and whether it is ours to remove."""
-    given = os.environ.get(ENV_RUNTIME_DIR)
-    places = [given] if given else [os.environ.get("TMPDIR", ""), "/tmp", "/dev/shm", os.getcwd()]
+class RuntimeDirectory(NamedTuple):
+    """The pod's private folder. ``is_temporary``: whether the launcher created it and removes it at its end."""
+
+    path: str
+    is_temporary: bool
+
+
+def make_runtime_dir() -> RuntimeDirectory:
+    """Create the pod's private folder: the configured one, or one below the first writable folder.
+
+    Raises: ValueError.
+    """
+    configured = os.environ.get(ENV_RUNTIME_DIR)
+    if configured:
+        candidates = [configured]
+    else:
+        name = f"ddp-{os.getpid()}-{os.urandom(6).hex()}"
+        parents = [os.environ.get("TMPDIR", ""), "/tmp", "/dev/shm", os.getcwd()]
+        candidates = [os.path.join(parent, name) for parent in parents if parent]
     problem: Optional[OSError] = None
-    for place in filter(None, places):
-        path = place if given else os.path.join(place, f"ddp-{os.getpid()}-{os.urandom(6).hex()}")
+    for path in candidates:
         try:
-            for name in ("metrics", "workers", "errors", "groups", "stacks", "output"):
-                folder = os.path.join(path, name)
-                os.makedirs(folder, mode=0o700, exist_ok=True)
-                for stale in os.listdir(folder):
-                    os.unlink(os.path.join(folder, stale))
-            if os.path.exists(os.path.join(path, STOPPING_FILE)):
-                os.unlink(os.path.join(path, STOPPING_FILE))
+            _prepare_runtime_dir(path)
         except OSError as error:
             problem = error
             continue
-        return path, not given
+        return RuntimeDirectory(path, not configured)
     raise ValueError(f"no folder for temporary files: {problem}; mount an emptyDir at /tmp")
 
 
-def list_workers(pod: Pod) -> list[dict[str, Any]]:
-    """Return what the workers of this pod have recorded of themselves: pid, rank, localRank, restart and more."""
+def _prepare_runtime_dir(path: str) -> None:
+    """Create the subfolders and remove the files of a former launcher. Raises: OSError."""
+    for name in ("metrics", "workers", "errors", "groups", "stacks", "output"):
+        folder = os.path.join(path, name)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        for stale in os.listdir(folder):
+            os.unlink(os.path.join(folder, stale))
+    if os.path.exists(os.path.join(path, STOPPING_FILE)):
+        os.unlink(os.path.join(path, STOPPING_FILE))
+
+
+class WorkerRecord(NamedTuple):
+    """What a worker's shim has recorded of its process. ``kind``: script, module, code or program."""
+
+    pid: int
+    rank: int
+    local_rank: int
+    restart: int
+    world_size: Optional[int] = None
+    kind: str = ""
+
+
+def read_worker(pod: Pod, local_rank: int) -> Optional[WorkerRecord]:
+    """Return the record of a worker; None before its shim has written it."""
+    return _read_worker(os.path.join(pod.runtime, "workers", f"{local_rank}.json"))
+
+
+def list_workers(pod: Pod) -> list[WorkerRecord]:
+    """Return the records of this pod's workers."""
     folder = os.path.join(pod.runtime, "workers")
-    found = [read_json(os.path.join(folder, name)) for name in os.listdir(folder) if name.endswith(".json")]
-    numbers = ("pid", "rank", "localRank", "restart")
-    return [worker for worker in found if all(isinstance(worker.get(key), int) for key in numbers)]
+    records = [_read_worker(os.path.join(folder, name)) for name in os.listdir(folder) if name.endswith(".json")]
+    return [record for record in records if record is not None]
+
+
+def _read_worker(path: str) -> Optional[WorkerRecord]:
+    raw = read_json(path)
+    if not all(isinstance(raw.get(key), int) for key in ("pid", "rank", "localRank", "restart")):
+        return None
+    world_size = raw.get("worldSize")
+    return WorkerRecord(
+        pid=raw["pid"],
+        rank=raw["rank"],
+        local_rank=raw["localRank"],
+        restart=raw["restart"],
+        world_size=world_size if isinstance(world_size, int) else None,
+        kind=str(raw.get("kind", "")),
+    )
 
 
 def measure_groups(pod: Pod) -> dict[str, int]:
-    """Return the ranks of the job and the size of the smallest process group of this pod's; nothing if unknown."""
-    workers = list_workers(pod)
-    groups = [read_json(os.path.join(pod.runtime, "groups", f"{one['localRank']}.json")) for one in workers]
-    sizes = [one["size"] for one in groups if isinstance(one.get("size"), int)]
-    worlds = [one["worldSize"] for one in workers if isinstance(one.get("worldSize"), int)]
-    if not workers or len(sizes) < len(workers) or len(worlds) < len(workers):
+    """Return the job's number of ranks and the size of this pod's smallest process group; empty if unknown."""
+    world_sizes = []
+    group_sizes = []
+    for worker in list_workers(pod):
+        group_size = read_json(os.path.join(pod.runtime, "groups", f"{worker.local_rank}.json")).get("size")
+        if worker.world_size is None or not isinstance(group_size, int):
+            return {}
+        world_sizes.append(worker.world_size)
+        group_sizes.append(group_size)
+    if not world_sizes:
         return {}
-    return {"worldSize": max(worlds), "groupSize": min(sizes)}
+    return {"worldSize": max(world_sizes), "groupSize": min(group_sizes)}

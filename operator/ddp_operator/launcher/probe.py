@@ -1,4 +1,4 @@
-"""The probe: what the ranks' network carries, measured by children of the agent that are gone before ranks start."""
+"""The probe: measure the network between ranks in children of the agent that exit before the ranks start."""
 
 import contextlib
 import datetime
@@ -8,164 +8,222 @@ import os
 import select
 import signal
 import time
-from typing import Any, Callable, Iterator, Optional, Sequence
+from typing import Any, Callable, Iterator, NamedTuple, NoReturn, Optional, Sequence
 
 from .nccl_log import SOCKET, CommunicatorNetwork, read_network
 from .pod import Pod
 from .processes import kill, set_parent_death_signal
 
 _SECONDS = 60.0
+_SECONDS_TO_FINISH = 10.0  # beyond the timeouts of the operations
 _BYTES = {"gloo": 4 << 20, "nccl": 64 << 20}
 _REPEATS = 3
 _MOST_ROUNDS = 8
 _LOG_BYTES = 4 << 20
+_PROBLEM_LIMIT = 500  # characters
 
 
-def measure_network(torch: Any, pod: Pod, ranks: Sequence[tuple[int, int, int]], pairs: bool) -> dict[str, Any]:
-    """All-reduce over all ranks, in children of this process. ``ranks``: (local rank, rank, world size) of this pod's.
+class PairRate(NamedTuple):
+    """Bytes a second between two pods, in the slower direction."""
 
-    Returns ``seconds`` for a single number, ``rate``, bytes a second for a large tensor, ``transport``, ``direct`` and
-    ``reason`` as in ``nccl_log.Network``, and where asked for ``pairs``, those of ``measure_pairs``. Raises: OSError.
+    pod: int
+    peer: int
+    rate: float
+
+
+class ProbeResult(NamedTuple):
+    """What one rank, or all of a pod, measured.
+
+    ``seconds``: of an all-reduce of one number; ``rate``: bytes a second of one of a large tensor; ``transport``,
+    ``direct``, ``reason``: see ``CommunicatorNetwork``. ``problem``: why there is no measurement.
+    """
+
+    seconds: float = 0.0
+    rate: float = 0.0
+    transport: str = ""
+    direct: bool = False
+    reason: str = ""
+    pairs: Sequence[PairRate] = ()
+    problem: str = ""
+
+
+class _Place(NamedTuple):
+    """A rank of this pod."""
+
+    local_rank: int
+    rank: int
+    world_size: int
+
+
+def measure_network(torch: Any, pod: Pod, ranks: Sequence[tuple[int, int, int]], pairs: bool) -> ProbeResult:
+    """Measure all-reduces over all ranks and, if ``pairs``, the exchange of every two pods.
+
+    ``ranks``: (local rank, rank, world size) of this pod's ranks. Raises: OSError.
     """
     children: dict[int, int] = {}
-    for one in ranks:
+    for rank in ranks:
         result, result_end = os.pipe()
         pid = os.fork()
         if not pid:
-            outcome: dict[str, Any] = {"problem": "the probe ended without a result"}
-            log = os.path.join(pod.runtime, f"nccl-{one[0]}.log")
-            try:
-                set_parent_death_signal(os.getppid())
-                os.close(result)
-                outcome = _measure(torch, pod, one, pairs, log)
-            except BaseException as error:
-                reason = read_network(_read(log)).reason
-                words = f"{type(error).__name__}: {str(error)[:500]}"
-                outcome = {"problem": f"{words} (NCCL: {reason})" if reason else words}
-            finally:
-                with contextlib.suppress(OSError), open(result_end, "w") as pipe:
-                    json.dump(outcome, pipe)
-                os._exit(0)
+            os.close(result)
+            _measure_and_exit(torch, pod, _Place(*rank), pairs, result_end)
         os.close(result_end)
         children[result] = pid
-    deadline = time.monotonic() + _SECONDS + 10
-    figures: list[dict[str, Any]] = []
+
+    deadline = time.monotonic() + _SECONDS + _SECONDS_TO_FINISH
+    results = []
     for result, pid in children.items():
-        figures.append(read_outcome(result, deadline))
+        results.append(read_result(result, deadline))
         os.close(result)
         kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    return sum_up(figures)
+    return sum_up(results)
 
 
-def read_outcome(pipe: int, deadline: float) -> dict[str, Any]:
-    """Return what a child says of its rank before it closes its end of the pipe, else what became of it.
+def _measure_and_exit(torch: Any, pod: Pod, place: _Place, pairs: bool, result_end: int) -> NoReturn:
+    """Measure in a forked child and write the result as JSON."""
+    result = ProbeResult(problem="the probe exited without a result")
+    log = os.path.join(pod.runtime, f"nccl-{place.local_rank}.log")
+    try:
+        set_parent_death_signal(os.getppid())
+        result = _measure(torch, pod, place, pairs, log)
+    except BaseException as error:
+        reason = read_network(_read_log(log)).reason
+        problem = f"{type(error).__name__}: {str(error)[:_PROBLEM_LIMIT]}"
+        result = ProbeResult(problem=f"{problem} (NCCL: {reason})" if reason else problem)
+    finally:
+        with contextlib.suppress(OSError), open(result_end, "w") as pipe:  # the agent has ended
+            json.dump(result._asdict(), pipe)
+        os._exit(0)
 
-    ``deadline``: in seconds of the monotonic clock.
-    """
+
+def read_result(pipe: int, deadline: float) -> ProbeResult:
+    """Return the result that a child writes before it closes the pipe. ``deadline``: of the monotonic clock."""
     text = b""
     while select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
         part = os.read(pipe, 1 << 16)
         if not part:
-            try:
-                outcome: dict[str, Any] = json.loads(text)
-            except ValueError:  # nothing, or half of it
-                return {"problem": "the probe was killed"}
-            return outcome
+            return _decode_result(text)
         text += part
-    return {"problem": "no result in time"}
+    return ProbeResult(problem="no result in time")
 
 
-def sum_up(figures: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return what a pod's ranks found as one: the longest time, and the network of the rank that has the worst.
+def _decode_result(text: bytes) -> ProbeResult:
+    try:
+        raw = json.loads(text)
+    except ValueError:  # empty or cut off
+        return ProbeResult(problem="the probe was killed")
+    raw["pairs"] = [PairRate(*pair) for pair in raw["pairs"]]
+    return ProbeResult(**raw)
 
-    Raises: OSError where one has failed.
+
+def sum_up(results: Sequence[ProbeResult]) -> ProbeResult:
+    """Return a pod's result: the longest time, and the network of the rank with the slowest one.
+
+    Raises: OSError if a rank's measurement failed.
     """
-    problems = [one["problem"] for one in figures if "problem" in one]
-    if problems:
-        raise OSError(f"all-reduce of all ranks: {problems[0]}")
-    telling = [one for one in figures if one["transport"]]  # a rank with no neighbour in another pod sees no network
-    worst = min(telling or figures, key=lambda one: (one["transport"] != SOCKET, one["direct"]))
-    slowest = {key: max(one[key] for one in figures) for key in ("seconds", "rate")}
-    return {**figures[0], **slowest, **{key: worst[key] for key in ("transport", "direct", "reason")}}
-
-
-def _measure(torch: Any, pod: Pod, place: tuple[int, int, int], pairs: bool, log: str) -> dict[str, Any]:
-    """Measure as one rank."""
-    local_rank, rank, world = place
-    dist = torch.distributed
-    on_gpu = torch.cuda.is_available() and torch.cuda.device_count() > local_rank
-    backend = "nccl" if on_gpu else "gloo"
-    device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
-    limit = datetime.timedelta(seconds=_SECONDS)
-    os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET,ENV,P2P", NCCL_DEBUG_FILE=log)
-    if world == pod.nproc_per_node:
-        store = dist.FileStore(os.path.join(pod.runtime, "preflight"), world)
-    else:
-        host = "localhost" if pod.node == 0 else pod.master
-        store = dist.TCPStore(host, pod.port, None, False, timeout=limit)
-    dist.init_process_group(
-        backend, store=dist.PrefixStore("preflight", store), rank=rank, world_size=world, timeout=limit
+    for result in results:
+        if result.problem:
+            raise OSError(f"all-reduce of all ranks: {result.problem}")
+    # A rank without a neighbour in another pod has no network.
+    networked = [result for result in results if result.transport]
+    slowest = min(networked or results, key=lambda result: (result.transport != SOCKET, result.direct))
+    return results[0]._replace(
+        seconds=max(result.seconds for result in results),
+        rate=max(result.rate for result in results),
+        transport=slowest.transport,
+        direct=slowest.direct,
+        reason=slowest.reason,
     )
 
-    def measure(act: Callable[[], Any]) -> float:
+
+def _measure(torch: Any, pod: Pod, place: _Place, pairs: bool, log: str) -> ProbeResult:
+    """Measure as one rank."""
+    dist = torch.distributed
+    on_gpu = torch.cuda.is_available() and torch.cuda.device_count() > place.local_rank
+    backend = "nccl" if on_gpu else "gloo"
+    device = torch.device("cuda", place.local_rank) if on_gpu else torch.device("cpu")
+    is_single_pod = place.world_size == pod.nproc_per_node
+    os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET,ENV,P2P", NCCL_DEBUG_FILE=log)
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore("preflight", _create_store(dist, pod, place)),
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=datetime.timedelta(seconds=_SECONDS),
+    )
+
+    def measure(action: Callable[[], Any]) -> float:
         start = time.monotonic()
-        act()
+        action()
         if on_gpu:
             torch.cuda.synchronize(device)
         return time.monotonic() - start
 
     number = torch.ones(1, device=device)
     large = torch.ones(_BYTES[backend] // 4, device=device)
-    measure(lambda: dist.all_reduce(large))  # connections are made at the first use
+    measure(lambda: dist.all_reduce(large))  # the first call opens the connections
     seconds = min(measure(lambda: dist.all_reduce(number)) for _ in range(_REPEATS))
     fastest = min(measure(lambda: dist.all_reduce(large)) for _ in range(_REPEATS))
-    if not is_sum(float(large[0]), world, _REPEATS + 1):
+    if not is_sum(float(large[0]), place.world_size, _REPEATS + 1):
         raise OSError(f"a wrong sum: {float(large[0])}")
-    if world == pod.nproc_per_node:
+
+    if is_single_pod:
         network = CommunicatorNetwork()
-    else:  # gloo has no other network
-        network = (
-            read_network(_read(log))
-            if on_gpu
-            else CommunicatorNetwork(SOCKET, reason="the ranks have no GPU: gloo uses TCP")
-        )
-    figures: dict[str, Any] = {
-        "seconds": seconds,
-        # Each rank sends and receives this share of the data in a ring, which makes figures of all sizes comparable.
-        "rate": _BYTES[backend] * 2 * (world - 1) / max(1, world) / fastest,
-        **vars(network),
-    }
-    if pairs and world > pod.nproc_per_node:
-        figures["pairs"] = _measure_pairs(torch, pod, rank, world, large, measure)
-    return figures
+    elif on_gpu:
+        network = read_network(_read_log(log))
+    else:
+        network = CommunicatorNetwork(SOCKET, reason="the ranks have no GPU: gloo uses TCP")
+    pair_rates = []
+    if pairs and not is_single_pod:
+        pair_rates = _measure_pairs(torch, pod, place, large, measure)
+    # In a ring each rank sends and receives this share of the data, so that rates of all sizes are comparable.
+    share = 2 * (place.world_size - 1) / max(1, place.world_size)
+    return ProbeResult(
+        seconds=seconds,
+        rate=_BYTES[backend] * share / fastest,
+        transport=network.transport,
+        direct=network.direct,
+        reason=network.reason,
+        pairs=pair_rates,
+    )
+
+
+def _create_store(dist: Any, pod: Pod, place: _Place) -> Any:
+    if place.world_size == pod.nproc_per_node:
+        return dist.FileStore(os.path.join(pod.runtime, "preflight"), place.world_size)
+    host = "localhost" if pod.node == 0 else pod.master
+    return dist.TCPStore(host, pod.port, None, False, timeout=datetime.timedelta(seconds=_SECONDS))
 
 
 def _measure_pairs(
-    torch: Any, pod: Pod, rank: int, world: int, tensor: Any, measure: Callable[[Callable[[], Any]], float]
-) -> list[tuple[int, int, float]]:
-    """Let pods exchange tensors two by two, all pairs of a round at the same time. Returns (pod, pod, bytes a second).
+    torch: Any, pod: Pod, place: _Place, tensor: Any, measure: Callable[[Callable[[], Any]], float]
+) -> list[PairRate]:
+    """Exchange tensors between every two pods, all pairs of a round at the same time.
 
-    Of each pair all ranks send to those of the same place, and receive: bytes a second in one direction, as nccl-tests'
-    sendrecv has it, added up over the ranks of a pod.
+    All ranks of a pair send to and receive from their counterparts: bytes a second in one direction as in nccl-tests'
+    sendrecv, summed over the ranks of a pod.
     """
-    dist, each = torch.distributed, pod.nproc_per_node
-    nodes, node = world // each, rank // each
-    received, rounds = torch.empty_like(tensor), list(list_rounds(nodes))
-    # A row for each round, and one more for which pod it is: the group's order need not be that of the pods.
+    dist = torch.distributed
+    nproc = pod.nproc_per_node
+    nodes = place.world_size // nproc
+    node = place.rank // nproc
+    received = torch.empty_like(tensor)
+    rounds = list(list_rounds(nodes))
+    # A row for each round, and a last one with the pods' indexes: the order of the group may be another one.
     table = torch.zeros(len(rounds) + 1, nodes, device=tensor.device, dtype=torch.float64)
-    table[-1, node] = pod.node / each
+    table[-1, node] = pod.node / nproc
     for number, partners in enumerate(rounds):
         partner = partners[node]
-        dist.all_reduce(torch.ones(1, device=tensor.device))  # all begin together
+        dist.all_reduce(torch.ones(1, device=tensor.device))  # all ranks start the round together
         if partner is None:
             continue
-        peer = partner * each + rank % each
+        peer = partner * nproc + place.rank % nproc
 
         def exchange(peer: int = peer) -> None:
-            sends = [dist.P2POp(dist.isend, tensor, peer), dist.P2POp(dist.irecv, received, peer)]
-            for one in dist.batch_isend_irecv(sends):
-                one.wait()
+            operations = [dist.P2POp(dist.isend, tensor, peer), dist.P2POp(dist.irecv, received, peer)]
+            for request in dist.batch_isend_irecv(operations):
+                request.wait()
 
         measure(exchange)
         table[number, node] = tensor.nbytes / min(measure(exchange) for _ in range(_REPEATS))
@@ -176,42 +234,43 @@ def _measure_pairs(
 
 def list_pairs(
     rounds: Sequence[Sequence[Optional[int]]], rates: Sequence[Sequence[float]], pods: Sequence[float]
-) -> list[tuple[int, int, float]]:
-    """Return each pair that has met, as (pod, pod, bytes a second of the slower direction).
+) -> list[PairRate]:
+    """Return the pairs of all rounds with the rate of the slower direction.
 
     ``rounds`` and ``rates``: partner and bytes a second by round and node; ``pods``: the pods' indexes by node.
     """
-    return [
-        (round(pods[one]), round(pods[other]), min(rates[number][one], rates[number][other]))
-        for number, partners in enumerate(rounds)
-        for one, other in enumerate(partners)
-        if other is not None and one < other
-    ]
+    pairs = []
+    for number, partners in enumerate(rounds):
+        for node, partner in enumerate(partners):
+            if partner is not None and node < partner:
+                rate = min(rates[number][node], rates[number][partner])
+                pairs.append(PairRate(round(pods[node]), round(pods[partner]), rate))
+    return pairs
 
 
 def list_rounds(nodes: int) -> Iterator[list[Optional[int]]]:
-    """Yield for each round the partner of every node; None: it pauses. No two meet twice, all meet where they are few.
+    """Yield the partner of every node for each round, None for a pause. No two nodes are partners twice.
 
-    The circle method for round-robin tournaments (Kirkman, 1847): all but one sit in a circle, and in round r those
-    meet whose places add up to r.
+    The circle method for round-robin tournaments (Kirkman, 1847): in round r the partners are the nodes whose numbers
+    add up to r, modulo the size of the circle. With few nodes every two are partners once.
     """
     circle = nodes - 1 + nodes % 2
     for number in range(min(circle, _MOST_ROUNDS)):
         partners: list[Optional[int]] = [(number - node) % circle for node in range(circle)]
-        (alone,) = (node for node in range(circle) if partners[node] == node)
-        partners[alone] = None if nodes % 2 else circle
-        yield partners if nodes % 2 else [*partners, alone]
+        (single,) = (node for node in range(circle) if partners[node] == node)
+        partners[single] = None if nodes % 2 else circle
+        yield partners if nodes % 2 else [*partners, single]
 
 
-def is_sum(found: float, ranks: int, times: int) -> bool:
-    """Tell whether a one has become what it must by being summed over all ranks so many times.
+def is_sum(value: float, ranks: int, times: int) -> bool:
+    """Return whether 1 becomes ``value`` by summing it over all ranks so many times.
 
-    It is rounded to 24 bits in between, by far less than a missing rank would change it.
+    Intermediate results have 24 bits; the rounding is far smaller than the effect of a missing rank.
     """
-    return math.isclose(found, float(ranks) ** times, rel_tol=min(1e-3, 2 / ranks))
+    return math.isclose(value, float(ranks) ** times, rel_tol=min(1e-3, 2 / ranks))
 
 
-def _read(path: str) -> str:
+def _read_log(path: str) -> str:
     with contextlib.suppress(OSError), open(path, errors="replace") as log:
         return log.read(_LOG_BYTES)
     return ""

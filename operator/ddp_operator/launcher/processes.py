@@ -1,4 +1,4 @@
-"""Processes of this machine, as far as the kernel tells about them."""
+"""Processes of this machine: signals, states, CPU time and memory limits, mostly from /proc and cgroups."""
 
 import functools
 import os
@@ -7,13 +7,13 @@ import signal
 from typing import Any, Iterable, Optional
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-# Asks a worker for its stack. SIGUSR1 would be the script's own, which may save and end on it, as it does under Slurm.
+# Makes a worker write its stack. Scripts use SIGUSR1 themselves, for example to save before Slurm's time limit.
 STACK_SIGNAL = int(signal.SIGRTMAX) - 2 if hasattr(signal, "SIGRTMAX") else int(signal.SIGUSR1)
-STOPPED_STATES = ("T", "t")  # states of a process: by SIGSTOP, by a debugger
+STOPPED_STATES = ("T", "t")  # process states: stopped by a signal, by a debugger
 
 
 def read_cpu_quota() -> Optional[float]:
-    """Return how many CPUs the cgroup's quota allows, None where there is none."""
+    """Return the cgroup's CPU quota in CPUs; None without a quota."""
     try:
         with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
             quota, period = file.read().split()
@@ -23,20 +23,20 @@ def read_cpu_quota() -> Optional[float]:
 
 
 def count_oom_kills() -> int:
-    """Return how many processes of this cgroup the kernel has killed for memory."""
+    """Return how many processes of this cgroup the kernel's OOM killer has ended."""
     for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
         try:
             with open(path, encoding="ascii") as file:
-                found = re.search(r"^oom_kill (\d+)", file.read(), re.MULTILINE)
+                match = re.search(r"^oom_kill (\d+)", file.read(), re.MULTILINE)
         except OSError:
             continue
-        if found:
-            return int(found[1])
+        if match:
+            return int(match[1])
     return 0
 
 
 def has_gpu() -> bool:
-    """Tell whether this pod has been given a device of NVIDIA's; where that is broken, another node may do better."""
+    """Return whether the container has an NVIDIA device, even one that does not work."""
     try:
         return any(re.fullmatch(r"nvidia\d+", name) for name in os.listdir("/dev"))
     except OSError:
@@ -45,36 +45,36 @@ def has_gpu() -> bool:
 
 @functools.cache
 def load_libc() -> Any:
-    """Return the C library. To be called before a fork that needs it: another thread may hold the loader's lock."""
+    """Return the C library. Call it before a fork that needs it: another thread may hold the loader's lock."""
     import ctypes
 
     return ctypes.CDLL(None)
 
 
 def prctl(option: int, value: int) -> bool:
-    """Call prctl(2) where there is one. Returns whether it did what it was asked."""
+    """Call prctl(2). Returns whether it succeeded; False on systems without it."""
     try:
         return bool(load_libc().prctl(option, value, 0, 0, 0) == 0)
     except (ImportError, OSError, AttributeError):
         return False
 
 
-def adopt_orphans(*, wanted: bool = True) -> bool:
-    """Let orphaned descendants become children of this process, or of one above it again. Returns whether they do."""
-    return prctl(36, wanted)  # PR_SET_CHILD_SUBREAPER
+def adopt_orphans(*, enabled: bool = True) -> bool:
+    """Make this process the subreaper of its descendants, or no longer. Returns whether the system supports it."""
+    return prctl(36, enabled)  # PR_SET_CHILD_SUBREAPER
 
 
 def set_parent_death_signal(parent: int) -> None:
-    """Ask the kernel for SIGKILL when ``parent`` dies; it may be dead already."""
+    """Have the kernel send SIGKILL when ``parent`` dies; exit if it is dead already."""
     prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         os._exit(137)
 
 
 def catches(pid: int, number: int) -> bool:
-    """Tell whether a process handles a signal. One that does not, as after an exec, would be ended by most of them.
+    """Return whether a process has a handler for a signal; without one, as after an exec, most signals end it.
 
-    Source: SigCgt in proc(5). True where there is no /proc to ask.
+    Source: SigCgt in proc(5). True on systems without /proc.
     """
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
@@ -85,7 +85,7 @@ def catches(pid: int, number: int) -> bool:
 
 
 def process_state(pid: int) -> str:
-    """Return the letter of a process's state, ``T`` for a stopped one; empty where it is gone or already a zombie."""
+    """Return the letter of a process's state, ``T`` for a stopped one; empty if it has ended or is a zombie."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             state = file.read().rpartition(")")[2].split()[0]
@@ -131,7 +131,7 @@ def count_cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def kill(pid: int, number: int) -> None:
-    """Send a signal to a process that may be gone."""
+    """Send a signal to a process; ignore one that has ended."""
     try:
         os.kill(pid, number)
     except OSError:
@@ -139,7 +139,7 @@ def kill(pid: int, number: int) -> None:
 
 
 def list_children() -> set[int]:
-    """Return the children of this process; none where this is no Linux."""
+    """Return the process ids of this process's children (Linux)."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
             return {int(pid) for pid in file.read().split()}

@@ -1,4 +1,4 @@
-"""Inputs, and what they are read from: by the standard library a web server or this machine, by fsspec all else."""
+"""Inputs and where they are read from: a web server or this machine by the standard library, the rest by fsspec."""
 
 import dataclasses
 import http.client
@@ -9,17 +9,20 @@ import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
-from typing import Any, BinaryIO, NamedTuple, Optional, cast
+from typing import Any, BinaryIO, Mapping, NamedTuple, Optional, cast
 
 from .storage import UnusableStorage, hide_credentials, open_storage
 
 STALL_SECONDS = 60.0
-"""A connection that brings nothing for so long is given up; a download as such may take any time."""
+"""A connection that receives nothing for this long is closed; the whole download has no limit."""
 _RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
+_MESSAGE_LIMIT = 300  # characters
+# What storages call the version or checksum of a file.
+_VERSION_KEYS = ("ETag", "etag", "md5Hash", "blob_id", "checksum", "LastModified", "mtime")
 
 
 class FetchError(Exception):
-    """An input cannot be fetched; ``reason`` is one of the condition InputsReady, ``retryable``: it may be later."""
+    """An input cannot be fetched. ``reason``: of the condition InputsReady; ``retryable``: a retry may succeed."""
 
     def __init__(self, reason: str, message: str, hint: str = "", *, retryable: bool = False) -> None:
         super().__init__(message)
@@ -30,7 +33,7 @@ class FetchError(Exception):
 
 @dataclasses.dataclass
 class InputState:
-    """One input, and how far it is. ``root``: the folder of the claim or cache; ``key``: that of the input in it."""
+    """One input and its progress. ``root``: the mounted claim or cache; ``key``: the input's folder in it."""
 
     name: str
     url: str
@@ -38,7 +41,7 @@ class InputState:
     key: str
     checksum: str = ""
     secret: str = ""
-    """Prefix of the variables that its Secret holds."""
+    """Prefix of the environment variables with the keys of its Secret."""
     phase: str = "Pending"
     bytes: int = 0
     total: Optional[int] = None
@@ -46,15 +49,23 @@ class InputState:
     reason: str = ""
     message: str = ""
 
-    def describe(self) -> dict[str, Any]:
-        """Return what status.inputs says of it."""
-        found = {"name": self.name, "phase": self.phase, "bytes": self.bytes, "totalBytes": self.total}
-        found.update(etag=self.etag, checksum=self.checksum, reason=self.reason, message=self.message[:300])
-        return {name: value for name, value in found.items() if value not in (None, "")}
+    def describe(self) -> dict[str, object]:
+        """Return the input's entry in status.inputs, without empty fields."""
+        fields = {
+            "name": self.name,
+            "phase": self.phase,
+            "bytes": self.bytes,
+            "totalBytes": self.total,
+            "etag": self.etag,
+            "checksum": self.checksum,
+            "reason": self.reason,
+            "message": self.message[:_MESSAGE_LIMIT],
+        }
+        return {name: value for name, value in fields.items() if value not in (None, "")}
 
 
 class File(NamedTuple):
-    """A file of an input. ``token`` tells two versions of it apart; empty: nothing does. ``size``: None, not known."""
+    """A file of an input. ``size``: None if unknown. ``token``: changes with each version; empty if unknown."""
 
     path: str
     size: Optional[int]
@@ -62,52 +73,59 @@ class File(NamedTuple):
 
 
 class InputSource:
-    """A file, or all files below a folder of this machine."""
+    """A file, or all files below a folder, on this machine."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self._root = urllib.parse.unquote(urllib.parse.urlsplit(url).path)
 
     def list(self) -> list[File]:
-        """Return the files by their paths in the folder that they make. Raises: FetchError."""
+        """Return the files with their paths relative to the input's folder. Raises: FetchError, OSError."""
         if os.path.isfile(self._root):
-            found = [(os.path.basename(self._root), self._root)]
+            name = os.path.basename(self._root)
             self._root = os.path.dirname(self._root)
-        else:
-            os.listdir(self._root)  # raises where there is none
-            walked = (os.path.join(top, name) for top, _, names in os.walk(self._root) for name in names)
-            found = [(os.path.relpath(path, self._root), path) for path in walked]
-        stats = [(path, os.stat(place)) for path, place in found]
-        return [File(path, stat.st_size, f"{stat.st_size}-{stat.st_mtime_ns}") for path, stat in stats]
+            return [self._stat(name)]
+        os.listdir(self._root)  # raises OSError for a missing folder, unlike os.walk
+        files = []
+        for parent, _, names in os.walk(self._root):
+            for name in names:
+                files.append(self._stat(os.path.relpath(os.path.join(parent, name), self._root)))
+        return files
+
+    def _stat(self, path: str) -> File:
+        status = os.stat(os.path.join(self._root, path))
+        return File(path, status.st_size, f"{status.st_size}-{status.st_mtime_ns}")
 
     def open(self, file: File, offset: int) -> tuple[BinaryIO, int]:
-        """Return a stream and the place in the file where it begins: ``offset``, or 0 where that is not possible."""
+        """Return a stream and its start in the file: ``offset``, or 0 if the source cannot start there."""
         stream = open(os.path.join(self._root, file.path), "rb")  # noqa: SIM115
         stream.seek(offset)
         return stream, offset
 
 
 class WebSource(InputSource):
-    """One file of a web server. ``authorization``: the header of that name, which no other host is sent."""
+    """One file of a web server. ``authorization``: a header that redirects to other hosts do not receive."""
 
     def __init__(self, url: str, authorization: str = "") -> None:
         super().__init__(url)
         self._authorization = authorization
 
     def list(self) -> list[File]:
-        """Ask for the first byte: that works where only GET is allowed, as by a signed URL."""
+        """Request the first byte: signed URLs and some servers allow only GET."""
         name = os.path.basename(self._root.rstrip("/")) or "index"
         with self._request({"Range": "bytes=0-0"}) as response:
-            headers, size = response.headers, response.headers.get("Content-Length")
+            headers = response.headers
+            size = headers.get("Content-Length")
             if response.status != 200:
                 match = _RANGE.fullmatch(headers.get("Content-Range") or "")
                 size = match[2] if match else None
-            etag = headers.get("ETag") or ""
-            token = headers.get("Last-Modified") or "" if not etag or etag.startswith("W/") else etag
+            token = headers.get("ETag") or ""
+            if not token or token.startswith("W/"):  # a weak ETag may cover two contents
+                token = headers.get("Last-Modified") or ""
         return [File(name, int(size) if size and size.isdigit() else None, token)]
 
     def open(self, file: File, offset: int) -> tuple[BinaryIO, int]:
-        """Go on at ``offset`` where the server still has the same file."""
+        """Continue at ``offset`` if the server still has the same version of the file."""
         headers = {"Range": f"bytes={offset}-"} if offset else {}
         if offset and file.token:
             headers["If-Range"] = file.token
@@ -127,31 +145,31 @@ class WebSource(InputSource):
         try:
             return urllib.request.urlopen(request, timeout=STALL_SECONDS)  # noqa: S310 # nosec B310
         except urllib.error.HTTPError as error:
-            if error.code == 416 and "Range" in headers:  # of an empty file no byte can be had
+            if error.code == 416 and "Range" in headers:  # an empty file has no first byte
                 return error
             raise
 
 
 class StorageSource(InputSource):
-    """A file, or all files below a prefix, of a storage that fsspec knows."""
+    """A file, or all files below a prefix, in a storage that fsspec supports."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self._system, self._root = open_storage(url)
 
     def list(self) -> list[File]:
-        """List the prefix with what the storage knows of each file."""
-        found = self._system.find(self._root, detail=True)
-        if not found or list(found) == [self._root]:
-            info = self._system.info(self._root)  # raises where there is none
-            found = {} if info.get("type") == "directory" else {self._root: info}
+        """List the prefix with the storage's metadata of each file."""
+        details = self._system.find(self._root, detail=True)
+        if not details or list(details) == [self._root]:
+            info = self._system.info(self._root)  # raises if the path does not exist
+            details = {} if info.get("type") == "directory" else {self._root: info}
         folder = self._root.rstrip("/")
-        if list(found) == [self._root]:
+        if list(details) == [self._root]:
             folder = folder.rpartition("/")[0]
         self._root = folder
         return [
-            File(path[len(folder) :].lstrip("/"), info.get("size"), str(self._token(info)))
-            for path, info in sorted(found.items())
+            File(path[len(folder) :].lstrip("/"), info.get("size"), self._find_token(info))
+            for path, info in sorted(details.items())
         ]
 
     def open(self, file: File, offset: int) -> tuple[BinaryIO, int]:
@@ -162,13 +180,15 @@ class StorageSource(InputSource):
         return cast(BinaryIO, stream), offset
 
     @staticmethod
-    def _token(info: dict[str, Any]) -> str:
-        known = (info.get(name) for name in ("ETag", "etag", "md5Hash", "blob_id", "checksum", "LastModified", "mtime"))
-        return next((str(value).strip('"') for value in known if value), "")
+    def _find_token(info: Mapping[str, Any]) -> str:
+        for key in _VERSION_KEYS:
+            if info.get(key):
+                return str(info[key]).strip('"')
+        return ""
 
 
 def open_source(url: str) -> InputSource:
-    """Return what an input is read from. Raises: FetchError."""
+    """Return the source of an input. Raises: FetchError."""
     scheme = url.partition("://")[0].lower()
     if scheme == "file":
         return InputSource(url)
@@ -181,49 +201,58 @@ def open_source(url: str) -> InputSource:
 
 
 def explain(error: BaseException, url: str) -> FetchError:
-    """Return what it means that a source could not be read."""
+    """Return the FetchError for an exception of a source."""
     if isinstance(error, FetchError):
         return error
-    where = hide_query(url)
+    source = hide_query(url)
     if isinstance(error, urllib.error.HTTPError):
-        return _explain_status(error.code, f"{where}: HTTP {error.code} {error.reason}")
-    reason = getattr(error, "reason", None)
-    cause = reason if isinstance(error, urllib.error.URLError) and isinstance(reason, BaseException) else error
-    what = f"{where}: {_describe(cause)}"
+        return _explain_status(error.code, f"{source}: HTTP {error.code} {error.reason}")
+
+    cause = _find_cause(error)
+    message = f"{source}: {_describe(cause)}"
     if isinstance(cause, FileNotFoundError):
-        return FetchError("NotFound", f"{where}: no such file or folder", "correct the URL")
+        return FetchError("NotFound", f"{source}: no such file or folder", "correct the URL")
     if isinstance(cause, PermissionError) or "credentials" in type(cause).__name__.lower():
-        return FetchError("AccessDenied", what, "name a Secret with credentials in secretRef")
+        return FetchError("AccessDenied", message, "name a Secret with credentials in secretRef")
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return FetchError("AccessDenied", what, "the image must have the certificate of the authority (SSL_CERT_FILE)")
+        hint = "add the certificate authority to the image (SSL_CERT_FILE)"
+        return FetchError("AccessDenied", message, hint)
     if isinstance(cause, socket.gaierror):
         host = urllib.parse.urlsplit(url).hostname
-        what, hint = f"{where}: the host {host} cannot be resolved", "correct the URL, or look at the cluster's DNS"
-        return FetchError("Unreachable", what, hint, retryable=True)
+        hint = "correct the URL, or check the cluster's DNS"
+        return FetchError("Unreachable", f"{source}: the host {host} does not resolve", hint, retryable=True)
     if isinstance(cause, (OSError, http.client.HTTPException, urllib.error.URLError)):
-        hint = "look at the server, and at what keeps the pod from it, such as a NetworkPolicy"
-        return FetchError("Unreachable", what, hint, retryable=True)
-    return FetchError("FetchFailed", what, retryable=True)
+        hint = "check the server, and whether a NetworkPolicy or a firewall blocks the pod's traffic to it"
+        return FetchError("Unreachable", message, hint, retryable=True)
+    return FetchError("FetchFailed", message, retryable=True)
 
 
-def _explain_status(code: int, what: str) -> FetchError:
+def _find_cause(error: BaseException) -> BaseException:
+    """Return the exception that urllib wrapped, or the error itself."""
+    reason = getattr(error, "reason", None)
+    if isinstance(error, urllib.error.URLError) and isinstance(reason, BaseException):
+        return reason
+    return error
+
+
+def _explain_status(code: int, message: str) -> FetchError:
     if code in (404, 410):
-        return FetchError("NotFound", what, "correct the URL")
+        return FetchError("NotFound", message, "correct the URL")
     if code in (401, 403, 407):
-        return FetchError(
-            "AccessDenied", what, "name a Secret with HTTP_AUTHORIZATION in secretRef, or sign the URL anew"
-        )
+        hint = "name a Secret with HTTP_AUTHORIZATION in secretRef, or renew the signed URL"
+        return FetchError("AccessDenied", message, hint)
     if code in (408, 425, 429) or code >= 500:
-        return FetchError("Unreachable", what, "look at the server", retryable=True)
-    return FetchError("FetchFailed", what, "correct the URL")
+        return FetchError("Unreachable", message, "check the server", retryable=True)
+    return FetchError("FetchFailed", message, "correct the URL")
 
 
 def _describe(error: BaseException) -> str:
-    text = getattr(error, "strerror", None) or str(error)
-    described = str(text) if isinstance(error, OSError) and text else f"{type(error).__name__}: {text}"
-    return hide_credentials(described)
+    text = str(getattr(error, "strerror", None) or error)
+    if not isinstance(error, OSError) or not text:
+        text = f"{type(error).__name__}: {text}"
+    return hide_credentials(text)
 
 
 def hide_query(url: str) -> str:
-    """Return a URL without what may be a signature, and without credentials."""
+    """Return a URL without credentials and without its query, which may contain a signature."""
     return hide_credentials(url.partition("?")[0])

@@ -1,14 +1,12 @@
-"""Object stores and other file systems by their URL, through fsspec, which PyTorch itself depends on."""
+"""Object stores and other file systems by URL, through fsspec, which PyTorch depends on."""
 
 import importlib
 import re
 from typing import Any
 
-# Where an answer is waited for without end otherwise, and what a provider's own library needs to be told for it.
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "s3": {"config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 2}}},
-}
-_OPTIONS["s3a"] = _OPTIONS["s3"]
+# Without these s3fs may wait for a response without end.
+_S3_OPTIONS = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 2}}}
+_OPTIONS: dict[str, Any] = {"s3": _S3_OPTIONS, "s3a": _S3_OPTIONS}
 _PACKAGES = {
     "s3": "s3fs",
     "s3a": "s3fs",
@@ -23,46 +21,47 @@ _PACKAGES = {
 }
 
 
-# A user and a password, which may have slashes, or a web server's user; a port is not one.
+# A user and a password, which may contain slashes, or the user of a web server. A port is no credential.
 _CREDENTIALS = re.compile(
     r"(?<=://)(?:[^/@:\s]*:(?!\d+(?:/|\s|$))[^@\s]*@|(?<=http://)[^/@\s]*@|(?<=https://)[^/@\s]*@)"
 )
 
 
 def has_credentials(url: str) -> bool:
-    """Tell whether a URL holds a password, or a user of a web server."""
+    """Return whether a URL contains a password, or the user of a web server."""
     return _CREDENTIALS.search(url) is not None
 
 
 def hide_credentials(text: str) -> str:
-    """Return text without the users and passwords in its URLs."""
+    """Replace the users and passwords in the URLs of a text by ``***``."""
     return _CREDENTIALS.sub("***@", text)
 
 
 class UnusableStorage(ValueError):
-    """A URL that this image can do nothing with; the message says what to install or to change."""
+    """A URL that this image cannot open; the message names the package to install or the problem to fix."""
 
     def __init__(self, message: str) -> None:
         super().__init__(hide_credentials(message))
 
 
 def open_storage(url: str) -> tuple[Any, str]:
-    """Return fsspec's file system for a URL, and the path in it. It remembers no listing: others write there too.
+    """Return fsspec's file system for a URL and the path in it, with credentials from the environment.
 
-    Credentials are those of the environment. Raises: UnusableStorage.
+    The file system caches no listings, as other processes write to it too. Raises: UnusableStorage.
     """
     protocol = url.partition("://")[0]
     try:
         fsspec = importlib.import_module("fsspec")
     except ImportError:
         raise UnusableStorage(f"{url} needs the Python package fsspec; install it in the image") from None
+
     package = _PACKAGES.get(protocol, "")
+    options = _OPTIONS.get(protocol, {})
     try:
-        options = _OPTIONS.get(protocol, {})
         system, path = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True, **options)
     except ImportError as error:
-        what = f"the Python package {package}" if package else f"a Python package ({error})"
-        raise UnusableStorage(f"{url} needs {what}; install it in the image") from None
+        requirement = f"the Python package {package}" if package else f"a Python package ({error})"
+        raise UnusableStorage(f"{url} needs {requirement}; install it in the image") from None
     except ValueError as error:
         raise UnusableStorage(f"{url} cannot be opened: {error}") from None
     return system, str(path).rstrip("/")

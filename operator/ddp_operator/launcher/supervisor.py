@@ -1,4 +1,4 @@
-"""One pod's life: start torchrun's agent, watch it, pass signals on, and see how it ends."""
+"""Supervise one pod: start torchrun's agent, watch it, forward signals, and report how it ended."""
 
 import dataclasses
 import math
@@ -7,9 +7,9 @@ import select
 import signal
 import threading
 import time
-from typing import Any, Optional
+from typing import Any, Callable, NamedTuple, Optional, Sequence
 
-from .agent import END, RESTART, AgentProcess
+from .agent import END, RELEASE, RESTART, AgentEvent, AgentProcess
 from .agent_failure import (
     STORE_ERRORS,
     STORE_PROBLEMS,
@@ -19,7 +19,7 @@ from .agent_failure import (
     build_store_failure,
     examine_agent_exit,
 )
-from .checkpoints import CheckpointMirror
+from .checkpoints import NEWEST, CheckpointMirror
 from .contract import (
     ENV_LIFELINE_FD,
     ENV_PORT_FILE,
@@ -33,11 +33,11 @@ from .files import log, try_write_json
 from .metrics import MetricsEndpoint
 from .output import OutputReader
 from .pod import Pod
-from .preflight import build_preflight_rows, describe_preflight
+from .preflight import PreflightReport, build_preflight_rows, decode_preflight, describe_preflight
 from .processes import STOP_SIGNALS, find_family, kill, list_children, process_state
 from .rendezvous import count_connections, wait_for_master
 from .restarts import Restarts
-from .stall import read_board
+from .stall import decode_job_stall
 from .stall_monitor import StallMonitor
 from .termination import complete_worker_failure, conclude
 from .tracking import build_tracking_rows
@@ -45,15 +45,24 @@ from .trainer_status import TrainerStatus
 from .worker_failure import find_root_cause
 
 _OUTPUT_FLAGS = ("--tee", "-t", "--redirects", "-r", "--logs-specs")
-_ENV_LOG_PREFIX = "DDP_LOG_PREFIX"  # the user's own: 0 leaves the lines of a pod with several ranks as they are
+_ENV_LOG_PREFIX = "DDP_LOG_PREFIX"  # set by the user: 0 writes lines without the rank as prefix
 _SECONDS_AFTER_GRACE = 5.0
-_SECONDS_WITHOUT_WORKERS = 1.0  # an agent without workers needs no more after a signal
-_SECONDS_TO_LEAVE = 5.0  # and in an elastic job so long to leave the rendezvous, or the others wait in vain
+_SECONDS_WITHOUT_WORKERS = 1.0  # after which a stopping agent is killed
+_SECONDS_TO_LEAVE = 5.0  # the same in an elastic job, whose agent first leaves the rendezvous
 _LINGER_SECONDS = 3.0
+_LINGER_SECONDS_AFTER_FAILURE = 1.0
+_SECONDS_TO_END_PROCESSES = 5.0
+
+
+class _MasterCheck(NamedTuple):
+    """The end of a wait for the master. ``channel``: of the agent that waits; ``problem``: None if it is reachable."""
+
+    channel: Any
+    problem: Optional[str]
 
 
 class Supervisor:
-    """What holds a pod's processes together. ``signals``: those that came before there was a supervisor."""
+    """Holds a pod's processes together. ``signals``: those received so far, extended by its signal handlers."""
 
     def __init__(self, pod: Pod, flags: list[str], entry: list[str], signals: list[int], *, warm: bool) -> None:
         self.pod = pod
@@ -62,21 +71,21 @@ class Supervisor:
         self._phase = LAUNCHER_PHASES[0]
         self._end = AgentEnd()
         self._final: list[Failure] = []  # failures that had decided the pod's end before it was asked to stop
-        self._preflight: dict[str, Any] = {}
+        self._preflight: Optional[PreflightReport] = None
         self._mirror = CheckpointMirror(pod) if pod.checkpoint else None
-        self._fit = False  # whether the master is there, so that the agent may go on
-        self._agent_waits = False  # for the checkpoints
-        self._master: list[tuple[Any, Optional[str]]] = []  # whose wait is over, and the problem
+        self._has_master = False  # whether the agent waits for nothing but the checkpoints
+        self._agent_waits = False  # for a snapshot
+        self._master_checks: list[_MasterCheck] = []  # finished and not handled yet
         self._stop_deadline: Optional[float] = None
         self._idle_since: Optional[float] = None  # since when the stopping agent has had no worker
         self._agent = AgentProcess(pod, entry, warm=warm)
         self._store = 0
         self._store_guard: Optional[int] = None
-        taken = any(flag.startswith(_OUTPUT_FLAGS) for flag in flags)  # torchrun's own ways to mark lines win
-        marked = pod.nproc_per_node > 1 and not taken and os.environ.get(_ENV_LOG_PREFIX) != "0"
-        # Rank 0's is read for the progress that it shows.
-        wanted = pod.program or pod.node == 0 or pod.elastic
-        self._reads_output = bool(pod.log_patterns) or marked or (wanted and not taken)
+        uses_torchrun_logs = any(flag.startswith(_OUTPUT_FLAGS) for flag in flags)  # they override the reader's prefix
+        marked = pod.nproc_per_node > 1 and not uses_torchrun_logs and os.environ.get(_ENV_LOG_PREFIX) != "0"
+        # The log of rank 0 may show the progress, and that of a shell script the cause of a failure.
+        is_searched = pod.program or pod.node == 0 or pod.elastic
+        self._reads_output = bool(pod.log_patterns) or marked or (is_searched and not uses_torchrun_logs)
         self._reader = OutputReader(pod, marked=marked)
         self._trainer_status = TrainerStatus(pod)
         self.metrics = MetricsEndpoint(pod.runtime, self._own_page, self._trainer_status.receive)
@@ -90,6 +99,17 @@ class Supervisor:
         self._lifeline = int(os.environ.pop(ENV_LIFELINE_FD, None) or -1)
         if self._lifeline >= 0:
             os.set_inheritable(self._lifeline, False)
+        self._handlers: dict[str, Callable[[AgentEvent], None]] = {
+            "phase": lambda event: self._enter(event["phase"]),
+            "preflight": self._on_preflight,
+            "store": self._on_store,
+            "snapshot": self._on_snapshot,
+            "board": self._on_job_stall,
+            "failures": self._on_failures,
+            "count": self._on_count,
+            "restart": self._on_restart,
+            "result": self._on_result,
+        }
 
     def run(self) -> int:
         """Run the pod to its end. Returns the exit code."""
@@ -97,11 +117,11 @@ class Supervisor:
         for number in (*STOP_SIGNALS, signal.SIGUSR1):
             signal.signal(number, lambda received, frame: self._signals.append(received))
         signal.signal(signal.SIGCHLD, lambda received, frame: None)
-        os.write(self._wake_end, b"\0")  # a signal may have come before
+        os.write(self._wake_end, b"\0")  # handle signals received before
         if self._reads_output:
             self._reader.start()
         if self._mirror is not None:
-            self._mirror.ask(**({"claim": True} if self.pod.node == 0 else {}), fetch=None)
+            self._mirror.request(claim=self.pod.node == 0, fetch=NEWEST)
         self._start_agent()
         self._serve_metrics()
         threading.Thread(target=self._stalls.run, daemon=True, name="watchdog").start()
@@ -143,12 +163,12 @@ class Supervisor:
     # -- the agent
 
     def _may_start_again(self) -> bool:
-        """Decide whether a new agent may take the old one's place: the agent was killed, or the store went away."""
+        """Decide whether to start another agent: this one was killed, or lost its store. Counts the restart."""
         lost = self._end.reason in STORE_ERRORS
         killed = not self._end.result and (self._agent.status or 0) < 0
         if self._static or self._stop_deadline is not None or not (lost or killed):
             return False
-        # A restart that is under way is counted already.
+        # A restart of the workers that was interrupted is counted already.
         under_way = self._phase == "Rendezvous" and self._restarts.count > 0
         if not under_way and not self._restarts.spend():
             return False
@@ -171,38 +191,30 @@ class Supervisor:
         self._agent.start(flags, guard, self._restarts.count)
 
     def _release_agent(self) -> None:
-        """Let the agent meet the others once the master and the checkpoints are there; until then it imports torch."""
-        self._fit = not self.pod.is_multi_node
+        """Release the agent when the master is reachable and the checkpoints are ready; meanwhile it imports torch."""
+        self._has_master = not self.pod.is_multi_node
         if self.pod.is_multi_node:
             self._enter("WaitingForMaster")
             wait = threading.Thread(target=self._wait_for_master, args=(self._agent.channel,), daemon=True)
             wait.start()
-        self._let_go()
+        self._release_if_ready()
 
-    def _let_go(self) -> None:
-        if self._fit and (self._mirror is None or self._mirror.ready):
-            self._fit = False
-            self._agent.send(b"g")
+    def _release_if_ready(self) -> None:
+        if self._has_master and (self._mirror is None or self._mirror.ready):
+            self._has_master = False  # release it once
+            self._agent.send(RELEASE)
 
     def _wait_for_master(self, channel: Any) -> None:
         port = None if self.pod.node == 0 else self.pod.port
-        self._master.append((channel, wait_for_master(self.pod.master, port, self.pod.join_timeout_seconds)))
+        problem = wait_for_master(self.pod.master, port, self.pod.join_timeout_seconds)
+        self._master_checks.append(_MasterCheck(channel, problem))
         os.write(self._wake_end, b"\0")
 
     # -- watching
 
     def _step(self) -> None:
-        watched: list[Any] = [self._wake]
-        if self._agent.channel is not None:
-            watched.append(self._agent.channel)
-        if self._lifeline >= 0:
-            watched.append(self._lifeline)
-        if self._mirror is not None and self._mirror.channel is not None:
-            watched.append(self._mirror.channel)
-        timeout = None if self._stop_deadline is None else max(0.0, min(0.2, self._stop_deadline - time.monotonic()))
-        if self._mirror is not None and self._mirror.asked is not None:
-            timeout = 1.0 if timeout is None else timeout
-        ready = select.select(watched, [], [], timeout)[0]
+        """Wait for the next event of any kind and handle it."""
+        ready = select.select(self._list_watched(), [], [], self._find_timeout())[0]
         self._follow_mirror(ready)
         if self._wake in ready:
             os.read(self._wake, 4096)
@@ -213,29 +225,56 @@ class Supervisor:
             os._exit(137)
         while self._signals:
             self._on_signal(self._signals.pop(0))
-        while self._master:
-            channel, problem = self._master.pop()
-            if channel is not self._agent.channel:
-                continue
-            if problem is None:
-                self._fit = True
-                self._let_go()
-            else:
-                self._end = AgentEnd("error", build_absence_failure(self.pod, problem))
-                self._agent.kill()
-        if self._stop_deadline is not None and time.monotonic() >= self._stop_deadline:
+        while self._master_checks:
+            self._on_master_check(self._master_checks.pop())
+        self._enforce_stop()
+        self._reap()
+
+    def _list_watched(self) -> list[Any]:
+        """Return the descriptors and sockets to wait for."""
+        watched: list[Any] = [self._wake]
+        if self._agent.channel is not None:
+            watched.append(self._agent.channel)
+        if self._lifeline >= 0:
+            watched.append(self._lifeline)
+        if self._mirror is not None and self._mirror.channel is not None:
+            watched.append(self._mirror.channel)
+        return watched
+
+    def _find_timeout(self) -> Optional[float]:
+        """Return after how many seconds to check deadlines; None if there is no deadline."""
+        if self._stop_deadline is not None:
+            return max(0.0, min(0.2, self._stop_deadline - time.monotonic()))
+        if self._mirror is not None and self._mirror.is_busy:
+            return 1.0
+        return None
+
+    def _on_master_check(self, check: _MasterCheck) -> None:
+        if check.channel is not self._agent.channel:
+            return  # of a former agent
+        if check.problem is None:
+            self._has_master = True
+            self._release_if_ready()
+        else:
+            self._end = AgentEnd("error", build_absence_failure(self.pod, check.problem))
+            self._agent.kill()
+
+    def _enforce_stop(self) -> None:
+        """Kill a stopping agent when the grace period is over, or when it has no worker any more."""
+        if self._stop_deadline is None:
+            return
+        if time.monotonic() >= self._stop_deadline:
             log("grace period is over: killing the workers")
             self._stop_deadline = math.inf
             self._agent.kill()
-        elif self._stop_deadline is not None and self._has_no_workers():
-            self._agent.kill()  # it waits for the other pods, deaf to signals
-        self._reap()
+        elif self._has_no_workers():
+            self._agent.kill()  # it waits for the other pods and does not react to signals
 
     def _has_no_workers(self) -> bool:
-        """Tell whether the agent has had no living worker for a while."""
+        """Return whether the agent has had no running worker for a while."""
         now = time.monotonic()
-        others = {self._agent.pid, self._agent.rank_server, self._store}
-        if any(process_state(pid) for pid in find_family(self._agent.pid) if pid not in others):
+        helpers = {self._agent.pid, self._agent.rank_server, self._store}
+        if any(process_state(pid) for pid in find_family(self._agent.pid) if pid not in helpers):
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now
@@ -244,7 +283,7 @@ class Supervisor:
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGUSR1:
-            threading.Thread(target=self._stalls.show_stacks, daemon=True).start()
+            threading.Thread(target=self._stalls.log_stacks, daemon=True).start()
             return
         if self._stop_deadline is not None:
             if number == signal.SIGINT:
@@ -265,7 +304,7 @@ class Supervisor:
                 return
             if pid == 0:
                 return
-            self._receive()  # an agent that has ended may just have reported its pid
+            self._receive()  # an agent that has ended may have reported its pid just before
             self._agent.note_end(pid, status)
             if pid == self._store:
                 self._store = 0
@@ -278,36 +317,41 @@ class Supervisor:
         for event in self._agent.receive():
             self._on_event(event)
 
-    def _on_event(self, event: dict[str, Any]) -> None:
-        if "phase" in event:
-            self._enter(event["phase"])
-        if "preflight" in event:
-            self._preflight = event["preflight"]
-            log(describe_preflight(self._preflight))
-        if "store" in event:
-            self._store = event["store"]
-        if "snapshot" in event and self._mirror is not None:
-            self._agent_waits = True
-            if self.pod.node == 0:
-                self._mirror.ask(flush=True)
-            elif event["snapshot"] != self._mirror.snapshot:
-                self._mirror.ask(fetch=event["snapshot"])
-            self._follow_mirror([])
-        if "board" in event:
-            self._stalls.board = read_board(event["board"])
-        if "failures" in event:
-            failures = [Failure.from_json(failure) for failure in event["failures"]]
-            restarts = self._restarts.observe(failures, free=bool(event.get("free")), run_step=event.get("step"))
-            self._agent.send(RESTART if restarts else END)
-        if "count" in event:
-            self._restarts.count = max(self._restarts.count, event["count"])
-        if event.get("restart"):
-            self._on_restart()
-        if "result" in event and not self._end.result:
-            failure = event.get("failure")
-            self._end = AgentEnd(event["result"], Failure.from_json(failure) if failure else None)
+    def _on_event(self, event: AgentEvent) -> None:
+        for key, handle in self._handlers.items():
+            if key in event:
+                handle(event)
 
-    def _on_restart(self) -> None:
+    def _on_preflight(self, event: AgentEvent) -> None:
+        self._preflight = decode_preflight(event["preflight"])
+        log(describe_preflight(self._preflight))
+
+    def _on_store(self, event: AgentEvent) -> None:
+        self._store = event["store"]
+
+    def _on_snapshot(self, event: AgentEvent) -> None:
+        """Make the checkpoint folder equal the snapshot with which the pods start a round; pod 0 uploads it first."""
+        if self._mirror is None:
+            return
+        self._agent_waits = True
+        if self.pod.node == 0:
+            self._mirror.request(flush=True)
+        elif event["snapshot"] != self._mirror.snapshot:
+            self._mirror.request(fetch=event["snapshot"])
+        self._follow_mirror([])
+
+    def _on_job_stall(self, event: AgentEvent) -> None:
+        self._stalls.job_stall = decode_job_stall(event["board"])
+
+    def _on_failures(self, event: AgentEvent) -> None:
+        failures = [Failure.from_json(failure) for failure in event["failures"]]
+        restarts = self._restarts.observe(failures, free=bool(event.get("free")), run_step=event.get("step"))
+        self._agent.send(RESTART if restarts else END)
+
+    def _on_count(self, event: AgentEvent) -> None:
+        self._restarts.count = max(self._restarts.count, event["count"])
+
+    def _on_restart(self, event: AgentEvent) -> None:
         """Count a restart of the workers by torchrun, and publish the failure that it follows."""
         self._restarts.count_in_place(self._stalls.root_cause)
         log(f"restarting the workers in the same pods, restart {self._restarts.count}: {self._restarts.reason}")
@@ -316,8 +360,13 @@ class Supervisor:
             self._publish_failure(complete_worker_failure(root_cause, self._restarts, self.metrics, progress={}))
         self._restarts.forget()
 
+    def _on_result(self, event: AgentEvent) -> None:
+        if not self._end.result:
+            failure = event.get("failure")
+            self._end = AgentEnd(event["result"], Failure.from_json(failure) if failure else None)
+
     def _publish_failure(self, failure: Failure) -> None:
-        """Publish the failure that the last restart followed on the pod's page."""
+        """Publish the failure that caused the last restart on the pod's page."""
         failure = dataclasses.replace(failure, restarts=self._restarts.count)
         self._restarts.last_failure = failure
         self.metrics.last_failure = encode_message(failure.to_json())
@@ -331,81 +380,103 @@ class Supervisor:
     # -- metrics
 
     def _serve_metrics(self) -> None:
-        path, wanted = os.environ.get(ENV_PORT_FILE), self.pod.metrics_port
-        host = "127.0.0.1" if self.pod.local else ""
-        try:
-            try:
-                port = self.metrics.serve(wanted, host)
-            except OSError as error:
-                if not path or not wanted:
-                    raise
-                # Who reads the file learns of another one; the port of an ended pod is anybody's on a shared machine.
-                port = self.metrics.serve(0, host)
-                log(f"metrics are on port {port}: cannot listen on {wanted}: {error.strerror}")
-        except OSError as error:
-            log(f"no metrics: cannot listen on port {wanted}: {error.strerror}")
+        port_file = os.environ.get(ENV_PORT_FILE)
+        port = self._listen(has_port_file=bool(port_file))
+        if port is None:
             return
         self._trainer_status.offer(port)
-        if path:
-            try_write_json(path, port)
+        if port_file:
+            try_write_json(port_file, port)
+
+    def _listen(self, *, has_port_file: bool) -> Optional[int]:
+        """Serve the metrics on the pod's port. Returns the port in use, None if there is none.
+
+        With a port file any free port will do: on a shared machine another process may use the port of an ended pod.
+        """
+        port = self.pod.metrics_port
+        host = "127.0.0.1" if self.pod.local else ""
+        try:
+            return self.metrics.serve(port, host)
+        except OSError as error:
+            problem = error
+        if has_port_file and port:
+            try:
+                free_port = self.metrics.serve(0, host)
+            except OSError as error:
+                problem = error
+            else:
+                log(f"metrics are on port {free_port}: cannot listen on {port}: {problem.strerror}")
+                return free_port
+        log(f"no metrics: cannot listen on port {port}: {problem.strerror}")
+        return None
 
     def _own_page(self) -> str:
-        rows = [f"# HELP {METRIC_LAUNCHER_PHASE} What this pod's launcher is doing; one of its series is 1."]
-        rows.append(f"# TYPE {METRIC_LAUNCHER_PHASE} gauge")
-        rows += [f'{METRIC_LAUNCHER_PHASE}{{phase="{name}"}} {int(name == self._phase)}' for name in LAUNCHER_PHASES]
-        rows.append(f"# HELP {METRIC_LAUNCHER_RESTARTS} How often torchrun restarted the workers in this pod.")
-        rows += [f"# TYPE {METRIC_LAUNCHER_RESTARTS} counter", f"{METRIC_LAUNCHER_RESTARTS} {self._restarts.count}"]
-        rows += build_preflight_rows(self._preflight) + build_tracking_rows(self.pod.runtime)
-        rows += self._mirror.build_rows() if self._mirror is not None else []
-        return "\n".join([*rows, *self._stalls.build_rows()])
+        phases = [f'{METRIC_LAUNCHER_PHASE}{{phase="{name}"}} {int(name == self._phase)}' for name in LAUNCHER_PHASES]
+        rows = [
+            f"# HELP {METRIC_LAUNCHER_PHASE} What this pod's launcher is doing; one of its series is 1.",
+            f"# TYPE {METRIC_LAUNCHER_PHASE} gauge",
+            *phases,
+            f"# HELP {METRIC_LAUNCHER_RESTARTS} How often torchrun restarted the workers in this pod.",
+            f"# TYPE {METRIC_LAUNCHER_RESTARTS} counter",
+            f"{METRIC_LAUNCHER_RESTARTS} {self._restarts.count}",
+            *build_preflight_rows(self._preflight),
+            *build_tracking_rows(self.pod.runtime),
+            *(self._mirror.build_rows() if self._mirror is not None else []),
+            *self._stalls.build_rows(),
+        ]
+        return "\n".join(rows)
 
     # -- checkpoints in a store
 
-    def _follow_mirror(self, ready: list[Any]) -> None:
-        """Take in what the process that fetches and uploads reports, and how long it takes."""
+    def _follow_mirror(self, ready: Sequence[Any]) -> None:
+        """Handle the events of the mirror process, and the end of its last request."""
         mirror = self._mirror
         if mirror is None:
             return
-        for event in mirror.receive() if mirror.channel is not None and mirror.channel in ready else ():
-            if "end" in event:
-                self._give_up(event["end"], event["message"])
-        if mirror.asked is None:
-            self._let_go()
+        if mirror.channel is not None and mirror.channel in ready:
+            for event in mirror.receive():
+                if event.end:
+                    self._abort(event.end, event.message)
+        if not mirror.is_busy:
+            self._release_if_ready()
             if self._agent_waits:
                 self._agent_waits = False
                 self._agent.send(mirror.snapshot.encode() + b"\n")
-        elif time.monotonic() - mirror.asked_at > self.pod.join_timeout_seconds and self._agent.status is None:
-            why = mirror.problem or "it takes longer than spec.rendezvous.joinTimeoutSeconds"
-            self._give_up(UNREACHABLE, f"the checkpoints and {mirror.url} could not be made alike: {why}")
+            return
+        has_timed_out = time.monotonic() - mirror.requested_at > self.pod.join_timeout_seconds
+        if has_timed_out and self._agent.status is None:
+            reason = mirror.problem or "it takes longer than spec.rendezvous.joinTimeoutSeconds"
+            self._abort(UNREACHABLE, f"cannot synchronize the checkpoint folder with {mirror.url}: {reason}")
 
-    def _give_up(self, kind: str, message: str) -> None:
-        """End the workers: without the store they would train on what nobody keeps, or on different states."""
+    def _abort(self, kind: str, message: str) -> None:
+        """End the workers: without the store their progress would be lost, or their states would differ."""
         self._end = AgentEnd("error", build_store_failure(self.pod, kind, message))
         log(message)
         if self._agent.status is None:
             self._agent.kill()
 
-    # -- ending
+    # -- the end
 
     def _finish_uploads(self) -> str:
-        """Upload what the workers have saved last. Returns what is missing in the store, empty where nothing is.
+        """Upload the workers' last checkpoint. Returns what the store lacks; empty if it lacks nothing.
 
-        A pod that was asked to stop, or has failed, has the workers' grace time for it; one that has succeeded, as
-        long as a save may take.
+        The limit is the workers' grace period for a pod that was stopped or has failed, and the watchdog's time for a
+        checkpoint for one that succeeded.
         """
         mirror = self._mirror
-        if mirror is None or self.pod.node != 0 or not mirror.ready or self._end.reason in STORE_PROBLEMS:
+        if mirror is None or self.pod.node != 0 or not mirror.ready or self._has_store_problem:
             return ""
-        began = time.monotonic()
-        well = self._end.result == "ok"
-        patience = self.pod.watchdog.checkpoint_seconds if well and self.pod.watchdog is not None else self.pod.grace
-        mirror.ask(flush=True)
-        while mirror.asked is not None and self._end.reason not in STORE_PROBLEMS:
-            while self._signals:
-                if self._signals.pop(0) in STOP_SIGNALS and self._stop_deadline is None:
-                    self._stop_deadline = time.monotonic() + self.pod.grace + _SECONDS_AFTER_GRACE
-            limit = began + patience if self._stop_deadline is None else self._stop_deadline
-            if mirror.channel is None or time.monotonic() >= min(limit, began + max(patience, _SECONDS_AFTER_GRACE)):
+        start = time.monotonic()
+        succeeded = self._end.result == "ok"
+        limit = self.pod.grace
+        if succeeded and self.pod.watchdog is not None:
+            limit = self.pod.watchdog.checkpoint_seconds
+        mirror.request(flush=True)
+        while mirror.is_busy and not self._has_store_problem:
+            self._note_stop_signals()
+            deadline = start + limit if self._stop_deadline is None else self._stop_deadline
+            latest = start + max(limit, _SECONDS_AFTER_GRACE)
+            if mirror.channel is None or time.monotonic() >= min(deadline, latest):
                 mirror.close()
                 log(mirror.describe_unsaved())
                 return mirror.describe_unsaved()
@@ -418,22 +489,32 @@ class Supervisor:
         mirror.close()
         return ""
 
+    @property
+    def _has_store_problem(self) -> bool:
+        return self._end.reason in STORE_PROBLEMS
+
+    def _note_stop_signals(self) -> None:
+        """Set the deadline for signals that arrive after the end of the agent."""
+        while self._signals:
+            if self._signals.pop(0) in STOP_SIGNALS and self._stop_deadline is None:
+                self._stop_deadline = time.monotonic() + self.pod.grace + _SECONDS_AFTER_GRACE
+
     def _linger(self) -> None:
-        """Keep the store until the other agents have let go of it, so that none of them ends in a connection error."""
+        """Keep the store until the other pods' agents have closed their connections, which would fail otherwise."""
         failed = self._agent.status != 0 and self._stop_deadline is None
-        deadline = time.monotonic() + _LINGER_SECONDS / (3 if failed else 1)
+        deadline = time.monotonic() + (_LINGER_SECONDS_AFTER_FAILURE if failed else _LINGER_SECONDS)
         while self._store and time.monotonic() < deadline and count_connections(self.pod.port) > 1:
             time.sleep(0.02)  # one connection is the store's own
 
     def _end_processes(self, keep: set[int]) -> None:
-        """End the store, unless it is to be kept, and every orphan that came here."""
+        """End all children, among them adopted orphans and the store, except those in ``keep``."""
         if self._store_guard is not None and (not self._store or self._store not in keep):
             os.close(self._store_guard)
             self._store_guard = None
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + _SECONDS_TO_END_PROCESSES
         while time.monotonic() < deadline:
             self._reap()
-            children = list_children() - keep  # none where this is no Linux: torchrun has ended its workers
+            children = list_children() - keep  # empty on systems other than Linux, where torchrun ends its workers
             if not children:
                 return
             for pid in children:

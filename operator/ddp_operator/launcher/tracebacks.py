@@ -1,6 +1,6 @@
-"""Tracebacks as text, read from a log or written of a rank's uncaught exception, which leaves an error file.
+"""Tracebacks as text: read from a log, or written to a rank's error file for an uncaught exception.
 
-Loaded before the program starts: a rank that has run out of file descriptors cannot open a module any more.
+This module is loaded before the program starts: a rank without free file descriptors cannot import one later.
 """
 
 import itertools
@@ -8,7 +8,8 @@ import os
 import re
 import sys
 import time
-from typing import Any, Optional
+import traceback
+from typing import Any, Mapping, NamedTuple, Optional
 
 from .files import is_own_file, write_json
 
@@ -16,63 +17,90 @@ PLACE = re.compile(r'  File "([^"]*)", line (\d+)')
 LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]lib(64)?[/\\]python3[^/\\]*[/\\]|^<frozen ")
 _SHORT_TRACEBACK = 15  # lines
 _LIBRARY_CALLS_KEPT = 2
-_RANK_IN_FRONT = re.compile(r"^\[rank\d+\]: ?")
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?$")
 _MESSAGE_PART = 4096  # characters kept of a long message's beginning, and of its end
+_LOGGED_LIMIT = 8192  # characters of a traceback that the launcher reports of itself
+_RECORDED_LIMIT = 16384  # characters of a traceback in an error file
+
+
+class _Block(NamedTuple):
+    """Lines of a traceback. ``in_library``: of a call in a library or in the script; None for any other line."""
+
+    in_library: Optional[bool]
+    text: str
 
 
 def fold_libraries(text: str) -> str:
-    """Return a long traceback without most calls inside libraries: what is kept of it is a tail, which shall hold the
-    script's own lines. The log has the whole."""
-    blocks: list[tuple[Optional[bool], str]] = []  # a library's call, the script's own, or None for any other line
+    """Replace most library calls of a long traceback by their number.
+
+    The termination message keeps only the tail, which should contain the script's own lines. The log has everything.
+    """
+    blocks = _split_calls(text)
+    if text.count("\n") <= _SHORT_TRACEBACK or all(block.in_library is not False for block in blocks):
+        return text
+
+    runs = [
+        (in_library, [block.text for block in run])
+        for in_library, run in itertools.groupby(blocks, lambda block: block.in_library)
+    ]
+    lines: list[str] = []
+    for index, (in_library, calls) in enumerate(runs):
+        is_innermost = index + 1 == len(runs) or runs[index + 1][0] is None
+        kept = _LIBRARY_CALLS_KEPT if is_innermost else 0
+        folded = len(calls) - kept
+        if in_library and folded > 1:
+            lines.append(f"  ... {folded} calls inside libraries ...\n")
+            calls = calls[folded:]
+        lines += calls
+    return "".join(lines)
+
+
+def _split_calls(text: str) -> list[_Block]:
+    """Split a traceback into calls, each with its source lines, and other lines."""
+    blocks: list[_Block] = []
     for line in text.splitlines(True):
         place = PLACE.match(line)
         if place:
-            blocks.append((bool(LIBRARY.search(place[1])), line))
-        elif blocks and blocks[-1][0] is not None and line.startswith("  "):
-            blocks[-1] = (blocks[-1][0], blocks[-1][1] + line)
+            blocks.append(_Block(bool(LIBRARY.search(place[1])), line))
+        elif blocks and blocks[-1].in_library is not None and line.startswith("  "):
+            blocks[-1] = blocks[-1]._replace(text=blocks[-1].text + line)
         else:
-            blocks.append((None, line))
-    runs = [(kind, [block for _, block in run]) for kind, run in itertools.groupby(blocks, lambda block: block[0])]
-    if text.count("\n") <= _SHORT_TRACEBACK or all(kind is not False for kind, _ in runs):
-        return text
-    shown = []
-    for number, (kind, run) in enumerate(runs):
-        last = number + 1 == len(runs) or runs[number + 1][0] is None
-        kept = _LIBRARY_CALLS_KEPT if last else 0
-        if kind and len(run) > kept + 1:
-            shown.append(f"  ... {len(run) - kept} calls inside libraries ...\n")
-            run = run[len(run) - kept :]
-        shown += run
-    return "".join(shown)
+            blocks.append(_Block(None, line))
+    return blocks
 
 
 def describe(error: BaseException) -> dict[str, str]:
-    """Return an exception as JSON."""
-    import traceback
-
+    """Return type, message and traceback of an exception."""
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return {"type": type(error).__name__, "message": str(error), "traceback": trace[-8192:]}
+    return {"type": type(error).__name__, "message": str(error), "traceback": trace[-_LOGGED_LIMIT:]}
 
 
-def find_exceptions(lines: str) -> list[tuple[str, str]]:
-    """Return type and message of the exceptions whose tracebacks a program wrote at last, one of each rank in it."""
-    texts: dict[str, list[str]] = {}
-    for line in lines.splitlines():
-        front = _RANK_IN_FRONT.match(line)
-        texts.setdefault(front[0].strip() if front else "", []).append(line[front.end() :] if front else line)
-    found = []
-    for lines_ in texts.values():
-        frames = [number for number, line in enumerate(lines_) if PLACE.match(line)]
-        after = itertools.dropwhile(lambda line: line.startswith("    "), lines_[frames[-1] + 1 :] if frames else [])
-        last = _EXCEPTION.match(next(after, ""))
-        if last:
-            found.append((last[1], last[2] or ""))
-    return found
+def find_exceptions(output: str) -> list[tuple[str, str]]:
+    """Return type and message of the last exception in a program's output; with rank prefixes, of each rank."""
+    lines_by_prefix: dict[str, list[str]] = {}
+    for line in output.splitlines():
+        prefix = _RANK_PREFIX.match(line)
+        key = prefix[0].strip() if prefix else ""
+        lines_by_prefix.setdefault(key, []).append(line[prefix.end() :] if prefix else line)
+    exceptions = [_find_last_exception(lines) for lines in lines_by_prefix.values()]
+    return [exception for exception in exceptions if exception is not None]
+
+
+def _find_last_exception(lines: list[str]) -> Optional[tuple[str, str]]:
+    frames = [number for number, line in enumerate(lines) if PLACE.match(line)]
+    if not frames:
+        return None
+    for line in lines[frames[-1] + 1 :]:
+        if line.startswith("    "):
+            continue  # the frame's source line
+        match = _EXCEPTION.match(line)
+        return (match[1], match[2] or "") if match else None
+    return None
 
 
 def without_own_frames(error: BaseException, trace: Any) -> Any:
-    """Return the part of a traceback that is the program's own; all of it where there is none."""
+    """Return the part of a traceback after the launcher's frames; all of it if the program has no frame."""
     users = trace
     while users is not None and is_own_file(users.tb_frame.f_code.co_filename):
         users = users.tb_next
@@ -80,7 +108,7 @@ def without_own_frames(error: BaseException, trace: Any) -> Any:
 
 
 def hide_own_frames() -> None:
-    """Let the interpreter show the traceback as if the launcher were not there."""
+    """Make the interpreter print tracebacks without the launcher's frames."""
     hook = sys.excepthook
 
     def show(kind: Any, value: Any, trace: Any) -> None:
@@ -90,51 +118,66 @@ def hide_own_frames() -> None:
     sys.excepthook = show
 
 
-def record_exception(error: BaseException, path: str, about: dict[str, Any]) -> None:
-    """Write the error file, unless the script wrote one itself or ends well."""
-    code: Any = 1
-    if isinstance(error, SystemExit):
-        code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
-        if code == 0:
-            return
-    if os.path.exists(path):
-        return
-    import traceback
+def record_exception(error: BaseException, path: str, about: Mapping[str, Any]) -> None:
+    """Write a rank's error file, unless the script wrote one or exits with code 0.
 
-    kind, message = _name_exception(error)
-    shown = error
+    ``about``: the rank, its local rank and the number of restarts, as in the worker's own record.
+    """
+    code = _find_exit_code(error)
+    if code == 0 or os.path.exists(path):
+        return
+
+    kind, message = _describe_exception(error)
+    explained = error
     if isinstance(error, SystemExit) and not isinstance(error.code, str):
-        message, shown = _explain_exit(error)
-    if isinstance(shown, PermissionError):
-        message += explain_permission(shown)
-    trace = traceback.format_exception(type(shown), shown, without_own_frames(shown, shown.__traceback__))
-    text = fold_libraries("".join(trace))[-16384:]
-    record = {"type": kind, "message": message, "traceback": text, "exitCode": code & 255}
-    record.update(rank=about["rank"], localRank=about["localRank"], restart=about["restart"], time=time.time())
+        message, explained = _explain_exit(error)
+    if isinstance(explained, PermissionError):
+        message += explain_permission(explained)
+    frames = without_own_frames(explained, explained.__traceback__)
+    trace = "".join(traceback.format_exception(type(explained), explained, frames))
+    record = {
+        "type": kind,
+        "message": message,
+        "traceback": fold_libraries(trace)[-_RECORDED_LIMIT:],
+        "exitCode": code & 255,
+        "rank": about["rank"],
+        "localRank": about["localRank"],
+        "restart": about["restart"],
+        "time": time.time(),
+    }
     try:
         write_json(path, record)
     except OSError:
         pass  # a full disk must not hide the exception itself
 
 
-def _name_exception(error: BaseException) -> tuple[str, str]:
-    """Return an exception's type, with its module unless that is known to all, and its message."""
+def _find_exit_code(error: BaseException) -> int:
+    """Return the exit code with which the interpreter ends for an uncaught exception."""
+    if not isinstance(error, SystemExit):
+        return 1
+    if error.code is None:
+        return 0
+    return error.code if isinstance(error.code, int) else 1
+
+
+def _describe_exception(error: BaseException) -> tuple[str, str]:
+    """Return an exception's type, with its module unless that is builtins or the script, and its message."""
     kind = type(error)
-    place = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
     try:
         message = str(error)
-    except Exception:
+    except Exception:  # the script's own __str__ may raise anything
         message = "<the exception cannot be shown>"
-    if len(message) > 2 * _MESSAGE_PART:  # a helper's whole traceback says at its end what went wrong
+    if len(message) > 2 * _MESSAGE_PART:  # a helper's whole traceback has the reason at its end
         message = f"{message[:_MESSAGE_PART]}\n...\n{message[-_MESSAGE_PART:]}"
-    return place + kind.__qualname__, message
+    return module + kind.__qualname__, message
 
 
 def _explain_exit(error: SystemExit) -> tuple[str, BaseException]:
-    """Return why a script ended itself with a mere number, and whose traceback shows it.
+    """Return why a script exited with a mere number, and the exception whose traceback shows it.
 
-    Many wrappers (hydra's is one) write what went wrong to the log, and then exit: the exception they had caught is
-    the cause, and tells a secondary failure from a root cause.
+    Many wrappers, such as hydra's, log an exception and then exit. The caught exception is the cause, and
+    distinguishes a secondary failure from a root cause.
     """
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
@@ -145,7 +188,7 @@ def _explain_exit(error: SystemExit) -> tuple[str, BaseException]:
             return message.strip(), error
     caught = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if isinstance(caught, Exception):
-        return ": ".join(filter(None, _name_exception(caught))), caught
+        return ": ".join(filter(None, _describe_exception(caught))), caught
     return str(error), error
 
 
@@ -153,13 +196,13 @@ def explain_permission(error: PermissionError) -> str:
     """Return who was denied what: the process's user and groups, and the owner and mode of the path."""
     groups = ",".join(map(str, sorted({os.getegid(), *os.getgroups()})))
     process = f"process of uid {os.geteuid()}, groups {groups}"
-    place = os.path.abspath(error.filename) if isinstance(error.filename, str) else "/"
-    while place != "/":
+    path = os.path.abspath(error.filename) if isinstance(error.filename, str) else "/"
+    while path != "/":
         try:
-            found = os.stat(place)
+            status = os.stat(path)
         except OSError:
-            place = os.path.dirname(place)  # what was to be made is not there; its folder is
+            path = os.path.dirname(path)  # a path that could not be created: its folder decides
             continue
-        mode = f"mode {found.st_mode & 0o7777:04o}"
-        return f" ({process}; {place} is owned by uid {found.st_uid}, group {found.st_gid}, {mode})"
+        mode = f"mode {status.st_mode & 0o7777:04o}"
+        return f" ({process}; {path} is owned by uid {status.st_uid}, group {status.st_gid}, {mode})"
     return f" ({process})"

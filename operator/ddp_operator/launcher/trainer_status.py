@@ -1,6 +1,6 @@
-"""The progress that a script posts as it would to Kubeflow's Trainer (KEP-2779), for those that do so by themselves.
+"""Endpoint for the progress that a script posts in the format of Kubeflow's Trainer (KEP-2779).
 
-Hugging Face's Trainer does, where it finds the two variables that the shim sets. Only who knows the pod's token may.
+Hugging Face's Trainer posts if the two variables that the shim sets exist. A request needs the pod's token.
 """
 
 import hmac
@@ -8,7 +8,7 @@ import json
 import os
 import re
 import time
-from typing import Any
+from typing import Any, Mapping
 
 from .contract import TRAINER_STATUS_FILE
 from .files import log, write_json
@@ -32,20 +32,23 @@ _NAMES = {
 _GROUPS = {name: group for group, names in _NAMES.items() for name in names}
 
 
-class _Rank:
-    """What a process of a rank has posted."""
+class _PostedProgress:
+    """The progress that one process of a rank has posted. ``process``: its pid, as in the request's path."""
 
     def __init__(self, process: bytes, progress: LogProgress) -> None:
-        self.process, self.progress = process, progress
-        self._total = ""
+        self.process = process
+        self.progress = progress
+        self._total_steps = ""
 
     def complete(self, groups: dict[str, str]) -> dict[str, str]:
-        """Return what was posted with a step: where none is ever named, the percents are the steps."""
+        """Add a step to a status without one. If the process never posts total steps, percents count as steps."""
         percent = groups.pop("percent", "0")
-        self._total = groups.get("totalSteps", self._total)
-        if "step" not in groups and percent == "100" and self._total:
-            groups["step"] = self._total  # Hugging Face's last word names none
-        elif "step" not in groups and percent != "0" and not self._total:
+        self._total_steps = groups.get("totalSteps", self._total_steps)
+        if "step" in groups:
+            return groups
+        if percent == "100" and self._total_steps:
+            groups["step"] = self._total_steps  # the last status of Hugging Face's Trainer has no step
+        elif percent != "0" and not self._total_steps:
             groups.update(step=percent, totalSteps="100")
         return groups
 
@@ -56,10 +59,10 @@ class TrainerStatus:
     def __init__(self, pod: Pod) -> None:
         self._pod = pod
         self._token = os.urandom(16).hex()
-        self._ranks: dict[bytes, _Rank] = {}
+        self._posted: dict[bytes, _PostedProgress] = {}  # by local rank
 
     def offer(self, port: int) -> None:
-        """Let the workers know where it is."""
+        """Write the port and the token to the files from which workers read them."""
         path = os.path.join(self._pod.runtime, "token")
         try:
             with open(path, "w", encoding="ascii", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
@@ -69,9 +72,10 @@ class TrainerStatus:
             log(f"scripts cannot post their progress: cannot write {path}: {error.strerror}")
 
     def receive(self, path: bytes, head: bytes, body: bytes) -> str:
-        """Take in what a rank posts. Returns the status line of the reply."""
-        place, bearer = _PATH.fullmatch(path), _BEARER.search(head)
-        if not place or int(place[1]) >= self._pod.nproc_per_node:
+        """Handle a posted status. Returns the status line of the response."""
+        match = _PATH.fullmatch(path)
+        bearer = _BEARER.search(head)
+        if not match or int(match[1]) >= self._pod.nproc_per_node:
             return "404 Not Found"
         if not bearer or not hmac.compare_digest(bearer[1], self._token.encode()):
             return "403 Forbidden"
@@ -79,18 +83,38 @@ class TrainerStatus:
             groups = _read_status(json.loads(body)["trainerStatus"])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return "422 Unprocessable Entity"
-        former = self._ranks.get(place[1])
-        if former is None or former.process != place[2]:
-            progress = former.progress.restarted() if former else LogProgress([], self._pod.epochs, per_epoch=False)
-            former = self._ranks[place[1]] = _Rank(place[2], progress)
-        if former.progress.take(former.complete(groups), time.time()):
-            write_page(self._pod, int(place[1]), former.progress, "post")
+
+        posted = self._find_progress(local_rank=match[1], process=match[2])
+        if posted.progress.take(posted.complete(groups), time.time()):
+            write_page(self._pod, int(match[1]), posted.progress, "post")
         return "200 OK"
 
+    def _find_progress(self, local_rank: bytes, process: bytes) -> _PostedProgress:
+        """Return the progress of a rank's process; a new process of the rank gets new counters."""
+        posted = self._posted.get(local_rank)
+        if posted is not None and posted.process == process:
+            return posted
+        if posted is not None:
+            progress = posted.progress.restarted()
+        else:
+            progress = LogProgress([], self._pod.epochs, per_epoch=False)
+        posted = _PostedProgress(process, progress)
+        self._posted[local_rank] = posted
+        return posted
 
-def _read_status(status: dict[str, Any]) -> dict[str, str]:
-    """Return what a trainerStatus says, by the names of LOG_GROUPS, and its ``percent``."""
-    named = {re.sub(r"[^a-z]", "", str(one["name"]).lower()): str(one["value"]) for one in status.get("metrics") or ()}
+
+def _read_status(status: Mapping[str, Any]) -> dict[str, str]:
+    """Return the values of a trainerStatus by the names of LOG_GROUPS, and its ``percent``.
+
+    Raises: KeyError, TypeError or AttributeError for a document of another form.
+    """
+    groups = {}
+    for metric in status.get("metrics") or ():
+        name = re.sub(r"[^a-z]", "", str(metric["name"]).lower())
+        value = str(metric["value"])
+        if name in _GROUPS:
+            groups[_GROUPS[name]] = value
     percent = status.get("progressPercentage")
-    groups = {_GROUPS[name]: value for name, value in named.items() if name in _GROUPS}
-    return groups if percent is None else {**groups, "percent": str(percent)}
+    if percent is not None:
+        groups["percent"] = str(percent)
+    return groups

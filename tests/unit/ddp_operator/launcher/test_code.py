@@ -35,14 +35,14 @@ def packed(tmp_path: Path, requirements: str | None = None) -> CodeConfig:
 
 
 def tar(*members: tarfile.TarInfo) -> bytes:
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as archive:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
         for member in members:
             archive.addfile(member, io.BytesIO(bytes(member.size)))
-    return made.getvalue()
+    return content.getvalue()
 
 
-def test_the_folder_is_as_it_was_packed(tmp_path: Path) -> None:
+def test_unpacked_folder_equals_packed_folder(tmp_path: Path) -> None:
     source = tmp_path / "source"
     write(source, {"train.py": "print(1)", "pkg/sub/model.py": "x" * 5000, "run.sh": "", "empty": ""})
     (source / "run.sh").chmod(0o755)
@@ -55,22 +55,22 @@ def test_the_folder_is_as_it_was_packed(tmp_path: Path) -> None:
     assert os.access(copy / "run.sh", os.X_OK)
     assert not os.access(copy / "empty", os.X_OK)
     assert os.readlink(copy / "pkg" / "link") == "../train.py"
-    assert unpack(code) == 5  # over what is there
+    assert unpack(code) == 5, "a second pod replaces the files"
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, lzma.compress])
-def test_either_compression_is_read_and_another_archive_refused(tmp_path: Path, compress: object) -> None:
+def test_both_compressions_are_read_and_other_digest_is_refused(tmp_path: Path, compress: object) -> None:
     assert callable(compress)
     content = tar(tarfile.TarInfo("train.py"))
     code = config(tmp_path, compress(content), hashlib.sha256(content).hexdigest())
     assert unpack(code) == 1
     (tmp_path / "code.tar.gz").write_bytes(compress(content + bytes(512)))
-    with pytest.raises(PodSetupError, match="is not what was submitted") as refusal:
+    with pytest.raises(PodSetupError, match="is not the submitted archive") as refusal:
         unpack(code)
     assert refusal.value.exit_code == 81
 
 
-def test_an_archive_that_is_missing_or_damaged_is_told(tmp_path: Path) -> None:
+def test_missing_or_damaged_archive_is_reported(tmp_path: Path) -> None:
     content = gzip.compress(tar(tarfile.TarInfo("train.py")))
     code = config(tmp_path, content[: len(content) // 2], "0" * 64)
     with pytest.raises(PodSetupError, match="is damaged"):
@@ -79,14 +79,15 @@ def test_an_archive_that_is_missing_or_damaged_is_told(tmp_path: Path) -> None:
     with pytest.raises(PodSetupError, match="is damaged"):
         unpack(code)
     Path(code.archive).unlink()
-    with pytest.raises(PodSetupError, match="cannot be read: No such file or directory") as refusal:
+    with pytest.raises(PodSetupError, match=r"^cannot read the code archive .*: No such file or directory") as refusal:
         unpack(code)
     assert refusal.value.exit_code == 81
 
 
 def link(name: str, target: str) -> tarfile.TarInfo:
     member = tarfile.TarInfo(name)
-    member.type, member.linkname = tarfile.SYMTYPE, target
+    member.type = tarfile.SYMTYPE
+    member.linkname = target
     return member
 
 
@@ -117,7 +118,8 @@ def device() -> tarfile.TarInfo:
 def test_nothing_is_written_outside_of_the_folder(tmp_path: Path, members: list[tarfile.TarInfo]) -> None:
     content = tar(*members)
     code = config(tmp_path, gzip.compress(content), hashlib.sha256(content).hexdigest())
-    with pytest.raises(PodSetupError, match=r"leaves the folder|neither a file nor a link|below it|in it twice"):
+    problems = r"outside of the folder|neither a file nor a link|is below a file|train.py twice"
+    with pytest.raises(PodSetupError, match=problems):
         unpack(code)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["code.tar.gz", "workspace"]
     assert not [*tmp_path.glob("outside*"), *tmp_path.parent.glob("outside*"), *Path("/tmp").glob("ddp-outside")]
@@ -133,52 +135,52 @@ def test_archive_beyond_limits_is_refused_before_anything_is_written(
     for name, limit in (("_MOST_BYTES", 4999), ("_MOST_MEMBERS", 1)):
         with monkeypatch.context() as patch:
             patch.setattr(f"ddp_operator.launcher.code.{name}", limit)
-            with pytest.raises(PodSetupError, match="it has more than"):
+            with pytest.raises(PodSetupError, match="the archive has more than"):
                 unpack(code)
     assert list(Path(code.folder).iterdir()) == []
     assert unpack(code) == 2
 
 
-def test_link_that_was_in_folder_before_does_not_lead_out_of_it(tmp_path: Path) -> None:
+def test_link_of_former_pod_does_not_lead_out_of_folder(tmp_path: Path) -> None:
     content = tar(tarfile.TarInfo("sub/deep/file"))
     code = config(tmp_path, gzip.compress(content), hashlib.sha256(content).hexdigest())
     (tmp_path / "outside").mkdir()
     Path(code.folder, "sub").symlink_to(tmp_path / "outside")
-    with pytest.raises(PodSetupError, match="sub/deep/file leaves the folder"):
+    with pytest.raises(PodSetupError, match="sub/deep/file is outside of the folder"):
         unpack(code)
     assert list((tmp_path / "outside").iterdir()) == []
 
 
 def test_other_archive_than_submitted_writes_nothing(tmp_path: Path) -> None:
     code = config(tmp_path, gzip.compress(tar(tarfile.TarInfo("train.py"))), "0" * 64)
-    with pytest.raises(PodSetupError, match="is not what was submitted"):
+    with pytest.raises(PodSetupError, match="is not the submitted archive"):
         unpack(code)
     assert list(Path(code.folder).iterdir()) == []
 
 
-def test_a_full_disk_is_worth_another_try(tmp_path: Path) -> None:
+def test_full_disk_is_retryable(tmp_path: Path) -> None:
     content = tar(tarfile.TarInfo("train.py"))
     code = config(tmp_path, gzip.compress(content), hashlib.sha256(content).hexdigest())
     (tmp_path / "workspace").rmdir()
     (tmp_path / "workspace").symlink_to("/dev/full")
-    with pytest.raises(PodSetupError, match="cannot be unpacked") as refusal:
+    with pytest.raises(PodSetupError, match="cannot unpack the code") as refusal:
         unpack(code)
     assert refusal.value.exit_code == 82
 
 
-def test_packages_are_installed_beside_those_that_are_there(
+def test_packages_are_installed_beside_packages_of_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "")
     monkeypatch.setenv("PATH", os.environ["PATH"])
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     make_wheel(tmp_path / "source" / "wheels" / "ddp_tiny-1.5-py3-none-any.whl", "ddp_tiny", "1.5")
-    # PyYAML is there, and not installed again: there is no index that has it.
+    # PyYAML is installed already: pip has no index from which to install it again.
     write(tmp_path / "source", {"requirements.txt": "./wheels/ddp_tiny-1.5-py3-none-any.whl\npyyaml>=5\n"})
     code = packed(tmp_path, "requirements.txt")
     prepare_code(code, [])
     log = capfd.readouterr().err
-    assert "the code" in log
+    assert "unpacked code" in log
     assert "Successfully installed ddp_tiny-1.5" in log.replace("ddp-tiny", "ddp_tiny")
     seen = subprocess.run(
         [sys.executable, "-c", "import ddp_tiny, yaml; print(ddp_tiny.VERSION, ddp_tiny.__file__)"],
@@ -188,7 +190,7 @@ def test_packages_are_installed_beside_those_that_are_there(
     assert os.environ["PATH"].startswith(f"{code.packages}/venv/bin:")
 
 
-def test_a_package_that_cannot_be_installed_is_the_users_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_without_distribution_is_user_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     write(tmp_path / "source", {"requirements.txt": "ddp-no-such-package==1\n"})
     code = packed(tmp_path, "requirements.txt")
@@ -199,7 +201,7 @@ def test_a_package_that_cannot_be_installed_is_the_users_error(tmp_path: Path, m
     assert "ERROR" in refusal.value.output
 
 
-def test_pip_ends_when_the_pod_is_asked_to_stop(tmp_path: Path) -> None:
+def test_signal_stops_pip(tmp_path: Path) -> None:
     write(tmp_path / "source", {"requirements.txt": ""})
     code = packed(tmp_path, "requirements.txt")
     unpack(code)
@@ -208,7 +210,7 @@ def test_pip_ends_when_the_pod_is_asked_to_stop(tmp_path: Path) -> None:
     assert end.value.exit_code == 85
 
 
-def test_requirements_that_were_not_packed_are_told(tmp_path: Path) -> None:
+def test_missing_requirements_file_is_reported(tmp_path: Path) -> None:
     write(tmp_path / "source", {"train.py": ""})
-    with pytest.raises(PodSetupError, match=r"no requirements\.txt in the code"):
+    with pytest.raises(PodSetupError, match=r"the submitted code has no requirements\.txt"):
         prepare_code(packed(tmp_path, "requirements.txt"), [])

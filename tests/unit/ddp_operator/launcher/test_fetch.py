@@ -1,4 +1,4 @@
-"""Inputs are fetched once and whole, from servers that cut, change and fail, to disks that are full or not ours."""
+"""Fetching inputs: interrupted connections, changed files, failing servers, and disks that are full or not writable."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def server() -> Iterator[FileServer]:
-    with serve_file(serve_bytes(DATA)) as found:
-        yield found
+    with serve_file(serve_bytes(DATA)) as server:
+        yield server
 
 
 def bring(root: Path, url: str, **changes: Any) -> InputState:
     """Fetch one input as a pod does."""
     item = InputState(name="data", url=url, root=str(root), key="data-1", **changes)
-    one = Fetch(item)
-    one.find()
-    one.run()
+    work = Fetch(item)
+    work.find()
+    work.run()
     return item
 
 
 def refuse(root: Path, url: str, **changes: Any) -> FetchError:
-    """Return why an input cannot be fetched; nothing of it may be found then."""
+    """Return why an input cannot be fetched; its folder must not exist then."""
     with pytest.raises(FetchError) as caught:
         bring(root, url, **changes)
     assert not (root / "ddp-inputs" / "data-1").exists()
@@ -62,8 +62,8 @@ def content(root: Path, name: str = "data.bin") -> bytes:
     return (root / "ddp-inputs" / "data-1" / "data" / name).read_bytes()
 
 
-class TestFromAWebServer:
-    def test_a_file_comes_whole_with_a_record_beside_it(self, tmp_path: Path, server: FileServer) -> None:
+class TestWebServer:
+    def test_file_is_fetched_with_record(self, tmp_path: Path, server: FileServer) -> None:
         item = bring(tmp_path, f"{server.url}/some/data.bin?signature=secret", checksum=SHA)
         assert content(tmp_path) == DATA
         record = json.loads((tmp_path / "ddp-inputs" / "data-1" / "record.json").read_text())
@@ -71,27 +71,27 @@ class TestFromAWebServer:
         assert (record["bytes"], record["checksum"]) == (len(DATA), SHA)
         assert (item.phase, item.bytes, item.total) == ("Fetched", len(DATA), len(DATA))
 
-    def test_what_is_there_is_not_asked_for_again(self, tmp_path: Path, server: FileServer) -> None:
+    def test_fetched_input_is_not_requested_again(self, tmp_path: Path, server: FileServer) -> None:
         bring(tmp_path, f"{server.url}/data.bin")
         before = len(server.requests)
         assert bring(tmp_path, f"{server.url}/data.bin").etag == '"v1"'
         assert len(server.requests) == before
 
-    def test_a_connection_that_is_cut_is_continued_where_it_ended(self, tmp_path: Path, server: FileServer) -> None:
+    def test_interrupted_connection_resumes_at_its_offset(self, tmp_path: Path, server: FileServer) -> None:
         server.cuts = [1_000_000, 500_000]
         bring(tmp_path, f"{server.url}/data.bin")
         assert content(tmp_path) == DATA
         assert server.starts == [0, 1_000_000, 1_500_000]
         assert server.sent == len(DATA) + 1
 
-    def test_the_next_pod_goes_on_where_one_was_killed(self, tmp_path: Path, server: FileServer) -> None:
+    def test_next_pod_resumes_interrupted_fetch(self, tmp_path: Path, server: FileServer) -> None:
         server.cuts, server.statuses = [1_000_000], [0, 0, *[503] * 7]
         assert refuse(tmp_path, f"{server.url}/data.bin").retryable
         bring(tmp_path, f"{server.url}/data.bin")
         assert content(tmp_path) == DATA
         assert server.sent == len(DATA) + 2
 
-    def test_a_file_that_changes_in_between_is_fetched_anew(self, tmp_path: Path, server: FileServer) -> None:
+    def test_file_changed_between_fetches_is_fetched_from_start(self, tmp_path: Path, server: FileServer) -> None:
         server.cuts, server.statuses = [1_000_000], [0, 0, *[503] * 7]
         refuse(tmp_path, f"{server.url}/data.bin")
         newer = os.urandom(len(DATA))
@@ -99,7 +99,7 @@ class TestFromAWebServer:
         bring(tmp_path, f"{server.url}/data.bin")
         assert content(tmp_path) == newer
 
-    def test_a_file_that_changes_while_it_comes_is_never_mixed(self, tmp_path: Path, server: FileServer) -> None:
+    def test_file_changed_during_fetch_is_never_mixed(self, tmp_path: Path, server: FileServer) -> None:
         newer, old = os.urandom(len(DATA)), server.content
 
         def change(start: int, count: int) -> bytes:
@@ -112,17 +112,17 @@ class TestFromAWebServer:
         assert content(tmp_path) == newer
 
     @pytest.mark.parametrize("changes", [{"ranges": False}, {"etag": ""}])
-    def test_where_nothing_can_be_continued_it_begins_anew(self, tmp_path: Path, changes: dict[str, Any]) -> None:
+    def test_fetch_restarts_if_server_cannot_resume(self, tmp_path: Path, changes: dict[str, Any]) -> None:
         with serve_file(serve_bytes(DATA, cuts=[1_000_000], **changes)) as server:
             bring(tmp_path, f"{server.url}/data.bin")
         assert content(tmp_path) == DATA
 
-    def test_an_empty_file_is_a_file(self, tmp_path: Path) -> None:
+    def test_empty_file_is_fetched(self, tmp_path: Path) -> None:
         with serve_file(serve_bytes(b"")) as server:
             assert bring(tmp_path, f"{server.url}/data.bin").phase == "Fetched"
         assert content(tmp_path) == b""
 
-    def test_a_server_that_is_busy_is_asked_again(self, tmp_path: Path, server: FileServer) -> None:
+    def test_busy_server_is_retried(self, tmp_path: Path, server: FileServer) -> None:
         server.statuses = [503, 429, 0, 500]
         bring(tmp_path, f"{server.url}/data.bin")
         assert content(tmp_path) == DATA
@@ -130,65 +130,63 @@ class TestFromAWebServer:
     @pytest.mark.parametrize(
         ("status", "reason"), [(404, "NotFound"), (410, "NotFound"), (401, "AccessDenied"), (403, "AccessDenied")]
     )
-    def test_a_final_refusal_is_not_tried_again(
-        self, tmp_path: Path, server: FileServer, status: int, reason: str
-    ) -> None:
+    def test_final_status_is_not_retried(self, tmp_path: Path, server: FileServer, status: int, reason: str) -> None:
         server.statuses = [status]
         error = refuse(tmp_path, f"{server.url}/data.bin?signature=secret")
         assert (error.reason, error.retryable, len(server.requests)) == (reason, False, 1)
         assert str(status) in str(error)
         assert "secret" not in str(error)
 
-    def test_a_host_that_cannot_be_resolved_may_be_later(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_unresolved_host_is_retryable(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(*_: Any, **__: Any) -> Any:
             raise socket.gaierror(-2, "Name or service not known")
 
         monkeypatch.setattr(socket, "getaddrinfo", fail)
         error = refuse(tmp_path, "http://nowhere.example/data.bin")
         assert (error.reason, error.retryable) == ("Unreachable", True)
-        assert "the host nowhere.example cannot be resolved" in str(error)
+        assert "the host nowhere.example does not resolve" in str(error)
 
-    def test_a_password_stays_with_the_host_that_was_named(
+    def test_redirect_does_not_receive_authorization(
         self, tmp_path: Path, server: FileServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("DDP_INPUTS_0_HTTP_AUTHORIZATION", "Bearer me")
         with serve_file(serve_bytes(b"", redirect=f"{server.url}/data.bin")) as first:
             bring(tmp_path, f"{first.url}/data.bin", secret="DDP_INPUTS_0_")
         assert first.headers[0]["Authorization"] == "Bearer me"
-        assert all("Authorization" not in one for one in server.headers)
+        assert all("Authorization" not in headers for headers in server.headers)
         assert "HTTP_AUTHORIZATION" not in os.environ
 
 
 class TestChecksum:
-    def test_of_another_file_ends_it_and_leaves_nothing(self, tmp_path: Path, server: FileServer) -> None:
+    def test_mismatch_fails_and_removes_file(self, tmp_path: Path, server: FileServer) -> None:
         error = refuse(tmp_path, f"{server.url}/data.bin", checksum=f"sha256:{'0' * 64}")
         assert (error.reason, error.retryable) == ("ChecksumMismatch", False)
         assert SHA in str(error)
         assert not (tmp_path / "ddp-inputs" / "data-1.part" / "data" / "data.bin").exists()
 
-    def test_lets_a_cut_be_continued_without_any_tag(self, tmp_path: Path) -> None:
+    def test_checksum_allows_resume_without_etag(self, tmp_path: Path) -> None:
         with serve_file(serve_bytes(DATA, etag="", cuts=[1_000_000])) as server:
             bring(tmp_path, f"{server.url}/data.bin", checksum=SHA)
         assert server.starts == [0, 1_000_000]
 
-    def test_of_a_folder_is_refused(self, tmp_path: Path) -> None:
+    def test_checksum_of_folder_is_unsupported(self, tmp_path: Path) -> None:
         for name in "ab":
             (tmp_path / name).touch()
         assert refuse(tmp_path / "claim", f"file://{tmp_path}", checksum=SHA).reason == "Unsupported"
 
 
 class TestDisk:
-    def test_without_room_nothing_is_begun(
+    def test_missing_space_fails_before_download(
         self, tmp_path: Path, server: FileServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         usage = fetch.shutil.disk_usage(tmp_path)._replace(free=20_000_000 - len(DATA))
         monkeypatch.setattr(fetch.shutil, "disk_usage", lambda path: usage)
         error = refuse(tmp_path, f"{server.url}/data.bin")
         assert (error.reason, error.retryable) == ("NoSpace", False)
-        assert "3.0 MB are missing, and 17.0 MB are free" in str(error)
-        assert [asked for _, asked in server.requests] == ["bytes=0-0"]
+        assert "3.0 MB to fetch, 17.0 MB free" in str(error)
+        assert [value for _, value in server.requests] == ["bytes=0-0"]
 
-    def test_that_is_full_in_between_says_so(self, tmp_path: Path, server: FileServer) -> None:
+    def test_full_disk_during_download_reports_no_space(self, tmp_path: Path, server: FileServer) -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
         try:
@@ -197,7 +195,7 @@ class TestDisk:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert (error.reason, error.retryable) == ("NoSpace", False)
 
-    def test_that_may_not_be_written_says_whose_it_must_be(self, server: FileServer) -> None:
+    def test_unwritable_claim_hints_at_fs_group(self, server: FileServer) -> None:
         error = refuse(Path("/proc/sys"), f"{server.url}/data.bin")
         assert (error.reason, error.retryable) == ("NotWritable", False)
         assert "fsGroup" in error.hint
@@ -205,7 +203,7 @@ class TestDisk:
 
 
 class TestSharing:
-    def test_two_that_want_the_same_fetch_it_once(self, tmp_path: Path, server: FileServer) -> None:
+    def test_two_pods_fetch_same_input_once(self, tmp_path: Path, server: FileServer) -> None:
         gate, inner = threading.Event(), server.content
 
         def wait(start: int, count: int) -> bytes:
@@ -217,7 +215,7 @@ class TestSharing:
         threads = [threading.Thread(target=bring, args=(tmp_path, f"{server.url}/data.bin")) for _ in range(2)]
         for thread in threads:
             thread.start()
-        while len(server.requests) < 3:  # both have asked for the size, and one for the file
+        while len(server.requests) < 3:  # both have requested the size, and one the file
             threading.Event().wait(0.01)
         gate.set()
         for thread in threads:
@@ -227,7 +225,7 @@ class TestSharing:
 
 
 class TestOtherSources:
-    def test_a_folder_comes_with_all_below_it(self, tmp_path: Path) -> None:
+    def test_folder_is_fetched_with_subfolders(self, tmp_path: Path) -> None:
         source = tmp_path / "source"
         (source / "deep" / "er").mkdir(parents=True)
         (source / "one").write_text("1")
@@ -235,7 +233,7 @@ class TestOtherSources:
         assert bring(tmp_path, f"file://{source}").bytes == 3
         assert (content(tmp_path, "one"), content(tmp_path, "deep/er/two")) == (b"1", b"22")
 
-    def test_a_prefix_of_a_storage_likewise(self, tmp_path: Path) -> None:
+    def test_storage_prefix_is_fetched_with_subfolders(self, tmp_path: Path) -> None:
         system, _ = sources.open_storage("memory://bucket")
         system.pipe({"/bucket/set/one": b"1", "/bucket/set/deep/two": b"22", "/bucket/other": b"x"})
         assert bring(tmp_path, "memory://bucket/set").bytes == 3
@@ -243,23 +241,23 @@ class TestOtherSources:
         with pytest.raises(FileNotFoundError):
             content(tmp_path, "other")
 
-    def test_one_file_of_a_storage_has_its_own_name(self, tmp_path: Path) -> None:
+    def test_storage_file_keeps_its_name(self, tmp_path: Path) -> None:
         system, _ = sources.open_storage("memory://bucket")
         system.pipe({"/bucket/model.pt": DATA})
         bring(tmp_path, "memory://bucket/model.pt", checksum=SHA)
         assert content(tmp_path, "model.pt") == DATA
 
     @pytest.mark.parametrize("url", ["file://" + "/no/such/place", "memory://no/such"])
-    def test_one_that_is_not_there_is_not_found(self, tmp_path: Path, url: str) -> None:
+    def test_missing_source_is_not_found(self, tmp_path: Path, url: str) -> None:
         assert refuse(tmp_path, url).reason == "NotFound"
 
-    def test_a_plug_in_that_is_missing_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_plugin_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "gcsfs", None)
         error = refuse(tmp_path, "gs://bucket/data")
         assert (error.reason, error.retryable) == ("Unsupported", False)
         assert "gcsfs" in str(error)
 
-    def test_a_name_that_leaves_its_folder_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_path_outside_of_folder_is_unsupported(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sources.InputSource, "list", lambda self: [sources.File("../../x", 1, "t")])
         assert refuse(tmp_path, "file://" + "/tmp").reason == "Unsupported"
 
@@ -278,7 +276,7 @@ class TestPod:
         )
         return ran.returncode, message.read_text(), ran.stderr
 
-    def test_says_at_its_end_what_there_is(self, tmp_path: Path, server: FileServer) -> None:
+    def test_termination_message_lists_fetched_inputs(self, tmp_path: Path, server: FileServer) -> None:
         code, message, log = self.run(tmp_path, f"{server.url}/a", f"{server.url}/b")
         ended = parse_termination(code, text=message)
         assert code == 0
@@ -288,7 +286,7 @@ class TestPod:
         ]
         assert "input in1: fetching 3.0 MB" in log
 
-    def test_says_what_is_missing_before_it_fetches_anything(self, tmp_path: Path, server: FileServer) -> None:
+    def test_missing_input_fails_before_any_download(self, tmp_path: Path, server: FileServer) -> None:
         server.statuses = [0, 404]
         code, message, _ = self.run(tmp_path, f"{server.url}/a", f"{server.url}/b")
         ended = parse_termination(code, text=message)
@@ -296,7 +294,7 @@ class TestPod:
         assert ended.message.startswith("input in1: http")
         assert [(one.phase, one.reason) for one in ended.inputs] == [("Pending", ""), ("Failed", "NotFound")]
 
-    def test_shows_how_far_it_is_on_its_page(self, tmp_path: Path, server: FileServer) -> None:
+    def test_page_shows_progress(self, tmp_path: Path, server: FileServer) -> None:
         inner, pages = server.content, []
 
         def look(start: int, count: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Which programs find in a forked process what they have in a fresh interpreter. The process tier forks."""
+"""Which programs may run in a forked process instead of a fresh interpreter. The process tier forks."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_what_has_happened_in_the_server_may_stand_against_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_or_gpu_use_in_server_is_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_obstacle("code", "pass", threads=1) is None
-    assert "has 2 threads" in (find_obstacle("code", "pass", threads=2) or "")
+    assert "has left 2 threads" in (find_obstacle("code", "pass", threads=2) or "")
     monkeypatch.setattr(sys.modules["torch"].cuda, "_is_in_bad_fork", lambda: True, raising=False)
-    assert "the GPU was used" in (find_obstacle("code", "pass", threads=1) or "")
+    assert "has initialized the GPU" in (find_obstacle("code", "pass", threads=1) or "")
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_what_has_happened_in_the_server_may_stand_against_it(monkeypatch: pytes
         ("os.environ['CUDA_VISIBLE_DEVICES'] = '1'", None),
     ],
 )
-def test_a_variable_that_the_script_sets_before_the_import_is_seen(folder: Path, line: str, name: str | None) -> None:
+def test_variable_set_before_import_is_obstacle(folder: Path, line: str, name: str | None) -> None:
     (folder / "package").mkdir()
     for path in ("train.py", "package/train.py", "package/__main__.py"):
         (folder / path).write_text(f"import os\n{line}\nimport torch\n")
@@ -53,17 +53,17 @@ def test_a_variable_that_the_script_sets_before_the_import_is_seen(folder: Path,
 
 
 @pytest.mark.parametrize("shadow", ["json.py", "json/__init__.py"])
-def test_a_neighbour_with_the_name_of_an_imported_module_is_seen(folder: Path, shadow: str) -> None:
+def test_file_shadowing_imported_module_is_obstacle(folder: Path, shadow: str) -> None:
     (folder / "src" / "json").mkdir(parents=True)
     (folder / "src" / "train.py").write_text("")
     (folder / "train.py").symlink_to("src/train.py")
     assert find_obstacle("script", "train.py", threads=1) is None
     (folder / "src" / shadow).write_text("")
-    assert f"src/{shadow} stands in" in (find_obstacle("script", "train.py", threads=1) or "")
+    assert f"src/{shadow} shadows" in (find_obstacle("script", "train.py", threads=1) or "")
     assert find_obstacle("code", "pass", threads=1) is None
 
 
-def test_a_forked_rank_is_waited_for_as_a_popen_is() -> None:
+def test_forked_rank_is_waited_for_like_popen() -> None:
     with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read(); sys.exit(3)"], stdin=-1) as process:
         rank = ForkedRank(process.pid)
         assert rank.poll() is None
@@ -72,5 +72,5 @@ def test_a_forked_rank_is_waited_for_as_a_popen_is() -> None:
         assert process.stdin is not None
         process.stdin.close()
         assert (rank.wait(), rank.poll()) == (3, 3)
-        rank.send_signal(9)  # to nobody
+        rank.send_signal(9)  # ignored
         process.returncode = 3

@@ -24,7 +24,7 @@ from ddp_operator.launcher.contract import COMMENT_LAST_FAILURE
 from ddp_operator.launcher.failure_record import Failure, encode_message
 from ddp_operator.launcher.failure_rules import WorkerEnd
 from ddp_operator.launcher.files import write_json
-from ddp_operator.launcher.main import run_main
+from ddp_operator.launcher.main import main
 from ddp_operator.launcher.metrics import MetricsEndpoint, fetch_page, merge_pages, read_progress
 from ddp_operator.launcher.pod import (
     Pod,
@@ -37,7 +37,7 @@ from ddp_operator.launcher.pod import (
     read_pod,
 )
 from ddp_operator.launcher.supervisor import Supervisor
-from ddp_operator.launcher.worker import _OTHER_WAYS, GroupRecorder
+from ddp_operator.launcher.worker import _UNOBSERVED_MODULES, GroupRecorder
 from ddp_operator.launcher.worker_failure import examine_worker
 from ddp_operator.progress import parse_page
 from tests.support.launcher_config import CONFIG, encoded_config, launcher_pod
@@ -106,7 +106,7 @@ def test_a_configuration_is_read_as_it_was_written() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (None, "is not set; pods are started by the operator or `ddp run`"),
+        (None, "is not set; the operator and `ddp run` set it"),
         ("{", "cannot be read: JSONDecodeError: Expecting property name"),
         ("[]", "cannot be read: TypeError: "),
         ("{}", "cannot be read: KeyError: 'nodes'"),
@@ -127,7 +127,7 @@ def test_a_pod_without_a_configuration_ends_with_one_message(
     monkeypatch.delenv("DDP_LAUNCHER_CONFIG", raising=False)
     monkeypatch.setenv("DDP_RUNTIME_DIR", str(tmp_path / "runtime"))
     monkeypatch.setenv("DDP_TERMINATION_LOG", str(tmp_path / "message"))
-    assert run_main(["--", "-c", "pass"], []) == 81
+    assert main(["--", "-c", "pass"], []) == 81
     reported = json.loads((tmp_path / "message").read_text())
     assert (reported["category"], reported["exitCode"]) == ("UserError", 81)
     assert reported["message"].startswith("DDP_LAUNCHER_CONFIG is not set")
@@ -437,7 +437,7 @@ def recorded(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str, module
     (folder / "fake_groups.py").write_text(module)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setattr("ddp_operator.launcher.worker._GROUPS_MODULE", "fake_groups")
-    for name in ("fake_groups", *_OTHER_WAYS):
+    for name in ("fake_groups", *_UNOBSERVED_MODULES):
         monkeypatch.setitem(sys.modules, name, sys)  # so that it is as before at the end, whatever happens
         del sys.modules[name]
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Progress that is read from a rank's log: which patterns are taken, what they find, and that none can do harm."""
+"""Progress from a rank's log: valid patterns, the values that they find, and slow or broken patterns."""
 
 from __future__ import annotations
 
@@ -28,6 +28,12 @@ from tests.support.launcher_config import launcher_pod
 NOW = 1_700_000_000.0
 
 
+def record_worker(folder: str, local_rank: int, rank: int, pid: int = 1) -> None:
+    """Write a worker's record, as its shim does."""
+    path = os.path.join(folder, "workers", f"{local_rank}.json")
+    write_json(path, {"pid": pid, "rank": rank, "localRank": local_rank, "restart": 0})
+
+
 def progress(*patterns: str) -> LogProgress:
     return LogProgress([compile_log_pattern(pattern) for pattern in patterns])
 
@@ -48,18 +54,18 @@ def values(seen: LogProgress) -> dict[str, float]:
         ("(?P<step>a{99999999999999999999})", "is not a valid Python regular expression"),
     ],
 )
-def test_a_bad_pattern_is_refused_with_a_remedy(pattern: str, complaint: str) -> None:
+def test_invalid_pattern_is_refused_with_remedy(pattern: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=re.escape(complaint)) as refusal:
         compile_log_pattern(pattern)
     assert ";" in str(refusal.value)
 
 
-def test_every_group_becomes_a_series_that_the_operator_reads() -> None:
-    wanted = {value for name, value in vars(constants).items() if name.startswith("METRIC_")}
-    assert set(LOG_GROUPS.values()) <= wanted
+def test_every_group_has_series_that_operator_reads() -> None:
+    known = {value for name, value in vars(constants).items() if name.startswith("METRIC_")}
+    assert set(LOG_GROUPS.values()) <= known
 
 
-def test_groups_become_the_progress_of_the_status() -> None:
+def test_groups_become_progress_of_status() -> None:
     seen = progress(
         r"epoch (?P<epoch>\d+)/(?P<epochs>\d+) step (?P<step>[\d,]+)/(?P<totalSteps>[\d,]+) loss=(?P<loss>\S+)"
         r" (?P<samplesPerSecond>\S+) img/s",
@@ -74,7 +80,7 @@ def test_groups_become_the_progress_of_the_status() -> None:
     assert status.last_step_time == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
 
 
-def test_lines_may_come_in_pieces_in_colours_and_from_progress_bars() -> None:
+def test_partial_coloured_and_progress_bar_lines_are_read() -> None:
     seen = progress(r"^step (?P<step>\d+) loss (?P<loss>\S+)$")
     assert not seen.feed(b"step 1", NOW)
     assert seen.feed(b"7 loss \x1b[32m0.5\x1b[0m\n", NOW)
@@ -85,14 +91,14 @@ def test_lines_may_come_in_pieces_in_colours_and_from_progress_bars() -> None:
     }  # fmt: skip
 
 
-def test_steps_that_begin_anew_with_each_epoch_are_counted_on() -> None:
+def test_steps_restarting_each_epoch_are_accumulated() -> None:
     seen = progress(r"batch (?P<step>\d+)")
     for batch in (10, 20, 5, 10, 10):
         seen.feed(f"batch {batch}\n".encode(), NOW)
     assert values(seen)["ddp_steps_total"] == 1 + 10 + 1 + 5
 
 
-def test_what_is_no_number_is_left_out_and_nan_is_a_loss() -> None:
+def test_text_is_ignored_and_nan_is_valid_loss() -> None:
     seen = progress(r"step (?P<step>\S+) loss (?P<loss>\S+)")
     assert not seen.feed(b"step one loss ?\n", NOW)
     assert seen.feed(b"step inf loss nan\n", NOW)
@@ -102,7 +108,7 @@ def test_what_is_no_number_is_left_out_and_nan_is_a_loss() -> None:
     assert status.loss == "nan"
 
 
-def test_of_a_line_longer_than_anything_the_head_is_read() -> None:
+def test_head_of_endless_line_is_searched() -> None:
     seen = progress(r"^step (?P<step>\d+)")
     assert not seen.feed(b"step 3 " + b"x" * 70_000, NOW)
     assert seen.feed(b"x" * 70_000 + b"\n", NOW)
@@ -118,7 +124,7 @@ def test_of_a_line_longer_than_anything_the_head_is_read() -> None:
         (1, "", (65, None, None)),
     ],
 )
-def test_steps_of_an_epoch_become_those_of_the_run(
+def test_steps_of_epoch_become_steps_of_run(
     first: int, epochs: str, expected: tuple[int, int | None, str | None]
 ) -> None:
     seen = progress(r"epoch (?P<epoch>\d+)(?:/(?P<epochs>\d+))?: (?P<step>\d+)/(?P<totalSteps>\d+)")
@@ -128,7 +134,7 @@ def test_steps_of_an_epoch_become_those_of_the_run(
         assert status is not None
         assert status.step == step
         assert status.percent != "100.0%"
-        if not epochs:  # nobody has said yet whether this is the run's or an epoch's
+        if not epochs:  # it may be the end of the run or of an epoch
             assert (status.total_steps, status.percent) == (None, None)
     seen.feed(f"epoch {first + 1}{epochs}: 5/60\n".encode(), NOW)
     status = build_progress(values(seen))
@@ -140,7 +146,7 @@ def test_steps_of_an_epoch_become_those_of_the_run(
     assert (values(again)["ddp_step"], values(again)["ddp_steps_total"]) == (127, 1)
 
 
-def test_a_process_that_takes_anothers_place_has_no_step_until_it_has_said_its_epoch() -> None:
+def test_restarted_process_has_no_step_before_its_epoch_is_logged() -> None:
     seen = progress(
         r"step (?P<step>\d+)/(?P<totalSteps>\d+)", r"epoch (?P<epoch>\d+) begins", r"(?P<totalSteps>\d+) each"
     )
@@ -156,7 +162,7 @@ def test_a_process_that_takes_anothers_place_has_no_step_until_it_has_said_its_e
     assert values(again)["ddp_step"] == 14
 
 
-def test_a_step_that_goes_back_within_its_epoch_or_without_one_is_not_counted_on() -> None:
+def test_step_decreasing_within_epoch_is_not_accumulated() -> None:
     seen = progress(r"(?:epoch (?P<epoch>\d+) )?step (?P<step>\d+)/(?P<totalSteps>\d+)")
     for line in (b"epoch 1 step 9/10\n", b"epoch 1 step 2/10\n", b"step 1/10\n"):
         seen.feed(line, NOW)
@@ -174,7 +180,7 @@ def shown(seen: LogProgress, line: str) -> tuple[int | None, int | None, str | N
     return status.step, status.total_steps, status.percent
 
 
-def test_the_number_of_epochs_may_be_given_where_the_log_does_not_name_it() -> None:
+def test_configured_epochs_complete_log_without_them() -> None:
     seen = LogProgress([compile_log_pattern(EPOCH_LINE)], epochs=2)
     assert shown(seen, "epoch 1 step 60/60") == (60, 120, "50.0%")
     assert shown(seen, "epoch 2 step 60/60") == (60, 120, "50.0%")  # a number that is repeated is no new step
@@ -199,20 +205,20 @@ def test_the_number_of_epochs_may_be_given_where_the_log_does_not_name_it() -> N
         ("epoch 5/20 step 362/1200", (5162, 24000, "21.5%")),
     ],
 )
-def test_a_first_line_shows_whether_its_step_is_one_of_the_run_where_the_epochs_are_known(
+def test_first_line_with_known_epochs_decides_whether_step_is_of_run(
     line: str, expected: tuple[int | None, int | None, str | None]
 ) -> None:
     assert shown(progress(EPOCH_LINE), line) == expected
 
 
-def test_a_process_that_begins_in_a_later_epoch_of_an_unknown_number_has_no_step_yet() -> None:
+def test_process_starting_in_later_epoch_of_unknown_number_has_no_step() -> None:
     seen = progress(EPOCH_LINE)
     seen.feed(b"epoch 5 step 3/60\n", NOW)
     assert not {"ddp_step", "ddp_planned_steps"} & values(seen).keys()
     assert shown(seen, "epoch 6 step 1/60") == (301, None, None)
 
 
-def test_a_process_that_takes_anothers_place_in_a_later_epoch_has_no_step_while_it_may_be_of_an_epoch() -> None:
+def test_restarted_process_in_later_epoch_has_no_step_while_scope_is_unknown() -> None:
     seen = progress(EPOCH_LINE)
     assert shown(seen, "epoch 0 step 3/60") == (3, None, None)
     again = seen.restarted()
@@ -220,7 +226,7 @@ def test_a_process_that_takes_anothers_place_in_a_later_epoch_has_no_step_while_
     assert "ddp_step" not in values(again)
 
 
-def test_samples_are_added_up_over_counts_that_begin_anew() -> None:
+def test_samples_restarting_are_accumulated() -> None:
     seen = progress(r"seen (?P<samples>\d+)")
     sums = []
     for count in (10, 25, 25, 5, 8):
@@ -229,19 +235,19 @@ def test_samples_are_added_up_over_counts_that_begin_anew() -> None:
     assert sums == [10, 25, 25, 30, 33]
 
 
-def test_a_step_that_goes_on_through_the_epochs_is_one_of_the_run() -> None:
+def test_step_continuing_over_epochs_is_of_run() -> None:
     seen = progress(EPOCH_LINE)
     assert shown(seen, "epoch 1 step 60/120") == (60, None, None)
     assert shown(seen, "epoch 2 step 61/120") == (61, 120, "50.8%")
 
 
-def test_the_page_says_how_many_ranks_there_are() -> None:
+def test_page_has_world_size() -> None:
     seen = progress(r"step (?P<step>\d+)")
     seen.feed(b"step 3\n", NOW)
     assert parse_page(seen.page(1, 8)).values["ddp_world_size"] == 8
 
 
-def test_endless_lines_and_bytes_that_are_no_text_do_no_harm() -> None:
+def test_endless_lines_and_binary_output_are_bounded() -> None:
     seen = progress(r"step (?P<step>\d+)$")
     for _ in range(64):
         assert not seen.feed(b"\xff\x00x" * 20_000, NOW)
@@ -260,7 +266,7 @@ def interruptions() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interruptions")
-def test_a_reader_that_only_gets_no_cpu_has_no_slow_pattern() -> None:
+def test_match_delayed_by_missing_cpu_is_not_slow() -> None:
     class Frozen:
         groupindex = {"step": 1}
 
@@ -275,15 +281,15 @@ def test_a_reader_that_only_gets_no_cpu_has_no_slow_pattern() -> None:
 
 
 @pytest.mark.usefixtures("interruptions")
-def test_a_catastrophic_pattern_is_given_up_and_the_others_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_catastrophic_pattern_is_disabled_and_others_continue(capsys: pytest.CaptureFixture[str]) -> None:
     seen = progress(r"(?P<loss>(a+)+)$", r"step (?P<step>\d+)")
     for step in (1, 2, 3, 4):
         seen.feed(b"a" * 64 + b"!\nstep %d\n" % step, NOW)
     assert values(seen)["ddp_step"] == 4
-    assert "'(?P<loss>(a+)+)$' takes too long to match and is not used any more" in capsys.readouterr().err
+    assert "'(?P<loss>(a+)+)$' takes too long to match and is disabled" in capsys.readouterr().err
 
 
-def test_lines_of_several_ranks_say_whose_they_are() -> None:
+def test_lines_get_rank_prefix_once() -> None:
     lines = Lines()
     assert lines.feed(b"step 1\nste", 3, 0.0) == b"[rank3]: step 1\n"
     assert lines.rest
@@ -292,7 +298,7 @@ def test_lines_of_several_ranks_say_whose_they_are() -> None:
     assert not lines.rest
 
 
-def test_a_line_without_an_end_is_shown_after_a_second_or_when_it_is_long() -> None:
+def test_line_without_end_is_written_after_a_second_or_when_long() -> None:
     lines = Lines()
     assert lines.feed(b"password? ", 0, 10.0) == b""
     assert lines.feed(b"", 0, 10.9) == b""
@@ -302,10 +308,10 @@ def test_a_line_without_an_end_is_shown_after_a_second_or_when_it_is_long() -> N
     assert len(lines.feed(b"x" * 70_000, 0, 13.0)) == 70_000 + len("[rank0]: \n")
 
 
-def test_the_reader_marks_the_lines_of_each_rank(tmp_path: Path) -> None:
+def test_reader_prefixes_lines_of_each_rank(tmp_path: Path) -> None:
     folder = str(tmp_path)
     os.mkdir(os.path.join(folder, "workers"))
-    write_json(os.path.join(folder, "workers", "1.json"), {"rank": 7})
+    record_worker(folder, 1, rank=7)
     pod = launcher_pod(folder, node=3, nodes=4, nproc_per_node=2)
     pipes = [os.pipe() for _ in range(4)]
     (first, first_end), (second, second_end), (done, done_end), (log, log_end) = pipes
@@ -320,19 +326,19 @@ def test_the_reader_marks_the_lines_of_each_rank(tmp_path: Path) -> None:
     os.write(second_end, b"three\n")
     os.close(done_end)
     assert os.waitpid(child, 0)[1] == 0
-    said = os.read(log, 4096).splitlines()
-    assert sorted(said) == [b"[rank6]: one", b"[rank6]: two", b"[rank7]: three"]
+    lines = os.read(log, 4096).splitlines()
+    assert sorted(lines) == [b"[rank6]: one", b"[rank6]: two", b"[rank7]: three"]
     for descriptor in (first, first_end, second, second_end, done, log, log_end):
         os.close(descriptor)
 
 
-def test_counters_begin_anew_with_a_process(tmp_path: Path) -> None:
-    """Whoever looks for a restart, as `ddp drill` does, sees it by that."""
+def test_counters_restart_with_new_process(tmp_path: Path) -> None:
+    """`ddp drill` detects a restart by it."""
     folder = str(tmp_path)
     for name in ("metrics", "workers"):
         os.mkdir(os.path.join(folder, name))
-    about, log_page = os.path.join(folder, "workers", "0.json"), os.path.join(folder, "metrics", "0.log")
-    write_json(about, {"rank": 0, "pid": 1})
+    log_page = os.path.join(folder, "metrics", "0.log")
+    record_worker(folder, 0, rank=0, pid=1)
     pod = launcher_pod(folder, log_patterns=(r"step (?P<step>\d+)",), epochs=1)
     (source, source_end), (done, done_end), (log, log_end) = os.pipe(), os.pipe(), os.pipe()
     child = os.fork()
@@ -347,7 +353,7 @@ def test_counters_begin_anew_with_a_process(tmp_path: Path) -> None:
     while not os.path.exists(log_page):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    write_json(about, {"rank": 0, "pid": 2})
+    record_worker(folder, 0, rank=0, pid=2)
     os.write(source_end, b"step 30\nstep 31\n")
     os.close(done_end)
     assert os.waitpid(child, 0)[1] == 0
@@ -359,11 +365,11 @@ def test_counters_begin_anew_with_a_process(tmp_path: Path) -> None:
         os.close(descriptor)
 
 
-def test_the_reader_passes_everything_on_and_keeps_a_page(tmp_path: Path) -> None:
+def test_reader_copies_everything_and_writes_page(tmp_path: Path) -> None:
     folder = str(tmp_path)
     for name in ("metrics", "workers", "output"):
         os.mkdir(os.path.join(folder, name))
-    write_json(os.path.join(folder, "workers", "0.json"), {"rank": 6})
+    record_worker(folder, 0, rank=6)
     pod = launcher_pod(folder, node=3, nodes=4, log_patterns=(r"step (?P<step>\d+)", "(?P<broken>"), epochs=1)
     source, source_end = os.pipe()
     done, done_end = os.pipe()
@@ -389,9 +395,7 @@ def test_the_reader_passes_everything_on_and_keeps_a_page(tmp_path: Path) -> Non
         os.close(descriptor)
 
 
-def test_an_error_of_ours_in_the_reader_leaves_the_ranks_their_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_internal_error_of_reader_keeps_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LogProgress, "feed", lambda self, chunk, now: {}["no step"])
     (tmp_path / "output").mkdir()
     pod = launcher_pod(tmp_path, log_patterns=(r"step (?P<step>\d+)",), epochs=2)
@@ -406,12 +410,14 @@ def test_an_error_of_ours_in_the_reader_leaves_the_ranks_their_log(
         keep_reading(pod, {0: first, 1: second}, done, marked=True)
         os._exit(0)
     os.write(first_end, b"step 1\n")
-    said = os.read(log, 4096)
+    first_lines = os.read(log, 4096)
     os.write(second_end, b"step 2\n")
     os.close(done_end)
     assert os.waitpid(child, 0)[1] == 0
-    assert said + os.read(log, 4096) == b"[rank0]: step 1\nstep 2\n"
-    assert b"KeyError: 'no step'" in os.read(error, 8192)
+    assert first_lines + os.read(log, 4096) == b"[rank0]: step 1\nstep 2\n"
+    logged = os.read(error, 8192)
+    assert logged.startswith(b"internal error in the log reader; log patterns and rank prefixes are disabled.")
+    assert b"KeyError: 'no step'" in logged
     for descriptor in (first, first_end, second, second_end, done, log, log_end, error, error_end):
         os.close(descriptor)
 
@@ -434,7 +440,7 @@ def test_last_lines_are_few_short_and_without_colours(tmp_path: Path) -> None:
         "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 0",
     ],
 )
-def test_what_a_shells_torchrun_says_of_a_failure_hides_no_cause(tmp_path: Path, word: str) -> None:
+def test_summary_of_nested_torchrun_is_cut_off(tmp_path: Path, word: str) -> None:
     pod = launcher_pod(tmp_path)
     (tmp_path / "output").mkdir()
     cause = '  File "/lib/torch/distributed/elastic/multiprocessing/errors/__init__.py", line 3, in f\nValueError: bad'
@@ -445,7 +451,7 @@ def test_what_a_shells_torchrun_says_of_a_failure_hides_no_cause(tmp_path: Path,
     assert read_last_lines(pod, 0) == summary.rstrip()
 
 
-def test_the_page_tells_the_kind_of_each_series_and_the_share_that_is_done() -> None:
+def test_page_has_type_of_each_series_and_progress_ratio() -> None:
     seen = progress(r"step (?P<step>\d+)/(?P<totalSteps>\d+) epoch (?P<epoch>\d+)/(?P<epochs>\d+)")
     seen.feed(b"step 1/4 epoch 1/1\nstep 3/4 epoch 1/1\n", NOW)
     rows = seen.page(2).splitlines()
@@ -456,14 +462,14 @@ def test_the_page_tells_the_kind_of_each_series_and_the_share_that_is_done() -> 
 
 
 @pytest.mark.usefixtures("interruptions")
-def test_a_pattern_that_was_given_up_costs_no_more_time() -> None:
+def test_disabled_pattern_is_not_searched() -> None:
     seen = progress(r"(?P<loss>(a+)+)$", r"step (?P<step>\d+)")
     line = b"a" * 64 + b"!\n"
-    left = []
+    counts = []
     for _ in range(4):
         seen.feed(line, NOW)
-        left.append(len(seen._patterns))
-    assert left == [2, 2, 1, 1]
+        counts.append(len(seen._patterns))
+    assert counts == [2, 2, 1, 1]
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
     assert [pattern.pattern for pattern in seen._patterns] == [r"step (?P<step>\d+)"]
 

@@ -1,4 +1,4 @@
-"""When a folder of checkpoints is complete, and what is made of it."""
+"""The mirror of a checkpoint folder: when its files are complete, and what is uploaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 
 from ddp_operator.launcher import mirror as module
-from ddp_operator.launcher.mirror import Folder, Mirror, find_step, list_written_files
+from ddp_operator.launcher.checkpoints import (
+    NEWEST,
+    MirrorConfig,
+    MirrorEvent,
+    MirrorRequest,
+    MirrorState,
+    decode_event,
+)
+from ddp_operator.launcher.mirror import CheckpointFolder, Mirror, find_step, list_written_files
 from ddp_operator.launcher.pod import CheckpointStoreConfig, encode_config
 from ddp_operator.launcher.snapshots import PrefixSuperseded
 from tests.support.launcher_config import launcher_pod
@@ -38,28 +46,27 @@ class Run:
         self.folder.mkdir(exist_ok=True)
         (root / "metrics").mkdir(exist_ok=True)
         pod = launcher_pod(root, checkpoint=CheckpointStoreConfig(f"file://{root}/store", keep))
-        given = {"pod": encode_config(pod), "folder": str(self.folder), "attempt": attempt, "runId": f"job-{attempt}"}
-        self.events: list[dict[str, Any]] = []
-        self.mirror = Mirror(given, self.events.append)
-        self.mirror._answer({"claim": True, "fetch": None, "number": 1})
+        config = MirrorConfig(encode_config(pod), str(self.folder), attempt, f"job-{attempt}")
+        self.events: list[MirrorEvent] = []
+        self.mirror = Mirror(config, self.events.append)
+        self.mirror._execute(MirrorRequest(1, claim=True, fetch=NEWEST))
 
-    def look(self, seconds: float = 0.0) -> bool:
+    def scan(self, seconds: float = 0.0) -> bool:
         self.clock.now += seconds
-        return self.mirror._look(final=False)
+        return self.mirror._upload_changes(final=False)
 
     def flush(self) -> None:
-        self.mirror._answer({"flush": True, "number": 2})
+        self.mirror._execute(MirrorRequest(2, flush=True))
 
     def saved(self) -> dict[str, Any]:
         """The newest manifest."""
         written = sorted((self.folder.parent / "store" / "snapshots").glob("*.json"))
-        found: dict[str, Any] = json.loads(written[-1].read_text()) if written else {}
-        return found
+        manifest: dict[str, Any] = json.loads(written[-1].read_text()) if written else {}
+        return manifest
 
     @property
-    def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = next(one["state"] for one in reversed(self.events) if "state" in one)
-        return state
+    def state(self) -> MirrorState:
+        return next(event.state for event in reversed(self.events) if event.state is not None)
 
 
 @pytest.fixture
@@ -74,67 +81,67 @@ def run(tmp_path: Path, clock: Clock) -> Run:
     return Run(tmp_path, clock)
 
 
-def test_a_file_counts_once_it_has_settled(run: Run) -> None:
+def test_file_is_uploaded_once_it_has_settled(run: Run) -> None:
     (run.folder / "step-12.pt").write_text("x")
-    assert not run.look()
-    assert run.state["pending"]
+    assert not run.scan()
+    assert run.state.pending
     assert run.saved() == {}
-    assert run.look(3)
+    assert run.scan(3)
     assert run.saved()["step"] == 12
-    assert (run.state["step"], run.state["pending"]) == (12, False)
+    assert (run.state.step, run.state.pending) == (12, False)
 
 
-def test_nothing_is_written_where_nothing_changed(run: Run) -> None:
+def test_unchanged_folder_writes_no_snapshot(run: Run) -> None:
     (run.folder / "a").write_text("x")
-    run.look()
-    run.look(3)
+    run.scan()
+    run.scan(3)
     before = run.saved()
-    assert run.look(100)
+    assert run.scan(100)
     (run.folder / "a").write_text("x")  # the same again
-    run.look()
-    run.look(3)
+    run.scan()
+    run.scan(3)
     assert run.saved() == before
 
 
-def test_an_open_file_is_waited_for_but_not_for_ever(run: Run) -> None:
+def test_open_file_delays_upload_for_a_limited_time(run: Run) -> None:
     with (run.folder / "log").open("w") as log:
         log.write("x")
         log.flush()
         (run.folder / "step-1.pt").write_text("x")
-        run.look()
-        assert not run.look(5)
-        run.look(40)
+        run.scan()
+        assert not run.scan(5)
+        run.scan(40)
         assert list(run.saved()["files"]) == ["step-1.pt"]
-        assert not run.state["pending"]
+        assert not run.state.pending
         (run.folder / "step-2.pt").write_text("x")
-        run.look()
-        run.look(3)
+        run.scan()
+        run.scan(3)
         assert sorted(run.saved()["files"]) == ["step-1.pt", "step-2.pt"]
     run.flush()
     assert "log" in run.saved()["files"]
 
 
-def test_a_file_that_is_replaced_all_the_time_is_read_now_and_then(run: Run) -> None:
+def test_file_replaced_all_the_time_is_uploaded_now_and_then(run: Run) -> None:
     for step in range(40):
         (run.folder / "new.tmp").write_text(str(step))
         os.replace(run.folder / "new.tmp", run.folder / "last.pt")
-        run.look(1)
+        run.scan(1)
     assert list(run.saved()["files"]) == ["last.pt"]
 
 
-def test_a_half_written_folder_of_a_trainer_is_left_out(run: Run) -> None:
+def test_half_written_trainer_folder_is_left_out(run: Run) -> None:
     (run.folder / "checkpoint-5").mkdir()
     (run.folder / "checkpoint-5" / "model.safetensors").write_text("x")
-    run.look()
-    assert not run.look(10)
+    run.scan()
+    assert not run.scan(10)
     (run.folder / "checkpoint-5" / "trainer_state.json").write_text("{}")
-    run.look()
-    run.look(3)
+    run.scan()
+    run.scan(3)
     assert run.saved()["step"] == 5
     assert len(run.saved()["files"]) == 2
 
 
-def test_temporary_names_never_count(run: Run) -> None:
+def test_temporary_names_are_ignored(run: Run) -> None:
     (run.folder / ".step-1.pt.tmp").write_text("x")
     (run.folder / "a.tmp").write_text("x")
     (run.folder / "tmp-checkpoint-1").mkdir()
@@ -143,51 +150,51 @@ def test_temporary_names_never_count(run: Run) -> None:
     assert run.saved() == {}
 
 
-def test_the_step_that_the_script_reports_is_the_snapshots(run: Run, tmp_path: Path) -> None:
+def test_reported_step_becomes_step_of_snapshot(run: Run, tmp_path: Path) -> None:
     page = '# TYPE ddp_checkpoint_step gauge\nddp_checkpoint_step{rank="0"} 77\n'
     (tmp_path / "metrics" / "0.prom").write_text(page)
     (run.folder / "last.pt").write_text("x")
-    run.look()
-    run.look(3)
+    run.scan()
+    run.scan(3)
     assert run.saved()["step"] == 77
 
 
-def test_a_store_that_fails_is_told_and_tried_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_store_is_reported_and_retried(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     (run.folder / "a").write_text("x")
-    run.look()
+    run.scan()
     with monkeypatch.context() as broken:
         broken.setattr(run.mirror._store, "upload", lambda *_: (_ for _ in ()).throw(OSError("503 Slow Down")))
-        assert not run.look(3)
-        assert "503 Slow Down" in run.state["problem"]
-        assert run.state["failures"] == 1
-    assert not run.look()  # too early
-    assert run.look(31)
-    assert run.state["problem"] == ""
+        assert not run.scan(3)
+        assert "503 Slow Down" in run.state.problem
+        assert run.state.failures == 1
+    assert not run.scan()  # too early
+    assert run.scan(31)
+    assert run.state.problem == ""
     assert run.saved()["files"]
 
 
-def test_an_overtaken_attempt_ends(run: Run, tmp_path: Path, clock: Clock) -> None:
+def test_superseded_attempt_ends(run: Run, tmp_path: Path, clock: Clock) -> None:
     Run(tmp_path, clock, attempt=2)
     (run.folder / "a").write_text("x")
-    run.look()
+    run.scan()
     with pytest.raises(PrefixSuperseded):
-        run.look(3)
+        run.scan(3)
 
 
-def test_the_next_attempt_goes_on_from_what_was_uploaded(run: Run, tmp_path: Path, clock: Clock) -> None:
+def test_next_attempt_restores_uploaded_files(run: Run, tmp_path: Path, clock: Clock) -> None:
     (run.folder / "sub").mkdir()
     (run.folder / "sub" / "step-3.pt").write_text("x")
     run.flush()
     second = Run(tmp_path, clock, attempt=2)
     assert (second.folder / "sub" / "step-3.pt").read_text() == "x"
-    assert second.state["step"] == 3
+    assert second.state.step == 3
     before = second.saved()
     second.flush()
     assert second.saved() == before
-    assert second.events[-1] == {"done": "000000001-000000001", "number": 2}
+    assert second.events[-1] == MirrorEvent(done="000000001-000000001", number=2)
 
 
-def test_no_older_snapshot_goes_before_the_newest_is_known_to_be_whole(run: Run, tmp_path: Path, clock: Clock) -> None:
+def test_older_snapshot_is_kept_until_newest_is_intact(run: Run, tmp_path: Path, clock: Clock) -> None:
     for step in (1, 2):
         (run.folder / "step.pt").write_text(f"state {step}")
         run.flush()
@@ -212,11 +219,11 @@ def test_no_older_snapshot_goes_before_the_newest_is_known_to_be_whole(run: Run,
         ("footstep-9.txt", None),
     ],
 )
-def test_steps_by_names(path: str, step: int | None) -> None:
+def test_step_is_found_in_names(path: str, step: int | None) -> None:
     assert find_step([path]) == step
 
 
-def test_open_files_are_seen(tmp_path: Path) -> None:
+def test_only_files_open_for_writing_are_listed(tmp_path: Path) -> None:
     path = tmp_path / "a"
     with path.open("w"):
         assert path.stat().st_ino in list_written_files()
@@ -224,9 +231,16 @@ def test_open_files_are_seen(tmp_path: Path) -> None:
         assert path.stat().st_ino not in list_written_files()
 
 
-def test_a_folder_forgets_what_is_gone(tmp_path: Path) -> None:
-    folder = Folder(str(tmp_path))
+def test_removed_file_is_not_scanned(tmp_path: Path) -> None:
+    folder = CheckpointFolder(str(tmp_path))
     (tmp_path / "a").write_text("x")
-    assert list(folder.look(0)) == ["a"]
+    assert list(folder.scan(0)) == ["a"]
     (tmp_path / "a").unlink()
-    assert folder.look(1) == {}
+    assert folder.scan(1) == {}
+
+
+@pytest.mark.parametrize(
+    "event", [MirrorEvent(done="", number=3), MirrorEvent(state=MirrorState(step=1, time=2.0)), MirrorEvent(end="E")]
+)
+def test_event_survives_json(event: MirrorEvent) -> None:
+    assert decode_event(event.encode()) == event

@@ -1,4 +1,4 @@
-"""Snapshots of a folder in a store: whole or not there, by one attempt at a time."""
+"""Snapshots of a folder in a store: atomic, and written by one attempt at a time."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ddp_operator.launcher.snapshots import (
     Changed,
     CheckpointSnapshot,
     Damaged,
+    FileContent,
     PrefixSuperseded,
     SnapshotStore,
     hash_file,
@@ -29,9 +30,12 @@ class Attempt:
         self.folder.mkdir(exist_ok=True)
         self.store.claim()
 
-    def files(self) -> dict[str, tuple[str, int]]:
-        paths = [path for path in self.folder.rglob("*") if path.is_file()]
-        return {str(path.relative_to(self.folder)): (hash_file(str(path)), path.stat().st_size) for path in paths}
+    def files(self) -> dict[str, FileContent]:
+        contents = {}
+        for path in self.folder.rglob("*"):
+            if path.is_file():
+                contents[str(path.relative_to(self.folder))] = FileContent(hash_file(str(path)), path.stat().st_size)
+        return contents
 
     def save(self, step: int, **files: str) -> CheckpointSnapshot:
         for name, text in files.items():
@@ -47,40 +51,40 @@ def objects(root: Path) -> list[Path]:
     return sorted((root / "store" / "objects").iterdir())
 
 
-def test_the_next_attempt_gets_the_newest_snapshot(tmp_path: Path) -> None:
+def test_next_attempt_fetches_newest_snapshot(tmp_path: Path) -> None:
     first = Attempt(tmp_path, 1)
     first.save(1, a="1", b="same")
     first.save(2, a="2")
     second = Attempt(tmp_path, 2)
-    found = second.fetch()
-    assert found is not None
-    assert found.step == 2
+    snapshot = second.fetch()
+    assert snapshot is not None
+    assert snapshot.step == 2
     assert second.files() == first.files()
 
 
-def test_an_empty_store_has_no_snapshot(tmp_path: Path) -> None:
+def test_empty_store_has_no_snapshot(tmp_path: Path) -> None:
     assert Attempt(tmp_path, 1).fetch() is None
 
 
-def test_a_file_that_has_not_changed_is_uploaded_once(tmp_path: Path) -> None:
+def test_unchanged_file_is_uploaded_once(tmp_path: Path) -> None:
     first = Attempt(tmp_path, 1)
     first.save(1, a="x" * 1000)
     first.save(2, b="yy")
     assert first.store.bytes == 1002
 
 
-def test_a_claim_orders_the_snapshots_not_their_number(tmp_path: Path) -> None:
+def test_snapshots_are_ordered_by_claim_before_number(tmp_path: Path) -> None:
     first = Attempt(tmp_path, 1)
     for step in range(1, 4):
         first.save(step, a=str(step))
     Attempt(tmp_path, 2).save(2, a="of the second attempt")
-    found = Attempt(tmp_path, 3).fetch()
-    assert found is not None
-    assert found.name == "000000002-000000001"
+    snapshot = Attempt(tmp_path, 3).fetch()
+    assert snapshot is not None
+    assert snapshot.name == "000000002-000000001"
 
 
 class TestFence:
-    def test_an_overtaken_attempt_writes_no_snapshot(self, tmp_path: Path) -> None:
+    def test_superseded_attempt_writes_no_snapshot(self, tmp_path: Path) -> None:
         first = Attempt(tmp_path, 1)
         first.save(1, a="1")
         Attempt(tmp_path, 2)
@@ -89,7 +93,7 @@ class TestFence:
         assert caught.value.same_job
         assert len(first.store.list()) == 1
 
-    def test_an_overtaken_attempt_removes_nothing(self, tmp_path: Path) -> None:
+    def test_superseded_attempt_removes_nothing(self, tmp_path: Path) -> None:
         first = Attempt(tmp_path, 1, keep=1)
         first.save(1, a="1")
         first.save(2, a="2")
@@ -98,26 +102,26 @@ class TestFence:
             first.store.prune()
         assert len(objects(tmp_path)) == 2
 
-    def test_an_attempt_that_comes_late_is_refused(self, tmp_path: Path) -> None:
+    def test_earlier_attempt_cannot_claim_after_later_one(self, tmp_path: Path) -> None:
         Attempt(tmp_path, 2)
         with pytest.raises(PrefixSuperseded):
             Attempt(tmp_path, 1)
 
-    def test_a_process_that_is_started_again_keeps_its_claim(self, tmp_path: Path) -> None:
+    def test_restarted_process_keeps_claim(self, tmp_path: Path) -> None:
         first = Attempt(tmp_path, 1)
         written = first.save(1, a="1")
         again = Attempt(tmp_path, 1)
         assert again.store.claim() == written
         assert again.save(2, a="2").name == "000000001-000000002"
 
-    def test_another_job_is_named(self, tmp_path: Path) -> None:
+    def test_other_job_is_named(self, tmp_path: Path) -> None:
         first = Attempt(tmp_path, 5)
         Attempt(tmp_path, 1, job="other")
         with pytest.raises(PrefixSuperseded, match="another job") as caught:
             first.save(1, a="1")
         assert not caught.value.same_job
 
-    def test_of_two_claims_at_once_that_of_the_later_attempt_holds(self, tmp_path: Path) -> None:
+    def test_later_attempt_wins_of_two_concurrent_claims(self, tmp_path: Path) -> None:
         first = Attempt(tmp_path, 1)
         # As if both had listed before either wrote.
         (tmp_path / "store/fence/000000001-000000002-job-2.json").write_text("{}")
@@ -140,11 +144,11 @@ class TestDamage:
 
     def expect(self, root: Path, step: int | None) -> Attempt:
         second = Attempt(root, 2)
-        found = second.fetch()
-        assert (found and found.step) == step
+        snapshot = second.fetch()
+        assert (snapshot and snapshot.step) == step
         return second
 
-    def test_a_flipped_object_makes_its_snapshot_not_count(
+    def test_snapshot_with_corrupt_object_is_skipped(
         self, tmp_path: Path, saved: Attempt, capsys: pytest.CaptureFixture[str]
     ) -> None:
         self.damage(saved, tmp_path).write_text("new 0ne")
@@ -153,26 +157,26 @@ class TestDamage:
         assert "snapshot 000000001-000000002" in capsys.readouterr().err
         assert [path.name for path in second.folder.iterdir()] == ["a"]
 
-    def test_so_does_one_that_is_cut_short(self, tmp_path: Path, saved: Attempt) -> None:
+    def test_snapshot_with_truncated_object_is_skipped(self, tmp_path: Path, saved: Attempt) -> None:
         self.damage(saved, tmp_path).write_text("new")
         self.expect(tmp_path, 1)
 
-    def test_and_one_that_is_gone(self, tmp_path: Path, saved: Attempt) -> None:
+    def test_snapshot_with_missing_object_is_skipped(self, tmp_path: Path, saved: Attempt) -> None:
         self.damage(saved, tmp_path).unlink()
         self.expect(tmp_path, 1)
 
     @pytest.mark.parametrize(
         "text", ["", "{", "[]", '{"files": {"../x": ["0", 1]}, "step": 1, "time": 1, "version": 1}']
     )
-    def test_a_manifest_that_cannot_be_read_does_not_count(self, tmp_path: Path, saved: Attempt, text: str) -> None:
+    def test_unreadable_manifest_is_skipped(self, tmp_path: Path, saved: Attempt, text: str) -> None:
         (tmp_path / "store/snapshots/000000001-000000002.json").write_text(text)
         self.expect(tmp_path, 1)
 
-    def test_without_a_whole_one_training_begins_anew(self, tmp_path: Path, saved: Attempt) -> None:
+    def test_no_intact_snapshot_fetches_none(self, tmp_path: Path, saved: Attempt) -> None:
         shutil.rmtree(tmp_path / "store/objects")
         self.expect(tmp_path, None)
 
-    def test_what_was_found_damaged_is_uploaded_anew(self, tmp_path: Path, saved: Attempt) -> None:
+    def test_damaged_object_is_uploaded_again(self, tmp_path: Path, saved: Attempt) -> None:
         self.damage(saved, tmp_path).write_text("new 0ne")
         second = self.expect(tmp_path, 1)
         second.save(3, a="new one")
@@ -180,11 +184,11 @@ class TestDamage:
 
     def expect_third(self, root: Path) -> None:
         third = Attempt(root, 3)
-        found = third.fetch()
-        assert found is not None
-        assert (found.step, (third.folder / "a").read_text()) == (3, "new one")
+        snapshot = third.fetch()
+        assert snapshot is not None
+        assert (snapshot.step, (third.folder / "a").read_text()) == (3, "new one")
 
-    def test_a_snapshot_by_name_must_be_whole(self, tmp_path: Path, saved: Attempt) -> None:
+    def test_damaged_snapshot_by_name_is_refused(self, tmp_path: Path, saved: Attempt) -> None:
         self.damage(saved, tmp_path).unlink()
         second = Attempt(tmp_path, 2)
         with pytest.raises(Damaged):
@@ -192,7 +196,7 @@ class TestDamage:
 
 
 class TestPrune:
-    def test_only_the_newest_snapshots_stay_with_what_they_need(self, tmp_path: Path) -> None:
+    def test_prune_keeps_newest_snapshots_and_their_objects(self, tmp_path: Path) -> None:
         first = Attempt(tmp_path, 1, keep=2)
         for step in range(1, 5):
             first.save(step, a=str(step), b="same")
@@ -200,7 +204,7 @@ class TestPrune:
         assert [name[-1] for name in first.store.list()] == ["3", "4"]
         assert len(objects(tmp_path)) == 3
 
-    def test_what_a_killed_attempt_left_is_removed(self, tmp_path: Path) -> None:
+    def test_prune_removes_objects_of_killed_attempt(self, tmp_path: Path) -> None:
         first = Attempt(tmp_path, 1)
         first.save(1, a="1")
         (first.folder / "a").write_text("2")
@@ -210,7 +214,7 @@ class TestPrune:
         assert len(objects(tmp_path)) == 1
 
 
-def test_a_file_that_changes_on_its_way_is_told(tmp_path: Path) -> None:
+def test_file_changed_during_upload_is_reported(tmp_path: Path) -> None:
     first = Attempt(tmp_path, 1)
     (first.folder / "a").write_text("1")
     before = first.files()
@@ -223,14 +227,14 @@ def test_a_file_that_changes_on_its_way_is_told(tmp_path: Path) -> None:
     assert objects(tmp_path) == []
 
 
-def test_a_snapshot_is_not_written_over_what_is_missing(tmp_path: Path) -> None:
+def test_snapshot_with_missing_object_is_not_written(tmp_path: Path) -> None:
     first = Attempt(tmp_path, 1)
     (first.folder / "a").write_text("1")
     with pytest.raises(OSError, match="does not have what was uploaded"):
         first.store.write(first.files(), 1)
 
 
-def test_a_manifest_says_what_it_is_of(tmp_path: Path) -> None:
+def test_manifest_has_step_attempt_and_run_id(tmp_path: Path) -> None:
     Attempt(tmp_path, 4).save(7, a="1")
     (written,) = (tmp_path / "store/snapshots").iterdir()
     manifest = json.loads(written.read_text())
@@ -238,6 +242,6 @@ def test_a_manifest_says_what_it_is_of(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("url", "words"), [("nowhere://x/y", "cannot be opened"), ("adl://x/y", "needs .*package")])
-def test_a_url_that_nothing_here_can_open_says_why(url: str, words: str) -> None:
+def test_url_without_driver_is_explained(url: str, words: str) -> None:
     with pytest.raises(UnusableStorage, match=words):
         open_storage(url)

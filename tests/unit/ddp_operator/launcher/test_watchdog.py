@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -17,19 +18,20 @@ from ddp_operator.launcher.failure_rules import WorkerEnd
 from ddp_operator.launcher.failure_table import Outcome
 from ddp_operator.launcher.files import write_json
 from ddp_operator.launcher.metrics import PAGE_TIMEOUT, MetricsEndpoint
-from ddp_operator.launcher.pod import Pod, WatchdogConfig
+from ddp_operator.launcher.pod import Pod, WatchdogConfig, WorkerRecord
 from ddp_operator.launcher.processes import catches, count_cpu_seconds, count_oom_kills, find_family, process_state
 from ddp_operator.launcher.rendezvous import AwakeClock
 from ddp_operator.launcher.stacks import SECONDS_FOR_STACKS, Stack, collect_stacks, read_stack
 from ddp_operator.launcher.stall import (
     HeartbeatWatchdog,
     Idleness,
+    JobStall,
     LogSteps,
     RankActivity,
     RankStall,
     SharedStallState,
     build_stall_rows,
-    read_board,
+    decode_job_stall,
     report_stall,
     should_kill_workers,
     stall_grace_seconds,
@@ -193,16 +195,16 @@ class TestPodsAgree:
     HUNG = RankStall(0.0, "no step for 30 s")
 
     def agree(self, mine: RankStall, rank: RankActivity, *peers: tuple[RankStall, RankActivity], pods: int = 2) -> bool:
-        report = report_stall(mine, [rank])
-        reports = [report, *(report_stall(stall, [one]) for stall, one in peers)]
-        board = {
-            "known": sum(one.known for one in reports),
-            "stuck": sum(one.stuck for one in reports),
-            "idle": sum(one.idle for one in reports),
-            "cause": next((one.cause for one in reports if one.cause), None),
-            "pods": pods,
-        }
-        return should_kill_workers(report, board, certain=mine.certain)
+        own = report_stall(mine, [rank])
+        reports = [own, *(report_stall(stall, [activity]) for stall, activity in peers)]
+        job_stall = JobStall(
+            known=sum(report.known for report in reports),
+            stuck=sum(report.stuck for report in reports),
+            idle=sum(report.idle for report in reports),
+            cause=next((report.cause for report in reports if report.cause), None),
+            pods=pods,
+        )
+        return should_kill_workers(own, job_stall, certain=mine.certain)
 
     def test_a_rank_that_sleeps_ends_its_pod_where_another_pod_knows_of_steps(self) -> None:
         assert self.agree(self.IDLE, self.SLEEPS, (self.SILENT, self.WAITS))
@@ -238,8 +240,8 @@ class TestPodsAgree:
 
     def test_promised_heartbeats_that_stop_are_enough_for_the_pod_with_the_cause(self) -> None:
         assert self.agree(self.HUNG, self.SLEEPS)
-        assert should_kill_workers(report_stall(self.HUNG, [self.SLEEPS]), {}, certain=True)
-        assert not should_kill_workers(report_stall(self.HUNG, [self.WAITS]), {}, certain=True)
+        assert should_kill_workers(report_stall(self.HUNG, [self.SLEEPS]), None, certain=True)
+        assert not should_kill_workers(report_stall(self.HUNG, [self.WAITS]), None, certain=True)
 
 
 class Store(dict[str, bytes]):
@@ -264,33 +266,42 @@ class TestSharedStallState:
         store = Store()
         (mine, first), (theirs, second) = self.pods(tmp_path)
         assert first.exchange(store, 2, 0) is None, "nothing to report"
-        write_json(str(mine), report_stall(TestPodsAgree.SILENT, [TestPodsAgree.WAITS])._asdict())
-        assert first.exchange(store, 2, 1) == {"known": 1, "stuck": 1, "idle": 1, "cause": None, "pods": 2}
+        write_json(str(mine), report_stall(TestPodsAgree.SILENT, [TestPodsAgree.WAITS]).encode())
+        assert first.exchange(store, 2, 1) == JobStall(1, 1, 1, 2, None)
         assert first.exchange(store, 2, 1.1) is None, "not so soon again"
-        write_json(str(theirs), report_stall(TestPodsAgree.IDLE, [TestPodsAgree.SLEEPS])._asdict())
-        cause = TestPodsAgree.SLEEPS._asdict()
+        write_json(str(theirs), report_stall(TestPodsAgree.IDLE, [TestPodsAgree.SLEEPS]).encode())
+        cause = TestPodsAgree.SLEEPS
         second.exchange(store, 2, 1)
-        assert first.exchange(store, 2, 2) == {"known": 1, "stuck": 2, "idle": 2, "cause": cause, "pods": 2}
+        assert first.exchange(store, 2, 2) == JobStall(1, 2, 2, 2, cause)
         theirs.unlink()
         second.exchange(store, 2, 2)
-        assert first.exchange(store, 2, 3) == {"known": 1, "stuck": 1, "idle": 1, "cause": None, "pods": 2}
+        assert first.exchange(store, 2, 3) == JobStall(1, 1, 1, 2, None)
 
     def test_a_new_round_begins_with_an_empty_board(self, tmp_path: Path) -> None:
         (mine, first), _ = self.pods(tmp_path)
-        write_json(str(mine), report_stall(TestPodsAgree.SILENT, [TestPodsAgree.WAITS])._asdict())
+        write_json(str(mine), report_stall(TestPodsAgree.SILENT, [TestPodsAgree.WAITS]).encode())
         first.exchange(Store(), 2, 1)
-        board = first.exchange(Store(), 2, 2)
-        assert board is not None
-        assert board["known"] == 1
+        job_stall = first.exchange(Store(), 2, 2)
+        assert job_stall is not None
+        assert job_stall.known == 1
 
     def test_a_store_that_fails_reports_nothing(self, tmp_path: Path) -> None:
         (mine, first), _ = self.pods(tmp_path)
-        write_json(str(mine), report_stall(TestPodsAgree.SILENT, [TestPodsAgree.WAITS])._asdict())
+        write_json(str(mine), report_stall(TestPodsAgree.SILENT, [TestPodsAgree.WAITS]).encode())
         assert first.exchange(object(), 2, 1) is None
 
     @pytest.mark.parametrize("cause", [1, "text", {"what": "x"}, {**TestPodsAgree.SLEEPS._asdict(), "state": "Odd"}])
-    def test_a_cause_that_a_script_has_written_is_left_out(self, cause: Any) -> None:
-        assert read_board({"stuck": 1, "cause": cause}) == {"stuck": 1, "cause": None}
+    def test_invalid_cause_in_store_is_ignored(self, cause: Any, tmp_path: Path) -> None:
+        store = Store()
+        store.set("ddp/stall/cause", json.dumps(cause))
+        (mine, first), _ = self.pods(tmp_path)
+        write_json(str(mine), report_stall(TestPodsAgree.SILENT, [TestPodsAgree.SLEEPS]).encode())
+        assert first.exchange(store, 2, 1) == JobStall(1, 1, 1, 2, None)
+
+    @pytest.mark.parametrize("cause", [None, TestPodsAgree.SLEEPS])
+    def test_job_stall_survives_json(self, cause: RankActivity | None) -> None:
+        job_stall = JobStall(1, 2, 0, 2, cause)
+        assert decode_job_stall(json.loads(json.dumps(job_stall))) == job_stall
 
 
 def test_a_stall_is_shown_with_the_ranks_that_are_waited_for_first() -> None:
@@ -324,7 +335,7 @@ def test_a_pod_reports_whether_its_ranks_compute_and_which_keeps_the_others_wait
 ) -> None:
     found = report_stall(TestPodsAgree.SILENT, [RankActivity(i, i, state, "") for i, state in enumerate(ranks)])
     assert (found.known, found.stuck, found.idle) == (known, stuck, idle)
-    assert (found.cause and found.cause["rank"]) == cause
+    assert (found.cause and found.cause.rank) == cause
 
 
 def test_ranks_of_which_one_computes_while_another_waits_are_no_stall_of_a_script_without_steps() -> None:
@@ -341,7 +352,8 @@ STACKS = """Stack (most recent call first):
   File "{inner}", line 1 in load
   File "/app/train.py", line 9 in <module>
   File "{launcher}", line 300 in _run_python
-  File "{launcher}", line 250 in worker_main
+  File "{launcher}", line 260 in _run_and_record
+  File "{launcher}", line 250 in main
   File "{launcher}", line 30 in main
 """
 
@@ -390,8 +402,8 @@ def test_a_stack_that_is_still_being_written_is_waited_for(
     monkeypatch.setattr("ddp_operator.launcher.stacks.kill", lambda pid, number: asked.append(pid))
     monkeypatch.setattr("ddp_operator.launcher.stacks.catches", lambda pid, number: pid == os.getpid())
     monkeypatch.setattr("time.sleep", write_on)
-    running = {"pid": os.getpid(), "rank": 0, "localRank": 0, "restart": 0}
-    ended = {"pid": 2**22 + 1, "rank": 1, "localRank": 1, "restart": 0}
+    running = WorkerRecord(os.getpid(), 0, 0, 0)
+    ended = WorkerRecord(2**22 + 1, 1, 1, 0)
     (tmp_path / "stacks" / "1").touch()
     shown = collect_stacks(one, MetricsEndpoint(str(tmp_path), lambda: ""), [running, ended])
     assert asked == [os.getpid()]

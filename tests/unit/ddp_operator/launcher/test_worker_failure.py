@@ -25,7 +25,7 @@ from ddp_operator.launcher.failure_record import EVIDENCE_ERROR, EVIDENCE_EXIT_C
 from ddp_operator.launcher.failure_rules import WorkerEnd, classify
 from ddp_operator.launcher.failure_table import Outcome
 from ddp_operator.launcher.failure_text import describe_worker_failure
-from ddp_operator.launcher.preflight import PreflightError
+from ddp_operator.launcher.preflight import PreflightError, PreflightReport
 from ddp_operator.launcher.rendezvous import PortTakenError
 from ddp_operator.launcher.restarts import Recurrence
 from ddp_operator.launcher.tracebacks import find_exceptions, fold_libraries, record_exception
@@ -268,7 +268,7 @@ def torchs(name: str, message: str) -> Exception:
     return error
 
 
-REPORT = {"nccl_failed": False, "transport": "Socket"}
+REPORT = PreflightReport(seconds={}, problems={}, transport="Socket")
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ REPORT = {"nccl_failed": False, "transport": "Socket"}
             "spec.r",
         ),
         (
-            PreflightError({"allreduce": "NCCL error"}, {**REPORT, "nccl_failed": True}),
+            PreflightError({"allreduce": "NCCL error"}, REPORT._replace(nccl_failed=True)),
             Outcome("NCCL", 82),
             "the preflight failed: allreduce: NCCL error",
             "another rank or the network failed first",
@@ -312,7 +312,7 @@ REPORT = {"nccl_failed": False, "transport": "Socket"}
             "docs/fabric.md",
         ),
         (
-            PreflightError({"transport": "not known"}, {**REPORT, "transport": None}),
+            PreflightError({"transport": "not known"}, REPORT._replace(transport=None)),
             Outcome("NCCL", 82),
             "the preflight failed: transport: not known",
             "docs/fabric.md",
