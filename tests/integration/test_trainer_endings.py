@@ -72,7 +72,7 @@ def test_sigterm_without_a_checkpoint_folder_still_ends_in_order(tmp_path: Path)
     with start(tmp_path, [*DIGITS, "--epochs", "50"], hold="step 5/") as ranks:
         ranks.wait_for("step 5/")
         ranks.processes[0].terminate()
-        ranks.let_go()
+        ranks.release()
         assert ranks.codes() == [contract.EXIT_PREEMPTED]
     assert "nothing saved" in ranks.output(0)
 

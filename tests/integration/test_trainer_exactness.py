@@ -100,7 +100,7 @@ def test_sigterm_on_one_rank_saves_one_step_on_all_and_the_run_goes_on_bitwise(
     with start(tmp_path, arguments, 2, hold="epoch 1/3 step 5/") as ranks:
         ranks.wait_for("epoch 1/3 step 5/")
         ranks.processes[1].terminate()
-        ranks.let_go()
+        ranks.release()
         assert ranks.codes() == [85, 85]
         first = ranks.output(0)
         assert "preempted: stopped after step" in first

@@ -126,7 +126,7 @@ class FakeCluster(LocalCluster):
     def end(self, pod: Object, code: int, message: str = "", *, reason: str = "") -> None:
         """Let a pod end. Its finished state and a deletion that waits for it take effect at once."""
         reason = reason or ("Completed" if code == 0 else "Error")
-        self.store.let_go(pod, status=pods.finished_status(pod, code, reason, message, self._clock()))
+        self.store.release(pod, status=pods.finished_status(pod, code, reason, message, self._clock()))
         self.settle()
 
     def settle(self) -> None:

@@ -93,7 +93,7 @@ class Ranks:
             assert time.monotonic() < deadline, f"no {text!r} in: {self.output(rank)}"
             time.sleep(0.01)
 
-    def let_go(self, rank: int = 0) -> None:
+    def release(self, rank: int = 0) -> None:
         """Let a rank go on that has been held where it had written a text."""
         (self._folder / f"rank-{rank}.txt.go").touch()
 

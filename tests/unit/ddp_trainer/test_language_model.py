@@ -78,7 +78,7 @@ def test_gpt_beats_byte_frequencies_and_reports_tokens_per_second(
     entropy = float(-(shares * shares.clamp(min=1e-300).log()).sum())
     assert float(loss) < entropy - 0.5
     assert re.search(r"step 60/60 loss [\d.]+ \d+ tokens/s lr", said)
-    assert re.search(r"epoch time [\d.]+ s, \d+ tokens/s", said)
+    assert re.search(r"training: [\d.]+ s, \d+ tokens/s", said)
     assert "samples/s" not in said
     page = (tmp_path / "metrics" / "0.prom").read_text()
     (tokens,) = re.findall(r'ddp_tokens_total{rank="0"} (\S+)', page)
