@@ -92,7 +92,7 @@ def find_mirror(pods: Pods) -> psutil.Process:
     return found
 
 
-def test_all_ranks_go_on_from_what_rank_zero_has_saved(attempt: Attempt, store: Store) -> None:
+def test_all_ranks_resume_from_checkpoint_of_rank_0(attempt: Attempt, store: Store) -> None:
     pods = attempt(1, nodes=2, restarts=1, STEPS=25, FAIL=20)
     ends = [pods.wait(0), pods.wait(1)]
     assert [end.code for end in ends] == [0, 0], ends[0].log
@@ -102,7 +102,7 @@ def test_all_ranks_go_on_from_what_rank_zero_has_saved(attempt: Attempt, store: 
     assert len(store.keys("snapshots")) == 2
 
 
-def test_a_killed_pods_successor_goes_on_from_the_store(attempt: Attempt, store: Store) -> None:
+def test_replacement_of_killed_pod_resumes_from_store(attempt: Attempt, store: Store) -> None:
     first = attempt(1, STEPS=1000, WAIT=30)
     until_uploaded(first, store, 1)
     first.until(lambda: "ddp_checkpoint_upload_timestamp_seconds" in first.page(), "the page tells of the snapshot")
@@ -113,7 +113,7 @@ def test_a_killed_pods_successor_goes_on_from_the_store(attempt: Attempt, store:
     assert end.message["progress"]["ddp_checkpoint_upload_bytes_total"] > 0
 
 
-def test_a_pod_that_is_asked_to_stop_uploads_what_its_workers_save(attempt: Attempt, store: Store) -> None:
+def test_stopped_pod_uploads_last_checkpoint(attempt: Attempt, store: Store) -> None:
     first = attempt(1, STEPS=1000, WAIT=15)
     first.until_logged(0, "saved 10")
     first.signal(0, signal.SIGTERM)
@@ -123,7 +123,7 @@ def test_a_pod_that_is_asked_to_stop_uploads_what_its_workers_save(attempt: Atte
     assert f"rank 0 begins at {last}\n" in attempt(2, STEPS=20).wait(0).log
 
 
-def test_an_overtaken_attempt_ends_as_a_secondary_failure(attempt: Attempt, store: Store) -> None:
+def test_superseded_attempt_ends_as_secondary_failure(attempt: Attempt, store: Store) -> None:
     first = attempt(1, STEPS=1000, WAIT=20)
     until_uploaded(first, store, 1)
     assert attempt(2, STEPS=25).wait(0).code == 0
@@ -134,7 +134,7 @@ def test_an_overtaken_attempt_ends_as_a_secondary_failure(attempt: Attempt, stor
     assert end.message["secondary"]
 
 
-def test_a_damaged_snapshot_is_skipped(attempt: Attempt, store: Store) -> None:
+def test_damaged_snapshot_is_skipped(attempt: Attempt, store: Store) -> None:
     first = attempt(1, STEPS=1000, WAIT=10)
     until_uploaded(first, store, 1)
     before = set(store.keys("objects"))
@@ -148,7 +148,7 @@ def test_a_damaged_snapshot_is_skipped(attempt: Attempt, store: Store) -> None:
     assert "is skipped" in end.log
 
 
-def test_a_killed_uploader_is_started_again(attempt: Attempt, store: Store) -> None:
+def test_killed_mirror_is_restarted(attempt: Attempt, store: Store) -> None:
     pods = attempt(1, STEPS=60, WAIT=20)
     until_uploaded(pods, store, 1)
     find_mirror(pods).kill()
@@ -176,9 +176,7 @@ def test_success_needs_the_last_checkpoint_in_the_store(attempt: Attempt, store:
     assert "training succeeded, but the last checkpoint was not uploaded" in end.message["message"]
 
 
-def test_a_store_that_cannot_be_used_ends_the_pod_before_training(
-    attempt: Attempt, store: Store, tmp_path: Path
-) -> None:
+def test_unusable_store_ends_pod_before_training(attempt: Attempt, store: Store, tmp_path: Path) -> None:
     if isinstance(store, FolderStore):
         (tmp_path / "store").write_text("no folder")
         store.url = f"nosuch://{tmp_path}"
@@ -236,7 +234,7 @@ def test_the_trainer_ends_bit_by_bit_as_without_an_end_in_the_middle(store: Stor
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("state", ["down", "busy", "cut"])
-def test_training_goes_on_while_the_store_is(state: str, tmp_path: Path) -> None:
+def test_training_continues_while_store_is(state: str, tmp_path: Path) -> None:
     store = ObjectStore(tmp_path)
     folder = tmp_path / "attempt-1"
     folder.mkdir()

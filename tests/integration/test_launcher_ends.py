@@ -80,7 +80,7 @@ def test_the_pod_dies_with_its_owner(pods: PodsFactory, tmp_path: Path) -> None:
     until_gone(job, processes)
 
 
-def test_sigterm_lets_workers_save_and_says_preempted(pods: PodsFactory, tmp_path: Path) -> None:
+def test_sigterm_lets_workers_save_and_reports_preempted(pods: PodsFactory, tmp_path: Path) -> None:
     script = """
 import os, signal, sys, time
 def save(number, frame):
@@ -103,7 +103,7 @@ while True:
     assert "SIGTERM: stopping; the workers have 150 s" in ended.log
 
 
-def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace_time(pods: PodsFactory, tmp_path: Path) -> None:
+def test_worker_ignoring_sigterm_is_killed_after_grace_period(pods: PodsFactory, tmp_path: Path) -> None:
     script = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEP
     job = pods("train.py", script=script, nodes=1, max_restarts=3, env={"DDP_GRACE_SECONDS": "1"})
     job.start()
@@ -114,7 +114,7 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace_time(pods: Pods
     until_gone(job, processes)
 
 
-def test_a_failure_is_not_forgotten_when_a_signal_follows(pods: PodsFactory, tmp_path: Path) -> None:
+def test_failure_before_signal_is_reported(pods: PodsFactory, tmp_path: Path) -> None:
     script = """
 import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -152,7 +152,7 @@ sys.exit(85)
     assert second.message["category"] == "Preempted"
 
 
-def test_a_killed_agent_returns_and_the_workers_start_again(pods: PodsFactory, tmp_path: Path) -> None:
+def test_killed_agent_and_workers_are_restarted(pods: PodsFactory, tmp_path: Path) -> None:
     script = """
 import os, time
 mark = "started-" + str(len(os.listdir(".")))
@@ -171,7 +171,7 @@ time.sleep(0 if again else 600)
     assert "restarting torchrun's agent, restart 1:" in ended.log
 
 
-def test_a_signal_is_named_and_retryable(pods: PodsFactory) -> None:
+def test_worker_killed_by_signal_is_named_and_retryable(pods: PodsFactory) -> None:
     script = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
     (ended,) = pods("train.py", script=script, nodes=1, nproc=2, warm=False, config={"warm_start": False}).run()
     assert ended.code == 82
@@ -181,7 +181,7 @@ def test_a_signal_is_named_and_retryable(pods: PodsFactory) -> None:
     assert ended.message["exitCode"] == 139
 
 
-def test_a_program_that_fails_is_told_by_its_last_lines(pods: PodsFactory) -> None:
+def test_failed_program_is_reported_with_its_last_lines(pods: PodsFactory) -> None:
     words = 'echo starting; echo "Error: no such option: --lr" >&2; exit 4'
     (ended,) = pods("sh", "-c", words, nodes=1).run()
     assert ended.message["message"] == "worker exited with code 4"
@@ -189,7 +189,7 @@ def test_a_program_that_fails_is_told_by_its_last_lines(pods: PodsFactory) -> No
     assert "starting\n" in ended.log
 
 
-def test_a_shell_command_runs_in_every_rank_and_its_code_decides(pods: PodsFactory) -> None:
+def test_shell_command_runs_in_every_rank(pods: PodsFactory) -> None:
     # Each waits until the other has spoken: the first failure ends both.
     script = (
         'echo "shell rank $RANK"; touch "said-$RANK"; while [ ! -e said-0 ] || [ ! -e said-1 ]; do sleep 0.05; done'
@@ -202,7 +202,7 @@ def test_a_shell_command_runs_in_every_rank_and_its_code_decides(pods: PodsFacto
     assert ended.message["restarts"] == 0
 
 
-def test_a_syntax_error_is_the_users_and_is_not_restarted(pods: PodsFactory) -> None:
+def test_syntax_error_is_user_error_without_restart(pods: PodsFactory) -> None:
     (ended,) = pods("train.py", script="x = = 1\n", nodes=1, max_restarts=3).run()
     assert ended.code == 81
     assert ended.message["category"] == "UserError"
@@ -218,7 +218,7 @@ def test_a_syntax_error_is_the_users_and_is_not_restarted(pods: PodsFactory) -> 
         (["no-such-program", "x"], "program not found: no-such-program (looked in PATH)"),
     ],
 )
-def test_what_is_not_there_is_refused_at_once(pods: PodsFactory, command: list[str], complaint: str) -> None:
+def test_missing_program_is_refused_at_once(pods: PodsFactory, command: list[str], complaint: str) -> None:
     (ended,) = pods(*command, nodes=1).run()
     assert ended.code == 81
     assert ended.message["category"] == "UserError"
@@ -226,7 +226,7 @@ def test_what_is_not_there_is_refused_at_once(pods: PodsFactory, command: list[s
     assert "check command and args in spec.template" in ended.log
 
 
-def test_a_master_that_never_resolves_ends_the_wait(pods: PodsFactory) -> None:
+def test_unresolved_master_ends_pod_after_timeout(pods: PodsFactory) -> None:
     config = {"join_timeout_seconds": 1}
     job = pods("train.py", script="pass", env={"MASTER_ADDR": "job-1-0.job.invalid"}, config=config)
     job.start(1)
@@ -239,7 +239,7 @@ def test_a_master_that_never_resolves_ends_the_wait(pods: PodsFactory) -> None:
     assert (ended.message["category"], ended.message["exitCode"]) == ("Network", 86)
 
 
-def test_a_taken_rendezvous_port_is_named(pods: PodsFactory) -> None:
+def test_taken_rendezvous_port_is_reported(pods: PodsFactory) -> None:
     job = pods("train.py", script="pass")
     with socket.create_server(("", job.port), reuse_port=False):
         job.start(0)
@@ -248,7 +248,7 @@ def test_a_taken_rendezvous_port_is_named(pods: PodsFactory) -> None:
     assert f"cannot serve the rendezvous on port {job.port}" in ended.message["message"]
 
 
-def test_the_pods_metrics_merge_its_ranks_and_outlive_garbage(pods: PodsFactory, tmp_path: Path) -> None:
+def test_metrics_merge_ranks_and_ignore_invalid_pages(pods: PodsFactory, tmp_path: Path) -> None:
     script = """
 import http.server, os, socket, time
 rank = os.environ["RANK"]
@@ -289,7 +289,7 @@ else:
     assert ended.message["progress"] == {"ddp_loss": 0.25}
 
 
-def test_sigusr1_shows_the_stacks_of_all_ranks(pods: PodsFactory, tmp_path: Path) -> None:
+def test_sigusr1_logs_stacks_of_all_ranks(pods: PodsFactory, tmp_path: Path) -> None:
     script = "import time\ndef stuck_here():\n    open('stuck', 'w').close()\n    time.sleep(600)\nstuck_here()\n"
     job = pods("train.py", script=script, nodes=1)
     job.start()
@@ -300,9 +300,7 @@ def test_sigusr1_shows_the_stacks_of_all_ranks(pods: PodsFactory, tmp_path: Path
     assert job.wait(0).code == 85
 
 
-def test_a_rank_whose_peer_has_left_well_says_so_and_nobody_waits_for_the_pod_that_is_done(
-    pods: PodsFactory, tmp_path: Path
-) -> None:
+def test_rank_losing_successful_peer_reports_it_without_waiting(pods: PodsFactory, tmp_path: Path) -> None:
     script = """
 import os, time
 if os.environ["RANK"] == "0":
@@ -326,7 +324,7 @@ raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
     assert "no rank may leave the loop before the others" in ended.message["hint"]
 
 
-def test_a_signal_while_the_launcher_still_loads_is_obeyed(pods: PodsFactory, tmp_path: Path) -> None:
+def test_signal_during_import_of_launcher_is_handled(pods: PodsFactory, tmp_path: Path) -> None:
     """As a container's first process it would not even hear it: the kernel drops what has no handler there."""
     early = tmp_path / "early"
     early.mkdir()
@@ -345,7 +343,7 @@ import socket
     assert "SIGTERM: stopping" in ended.log
 
 
-def test_pod_0_does_not_wait_for_the_others_where_its_success_is_enough(pods: PodsFactory, tmp_path: Path) -> None:
+def test_pod_0_does_not_wait_for_peers_with_policy_rank_zero(pods: PodsFactory, tmp_path: Path) -> None:
     script = "import os\nif os.environ['RANK'] == '0': raise SystemExit\n" + SLEEP
     job = pods("train.py", script=script, nodes=2, config={"success_policy": "RankZero"})
     job.start()

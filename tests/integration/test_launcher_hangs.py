@@ -98,7 +98,7 @@ def watchdog(action: str, *, stall: float = 4, start: float = 500) -> dict[str, 
     return {"watchdog": WatchdogConfig(start, stall, start, action)}
 
 
-def test_a_rank_that_sleeps_is_blamed_and_the_workers_start_again_in_place(pods: PodsFactory, tmp_path: Path) -> None:
+def test_sleeping_rank_is_root_cause_and_workers_restart_in_place(pods: PodsFactory, tmp_path: Path) -> None:
     job = pods(SLEEP, max_restarts=5, config=watchdog("Restart"))
     first, second = job.run()
     assert (first.code, second.code) == (0, 0), first.log + second.log
@@ -116,7 +116,7 @@ def test_a_rank_that_sleeps_is_blamed_and_the_workers_start_again_in_place(pods:
     assert "rank 1 is in load_batch (train.py:" in second.log
 
 
-def test_a_stopped_rank_ends_the_job_where_that_is_asked_for(pods: PodsFactory) -> None:
+def test_stopped_rank_fails_job_with_action_fail(pods: PodsFactory) -> None:
     job = pods(STOP, nodes=1, nproc=2, max_restarts=3, config=watchdog("Fail", stall=8))  # the first alarm is the last
     (ended,) = job.run()
     assert ended.code == 81, ended.log
@@ -128,7 +128,7 @@ def test_a_stopped_rank_ends_the_job_where_that_is_asked_for(pods: PodsFactory) 
     assert ended.message["progress"]["ddp_steps_total"] == 5
 
 
-def test_a_hang_is_only_reported_where_that_is_asked_for(pods: PodsFactory, tmp_path: Path) -> None:
+def test_hang_is_only_reported_with_action_report(pods: PodsFactory, tmp_path: Path) -> None:
     script = TRAIN.replace("MEET", FILES).replace("HANG", "while not os.path.exists('enough'): time.sleep(0.05)")
     job = pods(script, nodes=1, nproc=2, config=watchdog("Report"))
     job.start()
@@ -142,7 +142,7 @@ def test_a_hang_is_only_reported_where_that_is_asked_for(pods: PodsFactory, tmp_
     assert ended.code == 0, ended.log
 
 
-def test_a_rank_that_stops_before_its_page_was_ever_read_is_named_by_its_own_pod(pods: PodsFactory) -> None:
+def test_rank_stopped_before_first_page_is_named_by_its_pod(pods: PodsFactory) -> None:
     script = STOP.replace(FILES, PIPES).replace("step == 5", "step == 1")
     job = pods(script, max_restarts=5, config=watchdog("Restart"))
     first, second = job.run()
@@ -177,7 +177,7 @@ PATTERNS = {"log_patterns": ("step (?P<step>[0-9]+)",)}
 LOGGED = {**watchdog("Restart"), **PATTERNS}
 
 
-def test_a_rank_that_sleeps_is_named_and_ended_where_only_the_log_shows_steps(pods: PodsFactory) -> None:
+def test_sleeping_rank_is_killed_if_only_log_shows_steps(pods: PodsFactory) -> None:
     job = pods(LOGS.replace("FAULT", "if rank == 1: time.sleep(1e9)"), config=LOGGED)
     first, second = job.run()
     assert (first.code, second.code) == (83, 83), first.log + second.log
@@ -189,7 +189,7 @@ def test_a_rank_that_sleeps_is_named_and_ended_where_only_the_log_shows_steps(po
     assert "; in another pod, rank 1 is in train_step (train.py:" in first.message["message"]
 
 
-def test_ranks_in_different_collectives_are_ended_and_both_places_are_said(pods: PodsFactory) -> None:
+def test_ranks_in_different_collectives_are_killed_and_both_named(pods: PodsFactory) -> None:
     job = pods(LOGS.replace("FAULT", "if rank == 1: broadcast()"), config=LOGGED)
     first, second = job.run()
     assert (first.code, second.code) == (83, 83), first.log + second.log
@@ -199,7 +199,7 @@ def test_ranks_in_different_collectives_are_ended_and_both_places_are_said(pods:
     assert (first.message["secondary"], second.message["secondary"]) == (False, False)  # no other pod explains it
 
 
-def test_a_long_validation_by_rank_0_is_reported_and_not_ended(pods: PodsFactory, tmp_path: Path) -> None:
+def test_long_validation_by_rank_0_is_reported_only(pods: PodsFactory, tmp_path: Path) -> None:
     fault = "while rank == 0 and not os.path.exists('enough'): time.sleep(0.1 * (sum(range(1000000)) > 0))"
     job = pods(LOGS.replace("FAULT", fault), config=LOGGED)
     job.start()
@@ -230,9 +230,7 @@ os.execv(sys.executable, [sys.executable, "-c", {"import os, time" + chr(10) + W
 @pytest.mark.parametrize(
     ("script", "shown"), [(SAVES_AND_STOPS, "train.py"), (BECOMES_ANOTHER, "no stack")], ids=["own signals", "exec"]
 )
-def test_a_script_that_reports_nothing_is_reported_when_it_is_idle_and_left_alone(
-    pods: PodsFactory, tmp_path: Path, script: str, shown: str
-) -> None:
+def test_idle_script_without_steps_is_reported_only(pods: PodsFactory, tmp_path: Path, script: str, shown: str) -> None:
     job = pods(script, nodes=1, config=watchdog("Restart", stall=1, start=1))
     job.start()
     job.until_logged(0, "the workers have used no CPU for ")
@@ -241,7 +239,7 @@ def test_a_script_that_reports_nothing_is_reported_when_it_is_idle_and_left_alon
     assert job.wait(0).code == 0
 
 
-def test_a_log_that_falls_silent_while_the_script_computes_is_only_reported(pods: PodsFactory, tmp_path: Path) -> None:
+def test_silent_log_of_computing_script_is_reported_only(pods: PodsFactory, tmp_path: Path) -> None:
     script = """
 import os, time
 step = 0
@@ -282,7 +280,7 @@ def heartbeat_age(job: Pods) -> float:
     return float(found[1]) if found else 0.0
 
 
-def test_an_agent_in_its_exit_barrier_does_not_use_up_the_grace_time(pods: PodsFactory, tmp_path: Path) -> None:
+def test_agent_in_exit_barrier_does_not_use_up_grace_period(pods: PodsFactory, tmp_path: Path) -> None:
     script = """
 import os, time
 rank = os.environ["RANK"]

@@ -13,7 +13,7 @@ from tests.support.launcher_pods import Pods
 pytestmark = pytest.mark.process
 
 
-def test_all_ranks_reduce_before_they_train_and_the_figures_are_on_the_page(tmp_path: Path) -> None:
+def test_preflight_measures_all_reduce_and_page_has_results(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import os, time\nwhile not os.path.exists('enough'): time.sleep(0.05)\n")
     config = {"preflight": PreflightConfig(True, ("dns", "tcp", "allreduce"), 1)}
     job = Pods(tmp_path, ["train.py"], nproc=2, config=config)
@@ -34,7 +34,7 @@ def test_all_ranks_reduce_before_they_train_and_the_figures_are_on_the_page(tmp_
     assert rate > 1e6
 
 
-def test_a_check_that_fails_ends_the_pod_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_failed_check_ends_pod_with_mode_fail(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("open('started', 'w')\n")
     config = {"preflight": PreflightConfig(True, ("allreduce",), 1e15)}
     job = Pods(tmp_path, ["train.py"], nodes=1, nproc=2, max_restarts=2, config=config)
@@ -49,7 +49,7 @@ def test_a_check_that_fails_ends_the_pod_where_that_is_asked_for(tmp_path: Path)
     assert not (tmp_path / "started").exists()
 
 
-def test_pods_measure_each_other_two_by_two_and_say_what_carries_their_data(tmp_path: Path) -> None:
+def test_preflight_measures_pairs_and_reports_transport(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("open('started', 'w')\n")
     config = {"preflight": PreflightConfig(False, ("pairs",), 0, min_pair_bytes_per_second=1e15)}
     job = Pods(tmp_path, ["train.py"], nodes=3, nproc=2, config=config)
@@ -65,7 +65,7 @@ def test_pods_measure_each_other_two_by_two_and_say_what_carries_their_data(tmp_
         assert "MB/s, below the required 1000000000 MB/s; the median of 3 pairs is " in one.log
 
 
-def test_a_network_that_is_required_is_not_replaced_by_sockets(tmp_path: Path) -> None:
+def test_required_network_refuses_sockets(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("open('started', 'w')\n")
     config = {"preflight": PreflightConfig(False, ("allreduce",), 0, require=True, transports=("IB", "RoCE"))}
     job = Pods(tmp_path, ["train.py"], config=config)

@@ -25,9 +25,7 @@ def job(tmp_path: Path) -> Iterator[Pods]:
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.nightly), signal.SIGKILL])
-def test_a_spare_takes_the_place_of_a_lost_pod_and_its_successor_waits(
-    job: Pods, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_spare_replaces_lost_pod_and_successor_is_on_standby(job: Pods, tmp_path: Path, number: signal.Signals) -> None:
     job.start(2)
     job.start(0, 1)
     job.until_logged(1, "world 2 begins at step 0")

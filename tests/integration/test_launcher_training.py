@@ -82,7 +82,7 @@ def pods(tmp_path: Path) -> Iterator[PodsFactory]:
         job.stop()
 
 
-def test_two_pods_train_a_foreign_script(pods: PodsFactory) -> None:
+def test_two_pods_train_plain_script(pods: PodsFactory) -> None:
     job = pods("python", "train.py")
     first, second = job.run()
     assert (first.code, second.code) == (0, 0), first.log + second.log
@@ -94,13 +94,13 @@ def test_two_pods_train_a_foreign_script(pods: PodsFactory) -> None:
     assert (second.message["worldSize"], second.message["groupSize"]) == (2, 2)
 
 
-def test_script_that_never_meets_the_other_ranks_says_so_at_its_end(pods: PodsFactory) -> None:
+def test_script_without_process_group_reports_size_zero(pods: PodsFactory) -> None:
     job = pods("python", "train.py", script="import torch.distributed; print('no GPU'); raise SystemExit(0)")
     for end in job.run():
         assert (end.code, end.message["worldSize"], end.message["groupSize"]) == (0, 2, 0), end.log
 
 
-def test_the_pod_that_fails_says_why_and_the_other_fails_secondarily(pods: PodsFactory) -> None:
+def test_failed_pod_reports_cause_and_peer_fails_secondarily(pods: PodsFactory) -> None:
     secondary, root = pods("train.py", "raise").run()
     assert root.code == 82
     assert root.message["message"] == "ValueError: the data is ä mess"
@@ -116,7 +116,7 @@ def test_the_pod_that_fails_says_why_and_the_other_fails_secondarily(pods: PodsF
     assert secondary.message["category"] == "Network"
 
 
-def test_a_worker_that_fails_once_is_restarted_in_place(pods: PodsFactory) -> None:
+def test_worker_failing_once_is_restarted_in_place(pods: PodsFactory) -> None:
     command = "torchrun", "--monitor-interval=0.2", "train.py", "raise once"
     first, second = pods(*command, script=ALONE, max_restarts=2).run()
     assert (first.code, second.code) == (0, 0), first.log + second.log
@@ -130,7 +130,7 @@ def test_a_worker_that_fails_once_is_restarted_in_place(pods: PodsFactory) -> No
     assert "rank 1 is done, restart 1" in second.log
 
 
-def test_the_same_exception_twice_without_progress_ends_the_pod_in_spite_of_its_budget(pods: PodsFactory) -> None:
+def test_repeated_exception_without_progress_ends_pod_within_budget(pods: PodsFactory) -> None:
     job = pods("train.py", "raise", script=ALONE, max_restarts=5)
     job.start()
     failing = job.wait(1)
@@ -142,14 +142,14 @@ def test_the_same_exception_twice_without_progress_ends_the_pod_in_spite_of_its_
     assert f"not restarted: ValueError at train.py:{line} occurred twice without progress in between" in failing.log
 
 
-def test_static_rendezvous_with_two_workers_a_pod(pods: PodsFactory) -> None:
+def test_static_rendezvous_with_two_workers_per_pod(pods: PodsFactory) -> None:
     first, second = pods("python", "-u", "train.py", backend="static", nproc=2).run()
     assert (first.code, second.code) == (0, 0), first.log + second.log
     assert "[rank1]: rank 1 of 4 on node 0: sum 10.0" in first.log
     assert "[rank2]: rank 2 of 4 on node 1: sum 10.0" in second.log
 
 
-def test_of_two_local_ranks_the_one_that_raised_is_reported(pods: PodsFactory) -> None:
+def test_rank_that_raised_is_reported_of_two_local_ranks(pods: PodsFactory) -> None:
     (pod,) = pods("train.py", "raise", nodes=1, nproc=2, script=ALONE).run()
     assert pod.code == 82
     assert (pod.message["rank"], pod.message["localRank"]) == (1, 1)
@@ -157,7 +157,7 @@ def test_of_two_local_ranks_the_one_that_raised_is_reported(pods: PodsFactory) -
     assert pod.message["secondary"] is False
 
 
-def test_pods_wait_for_a_late_master_and_say_so(pods: PodsFactory) -> None:
+def test_pods_wait_for_late_master_and_log_it(pods: PodsFactory) -> None:
     job = pods("train.py", script="import os; print('rank', os.environ['RANK'], flush=True)")
     job.start(1)
     job.until_logged(1, f"waiting for master 127.0.0.1:{job.port} (nothing listens there yet)")
@@ -166,7 +166,7 @@ def test_pods_wait_for_a_late_master_and_say_so(pods: PodsFactory) -> None:
     assert "rank 1" in job.log(1)
 
 
-def test_training_goes_on_when_another_master_pod_takes_the_place_of_a_killed_one(pods: PodsFactory) -> None:
+def test_training_continues_with_replacement_of_killed_master(pods: PodsFactory) -> None:
     script = TRAIN.replace("dist.all_reduce(total)\ndist.destroy", LOOP + "dist.destroy")
     job = pods("train.py", script=script, max_restarts=1, config={"restarts_without_progress": 1})
     job.start()

@@ -216,7 +216,7 @@ def forked(server: Forked) -> Forked:
 
 
 @pytest.mark.parametrize("name", [*SCRIPTS, *(f"own {name}" for name in OWN)])
-def test_a_forked_script_behaves_as_under_the_bare_interpreter(forked: Forked, name: str) -> None:
+def test_forked_script_behaves_as_in_plain_interpreter(forked: Forked, name: str) -> None:
     text = OWN[name[4:]] if name.startswith("own ") else SCRIPTS[name]
     (forked.folder / "script.py").write_text(text, encoding="latin-1" if name == "encoding" else "utf-8")
     assert forked.fork("script", "script.py", "a", "--b") == forked.bare("script.py", "a", "--b")
@@ -235,7 +235,7 @@ def test_a_forked_script_behaves_as_under_the_bare_interpreter(forked: Forked, n
         ("script", ["missing.py"]),
     ],
 )
-def test_other_forked_forms_behave_as_under_the_bare_interpreter(forked: Forked, kind: str, words: list[str]) -> None:
+def test_other_forked_programs_behave_as_in_plain_interpreter(forked: Forked, kind: str, words: list[str]) -> None:
     assert forked.fork(kind, *(words if kind == "script" else words[1:])) == forked.bare(*words)
 
 
@@ -253,7 +253,7 @@ def test_data_loaders_start_their_workers_in_each_way(forked: Forked) -> None:
     assert ran == Outcome(0, f"fork {batches}spawn {batches}", "")
 
 
-def test_ranks_draw_other_random_numbers_and_hash_alike(forked: Forked) -> None:
+def test_ranks_differ_in_random_numbers_and_agree_in_hashes(forked: Forked) -> None:
     script = (
         "import os, random, secrets, tempfile, uuid, numpy\n"
         "print([random.random(), numpy.random.random(), secrets.token_hex(4), uuid.uuid4().hex, tempfile.mktemp()])\n"
@@ -265,9 +265,9 @@ def test_ranks_draw_other_random_numbers_and_hash_alike(forked: Forked) -> None:
     assert one == other
 
 
-def test_a_forked_rank_has_torch_and_no_more_of_the_launcher_than_it_needs(forked: Forked) -> None:
+def test_forked_rank_has_torch_and_few_modules_of_launcher(forked: Forked) -> None:
     code = "import sys; print('torch._dynamo' in sys.modules, *sorted(n for n in sys.modules if 'ddp_launcher' in n))"
-    names = ["contract", "files", "fork_server", "processes", "tracebacks", "worker"]
+    names = ["contract", "files", "fork_server", "import_hook", "loopback", "processes", "tracebacks", "worker"]
     assert forked.fork("code", code).out.split() == [
         "True",
         "ddp_launcher",
@@ -281,7 +281,7 @@ def test_threads_and_torchruns_variables_take_effect(forked: Forked) -> None:
     assert ran.out.split() == ["1", "7", "False"]
 
 
-def test_ps_and_pkill_see_the_ranks_own_command_line(forked: Forked) -> None:
+def test_process_title_is_command_of_rank(forked: Forked) -> None:
     ran = forked.fork("code", "print(open('/proc/self/cmdline').read().rstrip(chr(0)).split(chr(0))[1:])")
     assert ran.out.startswith(str(["-u", forked.launcher, "worker", "code", "0"])[:-1])
 
@@ -297,7 +297,7 @@ def test_ps_and_pkill_see_the_ranks_own_command_line(forked: Forked) -> None:
         ("", "neighbour.py", None),
     ],
 )
-def test_a_script_that_needs_a_fresh_interpreter_gets_one(
+def test_script_with_obstacle_gets_fresh_interpreter(
     forked: Forked, script: str, neighbour: str, reason: str | None
 ) -> None:
     if neighbour:
@@ -310,7 +310,7 @@ def test_a_script_that_needs_a_fresh_interpreter_gets_one(
     assert forked.fork("script", "script.py", TORCHELASTIC_RESTART_COUNT="1").error == ""  # once is enough
 
 
-def test_a_rank_dies_with_its_agent(tmp_path: Path) -> None:
+def test_rank_dies_with_its_agent(tmp_path: Path) -> None:
     forked = Forked(tmp_path)
     (forked.folder / "script.py").write_text("import time; open('started', 'w').close(); time.sleep(600)")
     forked.channel.write(
@@ -354,9 +354,7 @@ def job(folder: Path, **options: Any) -> Pods:
     ],
     ids=["as it is", "switched off", "with options of the interpreter"],
 )
-def test_ranks_are_forked_at_the_start_and_at_each_restart(
-    tmp_path: Path, options: dict[str, Any], warm: bool, said: str
-) -> None:
+def test_ranks_are_forked_at_start_and_restarts(tmp_path: Path, options: dict[str, Any], warm: bool, said: str) -> None:
     pods = job(tmp_path, **options)
     try:
         (ended,) = pods.run()
@@ -368,7 +366,7 @@ def test_ranks_are_forked_at_the_start_and_at_each_restart(
     assert said in ended.log
 
 
-def test_ranks_start_in_fresh_interpreters_where_their_server_is_gone(tmp_path: Path) -> None:
+def test_ranks_start_in_fresh_interpreters_after_end_of_server(tmp_path: Path) -> None:
     (tmp_path / "hold").touch()
     pods = job(tmp_path)
     try:

@@ -135,7 +135,7 @@ def shim(tmp_path: Path) -> Shim:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_behaves_as_under_the_bare_interpreter(shim: Shim, name: str) -> None:
+def test_script_behaves_as_in_plain_interpreter(shim: Shim, name: str) -> None:
     (shim.folder / "script.py").write_text(SCRIPTS[name], encoding="latin-1" if name == "encoding" else "utf-8")
     assert shim.shim("script.py", "a", "--b") == shim.bare("script.py", "a", "--b")
 
@@ -160,7 +160,7 @@ def test_a_script_behaves_as_under_the_bare_interpreter(shim: Shim, name: str) -
     ],
     ids=" ".join,
 )
-def test_other_forms_behave_as_under_the_bare_interpreter(shim: Shim, words: list[str]) -> None:
+def test_other_programs_behave_as_in_plain_interpreter(shim: Shim, words: list[str]) -> None:
     (shim.folder / "sub").mkdir()
     (shim.folder / "sub" / "script.py").write_text("import sys\nprint(__file__, sys.path)\n")
     (shim.folder / "link.py").symlink_to("sub/script.py")
@@ -170,7 +170,7 @@ def test_other_forms_behave_as_under_the_bare_interpreter(shim: Shim, words: lis
     assert shimmed == bare
 
 
-def test_an_exception_leaves_an_error_file(shim: Shim) -> None:
+def test_exception_writes_error_file(shim: Shim) -> None:
     (shim.folder / "script.py").write_text(RAISES)
     shim.shim("script.py")
     error = shim.error()
@@ -192,7 +192,7 @@ def test_an_exception_leaves_an_error_file(shim: Shim) -> None:
         ("import os; os._exit(3)", None),
     ],
 )
-def test_only_a_failure_of_the_worker_itself_leaves_one(shim: Shim, script: str, expected: Any) -> None:
+def test_exit_of_forked_child_writes_no_error_file(shim: Shim, script: str, expected: Any) -> None:
     (shim.runtime / "errors" / "0.json").write_text("{}")  # of an earlier restart
     (shim.folder / "script.py").write_text(script)
     shim.shim("script.py")
@@ -205,14 +205,14 @@ def test_only_a_failure_of_the_worker_itself_leaves_one(shim: Shim, script: str,
         assert message in (None, error["message"])
 
 
-def test_the_scripts_own_error_file_is_kept(shim: Shim) -> None:
+def test_error_file_of_script_is_kept(shim: Shim) -> None:
     write = "import os; open(os.environ['DDP_RUNTIME_DIR'] + '/errors/0.json', 'w').write('{\"type\": \"mine\"}')\n"
     (shim.folder / "script.py").write_text(write + "raise ValueError")
     shim.shim("script.py")
     assert shim.error() == {"type": "mine"}
 
 
-def test_a_worker_tells_about_itself(shim: Shim) -> None:
+def test_worker_records_itself(shim: Shim) -> None:
     (shim.folder / "script.py").write_text("import os; print(os.getpid())")
     pid = int(shim.shim("script.py").out)
     about = json.loads((shim.runtime / "workers" / "0.json").read_text())
@@ -220,12 +220,12 @@ def test_a_worker_tells_about_itself(shim: Shim) -> None:
 
 
 @pytest.mark.parametrize(("program", "code"), [("no-such-program", 127), ("/", 126)])
-def test_a_program_that_cannot_start_has_the_shells_code(shim: Shim, program: str, code: int) -> None:
+def test_program_that_cannot_start_has_exit_code_of_shell(shim: Shim, program: str, code: int) -> None:
     own = [sys.executable, str(delivered_launcher()), "worker", "program", "0", program]
     assert shim._run(own, {"DDP_RUNTIME_DIR": str(shim.runtime)}).code == code
 
 
-def test_the_launchers_modules_hide_none_of_the_users(tmp_path: Path) -> None:
+def test_modules_of_launcher_do_not_shadow_modules_of_user(tmp_path: Path) -> None:
     """Behind a ConfigMap's links Python puts the folder under its real name into the path."""
     env = {**os.environ, "TMPDIR": str(tmp_path), **encoded_config()}
     argv = [sys.executable, str(delivered_launcher()), "run", "--", "-m", "metrics"]
@@ -234,7 +234,7 @@ def test_the_launchers_modules_hide_none_of_the_users(tmp_path: Path) -> None:
     assert "training module not found: metrics" in ran.stderr
 
 
-def test_a_rank_compiles_no_more_of_the_launcher_than_it_needs(shim: Shim) -> None:
+def test_rank_compiles_few_modules_of_launcher(shim: Shim) -> None:
     code = "import sys; print(*sorted(n for n in sys.modules if n.startswith('ddp_launcher.')))"
     names = shim.shim("-c", code).out.replace("ddp_launcher.", "").split()
-    assert names == ["contract", "files", "processes", "tracebacks", "worker"]
+    assert names == ["contract", "files", "import_hook", "loopback", "processes", "tracebacks", "worker"]

@@ -1,4 +1,4 @@
-"""The user's folder in a pod: unpacked, compared, and its packages."""
+"""The submitted code folder in a pod: unpacking, its digest, and its packages."""
 
 from __future__ import annotations
 

@@ -280,7 +280,7 @@ class TestPod:
         code, message, log = self.run(tmp_path, f"{server.url}/a", f"{server.url}/b")
         ended = parse_termination(code, text=message)
         assert code == 0
-        assert [(one.name, one.phase, one.bytes) for one in ended.inputs] == [
+        assert [(item.name, item.phase, item.bytes) for item in ended.inputs] == [
             ("in0", "Fetched", len(DATA)),
             ("in1", "Fetched", len(DATA)),
         ]
@@ -292,7 +292,7 @@ class TestPod:
         ended = parse_termination(code, text=message)
         assert (code, ended.category, server.sent) == (81, "UserError", 1)
         assert ended.message.startswith("input in1: http")
-        assert [(one.phase, one.reason) for one in ended.inputs] == [("Pending", ""), ("Failed", "NotFound")]
+        assert [(item.phase, item.reason) for item in ended.inputs] == [("Pending", ""), ("Failed", "NotFound")]
 
     def test_page_shows_progress(self, tmp_path: Path, server: FileServer) -> None:
         inner, pages = server.content, []
@@ -306,6 +306,6 @@ class TestPod:
 
         server.content = look
         self.run(tmp_path, f"{server.url}/a")
-        [one] = parse_page(pages[0]).inputs
-        assert (one.phase, one.total_bytes) == ("Fetching", len(DATA))
-        assert 0 <= one.bytes <= 1_100_000
+        (item,) = parse_page(pages[0]).inputs
+        assert (item.phase, item.total_bytes) == ("Fetching", len(DATA))
+        assert 0 <= item.bytes <= 1_100_000

@@ -1,4 +1,4 @@
-"""The launcher's pure parts: command lines, classes, the termination message, merged metrics."""
+"""Pure parts of the launcher: command lines, failures, the termination message, merged metrics, the agent."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ from tests.support.launcher_config import CONFIG, encoded_config, launcher_pod
         ),
     ],
 )
-def test_a_python_command_line_is_split_as_cpython_does(words: list[str], expected: PythonLine) -> None:
+def test_python_command_line_is_split_as_in_cpython(words: list[str], expected: PythonLine) -> None:
     assert split_python_line(words) == expected
 
 
@@ -71,7 +71,7 @@ def pod_of(nodes: int = 2, **env: str) -> Pod:
     return read_pod({"MASTER_ADDR": "job-1-0.job", "MASTER_PORT": "29400", **config, **env}, "/runtime")
 
 
-def test_flags_that_only_the_pod_knows() -> None:
+def test_pod_adds_its_own_flags() -> None:
     master, worker = pod_of(), pod_of(JOB_COMPLETION_INDEX="1")
     c10d = ["--rdzv-backend=c10d", "--local-addr=job-1-1.job"]
     default = ["--monitor-interval=0.1"]
@@ -86,7 +86,7 @@ def test_flags_that_only_the_pod_knows() -> None:
     assert here[-1] == "--local-addr=127.0.100.101"
 
 
-def test_pods_on_one_machine_are_ranked_by_their_index() -> None:
+def test_loopback_addresses_sort_by_pod_index() -> None:
     addresses = [loopback_address(index) for index in range(5000)]
     assert sorted(addresses) == addresses
     assert len(set(addresses)) == len(addresses)
@@ -94,7 +94,7 @@ def test_pods_on_one_machine_are_ranked_by_their_index() -> None:
         socket.inet_aton(address)
 
 
-def test_a_configuration_is_read_as_it_was_written() -> None:
+def test_configuration_survives_json() -> None:
     watchdog, preflight = WatchdogConfig(900, 300.5, 1800, "Restart"), PreflightConfig(True, ("dns", "tcp"), 1e6)
     config = dataclasses.replace(
         CONFIG, elastic=True, watchdog=watchdog, preflight=preflight, log_patterns=("a", "b$"), epochs=3
@@ -114,14 +114,14 @@ def test_a_configuration_is_read_as_it_was_written() -> None:
         (lambda raw: raw | {"watchdog": "mode=Fail"}, "cannot be read: TypeError: "),
     ],
 )
-def test_a_configuration_that_cannot_be_read_is_told_with_its_field(text: Any, problem: str) -> None:
+def test_invalid_configuration_names_field(text: Any, problem: str) -> None:
     if callable(text):
         text = json.dumps(text(json.loads(encode_config(CONFIG))))
     with pytest.raises(ValueError, match=f"^DDP_LAUNCHER_CONFIG {problem}"):
         decode_config(text)
 
 
-def test_a_pod_without_a_configuration_ends_with_one_message(
+def test_missing_configuration_ends_pod_with_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("DDP_LAUNCHER_CONFIG", raising=False)
@@ -134,18 +134,18 @@ def test_a_pod_without_a_configuration_ends_with_one_message(
     assert reported["message"] in capsys.readouterr().err
 
 
-def test_an_environment_variable_that_is_no_number_is_named() -> None:
+def test_variable_that_is_no_number_is_named() -> None:
     with pytest.raises(ValueError, match="DDP_GRACE_SECONDS='soon' is not a number"):
         pod_of(DDP_GRACE_SECONDS="soon")
 
 
-# ---- classes
+# ---- failures
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"[]", b"{", b'{"type": 5, "message": [], "time": "soon"}', b"\xff\xfe", b'{"time": NaN}']
 )
-def test_a_garbage_error_file_changes_nothing(tmp_path: Path, content: bytes) -> None:
+def test_invalid_error_file_is_ignored(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "errors").mkdir()
     (tmp_path / "errors" / "0.json").write_bytes(content)
     pod = launcher_pod(tmp_path)
@@ -165,7 +165,7 @@ def test_a_garbage_error_file_changes_nothing(tmp_path: Path, content: bytes) ->
     )
 
 
-def test_a_script_under_record_is_understood(tmp_path: Path) -> None:
+def test_error_of_record_decorator_is_read(tmp_path: Path) -> None:
     pod = launcher_pod(tmp_path)
     examined = examine_worker(pod, WorkerEnd(1, message="KeyError: 'x'"))
     assert (examined.exception_type, examined.message) == ("KeyError", "KeyError: 'x'")
@@ -210,7 +210,7 @@ def test_a_long_message_and_hint_keep_their_beginning_and_as_much_as_there_is_ro
     repeat=st.integers(1, 60),
     names=st.lists(st.text(max_size=50), max_size=60),
 )
-def test_any_message_fits_and_is_json(text: str, repeat: int, names: list[str]) -> None:
+def test_every_message_fits_and_is_json(text: str, repeat: int, names: list[str]) -> None:
     long = text * repeat
     fitted = encode_message(message(message=long, traceback=long, hint=long, progress=dict.fromkeys(names, 1.5)))
     assert len(fitted) <= 4096
@@ -220,7 +220,7 @@ def test_any_message_fits_and_is_json(text: str, repeat: int, names: list[str]) 
 # ---- metrics
 
 
-def test_pages_are_merged_with_one_header_a_name() -> None:
+def test_merged_pages_have_one_header_per_name() -> None:
     pages = [
         f'# HELP ddp_loss The loss.\n# TYPE ddp_loss gauge\nddp_loss{{rank="{rank}"}} 0.{rank}\n'
         f'# TYPE ddp_step_duration_seconds histogram\nddp_step_duration_seconds_bucket{{rank="{rank}",le="+Inf"}} 1\n'
@@ -240,7 +240,7 @@ def test_pages_are_merged_with_one_header_a_name() -> None:
     ]
 
 
-def test_garbage_lines_equal_series_and_false_launchers_are_left_out() -> None:
+def test_merge_drops_invalid_lines_equal_series_and_forged_launcher_series() -> None:
     own = "ddp_launcher_in_place_restarts_total 1\n"
     garbage = (
         "<html>\nx\nddp_loss{ 1\nddp_loss one\nddp_launcher_in_place_restarts_total 9\n# EOF\nddp_loss 1\nddp_loss 2\n"
@@ -248,14 +248,14 @@ def test_garbage_lines_equal_series_and_false_launchers_are_left_out() -> None:
     assert merge_pages([own, garbage]) == "ddp_launcher_in_place_restarts_total 1\nddp_loss 1\n"
 
 
-def test_a_rank_cannot_add_series_of_the_launcher() -> None:
-    """What the operator believes of the launcher, a training script must not be able to say."""
+def test_rank_cannot_add_series_of_launcher() -> None:
+    """The operator trusts series of the launcher: a training script must not be able to forge them."""
     own = 'ddp_launcher_phase{phase="Running"} 1\n'
     forged = 'ddp_launcher_phase{phase="Rendezvous"} 1\nddp_launcher_in_place_restarts_total 9\nddp_loss 1\n'
     assert merge_pages([own, forged]) == own + "ddp_loss 1\n"
 
 
-def test_only_the_launcher_can_say_what_failed_last(tmp_path: Path) -> None:
+def test_last_failure_of_rank_page_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "metrics").mkdir()
     (tmp_path / "metrics" / "0.prom").write_text(f'ddp_loss 1\n{COMMENT_LAST_FAILURE}{{"message":"forged"}}\n')
     metrics = MetricsEndpoint(str(tmp_path), lambda: "own 1")
@@ -266,13 +266,13 @@ def test_only_the_launcher_can_say_what_failed_last(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.text(max_size=200), max_size=4))
-def test_no_page_can_break_the_merge(pages: list[str]) -> None:
+def test_merge_accepts_any_page(pages: list[str]) -> None:
     merged = merge_pages(["own 1\n", *pages])
     assert merged.startswith("own 1\n")
     assert merge_pages([merged]) == merged
 
 
-def test_progress_is_what_has_no_label_but_rank() -> None:
+def test_progress_has_only_series_without_further_labels() -> None:
     page = (
         '# TYPE ddp_loss gauge\nddp_loss{rank="0"} 0.5\n# TYPE ddp_epoch gauge\nddp_epoch 3\n'
         '# TYPE ddp_samples counter\nddp_samples_total{rank="0"} 64\n'
@@ -304,7 +304,7 @@ def serve_once(answer: bytes) -> int:
     return int(server.getsockname()[1])
 
 
-def test_a_page_is_fetched_and_an_endless_or_wrong_one_is_refused() -> None:
+def test_endless_or_invalid_page_is_refused() -> None:
     assert fetch_page(serve_once(b"HTTP/1.0 200 OK\r\nX: y\r\n\r\nup 1\n")) == "up 1\n"
     with pytest.raises(ValueError, match="no usable page"):
         fetch_page(serve_once(b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * (3 << 20)))
@@ -314,10 +314,10 @@ def test_a_page_is_fetched_and_an_endless_or_wrong_one_is_refused() -> None:
         fetch_page(serve_once(b"garbage"))
 
 
-def test_a_rank_that_is_gone_leaves_its_last_page(tmp_path: Path) -> None:
+def test_ended_rank_is_read_from_its_last_page(tmp_path: Path) -> None:
     folder = tmp_path / "metrics"
     folder.mkdir()
-    (folder / "1.port").write_text("1")  # nobody listens there
+    (folder / "1.port").write_text("1")  # no process listens there
     (folder / "1.prom").write_text("last 1\n")
     (folder / "0.port").write_text("not a port")
     (folder / "2.port").write_text(str(serve_once(b"HTTP/1.0 200 OK\r\n\r\nlive 1\n")))
@@ -327,7 +327,7 @@ def test_a_rank_that_is_gone_leaves_its_last_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("restarts", "remembered"), [(0, True), (1, False)])
-def test_a_failure_before_a_stop_counts_also_where_the_agent_is_late_to_say_that_it_runs(
+def test_failure_before_stop_signal_counts_before_agent_reports_running(
     tmp_path: Path, restarts: int, remembered: bool
 ) -> None:
     (tmp_path / "errors").mkdir()
@@ -336,42 +336,40 @@ def test_a_failure_before_a_stop_counts_also_where_the_agent_is_late_to_say_that
     pod = Supervisor(launcher_pod(tmp_path, in_place_restarts=restarts), [], [], [], warm=False)
     pod._restarts.count = pod._restarts._spent = restarts
     pod._enter("Rendezvous")
-    pod._agent.pid = 2**22 + 1  # nobody
+    pod._agent.pid = 2**22 + 1  # no process
     pod._on_signal(signal.SIGTERM)
     assert bool(pod._final) is remembered
 
 
-def test_the_last_words_of_a_pod_are_read_however_slow_the_machine_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_last_progress_is_read_without_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "metrics").mkdir()
-    (tmp_path / "metrics" / "0.port").write_text("1")  # nobody listens there any more
+    (tmp_path / "metrics" / "0.port").write_text("1")  # no process listens there
     (tmp_path / "metrics" / "1.prom").write_text("# TYPE ddp_loss gauge\nddp_loss 0.5\n")
-    monkeypatch.setattr(threading.Thread, "start", lambda thread: None)  # one that gets no CPU
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: None)  # a thread without CPU time
     monkeypatch.setattr(threading.Thread, "join", lambda thread, timeout: None)
     metrics = MetricsEndpoint(str(tmp_path), lambda: "")
     assert metrics.collect() == {}
     assert metrics.progress() == {"ddp_loss": 0.5}
 
 
-def test_a_taken_port_costs_no_page_where_its_reader_can_be_told_another(
+def test_taken_port_is_replaced_if_port_file_exists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.create_server(("", 0)) as taken:
-        wanted = taken.getsockname()[1]
-        pod = launcher_pod(tmp_path, metrics_port=wanted)
+        taken_port = taken.getsockname()[1]
+        pod = launcher_pod(tmp_path, metrics_port=taken_port)
         Supervisor(pod, [], [], [], warm=False)._serve_metrics()
-        assert f"no metrics: cannot listen on port {wanted}" in capsys.readouterr().err
+        assert f"no metrics: cannot listen on port {taken_port}" in capsys.readouterr().err
         monkeypatch.setenv("DDP_PORT_FILE", str(tmp_path / "port"))
         Supervisor(pod, [], [], [], warm=False)._serve_metrics()
     port = json.loads((tmp_path / "port").read_text())
-    assert f"metrics are on port {port}: cannot listen on {wanted}" in capsys.readouterr().err
+    assert f"metrics are on port {port}: cannot listen on {taken_port}" in capsys.readouterr().err
     assert "ddp_launcher_phase" in fetch_page(port)
 
 
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[AgentProcess, socket.socket, list[int]]]:
-    """An agent that was asked for, the end of its channel, and whom signals were sent to. Its server is 4321."""
+    """A requested agent, the end of its channel, and the pids that received signals. Its server has pid 4321."""
     requests, theirs = socket.socketpair()
     killed: list[int] = []
     monkeypatch.setattr("ddp_operator.launcher.agent.start_fork_server", lambda worker: (4321, requests))
@@ -385,14 +383,14 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Age
     requests.close()
 
 
-def test_an_agent_is_its_server_until_it_has_reported(agent: Any) -> None:
+def test_agent_has_pid_of_its_server_until_it_reports(agent: Any) -> None:
     process, channel, killed = agent
     process.kill(signal.SIGTERM)
     channel.sendall(b'{"pid": 77, "server": 78}\n{"phase": "Rendezvous"}\n')
     assert [event.get("phase") for event in process.receive()] == [None, "Rendezvous"]
     assert killed == [4321, 77], "it was forked before its server ended"
     process.note_end(4321, 0)
-    assert (process.status, process.server) == (None, 0)  # the next one needs another server
+    assert (process.status, process.server) == (None, 0)  # the next agent needs another server
     process.note_end(77, signal.SIGKILL)
     assert process.status == -signal.SIGKILL
     channel.close()
@@ -400,16 +398,16 @@ def test_an_agent_is_its_server_until_it_has_reported(agent: Any) -> None:
     assert killed == [4321, 77]
 
 
-def test_an_agent_that_never_came_to_be_ends_as_its_server_does(agent: Any) -> None:
+def test_agent_that_was_never_forked_ends_with_its_server(agent: Any) -> None:
     process, channel, killed = agent
     channel.close()
     assert process.receive() == []
-    assert killed == [4321]  # which may have ended by itself, with a status of its own
+    assert killed == [4321]  # which may have exited already
     process.note_end(4321, signal.SIGSEGV)
     assert (process.status, process.server) == (-signal.SIGSEGV, 0)
 
 
-def test_a_stop_reaches_the_workers_also_where_nothing_can_be_written(
+def test_stop_signal_reaches_workers_on_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pod = Supervisor(launcher_pod(tmp_path / "full"), [], [], [], warm=False)
@@ -433,12 +431,12 @@ def destroy_process_group():
 
 
 def recorded(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str, module: str = FAKE_TORCH) -> Any:
-    """Run a program beside a recorder of process groups; return what that has recorded."""
+    """Run a program with a recorder of process groups; return the recorded size."""
     (folder / "fake_groups.py").write_text(module)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setattr("ddp_operator.launcher.worker._GROUPS_MODULE", "fake_groups")
     for name in ("fake_groups", *_UNOBSERVED_MODULES):
-        monkeypatch.setitem(sys.modules, name, sys)  # so that it is as before at the end, whatever happens
+        monkeypatch.setitem(sys.modules, name, sys)  # restored at the end of the test
         del sys.modules[name]
     monkeypatch.setattr(
         resource, "getrusage", lambda who: SimpleNamespace(ru_utime=float(who == resource.RUSAGE_SELF), ru_stime=0.0)
@@ -470,11 +468,11 @@ INIT = "import fake_groups as dist\ndist.init_process_group(4)\n"
     ],
     ids=["group", "destroyed", "smaller later", "by another name", "none", "no torch", "spawns", "children work"],
 )
-def test_size_of_a_ranks_process_group_is_recorded_or_that_there_was_none(
+def test_size_of_process_group_or_its_absence_is_recorded(
     program: str, size: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert recorded(tmp_path, monkeypatch, program) == size
 
 
-def test_another_torch_records_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_without_hook_records_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert recorded(tmp_path, monkeypatch, "import fake_groups", module="") is None

@@ -154,7 +154,7 @@ def test_restarted_process_has_no_step_before_its_epoch_is_logged() -> None:
         seen.feed(line, NOW)
     assert values(seen)["ddp_step"] == 11
     again = seen.restarted()
-    again.feed(b"10 each\n", NOW)  # no step at all: the pod's log goes through this reader, which must not fail
+    again.feed(b"10 each\n", NOW)  # without a step the reader must not fail
     assert "ddp_step" not in values(again)
     again.feed(b"step 3/10\n", NOW)
     assert "ddp_step" not in values(again)
@@ -183,7 +183,7 @@ def shown(seen: LogProgress, line: str) -> tuple[int | None, int | None, str | N
 def test_configured_epochs_complete_log_without_them() -> None:
     seen = LogProgress([compile_log_pattern(EPOCH_LINE)], epochs=2)
     assert shown(seen, "epoch 1 step 60/60") == (60, 120, "50.0%")
-    assert shown(seen, "epoch 2 step 60/60") == (60, 120, "50.0%")  # a number that is repeated is no new step
+    assert shown(seen, "epoch 2 step 60/60") == (60, 120, "50.0%")  # a repeated number is no new step
     assert shown(seen, "epoch 2 step 59/60") == (119, 120, "99.2%")
     assert values(seen)["ddp_planned_epochs"] == 2
 
@@ -191,12 +191,12 @@ def test_configured_epochs_complete_log_without_them() -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("epoch 1/20 step 40/1200", (40, 1200, "3.3%")),  # 60 in each epoch: within the first twentieth
+        ("epoch 1/20 step 40/1200", (40, 1200, "3.3%")),  # 60 steps per epoch: within the first twentieth
         ("epoch 1/20 step 63/1200", (63, 24000, "0.3%")),
         ("epoch 5/20 step 280/1200", (280, 1200, "23.3%")),
-        ("epoch 5/20 step 3/60", (243, 1200, "20.2%")),  # a run that is at a fifth is not at 5 %
+        ("epoch 5/20 step 3/60", (243, 1200, "20.2%")),  # a run at a fifth of its epochs is not at 5 %
         ("epoch 1/1 step 60/60", (60, 60, "100.0%")),
-        # A step and a half past its epoch's bounds it may be: they are rounded. One not seen to begin may count from 0.
+        # Bounds are rounded by a step and a half. A process starting in a later epoch may count from 0.
         ("epoch 1/20 step 61/1200", (61, 1200, "5.1%")),
         ("epoch 1/20 step 62/1200", (62, 24000, "0.3%")),
         ("epoch 5/20 step 239/1200", (239, 1200, "19.9%")),
@@ -271,7 +271,7 @@ def test_match_delayed_by_missing_cpu_is_not_slow() -> None:
         groupindex = {"step": 1}
 
         def search(self, text: str) -> re.Match[str] | None:
-            time.sleep(3 * _MATCH_SECONDS)  # the machine has no time for us in the midst of it
+            time.sleep(3 * _MATCH_SECONDS)  # the process gets no CPU during the match
             return re.search(r"step (?P<step>\d+)", text)
 
     seen = LogProgress([Frozen()])  # type: ignore[list-item]
@@ -294,7 +294,7 @@ def test_lines_get_rank_prefix_once() -> None:
     assert lines.feed(b"step 1\nste", 3, 0.0) == b"[rank3]: step 1\n"
     assert lines.rest
     assert lines.feed(b"p 2\n\n", 3, 0.5) == b"[rank3]: step 2\n[rank3]: \n"
-    assert lines.feed(b"[rank3]: Traceback\n", 3, 0.6) == b"[rank3]: Traceback\n"  # torch's own mark
+    assert lines.feed(b"[rank3]: Traceback\n", 3, 0.6) == b"[rank3]: Traceback\n"  # torch's own prefix
     assert not lines.rest
 
 

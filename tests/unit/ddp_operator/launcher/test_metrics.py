@@ -1,4 +1,4 @@
-"""The pod's one metrics endpoint: what it answers, and how far it says that the run was."""
+"""The pod's metrics endpoint: its responses, its limits, and the run's step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddp_operator.launcher.metrics import MetricsEndpoint, fetch_page, merge_pag
 
 
 def ask(port: int, *pieces: bytes) -> tuple[bytes, bytes]:
-    """Return the head and the body of an endpoint's answer to a request that is sent in pieces."""
+    """Send a request in pieces. Returns the head and the body of the response."""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
         for piece in pieces:
             connection.sendall(piece)
@@ -34,29 +34,29 @@ def ask(port: int, *pieces: bytes) -> tuple[bytes, bytes]:
         (b"GET /metrics", b"404 Not Found", b"only /metrics and /healthz\n"),
     ],
 )
-def test_the_pods_endpoint_answers(tmp_path: Path, request_line: bytes, status: bytes, body: bytes) -> None:
+def test_endpoint_serves_pages(tmp_path: Path, request_line: bytes, status: bytes, body: bytes) -> None:
     (tmp_path / "metrics").mkdir()
     (tmp_path / "metrics" / "0.prom").write_text("rank 2\n")
     metrics = MetricsEndpoint(str(tmp_path), lambda: "own 1\n")
     metrics.last_failure = b"{}"
     port = metrics.serve(0)
-    head, found = ask(port, request_line[:5], request_line[5:] + b"\r\nHost: x\r\n", b"\r\n")
+    head, response = ask(port, request_line[:5], request_line[5:] + b"\r\nHost: x\r\n", b"\r\n")
     assert head.startswith(b"HTTP/1.1 " + status + b"\r\n")
-    assert found == body
+    assert response == body
     length = len(body) if not request_line.startswith(b"HEAD") else 3
     assert f"Content-Length: {length}\r\n".encode() in head
 
 
-def test_the_endpoint_goes_on_after_those_who_say_nothing(tmp_path: Path) -> None:
+def test_endpoint_survives_silent_connections(tmp_path: Path) -> None:
     metrics = MetricsEndpoint(str(tmp_path), lambda: "own 1\n")
     port = metrics.serve(0)
-    for _ in range(20):  # more than it serves at a time
+    for _ in range(20):  # more than it serves at the same time
         socket.create_connection(("127.0.0.1", port), timeout=10).close()
     assert ask(port, b"GET /metrics HTTP/1.1\r\n\r\n")[1] == b"own 1\n"
 
 
 def read_end(connection: socket.socket) -> bytes:
-    """Read a connection until the other side closes it, in whatever way."""
+    """Read a connection until the peer closes or resets it."""
     try:
         return b"".join(iter(lambda: connection.recv(4096), b""))
     except ConnectionError:
@@ -94,7 +94,7 @@ def test_connection_ends_at_its_deadline_however_often_it_sends(
                 drip(connection)
 
 
-def test_pages_that_are_being_built_are_bounded(tmp_path: Path) -> None:
+def test_number_of_concurrent_pages_is_limited(tmp_path: Path) -> None:
     release = threading.Event()
     started = threading.Semaphore(0)
 
@@ -123,7 +123,7 @@ def test_pages_that_are_being_built_are_bounded(tmp_path: Path) -> None:
         ({0: "x 1\n"}, 0, None),
     ],
 )
-def test_how_far_the_run_was_is_what_the_rank_reports_or_else_another(
+def test_step_is_read_from_rank_or_else_from_peer(
     tmp_path: Path, pages: dict[int, str], rank: int, step: float | None
 ) -> None:
     (tmp_path / "metrics").mkdir()
@@ -147,12 +147,12 @@ def test_how_far_the_run_was_is_what_the_rank_reports_or_else_another(
         (["b_total 1\n# EOF\nc NaN\n"], "b_total 1\nc NaN\n"),
     ],
 )
-def test_pages_become_one_that_prometheus_reads(pages: list[str], merged: str) -> None:
+def test_merged_page_is_valid_for_prometheus(pages: list[str], merged: str) -> None:
     assert merge_pages(pages) == merged
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("line", "values"),
     [
         ("ddp_step 5", {"ddp_step": 5}),
         ('ddp_step{rank="3"} 5', {"ddp_step": 5}),
@@ -170,14 +170,14 @@ def test_pages_become_one_that_prometheus_reads(pages: list[str], merged: str) -
         ("ddp_" + 60 * "x" + " 5", {}),
     ],
 )
-def test_of_a_page_its_plain_finite_gauges_and_counters_are_read(line: str, found: dict[str, float]) -> None:
+def test_progress_has_plain_finite_gauges_and_counters(line: str, values: dict[str, float]) -> None:
     kinds = {"ddp_step_duration_seconds": "histogram", "ddp_wait_seconds": "histogram", "ddp_steps": "counter"}
     kinds |= dict.fromkeys(("ddp_step", "other_step", "ddp_" + 59 * "x", "ddp_" + 60 * "x"), "gauge")
     page = "".join(f"# HELP {name} x\n# TYPE {name} {kind}\n" for name, kind in kinds.items())
-    assert read_progress(f"{page}{line}\n") == found
+    assert read_progress(f"{page}{line}\n") == values
 
 
-def test_of_a_page_with_many_series_the_first_thirty_are_read() -> None:
+def test_progress_is_limited_to_thirty_series() -> None:
     page = "".join(f"# TYPE ddp_x{number} gauge\nddp_x{number} {number}\n" for number in range(40))
     assert read_progress(page) == {f"ddp_x{number}": number for number in range(30)}
 
@@ -192,7 +192,7 @@ def test_of_a_page_with_many_series_the_first_thirty_are_read() -> None:
         (b"", None),
     ],
 )
-def test_a_page_is_fetched_whole_or_not_at_all(answer: bytes, page: str | None) -> None:
+def test_incomplete_page_is_refused(answer: bytes, page: str | None) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -208,7 +208,7 @@ def test_a_page_is_fetched_whole_or_not_at_all(answer: bytes, page: str | None) 
         thread.join()
 
 
-def test_what_a_rank_posts_is_received_whole(tmp_path: Path) -> None:
+def test_posted_body_is_received_completely(tmp_path: Path) -> None:
     received: list[tuple[bytes, bytes, bytes]] = []
 
     def receive(path: bytes, head: bytes, body: bytes) -> str:
@@ -223,7 +223,7 @@ def test_what_a_rank_posts_is_received_whole(tmp_path: Path) -> None:
     assert received == [(b"/status", first, b"0123456789"), (b"/status", first, b"")]
 
 
-def test_ranks_are_those_with_a_page_and_one_that_left_its_page_is_read_from_it(tmp_path: Path) -> None:
+def test_ranks_with_pages_are_collected(tmp_path: Path) -> None:
     metrics = MetricsEndpoint(str(tmp_path), lambda: "")
     assert (metrics.collect(), metrics.progress(), metrics.reads_log, metrics.threads(0)) == ({}, {}, False, "")
     folder = tmp_path / "metrics"

@@ -39,7 +39,7 @@ class Clock:
 
 
 class Run:
-    """A mirror whose clock is the test's."""
+    """A mirror with the test's clock."""
 
     def __init__(self, root: Path, clock: Clock, attempt: int = 1, keep: int = 3) -> None:
         self.clock, self.folder = clock, root / f"ckpt-{attempt}"
@@ -97,7 +97,7 @@ def test_unchanged_folder_writes_no_snapshot(run: Run) -> None:
     run.scan(3)
     before = run.saved()
     assert run.scan(100)
-    (run.folder / "a").write_text("x")  # the same again
+    (run.folder / "a").write_text("x")  # with the same content
     run.scan()
     run.scan(3)
     assert run.saved() == before

@@ -1,4 +1,4 @@
-"""NCCL's log, by lines that NCCL has written on real machines; each case says where they were published."""
+"""Reading NCCL's log: lines from real machines, each with its published source."""
 
 from __future__ import annotations
 
@@ -78,19 +78,19 @@ LIUCC13-AC-01:106:121 [1] NCCL INFO Channel 00/0 : 1[1] -> 0[0] via P2P/direct p
         ("", CommunicatorNetwork()),
     ],
 )
-def test_the_log_tells_what_carries_the_data(log: str, expected: CommunicatorNetwork) -> None:
+def test_network_is_read_from_log(log: str, expected: CommunicatorNetwork) -> None:
     assert read_network(log) == expected
 
 
-def test_gpudirect_is_said_only_where_all_channels_have_it() -> None:
+def test_gpudirect_needs_all_channels() -> None:
     assert not read_network(f"{ROCE}{ROCE.replace('/GDRDMA', '')}").direct
 
 
-def test_one_channel_by_sockets_is_told_before_all_others() -> None:
+def test_one_socket_channel_decides() -> None:
     assert read_network(f"{ROCE}{FALLEN_BACK}").transport == "Socket"
 
 
-def test_a_device_counts_by_its_own_kind_of_link() -> None:
+def test_device_has_link_type_of_its_port() -> None:
     log = ROCE.replace("mlx5_11:1/RoCE", "mlx5_11:1/IB")
     assert read_network(log).transport == "IB"
     assert read_network(log.replace("NET/IB/1", "NET/IB/0")).transport == "RoCE"

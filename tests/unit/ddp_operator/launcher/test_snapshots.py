@@ -123,7 +123,7 @@ class TestFence:
 
     def test_later_attempt_wins_of_two_concurrent_claims(self, tmp_path: Path) -> None:
         first = Attempt(tmp_path, 1)
-        # As if both had listed before either wrote.
+        # Both attempts list before either writes.
         (tmp_path / "store/fence/000000001-000000002-job-2.json").write_text("{}")
         with pytest.raises(PrefixSuperseded):
             first.store.check()

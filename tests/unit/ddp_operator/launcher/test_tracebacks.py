@@ -1,4 +1,4 @@
-"""The error file that a rank leaves: what it says of an exception, and when none is written."""
+"""The error file of a rank: its content, and when it is written."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ABOUT = {"rank": 5, "localRank": 1, "restart": 2}
 def record(error: BaseException, folder: Path) -> dict[str, Any] | None:
     path = folder / "error.json"
     record_exception(error, str(path), ABOUT)
-    found: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
-    return found
+    error: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
+    return error
 
 
 def raised(work: Callable[[], object]) -> BaseException:
@@ -53,25 +53,25 @@ class Unspeakable(Exception):
         (lambda: argparse.ArgumentParser(prog="x").parse_args(["--y"]), "SystemExit", "x: error: unrecognized", 2),
     ],
 )
-def test_an_exception_is_recorded_with_its_type_and_why_it_ended_the_rank(
+def test_exception_is_recorded_with_type_and_reason(
     work: Callable[[], object], kind: str, message: str, code: int, tmp_path: Path
 ) -> None:
-    found = record(raised(work), tmp_path)
-    assert found is not None
-    assert {name: found[name] for name in ABOUT} == ABOUT
-    assert (found["type"], found["exitCode"]) == (kind, code)
-    assert found["message"].startswith(message)
-    assert found["message"] == found["message"].strip()
-    assert "Traceback" in found["traceback"]
-    assert found["time"] > 1_600_000_000
+    error = record(raised(work), tmp_path)
+    assert error is not None
+    assert {name: error[name] for name in ABOUT} == ABOUT
+    assert (error["type"], error["exitCode"]) == (kind, code)
+    assert error["message"].startswith(message)
+    assert error["message"] == error["message"].strip()
+    assert "Traceback" in error["traceback"]
+    assert error["time"] > 1_600_000_000
 
 
 @pytest.mark.parametrize("code", [0, None])
-def test_a_script_that_ends_well_leaves_no_error(code: int | None, tmp_path: Path) -> None:
+def test_successful_script_has_no_error_file(code: int | None, tmp_path: Path) -> None:
     assert record(SystemExit(code), tmp_path) is None
 
 
-def test_what_the_script_has_written_itself_stays_and_a_full_disk_hides_nothing(tmp_path: Path) -> None:
+def test_error_file_of_script_is_kept_and_full_disk_ignored(tmp_path: Path) -> None:
     (tmp_path / "error.json").write_text("{}")
     assert record(ValueError("x"), tmp_path) == {}
     assert record(ValueError("x"), tmp_path / "nothing") is None
@@ -86,26 +86,26 @@ def test_what_the_script_has_written_itself_stays_and_a_full_disk_hides_nothing(
     ],
     ids=["long", "longer", "unspeakable"],
 )
-def test_of_a_long_message_both_ends_are_kept(error: Exception, message: str, tmp_path: Path) -> None:
-    found = record(error, tmp_path)
-    assert found is not None
-    assert found["message"] == message
+def test_long_message_keeps_both_ends(error: Exception, message: str, tmp_path: Path) -> None:
+    recorded = record(error, tmp_path)
+    assert recorded is not None
+    assert recorded["message"] == message
 
 
-def test_who_was_denied_what_is_said(tmp_path: Path) -> None:
+def test_permission_error_names_user_and_owner(tmp_path: Path) -> None:
     tmp_path.chmod(0o751)
     owner = tmp_path.stat()
     words = f"; {tmp_path} is owned by uid {owner.st_uid}, group {owner.st_gid}, mode 0751)"
     for name in (str(tmp_path), str(tmp_path / "new" / "file")):
         assert explain_permission(PermissionError(13, "Permission denied", name)).endswith(words)
     assert explain_permission(PermissionError(1, "Operation not permitted")).count(";") == 0
-    found = record(PermissionError(13, "Permission denied", str(tmp_path)), tmp_path)
-    assert found is not None
-    assert found["message"].endswith(words)
+    recorded = record(PermissionError(13, "Permission denied", str(tmp_path)), tmp_path)
+    assert recorded is not None
+    assert recorded["message"].endswith(words)
 
 
 @pytest.mark.parametrize(
-    ("lines", "found"),
+    ("lines", "exceptions"),
     [
         ('  File "t.py", line 3\n    x = 1\nValueError: bad', [("ValueError", "bad")]),
         ('  File "t.py", line 3\nKeyboardInterrupt', [("KeyboardInterrupt", "")]),
@@ -117,5 +117,5 @@ def test_who_was_denied_what_is_said(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_exceptions_are_found_of_each_rank(lines: str, found: list[tuple[str, str]]) -> None:
-    assert find_exceptions(lines) == found
+def test_last_exception_of_each_rank_is_found(lines: str, exceptions: list[tuple[str, str]]) -> None:
+    assert find_exceptions(lines) == exceptions

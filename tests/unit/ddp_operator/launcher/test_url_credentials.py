@@ -40,7 +40,7 @@ def test_url_without_credentials_is_unchanged(url: str) -> None:
     assert hide_credentials(url) == url
 
 
-def test_messages_hold_no_credentials() -> None:
+def test_messages_have_no_credentials() -> None:
     url = "s3://KEY:secret@bucket/x"
     assert str(UnusableStorage(f"{url} cannot be opened")) == "s3://***@bucket/x cannot be opened"
     assert "secret" not in str(explain(ValueError(f"Invalid bucket name in {url}"), url))

@@ -1,4 +1,4 @@
-"""The launcher's watchdog: what counts as progress, which budget holds, and who keeps the others waiting."""
+"""The launcher's watchdog: heartbeats, budgets, the root cause of a stall, and stacks."""
 
 from __future__ import annotations
 
@@ -57,38 +57,38 @@ def message(watchdog: HeartbeatWatchdog, now: float) -> str | None:
     return None if stall is None else stall.message
 
 
-def test_a_script_that_reports_no_steps_is_never_stalled() -> None:
+def test_script_without_steps_is_never_stalled() -> None:
     watchdog = HeartbeatWatchdog(PLAN)
     watchdog.observe(BOTH, {0: "ddp_loss 1\n"}, 0)
     assert watchdog.find_stall(1e6) is None
     assert watchdog.age(5) is None
 
 
-def test_the_time_to_the_first_step_has_a_budget_of_its_own() -> None:
+def test_first_step_has_its_own_budget() -> None:
     watchdog = HeartbeatWatchdog(PLAN)
     watchdog.observe(BOTH, {0: page(), 1: page()}, 0)
     assert watchdog.find_stall(99) is None
     assert message(watchdog, 100) == "no step since the start for 100 s (spec.watchdog.startSeconds is 100)"
 
 
-def test_steps_then_none_is_a_stall() -> None:
+def test_missing_step_is_stall() -> None:
     watchdog = HeartbeatWatchdog(PLAN)
     watchdog.observe(BOTH, {0: page(1), 1: page(1)}, 0)
     watchdog.observe(BOTH, {0: page(2), 1: page(2)}, 7)
-    watchdog.observe(BOTH, {0: page(2)}, 12)  # rank 1 does not even answer
+    watchdog.observe(BOTH, {0: page(2)}, 12)  # rank 1 does not respond
     assert watchdog.find_stall(16) is None
     assert message(watchdog, 17) == "no step for 10 s (spec.watchdog.stallSeconds is 10)"
     assert watchdog.age(17) == 10
 
 
-def test_one_rank_that_goes_on_is_enough() -> None:
+def test_heartbeats_of_one_rank_prevent_stall() -> None:
     watchdog = HeartbeatWatchdog(PLAN)
-    for second in range(0, 60, 5):  # rank 0 validates alone, the other waits for it
+    for second in range(0, 60, 5):  # rank 0 validates alone, rank 1 waits for it
         watchdog.observe(BOTH, {0: page(5, heartbeats=second), 1: page(5)}, second)
     assert watchdog.find_stall(60) is None
 
 
-def test_saving_has_a_budget_of_its_own_and_its_end_is_progress() -> None:
+def test_saving_has_its_own_budget_and_its_end_is_progress() -> None:
     watchdog = HeartbeatWatchdog(PLAN)
     watchdog.observe(BOTH, {0: page(1), 1: page(1)}, 0)
     watchdog.observe(BOTH, {0: page(1, saving=1), 1: page(1)}, 5)
@@ -99,7 +99,7 @@ def test_saving_has_a_budget_of_its_own_and_its_end_is_progress() -> None:
     assert watchdog.find_stall(67) is not None
 
 
-def test_restarted_workers_begin_with_the_start_budget_and_ended_ones_are_not_waited_for() -> None:
+def test_restarted_workers_get_start_budget_and_ended_workers_none() -> None:
     watchdog = HeartbeatWatchdog(PLAN)
     watchdog.observe(BOTH, {0: page(9), 1: page(9)}, 0)
     watchdog.observe({0: 21, 1: 22}, {}, 15)
@@ -109,7 +109,7 @@ def test_restarted_workers_begin_with_the_start_budget_and_ended_ones_are_not_wa
     assert watchdog.find_stall(1000) is None
 
 
-def test_each_stall_is_told_from_the_next() -> None:
+def test_two_stalls_have_different_starts() -> None:
     watchdog = HeartbeatWatchdog(PLAN)
     watchdog.observe(BOTH, {0: page(1)}, 0)
     first = watchdog.find_stall(20)
@@ -120,20 +120,20 @@ def test_each_stall_is_told_from_the_next() -> None:
     assert (first.since, second.since) == (0, 30)
 
 
-def test_a_pause_in_which_the_launcher_was_frozen_is_no_stall_of_its_ranks() -> None:
+def test_frozen_launcher_detects_no_stall() -> None:
     clock, watchdog = AwakeClock(7.0, 1000.0), HeartbeatWatchdog(PLAN)
     for real in (1005.0, 1010.0):
         watchdog.observe(BOTH, {0: page(int(real))}, clock.tick(real))
-    now = clock.tick(2000.0)  # frozen, and the ranks too: their page is as it was
+    now = clock.tick(2000.0)  # launcher and ranks were frozen: the page is unchanged
     watchdog.observe(BOTH, {0: page(1010)}, now)
     assert watchdog.find_stall(now) is None
     assert watchdog.age(clock.read(5000.0)) == 14
-    # Awake, it finds a stall as ever.
+    # Afterwards it detects a stall as usual.
     assert watchdog.find_stall(clock.tick(2002.0)) is None
     assert message(watchdog, clock.tick(2003.0)) == "no step for 10 s (spec.watchdog.stallSeconds is 10)"
 
 
-def test_idle_workers_are_told_from_busy_ones() -> None:
+def test_idle_workers_are_distinguished_from_busy_ones() -> None:
     idleness = Idleness()
     assert idleness.observe({0: 5.0, 1: 5.0}, now=10) == {0: 0, 1: 0}
     assert idleness.observe({0: 5.01, 1: 6.0}, now=20) == {0: 10, 1: 0}
@@ -149,34 +149,34 @@ class TestLogPulse:
             pulse.observe({0: float(number)}, now)
         return pulse
 
-    def test_a_silence_longer_than_the_budget_and_than_ever_is_told(self) -> None:
+    def test_silence_longer_than_budget_and_any_pause_is_reported(self) -> None:
         pulse = self.with_lines(0, 2, 4, 6)
         pulse.observe({0: 4.0}, 15)
         assert pulse.silence(10, 15) is None
         assert pulse.silence(10, 16) == 10
 
-    def test_many_steps_between_two_looks_say_that_the_next_was_due_soon(self) -> None:
+    def test_many_steps_between_two_checks_shorten_expected_pause(self) -> None:
         pulse = LogSteps()
         pulse.observe({}, 0)
         pulse.observe({0: 50.0}, 2)
         assert pulse.silence(5, 9) is None, "four times the time between the two looks"
         assert pulse.silence(5, 10) == 8
 
-    def test_lines_that_come_seldom_are_waited_for(self) -> None:
+    def test_rare_lines_extend_expected_pause(self) -> None:
         pulse = self.with_lines(0, 2, 102, 104)
         assert pulse.silence(10, 503) is None
         assert pulse.silence(10, 504) == 400
 
-    def test_few_lines_say_nothing_of_the_next(self) -> None:
+    def test_few_lines_give_no_expected_pause(self) -> None:
         assert self.with_lines(0, 2, 4).silence(10, 1000) is None
 
-    def test_a_step_ends_the_silence(self) -> None:
+    def test_step_ends_silence(self) -> None:
         pulse = self.with_lines(0, 2, 4, 6)
         assert pulse.silence(10, 20) == 14
         pulse.observe({0: 5.0}, 21)
         assert pulse.silence(10, 22) is None
 
-    def test_there_is_no_silence_without_workers(self) -> None:
+    def test_no_silence_without_workers(self) -> None:
         pulse = self.with_lines(0, 2, 4, 6)
         pulse.observe({}, 7)
         assert pulse.silence(10, 100) is None
@@ -185,7 +185,7 @@ class TestLogPulse:
 
 
 class TestPodsAgree:
-    """Who ends the workers of a stalled job: the pod whose rank keeps the others waiting, and nobody in doubt."""
+    """The pod with the root cause kills its workers; in doubt no pod does."""
 
     SLEEPS = RankActivity(1, 0, "Behind", "rank 1 is in train_step (train.py:50)")
     WAITS = RankActivity(0, 0, "Waiting", "rank 0 waits for other ranks in train_step (train.py:52)")
@@ -206,46 +206,46 @@ class TestPodsAgree:
         )
         return should_kill_workers(own, job_stall, certain=mine.certain)
 
-    def test_a_rank_that_sleeps_ends_its_pod_where_another_pod_knows_of_steps(self) -> None:
+    def test_sleeping_rank_ends_its_pod_if_another_pod_has_seen_steps(self) -> None:
         assert self.agree(self.IDLE, self.SLEEPS, (self.SILENT, self.WAITS))
         assert self.agree(self.IDLE, self.SLEEPS, (self.HUNG, self.WAITS))
 
-    def test_the_pod_that_waits_leaves_it_to_the_one_with_the_cause(self) -> None:
+    def test_waiting_pod_does_not_kill_its_workers(self) -> None:
         assert not self.agree(self.SILENT, self.WAITS, (self.IDLE, self.SLEEPS))
         assert not self.agree(self.HUNG, self.WAITS, (self.IDLE, self.SLEEPS))
 
-    def test_nothing_ends_where_no_step_was_ever_seen(self) -> None:
+    def test_unseen_steps_kill_no_worker(self) -> None:
         assert not self.agree(self.IDLE, self.SLEEPS, (self.IDLE, self.WAITS))
         assert not self.agree(self.IDLE, self.SLEEPS, pods=1)
 
-    def test_nothing_ends_while_a_rank_computes(self) -> None:
+    def test_computing_rank_prevents_kill(self) -> None:
         busy = self.SILENT._replace(idle=frozenset())
         assert not self.agree(self.IDLE, self.SLEEPS, (busy, self.COMPUTES))
         assert not self.agree(busy, self.COMPUTES, (self.IDLE, self.SLEEPS))
         assert not self.agree(busy, self.COMPUTES, pods=1)
 
-    def test_nothing_ends_before_all_pods_are_stuck(self) -> None:
+    def test_no_kill_before_all_pods_are_stuck(self) -> None:
         assert not self.agree(self.SILENT, self.SLEEPS)
         assert not self.agree(self.SILENT, self.WAITS)
 
-    def test_all_end_where_each_waits_for_the_others(self) -> None:
+    def test_deadlock_kills_workers_of_all_pods(self) -> None:
         waits = self.WAITS._replace(rank=1)
         assert self.agree(self.SILENT, self.WAITS, (self.IDLE, waits))
         assert self.agree(self.IDLE, waits, (self.SILENT, self.WAITS))
         assert self.agree(self.HUNG, self.WAITS, (self.HUNG, waits))
 
-    def test_collectives_that_use_the_cpu_are_left_to_their_own_timeout(self) -> None:
+    def test_spinning_collectives_are_not_killed(self) -> None:
         spins = self.SILENT._replace(idle=frozenset())
         assert not self.agree(spins, self.WAITS, (spins, self.WAITS._replace(rank=1)))
 
-    def test_promised_heartbeats_that_stop_are_enough_for_the_pod_with_the_cause(self) -> None:
+    def test_missing_heartbeats_suffice_in_pod_with_root_cause(self) -> None:
         assert self.agree(self.HUNG, self.SLEEPS)
         assert should_kill_workers(report_stall(self.HUNG, [self.SLEEPS]), None, certain=True)
         assert not should_kill_workers(report_stall(self.HUNG, [self.WAITS]), None, certain=True)
 
 
 class Store(dict[str, bytes]):
-    """As much of torch's store as the board needs."""
+    """The methods of torch's store that the launcher calls."""
 
     def add(self, key: str, amount: int) -> int:
         self[key] = str(int(self.get(key, b"0")) + amount).encode()
@@ -262,7 +262,7 @@ class TestSharedStallState:
     def pods(self, folder: Path) -> list[tuple[Path, SharedStallState]]:
         return [(folder / name, SharedStallState(str(folder / name), 0.5)) for name in ("pod-0", "pod-1")]
 
-    def test_pods_learn_who_is_behind_and_take_it_back(self, tmp_path: Path) -> None:
+    def test_pods_share_root_cause_and_withdraw_it(self, tmp_path: Path) -> None:
         store = Store()
         (mine, first), (theirs, second) = self.pods(tmp_path)
         assert first.exchange(store, 2, 0) is None, "nothing to report"
@@ -277,7 +277,7 @@ class TestSharedStallState:
         second.exchange(store, 2, 2)
         assert first.exchange(store, 2, 3) == JobStall(1, 1, 1, 2, None)
 
-    def test_a_new_round_begins_with_an_empty_board(self, tmp_path: Path) -> None:
+    def test_new_round_starts_with_empty_state(self, tmp_path: Path) -> None:
         (mine, first), _ = self.pods(tmp_path)
         write_json(str(mine), report_stall(TestPodsAgree.SILENT, [TestPodsAgree.WAITS]).encode())
         first.exchange(Store(), 2, 1)
@@ -285,7 +285,7 @@ class TestSharedStallState:
         assert job_stall is not None
         assert job_stall.known == 1
 
-    def test_a_store_that_fails_reports_nothing(self, tmp_path: Path) -> None:
+    def test_failing_store_reports_nothing(self, tmp_path: Path) -> None:
         (mine, first), _ = self.pods(tmp_path)
         write_json(str(mine), report_stall(TestPodsAgree.SILENT, [TestPodsAgree.WAITS]).encode())
         assert first.exchange(object(), 2, 1) is None
@@ -304,20 +304,20 @@ class TestSharedStallState:
         assert decode_job_stall(json.loads(json.dumps(job_stall))) == job_stall
 
 
-def test_a_stall_is_shown_with_the_ranks_that_are_waited_for_first() -> None:
+def test_stall_shows_ranks_for_which_peers_wait_first() -> None:
     ranks = [TestPodsAgree.WAITS, TestPodsAgree.SLEEPS._replace(what='rank 1 is in "x" (a\\b.py:1)')]
-    found = parse_page("\n".join(build_stall_rows(TestPodsAgree.SILENT, ranks, 31.0)))
-    assert found.values[METRIC_STALLED] == 31
-    assert [(one.rank, one.what) for one in found.stalled] == [
+    page = parse_page("\n".join(build_stall_rows(TestPodsAgree.SILENT, ranks, 31.0)))
+    assert page.values[METRIC_STALLED] == 31
+    assert [(stalled.rank, stalled.what) for stalled in page.stalled] == [
         (1, 'rank 1 is in "x" (a\\b.py:1)'),
         (0, TestPodsAgree.WAITS.what),
     ]
 
 
-def test_of_a_pod_with_many_ranks_the_first_eight_are_shown() -> None:
+def test_only_first_eight_ranks_are_shown() -> None:
     ranks = [TestPodsAgree.WAITS._replace(rank=rank) for rank in range(9)]
     rows = build_stall_rows(TestPodsAgree.SILENT, ranks, 31.0)
-    assert [one.rank for one in parse_page("\n".join(rows)).stalled] == list(range(8))
+    assert [stalled.rank for stalled in parse_page("\n".join(rows)).stalled] == list(range(8))
 
 
 @pytest.mark.parametrize(
@@ -330,20 +330,20 @@ def test_of_a_pod_with_many_ranks_the_first_eight_are_shown() -> None:
         (["Waiting"], True, True, True, None),
     ],
 )
-def test_a_pod_reports_whether_its_ranks_compute_and_which_keeps_the_others_waiting(
+def test_report_has_flags_and_root_cause(
     ranks: list[str], known: bool, stuck: bool, idle: bool, cause: int | None
 ) -> None:
-    found = report_stall(TestPodsAgree.SILENT, [RankActivity(i, i, state, "") for i, state in enumerate(ranks)])
-    assert (found.known, found.stuck, found.idle) == (known, stuck, idle)
-    assert (found.cause and found.cause.rank) == cause
+    report = report_stall(TestPodsAgree.SILENT, [RankActivity(i, i, state, "") for i, state in enumerate(ranks)])
+    assert (report.known, report.stuck, report.idle) == (known, stuck, idle)
+    assert (report.cause and report.cause.rank) == cause
 
 
-def test_ranks_of_which_one_computes_while_another_waits_are_no_stall_of_a_script_without_steps() -> None:
+def test_computing_rank_is_no_stall_without_known_steps() -> None:
     assert build_stall_rows(TestPodsAgree.IDLE, [TestPodsAgree.WAITS], 31.0)
     assert not build_stall_rows(TestPodsAgree.IDLE, [TestPodsAgree.WAITS, TestPodsAgree.COMPUTES], 31.0)
 
 
-def test_a_line_of_the_script_is_named_before_that_of_a_library() -> None:
+def test_place_names_line_of_script_before_library() -> None:
     seen = stack("/usr/lib/python3.11/threading.py")
     assert seen.place == "<module> (train.py:9), in load (threading.py:1)"
 
@@ -362,7 +362,7 @@ def stack(inner: str) -> Stack:
     return read_stack(STACKS.format(inner=inner, launcher=worker.__file__))
 
 
-def test_the_main_thread_is_shown_without_the_launchers_frames() -> None:
+def test_stack_has_no_frames_of_launcher() -> None:
     seen = stack("/app/data.py")
     assert seen.frames == [("/app/train.py", 9, "<module>"), ("/app/data.py", 1, "load")]
     assert seen.text.splitlines() == [
@@ -373,7 +373,7 @@ def test_the_main_thread_is_shown_without_the_launchers_frames() -> None:
     assert seen.place == "load (data.py:1)"
 
 
-def test_who_waits_for_peers_is_told_from_who_does_not(tmp_path: Path) -> None:
+def test_waiting_for_peers_is_detected(tmp_path: Path) -> None:
     (tmp_path / "waits.py").write_text("work.wait()\n")
     (tmp_path / "reads.py").write_text("time.sleep(600)\n")
     assert stack("/site-packages/torch/distributed/distributed_c10d.py").waits_for_peers
@@ -384,50 +384,50 @@ def test_who_waits_for_peers_is_told_from_who_does_not(tmp_path: Path) -> None:
     assert read_stack("rubbish").frames == []
 
 
-def test_a_stack_that_is_still_being_written_is_waited_for(
+def test_partially_written_stack_is_awaited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "stacks").mkdir()
     file = tmp_path / "stacks" / "0"
-    file.write_text("of an earlier look\n")
-    one = launcher_pod(tmp_path)
+    file.write_text("of an earlier request\n")
+    config = launcher_pod(tmp_path)
     pieces = STACKS.format(inner="/app/data.py", launcher=worker.__file__).splitlines(keepends=True)
-    asked: list[int] = []
+    signalled: list[int] = []
 
-    def write_on(seconds: float) -> None:  # a line for each look of the launcher, as of a rank that gets little CPU
+    def write_line(seconds: float) -> None:  # one line per poll, as of a rank with little CPU time
         if pieces:
             with file.open("a") as stream:
                 stream.write(pieces.pop(0))
 
-    monkeypatch.setattr("ddp_operator.launcher.stacks.kill", lambda pid, number: asked.append(pid))
+    monkeypatch.setattr("ddp_operator.launcher.stacks.kill", lambda pid, number: signalled.append(pid))
     monkeypatch.setattr("ddp_operator.launcher.stacks.catches", lambda pid, number: pid == os.getpid())
-    monkeypatch.setattr("time.sleep", write_on)
+    monkeypatch.setattr("time.sleep", write_line)
     running = WorkerRecord(os.getpid(), 0, 0, 0)
     ended = WorkerRecord(2**22 + 1, 1, 1, 0)
     (tmp_path / "stacks" / "1").touch()
-    shown = collect_stacks(one, MetricsEndpoint(str(tmp_path), lambda: ""), [running, ended])
-    assert asked == [os.getpid()]
+    shown = collect_stacks(config, MetricsEndpoint(str(tmp_path), lambda: ""), [running, ended])
+    assert signalled == [os.getpid()]
     assert shown[0].place == "load (data.py:1)"
-    said = capsys.readouterr().err
-    assert "in <module>" in said
-    assert "rank 1 (pid 4194305, state gone)" in said
+    log = capsys.readouterr().err
+    assert "in <module>" in log
+    assert "rank 1 (pid 4194305, state gone)" in log
 
 
-def test_a_deep_stack_counts_and_that_of_another_thread_does_not() -> None:
+def test_deep_stack_is_read_and_other_thread_ignored() -> None:
     frames = 'Stack (most recent call first):\n  File "/app/train.py", line 9 in descend\n'
     assert read_stack(frames + "  ...\n").place == "descend (train.py:9)"
     assert read_stack(frames).frames == []
 
 
-@pytest.mark.parametrize("look", [0.25, 1.0, 5.0])
-def test_a_pod_without_the_root_cause_tolerates_a_stall_longer_than_the_pod_with_it_needs(look: float) -> None:
-    blamed, waiting = (stall_grace_seconds(2, look, has_cause=has_cause) for has_cause in (True, False))
-    # Found a look and a second of waiting for a page later at worst, and again as late on a machine that is busy.
+@pytest.mark.parametrize("interval", [0.25, 1.0, 5.0])
+def test_pod_with_root_cause_has_shorter_grace_period(interval: float) -> None:
+    with_cause, waiting = (stall_grace_seconds(2, interval, has_cause=has_cause) for has_cause in (True, False))
+    # The other pod detects it one check and one page timeout later at worst, and on a busy machine twice as late.
     page, stacks = PAGE_TIMEOUT * 2, SECONDS_FOR_STACKS
-    assert waiting >= 2 * (look + page + stacks) + blamed
-    assert blamed == 2 * look
-    assert waiting <= 40  # in which time nobody learns of a hang without a root cause
-    assert stall_grace_seconds(1, look, has_cause=False) == 0
+    assert waiting >= 2 * (interval + page + stacks) + with_cause
+    assert with_cause == 2 * interval
+    assert waiting <= 40  # the delay of a hang without a root cause
+    assert stall_grace_seconds(1, interval, has_cause=False) == 0
 
 
 def pod(folder: Path, action: str) -> Pod:
@@ -445,8 +445,8 @@ def pod(folder: Path, action: str) -> Pod:
         ("Fail", True, Outcome("Hang", 81, secondary=True)),
     ],
 )
-def test_what_the_watchdog_ended_is_a_hang(tmp_path: Path, action: str, secondary: bool, expected: Outcome) -> None:
-    one = pod(tmp_path, action)
+def test_worker_killed_by_watchdog_is_hang(tmp_path: Path, action: str, secondary: bool, expected: Outcome) -> None:
+    config = pod(tmp_path, action)
     error = {
         "type": "Hang",
         "message": "no step for 10 s: rank 3 is in load",
@@ -465,26 +465,26 @@ def test_an_exit_code_83_of_a_script_is_a_hang_that_fails_the_job_where_asked(tm
 
 
 @pytest.mark.parametrize(("saves", "number"), [(True, signal.SIGTERM), (False, signal.SIGKILL)])
-def test_a_stopped_worker_is_continued_where_it_may_save_and_killed_where_not(saves: bool, number: int) -> None:
-    with subprocess.Popen(["sleep", "1000"]) as process, subprocess.Popen(["sleep", "1000"]) as other:
+def test_stopped_worker_is_continued_to_save_or_killed(saves: bool, number: int) -> None:
+    with subprocess.Popen(["sleep", "1000"]) as process, subprocess.Popen(["sleep", "1000"]) as running:
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-        release_stopped([process.pid, other.pid], saves=saves)
+        release_stopped([process.pid, running.pid], saves=saves)
         process.send_signal(signal.SIGTERM)
         try:
             assert process.wait(60) == -number
-            assert other.poll() is None
+            assert running.poll() is None
         finally:
             process.kill()
-            other.kill()
+            running.kill()
 
 
-def test_processes_are_looked_at_by_their_state() -> None:
+def test_process_state_is_read() -> None:
     assert process_state(os.getpid()) in ("R", "S")
     assert process_state(2**22 + 1) == ""
 
 
-def test_a_process_that_would_be_ended_by_a_signal_is_told_from_one_that_handles_it() -> None:
+def test_signal_handler_of_process_is_detected() -> None:
     before = signal.signal(signal.SIGUSR2, lambda *_: None)
     assert catches(os.getpid(), signal.SIGUSR2)
     signal.signal(signal.SIGUSR2, signal.SIG_DFL)
