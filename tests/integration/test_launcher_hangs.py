@@ -124,7 +124,7 @@ def test_stopped_rank_fails_job_with_action_fail(pods: PodsFactory) -> None:
     assert ended.message["rank"] == 1
     assert ended.message["message"].endswith("the process of rank 1 is stopped (SIGSTOP)")
     assert ended.message["restarts"] == 0
-    assert "no stack: its process does not respond" in ended.log
+    assert "no stack: the process does not respond" in ended.log
     assert ended.message["progress"]["ddp_steps_total"] == 5
 
 

@@ -48,19 +48,14 @@ def main() -> int:
     _register_package()
 
     # Each subcommand imports only its own modules: every rank would compile the rest again.
-    code: int
     if subcommand == "tracking":
-        code = _import("tracking").main(argv)
-        return code
+        return int(_import("tracking").main(argv))
     if subcommand == "fetch":
-        code = _import("fetch").main(_SIGNALS)
-        return code
+        return int(_import("fetch").main(_SIGNALS))
     if subcommand == "mirror":
-        code = _import("mirror").main(argv)
-        return code
+        return int(_import("mirror").main(argv))
     if subcommand == "run":
-        code = _import("main").main(argv, _SIGNALS)
-        return code
+        return int(_import("main").main(argv, _SIGNALS))
     if subcommand == "forkserver":
         argv = _import("fork_server").serve(argv)  # returns only in a forked rank, with the arguments of its shim
     _import("worker").main(argv)  # raises SystemExit
