@@ -453,8 +453,8 @@ def test_worker_killed_by_watchdog_is_hang(tmp_path: Path, action: str, secondar
         "traceback": "Stack",
         "secondary": secondary,
     }
-    write_json(os.path.join(one.runtime, "errors", "1.json"), error)
-    examined = examine_worker(one, WorkerEnd(-9, local_rank=1))
+    write_json(os.path.join(config.runtime, "errors", "1.json"), error)
+    examined = examine_worker(config, WorkerEnd(-9, local_rank=1))
     assert examined.outcome == expected
     assert examined.message == "no step for 10 s: rank 3 is in load"
 
