@@ -291,7 +291,7 @@ async def test_a_closed_fence_stops_writes_and_nothing_else(serve: Serve) -> Non
     client = ApiClient(Logins(await serve(answer), "t"))
     client.fence = lambda: 0.0
     for method in ("POST", "PUT", "PATCH", "DELETE"):
-        with pytest.raises(ClusterError, match="does not lead"):
+        with pytest.raises(ClusterError, match="not the leader"):
             await client.request(method, "/api/v1/pods")
     await client.request("GET", "/api/v1/pods")
     await client.request("PUT", "/leases", urgent=True)

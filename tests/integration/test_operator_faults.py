@@ -37,7 +37,7 @@ FAULTS: tuple[Any, ...] = (409, 429, 500, "drop", "lost answer", "timeout")
 def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten failures in a row take half a second here, not a minute."""
     monkeypatch.setattr(workqueue, "LAST_BACKOFF", 0.05)
-    monkeypatch.setattr(handlers.Forever, "__iter__", lambda self: itertools.repeat(0.05))
+    monkeypatch.setattr(handlers.EndlessBackoff, "__iter__", lambda self: itertools.repeat(0.05))
 
 
 async def run_to_the_end(actors: ClusterActors, name: str = "digits") -> dict[str, Any]:

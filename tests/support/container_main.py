@@ -103,6 +103,12 @@ def build_root(root: Path, request: dict[str, Any]) -> None:
         forbid_writes(root)
     for volume in request["volumes"]:
         mount_volume(place(root, volume["path"]), volume, request["group"])
+        # A checkout below /tmp would be hidden by the pod's volume there.
+        for path, source in request["shared"].items():
+            if Path(path).is_relative_to(volume["path"]):
+                target = place(root, path)
+                share(source, target)
+                forbid_writes(target)
 
 
 def place(root: Path, path: str) -> Path:
