@@ -29,7 +29,8 @@ async def test_a_gang_of_a_scheduler_that_is_not_there_is_refused(
     await actors.create(job_manifest(scheduling={"gang": "Volcano"}))
     reason, words = await refusal(actors)
     assert reason == "InvalidSpec"
-    assert "does not serve PodGroups of scheduling.volcano.sh/v1beta1; install that scheduler or set gang: None" in words
+    remedy = "install that scheduler or set gang: None"
+    assert f"the cluster does not serve PodGroups of scheduling.volcano.sh/v1beta1; {remedy}" in words
     assert server.list("Job") == []
 
 
