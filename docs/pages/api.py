@@ -14,8 +14,7 @@ from ddp_operator.api.job import CRASH_LOOP_FAILURES
 from ddp_operator.api.rules import RULES
 from ddp_operator.api.spec import Recovery, Spec
 from ddp_operator.constants import EXIT_USER_ERROR
-from ddp_operator.launcher.failure_rules import AT_START
-from ddp_operator.launcher.failure_table import (
+from ddp_operator.contract.failure_table import (
     CATEGORIES,
     CUDA,
     IMAGE_PULL,
@@ -24,6 +23,7 @@ from ddp_operator.launcher.failure_table import (
     PREEMPTED,
     SIGNIFICANT_SECONDS,
 )
+from ddp_operator.launcher.failures.rules import AT_START
 from docs.pages.failures import list_categories, list_exit_codes
 from docs.pages.limits import LIMITS
 

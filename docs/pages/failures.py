@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from ddp_operator.constants import EXIT_USER_ERROR
-from ddp_operator.launcher.failure_table import CATEGORIES, EXIT_CODES, PREEMPTED, UNKNOWN
-from ddp_operator.launcher.failure_text import (
+from ddp_operator.contract.failure_table import CATEGORIES, EXIT_CODES, PREEMPTED, UNKNOWN
+from ddp_operator.launcher.failures.text import (
     ADVICE,
     ARGUMENTS_REMEDY,
     CRASH_REMEDY,

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from ddp_operator.launcher.failure_table import CATEGORIES
+from ddp_operator.contract.failure_table import CATEGORIES
 from ddp_operator.manager.telemetry import NOT_ACCEPTED, OTHER, PHASES, OperatorMetrics
 from ddp_operator.status import conditions as c
 from ddp_operator.status.transitions import RECOVERY_LEVELS, NodeFailed, Used

@@ -7,7 +7,7 @@ uses (environment variables, exit codes, metric names, ports), because the train
 
 from typing import Final
 
-from ddp_operator.launcher.contract import *
+from ddp_operator.contract.names import *
 
 GROUP: Final = "ddp-operator.dev"
 VERSION: Final = "v1alpha1"

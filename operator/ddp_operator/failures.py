@@ -15,9 +15,9 @@ import msgspec
 
 from ddp_operator import constants
 from ddp_operator.api.status import CheckpointStatus, Condition, LastFailure
-from ddp_operator.launcher.failure_record import EVIDENCE, EVIDENCE_ERROR, JSON_NAMES, TYPE_LIMIT, Failure
-from ddp_operator.launcher.failure_table import CATEGORIES, OOM, UNKNOWN, USER_ERROR, judge_exit_code
-from ddp_operator.launcher.failure_text import (
+from ddp_operator.contract.failure_record import EVIDENCE, EVIDENCE_ERROR, JSON_NAMES, TYPE_LIMIT, Failure
+from ddp_operator.contract.failure_table import CATEGORIES, OOM, UNKNOWN, USER_ERROR, judge_exit_code
+from ddp_operator.launcher.failures.text import (
     DISK_REMEDY,
     INIT_CONTAINER_REMEDY,
     PROGRAM_REMEDY,

@@ -28,8 +28,8 @@ from typing import Any, Final
 import psutil
 
 from ddp_operator.launcher.pod import add_pod_flags, loopback_address
-from ddp_operator.launcher.rendezvous import count_connections, fork_store
-from ddp_operator.launcher.torchrun_patches import TorchrunPatches, adapt_torchrun
+from ddp_operator.launcher.torchrun.rendezvous import count_connections, fork_store
+from ddp_operator.launcher.torchrun.torchrun_patches import TorchrunPatches, adapt_torchrun
 from ddp_operator.local.adapt import hold_free_port
 from ddp_operator.manifests.torchrun import TorchrunPlan, UserCommand, build_torchrun_args
 from tests.support.launcher_config import launcher_pod

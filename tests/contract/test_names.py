@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ddp_operator import constants
-from ddp_operator.launcher import contract as launcher
+from ddp_operator.contract import names as launcher
 from ddp_trainer import contract
 
 SHARED = re.compile(r"(ENV|EXIT|CATEGORY|METRIC|RUNTIME)_\w+|DEFAULT_\w+_PORT")

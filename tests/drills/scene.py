@@ -39,8 +39,8 @@ ARGUMENTS = (
 _PATH = os.pathsep.join([str(ROOT), str(ROOT / "operator"), str(ROOT / "trainer")])
 _FETCH = """
 import sys
-from ddp_operator.launcher.snapshots import SnapshotStore
-from ddp_operator.launcher.sources import open_storage
+from ddp_operator.launcher.transfer.snapshots import SnapshotStore
+from ddp_operator.launcher.transfer.sources import open_storage
 SnapshotStore(*open_storage(sys.argv[1]), attempt=0, run_id="drill-0", keep=1).fetch_newest(sys.argv[2])
 """
 _DDP = "import sys; from ddp_operator.cli import main; sys.exit(main())"

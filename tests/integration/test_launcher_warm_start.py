@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from tests.integration.test_launcher_worker import SCRIPTS, SEES, Outcome
-from tests.support.launcher_folder import lay_out
+from tests.support.launcher_folder import RANK_MODULES, lay_out
 from tests.support.launcher_pods import Pods
 
 pytestmark = pytest.mark.process
@@ -39,9 +39,11 @@ LAUNCHER = """
 import os, sys
 life = os.dup(0)
 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-package = sys.modules["ddp_launcher"] = type(sys)("ddp_launcher")
-package.__path__ = [sys.argv[1]]
-from ddp_launcher import fork_server, processes
+sys.path.insert(0, sys.argv[1])
+import launcher
+launcher._register_package()
+from ddp_launcher.launcher import processes
+from ddp_launcher.launcher.torchrun import fork_server
 assert processes.adopt_orphans()
 pid, requests = fork_server.start_fork_server(["script", "0", "room for the command line of a rank" * 20])
 fork_server.request_fork(requests, {}, [int(sys.argv[2])])
@@ -142,7 +144,7 @@ class Forked:
         self.folder.mkdir()
         for name in ("workers", "errors", "metrics", "stacks", "groups"):
             (self.runtime / name).mkdir(parents=True)
-        agent = launcher.parent / "agent.py"
+        agent = launcher.parent / "launcher.torchrun.agent.py"
         agent.unlink()
         agent.write_text(AGENT)
         self.launcher = str(launcher)
@@ -267,11 +269,10 @@ def test_ranks_differ_in_random_numbers_and_agree_in_hashes(forked: Forked) -> N
 
 def test_forked_rank_has_torch_and_few_modules_of_launcher(forked: Forked) -> None:
     code = "import sys; print('torch._dynamo' in sys.modules, *sorted(n for n in sys.modules if 'ddp_launcher' in n))"
-    names = ["contract", "files", "fork_server", "import_hook", "loopback", "processes", "tracebacks", "worker"]
+    names = [*RANK_MODULES, "launcher.torchrun.fork_server"]
     assert forked.fork("code", code).out.split() == [
         "True",
-        "ddp_launcher",
-        *(f"ddp_launcher.{name}" for name in names),
+        *sorted(["ddp_launcher", *(f"ddp_launcher.{name}" for name in names)]),
     ]
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.launcher.command_line import split_python_line
+from ddp_operator.contract.command_line import split_python_line
 from tests.support.launcher_config import encoded_config
-from tests.support.launcher_folder import delivered_launcher
+from tests.support.launcher_folder import RANK_MODULES, delivered_launcher
 
 pytestmark = pytest.mark.process
 
@@ -237,4 +237,4 @@ def test_modules_of_launcher_do_not_shadow_modules_of_user(tmp_path: Path) -> No
 def test_rank_compiles_few_modules_of_launcher(shim: Shim) -> None:
     code = "import sys; print(*sorted(n for n in sys.modules if n.startswith('ddp_launcher.')))"
     names = shim.shim("-c", code).out.replace("ddp_launcher.", "").split()
-    assert names == ["contract", "files", "import_hook", "loopback", "processes", "tracebacks", "worker"]
+    assert names == RANK_MODULES

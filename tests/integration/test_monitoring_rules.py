@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from ddp_operator.constants import METRIC_LAUNCHER_PHASE, METRIC_LAUNCHER_RESTARTS
-from ddp_operator.launcher.log_patterns import LOG_GROUPS
+from ddp_operator.launcher.progress.log_patterns import LOG_GROUPS
 from ddp_operator.manager.telemetry import OperatorMetrics
 from ddp_operator.status.transitions import Used
 from ddp_operator.status.usage import PRODUCTIVE

@@ -14,11 +14,13 @@ MODULES = (
     "operator/ddp_operator/progress.py",
     "operator/ddp_operator/kube/cluster.py",
     # What the launcher decides; what it does with processes is shown by the process tier.
+    "operator/ddp_operator/contract/failure_record.py",
+    "operator/ddp_operator/launcher/failures/*.py",
     *(
         f"operator/ddp_operator/launcher/{name}.py"
         for name in (
-            "agent_failure", "failure_record", "failure_rules", "failure_text", "fork_server", "log_patterns",
-            "metrics", "restarts", "stacks", "stall", "termination", "tracebacks", "worker_failure",
+            "progress/log_patterns", "progress/metrics", "rank/tracebacks", "torchrun/fork_server", "watchdog/stacks",
+            "watchdog/stall",
         )
     ),
     "trainer/ddp_trainer/checkpoint/*.py",

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from ddp_operator import constants
 from ddp_operator.api.crd import build_crd
 from ddp_operator.api.status import Status
+from ddp_operator.contract.failure_table import CATEGORIES
 from ddp_operator.failures import parse_termination
-from ddp_operator.launcher.failure_table import CATEGORIES
 from ddp_operator.progress import build_checkpoint, build_progress, parse_page
 from ddp_operator.status.diagnosis import diagnose
 from ddp_operator.status.views import view_pod

@@ -10,6 +10,13 @@ from pathlib import Path
 
 from ddp_operator.manifests.children import load_launcher
 
+RANK_MODULES = [
+    "contract", "contract.names", "launcher", "launcher.files", "launcher.processes", "launcher.rank",
+    "launcher.rank.import_hook", "launcher.rank.tracebacks", "launcher.rank.worker", "launcher.torchrun",
+    "launcher.torchrun.loopback",
+]  # fmt: skip
+"""The launcher's packages and modules that every rank imports, sorted by name, below ``ddp_launcher``."""
+
 
 def lay_out(folder: Path) -> Path:
     """Lay the files out in a new folder. Returns the path of what a pod starts."""

@@ -14,6 +14,7 @@ import pytest
 from tests.support import ROOT
 
 LAUNCHER = ROOT / "operator" / "ddp_operator" / "launcher"
+CONTRACT = ROOT / "operator" / "ddp_operator" / "contract"
 
 TOP_LEVEL = {
     "operator", "trainer", "images", "deploy", "charts", "tests", "docs", ".ci", ".github",
@@ -204,7 +205,7 @@ def unreasoned(tree: ast.Module) -> list[ast.expr]:
     return found
 
 
-@pytest.fixture(params=sorted(LAUNCHER.glob("*.py")), ids=lambda path: path.name)
+@pytest.fixture(params=sorted([*LAUNCHER.rglob("*.py"), *CONTRACT.rglob("*.py")]), ids=lambda path: path.name)
 def module(request: pytest.FixtureRequest) -> ast.Module:
     return ast.parse(request.param.read_text(encoding="utf-8"), feature_version=(3, 9))
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ddp_operator.launcher.storage import hide_credentials
+from ddp_operator.launcher.transfer.storage import hide_credentials
 
 _MISSING: Any = object()
 

@@ -12,7 +12,7 @@ from ddp_operator import constants, names
 from ddp_operator.code.archive import CONFIG_MAP_LIMIT, Archive, format_size, pack
 from ddp_operator.code.files import CannotPack
 from ddp_operator.code.image import Image, build_image
-from ddp_operator.launcher.command_line import split_python_line
+from ddp_operator.contract.command_line import split_python_line
 from ddp_operator.manifests.torchrun import UserCommand
 
 REQUIREMENTS: Final = "requirements.txt"

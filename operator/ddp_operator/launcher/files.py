@@ -18,7 +18,7 @@ def log(text: str) -> None:
 
 def is_own_file(path: str) -> bool:
     """Return whether a stack frame with this file belongs to the launcher."""
-    return os.path.dirname(path) == _FOLDER
+    return path.startswith(_FOLDER + os.sep)
 
 
 def write_json(path: str, value: Any) -> None:

@@ -8,13 +8,13 @@ import sys
 import time
 from typing import NamedTuple, Optional, Sequence
 
-from .command_line import PythonLine, find_missing_program, split_python_line
-from .contract import ENV_COMPLETION_INDEX, ENV_OMP_NUM_THREADS, ENV_RUNTIME_DIR, EXIT_RETRYABLE, EXIT_USER_ERROR
-from .failure_record import Failure
-from .failure_table import EXIT_CODES
-from .failure_text import advise_on_program
+from ..contract.command_line import PythonLine, find_missing_program, split_python_line
+from ..contract.failure_record import Failure
+from ..contract.failure_table import EXIT_CODES
+from ..contract.names import ENV_COMPLETION_INDEX, ENV_OMP_NUM_THREADS, ENV_RUNTIME_DIR, EXIT_RETRYABLE, EXIT_USER_ERROR
+from .failures.termination import finish
+from .failures.text import advise_on_program
 from .files import BOOTSTRAP, log
-from .known_loops import find_total
 from .pod import (
     Pod,
     PodSetupError,
@@ -25,10 +25,10 @@ from .pod import (
     read_pod,
 )
 from .processes import adopt_orphans
+from .progress.known_loops import find_total
+from .rank.tracebacks import describe
+from .rank.tracking import start_tracking
 from .supervisor import Supervisor
-from .termination import finish
-from .tracebacks import describe
-from .tracking import start_tracking
 
 
 class _Arguments(NamedTuple):
@@ -98,7 +98,7 @@ def _prepare_pod(arguments: _Arguments, runtime: RuntimeDirectory, signals: list
     """Read the pod, unpack its code and check that the program exists. Raises: PodSetupError, ValueError."""
     pod = read_pod(os.environ, runtime.path, program=arguments.line is None)
     if pod.code is not None:
-        importlib.import_module(".code", __package__).prepare_code(pod.code, signals)
+        importlib.import_module(".transfer.code", __package__).prepare_code(pod.code, signals)
     problem = find_missing_program(arguments.line, arguments.command)
     if problem:
         raise PodSetupError(problem, advise_on_program(pod.code))

@@ -9,7 +9,7 @@ import math
 import os
 from typing import Any, Mapping, NamedTuple, Optional, Sequence
 
-from .contract import (
+from ..contract.names import (
     DEFAULT_RENDEZVOUS_PORT,
     ENV_COMPLETION_INDEX,
     ENV_GRACE_SECONDS,

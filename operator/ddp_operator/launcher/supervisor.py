@@ -9,8 +9,16 @@ import threading
 import time
 from typing import Any, Callable, NamedTuple, Optional, Sequence
 
-from .agent import END, RELEASE, RESTART, AgentEvent, AgentProcess
-from .agent_failure import (
+from ..contract.failure_record import Failure, encode_message
+from ..contract.names import (
+    ENV_LIFELINE_FD,
+    ENV_PORT_FILE,
+    LAUNCHER_PHASES,
+    METRIC_LAUNCHER_PHASE,
+    METRIC_LAUNCHER_RESTARTS,
+    STOPPING_FILE,
+)
+from .failures.agent_failure import (
     STORE_ERRORS,
     STORE_PROBLEMS,
     UNREACHABLE,
@@ -19,30 +27,22 @@ from .agent_failure import (
     build_store_failure,
     examine_agent_exit,
 )
-from .checkpoints import NEWEST, CheckpointMirror
-from .contract import (
-    ENV_LIFELINE_FD,
-    ENV_PORT_FILE,
-    LAUNCHER_PHASES,
-    METRIC_LAUNCHER_PHASE,
-    METRIC_LAUNCHER_RESTARTS,
-    STOPPING_FILE,
-)
-from .failure_record import Failure, encode_message
+from .failures.restarts import Restarts
+from .failures.termination import complete_worker_failure, conclude
+from .failures.worker_failure import find_root_cause
 from .files import log, try_write_json
-from .metrics import MetricsEndpoint
-from .output import OutputReader
+from .network.preflight import PreflightReport, build_preflight_rows, decode_preflight, describe_preflight
 from .pod import Pod
-from .preflight import PreflightReport, build_preflight_rows, decode_preflight, describe_preflight
 from .processes import STOP_SIGNALS, find_family, kill, list_children, process_state
-from .rendezvous import count_connections, wait_for_master
-from .restarts import Restarts
-from .stall import decode_job_stall
-from .stall_monitor import StallMonitor
-from .termination import complete_worker_failure, conclude
-from .tracking import build_tracking_rows
-from .trainer_status import TrainerStatus
-from .worker_failure import find_root_cause
+from .progress.metrics import MetricsEndpoint
+from .progress.output import OutputReader
+from .progress.trainer_status import TrainerStatus
+from .rank.tracking import build_tracking_rows
+from .torchrun.agent import END, RELEASE, RESTART, AgentEvent, AgentProcess
+from .torchrun.rendezvous import count_connections, wait_for_master
+from .transfer.checkpoints import NEWEST, CheckpointMirror
+from .watchdog.monitor import StallMonitor
+from .watchdog.stall import decode_job_stall
 
 _OUTPUT_FLAGS = ("--tee", "-t", "--redirects", "-r", "--logs-specs")
 _ENV_LOG_PREFIX = "DDP_LOG_PREFIX"  # set by the user: 0 writes lines without the rank as prefix

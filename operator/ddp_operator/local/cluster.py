@@ -23,7 +23,7 @@ from ddp_operator.cluster import (
     owner_uids,
 )
 from ddp_operator.kubeobjects import find_trainer, utc_now
-from ddp_operator.launcher.metrics import fetch_page
+from ddp_operator.launcher.progress.metrics import fetch_page
 from ddp_operator.local import adapt, machine, pods
 from ddp_operator.local.container import MissingReference, build_environment
 from ddp_operator.local.job_controller import JobDecision, decide_job, is_controlled_by

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from ddp_operator.api.status import Phase
 from ddp_operator.cluster import ClusterError, Conflict
-from ddp_operator.launcher.failure_table import CATEGORIES
+from ddp_operator.contract.failure_table import CATEGORIES
 from ddp_operator.status import conditions as c
 from ddp_operator.status.transitions import (
     RECOVERY_LEVELS,

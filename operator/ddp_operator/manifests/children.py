@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from importlib.resources.abc import Traversable
 from typing import Any, Final
 
 import msgspec
@@ -44,16 +45,21 @@ class Launcher:
 @cache
 def load_launcher() -> Launcher:
     """Return this version's launcher."""
-    folder = resources.files("ddp_operator.launcher")
-    texts = {
-        file.name: pack_source(file.read_text(encoding="utf-8"))
-        for file in folder.iterdir()
-        if file.name.endswith(".py")
-    }
-    del texts["__init__.py"]  # the bootstrap creates the package
-    texts[constants.LAUNCHER_FILE] = texts.pop("bootstrap.py")
+    texts: dict[str, str] = {}
+    for package in ("contract", "launcher"):
+        _add_modules(texts, resources.files(f"ddp_operator.{package}"), package)
+    texts[constants.LAUNCHER_FILE] = texts.pop("launcher.bootstrap.py")
     files = dict(sorted(texts.items()))
     return Launcher(files, hashlib.sha256(json.dumps(files).encode()).hexdigest())
+
+
+def _add_modules(texts: dict[str, str], folder: Traversable, package: str) -> None:
+    """Add the modules below a folder under their dotted names: a ConfigMap has no folders."""
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            _add_modules(texts, entry, f"{package}.{entry.name}")
+        elif entry.name.endswith(".py") and entry.name != "__init__.py":  # the bootstrap creates the packages
+            texts[f"{package}.{entry.name}"] = pack_source(entry.read_text(encoding="utf-8"))
 
 
 def pack_source(source: str) -> str:

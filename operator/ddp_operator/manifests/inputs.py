@@ -19,7 +19,7 @@ from ddp_operator.api.inputs import Input
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.profile import find_locked_part
 from ddp_operator.api.spec import Spec
-from ddp_operator.launcher.storage import has_credentials
+from ddp_operator.launcher.transfer.storage import has_credentials
 
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 _MOUNT_PATH: Final = "/opt/ddp-inputs"

@@ -16,7 +16,7 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.pod_fields import find_unknown_fields
 from ddp_operator.api.spec import NetworkPolicy, Peer, Spec
 from ddp_operator.kubeobjects import count_gpus, cpu_limit, is_quantity
-from ddp_operator.launcher.storage import has_credentials
+from ddp_operator.launcher.transfer.storage import has_credentials
 from ddp_operator.manifests.fabric import check_fabric, merge_fabric
 from ddp_operator.manifests.inputs import check_inputs
 from ddp_operator.manifests.log_patterns import check_log_patterns

@@ -14,7 +14,7 @@ from typing import Final
 
 from ddp_operator import constants
 from ddp_operator.api.job import JobSize
-from ddp_operator.launcher.command_line import split_python_line
+from ddp_operator.contract.command_line import split_python_line
 
 DEFAULT_INTERPRETER: Final = "python3"
 # torchrun removes an agent after this number of missed heartbeats. Only then a replacement can join.

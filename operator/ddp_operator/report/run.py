@@ -14,7 +14,7 @@ import yaml
 
 from ddp_operator import constants
 from ddp_operator.api.status import ENDED_PHASES, Status
-from ddp_operator.launcher.failure_table import UNKNOWN
+from ddp_operator.contract.failure_table import UNKNOWN
 from ddp_operator.local.folder import RunFolder, read_rows
 from ddp_operator.status.conditions import (
     DISRUPTED,

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from ddp_operator import names
 from ddp_operator.api.status import LastFailure, LastRestart, Phase, RecoveryLevel, Restarts, Status
+from ddp_operator.contract.failure_table import NODE_LOST
 from ddp_operator.failures import Termination, describe_failure, describe_restart
 from ddp_operator.kubeobjects import truncate
-from ddp_operator.launcher.failure_table import NODE_LOST
 from ddp_operator.status import conditions as c
 from ddp_operator.status import lost_nodes
 from ddp_operator.status.budget import count_failure, find_limit

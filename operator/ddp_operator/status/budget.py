@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from ddp_operator.api.job import CRASH_LOOP_FAILURES, DDPTrainingJob
 from ddp_operator.api.status import LastFailure, Restarts, Status
-from ddp_operator.launcher.failure_table import SIGNIFICANT_SECONDS
+from ddp_operator.contract.failure_table import SIGNIFICANT_SECONDS
 from ddp_operator.status import conditions as c
 from ddp_operator.status.diagnosis import Diagnosis
 from ddp_operator.status.observation import Pods

@@ -5,9 +5,9 @@ from datetime import datetime, timedelta
 
 from ddp_operator import constants, names
 from ddp_operator.api.status import LastFailure, Status
+from ddp_operator.contract.failure_table import CATEGORIES, PREEMPTED
 from ddp_operator.failures import describe_restart
 from ddp_operator.kubeobjects import find_trainer
-from ddp_operator.launcher.failure_table import CATEGORIES, PREEMPTED
 from ddp_operator.launcher.pod import decode_config
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decision import CreatePod

@@ -9,8 +9,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from ddp_operator.api.status import ENDED_PHASES, LostUsage, Status, Usage
+from ddp_operator.contract.failure_table import UNKNOWN
 from ddp_operator.kubeobjects import count_pod_gpus, format_time, truncate
-from ddp_operator.launcher.failure_table import UNKNOWN
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.observation import State

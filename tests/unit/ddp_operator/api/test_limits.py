@@ -8,7 +8,7 @@ import pytest
 from ddp_operator.api.crd import build_resource_schema
 from ddp_operator.api.job import CRASH_LOOP_FAILURES
 from ddp_operator.api.status import LastFailure, Restarts, Status
-from ddp_operator.launcher.rendezvous import FREE_RESTARTS, RendezvousQuorum
+from ddp_operator.launcher.torchrun.rendezvous import FREE_RESTARTS, RendezvousQuorum
 from ddp_operator.status import conditions as c
 from ddp_operator.status.budget import find_limit
 from docs.pages.api import write_page

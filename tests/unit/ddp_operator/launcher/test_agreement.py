@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp_operator.launcher.agreement import RestartCount, RunStep, SharedSnapshot
 from ddp_operator.launcher.files import write_json
 from ddp_operator.launcher.pod import CheckpointStoreConfig
+from ddp_operator.launcher.torchrun.agreement import RestartCount, RunStep, SharedSnapshot
 from tests.support.launcher_config import launcher_pod
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from ddp_operator.code.archive import pack
-from ddp_operator.launcher.code import install_packages, prepare_code, unpack
 from ddp_operator.launcher.pod import CodeConfig, PodSetupError
+from ddp_operator.launcher.transfer.code import install_packages, prepare_code, unpack
 from tests.support.wheels import make_wheel
 from tests.unit.ddp_operator.code.test_files import write
 
@@ -134,7 +134,7 @@ def test_archive_beyond_limits_is_refused_before_anything_is_written(
     code = config(tmp_path, gzip.compress(content), hashlib.sha256(content).hexdigest())
     for name, limit in (("_MOST_BYTES", 4999), ("_MOST_MEMBERS", 1)):
         with monkeypatch.context() as patch:
-            patch.setattr(f"ddp_operator.launcher.code.{name}", limit)
+            patch.setattr(f"ddp_operator.launcher.transfer.code.{name}", limit)
             with pytest.raises(PodSetupError, match="the archive has more than"):
                 unpack(code)
     assert list(Path(code.folder).iterdir()) == []

@@ -11,15 +11,15 @@ from typing import Any, cast
 import pytest
 
 from ddp_operator.api.status import LastFailure, Status
+from ddp_operator.contract.failure_record import JSON_NAMES, Failure
 from ddp_operator.kubeobjects import truncate
-from ddp_operator.launcher.agent_failure import AgentEnd
-from ddp_operator.launcher.failure_record import JSON_NAMES, Failure
-from ddp_operator.launcher.failure_rules import WorkerEnd
-from ddp_operator.launcher.metrics import MetricsEndpoint
-from ddp_operator.launcher.restarts import Restarts
-from ddp_operator.launcher.termination import conclude
-from ddp_operator.launcher.tracebacks import record_exception
-from ddp_operator.launcher.worker_failure import examine_worker
+from ddp_operator.launcher.failures.agent_failure import AgentEnd
+from ddp_operator.launcher.failures.restarts import Restarts
+from ddp_operator.launcher.failures.rules import WorkerEnd
+from ddp_operator.launcher.failures.termination import conclude
+from ddp_operator.launcher.failures.worker_failure import examine_worker
+from ddp_operator.launcher.progress.metrics import MetricsEndpoint
+from ddp_operator.launcher.rank.tracebacks import record_exception
 from ddp_operator.status.decide import decide
 from ddp_operator.status.views import view_pod
 from tests.support.builders import child_job, child_pod, job, observe

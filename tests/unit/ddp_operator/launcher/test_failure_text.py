@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from ddp_operator.launcher.contract import ENV_LOCAL_POD
-from ddp_operator.launcher.failure_record import Failure
-from ddp_operator.launcher.failure_rules import WorkerEnd, classify
-from ddp_operator.launcher.failure_table import CATEGORIES, Outcome
-from ddp_operator.launcher.failure_text import ARGUMENTS_REMEDY, advise, advise_on_program
+from ddp_operator.contract.failure_record import Failure
+from ddp_operator.contract.failure_table import CATEGORIES, Outcome
+from ddp_operator.contract.names import ENV_LOCAL_POD
+from ddp_operator.launcher.failures.rules import WorkerEnd, classify
+from ddp_operator.launcher.failures.text import ARGUMENTS_REMEDY, advise, advise_on_program
+from ddp_operator.launcher.failures.worker_failure import add_last_lines, shorten_mismatch
 from ddp_operator.launcher.pod import CodeConfig
-from ddp_operator.launcher.rendezvous import describe_absence
-from ddp_operator.launcher.tracebacks import record_exception
-from ddp_operator.launcher.worker_failure import add_last_lines, shorten_mismatch
+from ddp_operator.launcher.rank.tracebacks import record_exception
+from ddp_operator.launcher.torchrun.rendezvous import describe_absence
 from tests.support.launcher_config import launcher_pod
 
 PREAMBLE = (

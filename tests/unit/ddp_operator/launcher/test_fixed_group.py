@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.launcher.fixed_group import FixedGroup, GroupClosed
+from ddp_operator.launcher.torchrun.fixed_group import FixedGroup, GroupClosed
 from tests.support.launcher_config import launcher_pod
 
 RUN = "torch.rendezvous.train"

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddp_operator.launcher.fork_server import ForkedRank, find_obstacle
+from ddp_operator.launcher.torchrun.fork_server import ForkedRank, find_obstacle
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_operator.launcher.known_loops import LOOPS, find_total
-from ddp_operator.launcher.log_patterns import KnownLoops
+from ddp_operator.launcher.progress.known_loops import LOOPS, find_total
+from ddp_operator.launcher.progress.log_patterns import KnownLoops
 from ddp_operator.progress import build_progress, parse_page
 from tests.support import ROOT
 

@@ -18,14 +18,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_operator.launcher.agent import AgentProcess
-from ddp_operator.launcher.command_line import PythonLine, split_python_line
-from ddp_operator.launcher.contract import COMMENT_LAST_FAILURE
-from ddp_operator.launcher.failure_record import Failure, encode_message
-from ddp_operator.launcher.failure_rules import WorkerEnd
+from ddp_operator.contract.command_line import PythonLine, split_python_line
+from ddp_operator.contract.failure_record import Failure, encode_message
+from ddp_operator.contract.names import COMMENT_LAST_FAILURE
+from ddp_operator.launcher.failures.rules import WorkerEnd
+from ddp_operator.launcher.failures.worker_failure import examine_worker
 from ddp_operator.launcher.files import write_json
 from ddp_operator.launcher.main import main
-from ddp_operator.launcher.metrics import MetricsEndpoint, fetch_page, merge_pages, read_progress
 from ddp_operator.launcher.pod import (
     Pod,
     PreflightConfig,
@@ -36,9 +35,10 @@ from ddp_operator.launcher.pod import (
     loopback_address,
     read_pod,
 )
+from ddp_operator.launcher.progress.metrics import MetricsEndpoint, fetch_page, merge_pages, read_progress
+from ddp_operator.launcher.rank.worker import _UNOBSERVED_MODULES, GroupRecorder
 from ddp_operator.launcher.supervisor import Supervisor
-from ddp_operator.launcher.worker import _UNOBSERVED_MODULES, GroupRecorder
-from ddp_operator.launcher.worker_failure import examine_worker
+from ddp_operator.launcher.torchrun.agent import AgentProcess
 from ddp_operator.progress import parse_page
 from tests.support.launcher_config import CONFIG, encoded_config, launcher_pod
 
@@ -372,8 +372,8 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Age
     """A requested agent, the end of its channel, and the pids that received signals. Its server has pid 4321."""
     requests, theirs = socket.socketpair()
     killed: list[int] = []
-    monkeypatch.setattr("ddp_operator.launcher.agent.start_fork_server", lambda worker: (4321, requests))
-    monkeypatch.setattr("ddp_operator.launcher.agent.kill", lambda pid, number: killed.append(pid))
+    monkeypatch.setattr("ddp_operator.launcher.torchrun.agent.start_fork_server", lambda worker: (4321, requests))
+    monkeypatch.setattr("ddp_operator.launcher.torchrun.agent.kill", lambda pid, number: killed.append(pid))
     process = AgentProcess(launcher_pod(tmp_path), ["python", "worker", "script", "0", "train.py"], warm=True)
     process.start(["--nnodes=1"], None, 0)
     _, (descriptor,), _, _ = socket.recv_fds(theirs, 4, 1)
@@ -434,7 +434,7 @@ def recorded(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str, module
     """Run a program with a recorder of process groups; return the recorded size."""
     (folder / "fake_groups.py").write_text(module)
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr("ddp_operator.launcher.worker._GROUPS_MODULE", "fake_groups")
+    monkeypatch.setattr("ddp_operator.launcher.rank.worker._GROUPS_MODULE", "fake_groups")
     for name in ("fake_groups", *_UNOBSERVED_MODULES):
         monkeypatch.setitem(sys.modules, name, sys)  # restored at the end of the test
         del sys.modules[name]

@@ -14,14 +14,14 @@ import pytest
 
 from ddp_operator import constants
 from ddp_operator.launcher.files import write_json
-from ddp_operator.launcher.log_patterns import (
+from ddp_operator.launcher.progress.log_patterns import (
     _MATCH_SECONDS,
     LOG_GROUPS,
     LogProgress,
     PatternTooSlow,
     compile_log_pattern,
 )
-from ddp_operator.launcher.output import Lines, keep_reading, read_last_lines, read_output
+from ddp_operator.launcher.progress.output import Lines, keep_reading, read_last_lines, read_output
 from ddp_operator.progress import build_progress, parse_page
 from tests.support.launcher_config import launcher_pod
 
@@ -401,7 +401,7 @@ def test_internal_error_of_reader_keeps_the_log(tmp_path: Path, monkeypatch: pyt
     pod = launcher_pod(tmp_path, log_patterns=(r"step (?P<step>\d+)",), epochs=2)
     pipes = [os.pipe() for _ in range(5)]
     (first, first_end), (second, second_end), (done, done_end), (log, log_end), (error, error_end) = pipes
-    monkeypatch.setattr("ddp_operator.launcher.output.log", lambda text: os.write(error_end, text.encode()))
+    monkeypatch.setattr("ddp_operator.launcher.progress.output.log", lambda text: os.write(error_end, text.encode()))
     child = os.fork()
     if not child:
         os.dup2(log_end, 1)

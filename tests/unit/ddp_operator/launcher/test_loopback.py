@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.launcher import loopback
-from ddp_operator.launcher.loopback import ProgramStore, bind_stores
+from ddp_operator.launcher.torchrun import loopback
+from ddp_operator.launcher.torchrun.loopback import ProgramStore, bind_stores
 from tests.support.listeners import is_loopback, list_listeners
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_operator.launcher.metrics import MetricsEndpoint, fetch_page, merge_pages, read_progress
+from ddp_operator.launcher.progress.metrics import MetricsEndpoint, fetch_page, merge_pages, read_progress
 
 
 def ask(port: int, *pieces: bytes) -> tuple[bytes, bytes]:
@@ -70,7 +70,7 @@ def drip(connection: socket.socket) -> None:
 
 
 def test_new_connection_closes_oldest_of_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddp_operator.launcher.metrics._CONNECTION_SECONDS", 3600.0)
+    monkeypatch.setattr("ddp_operator.launcher.progress.metrics._CONNECTION_SECONDS", 3600.0)
     port = MetricsEndpoint(str(tmp_path), lambda: "own 1\n").serve(0)
     with ExitStack() as stack:
         slow = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60)) for _ in range(16)]
@@ -85,7 +85,7 @@ def test_new_connection_closes_oldest_of_too_many(tmp_path: Path, monkeypatch: p
 def test_connection_ends_at_its_deadline_however_often_it_sends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ddp_operator.launcher.metrics._CONNECTION_SECONDS", 0.3)
+    monkeypatch.setattr("ddp_operator.launcher.progress.metrics._CONNECTION_SECONDS", 0.3)
     port = MetricsEndpoint(str(tmp_path), lambda: "own 1\n").serve(0)
     for start in (b"", b"POST /x HTTP/1.1\r\nContent-Length: 60000\r\n\r\n"):
         with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.launcher import mirror as module
-from ddp_operator.launcher.checkpoints import (
+from ddp_operator.launcher.pod import CheckpointStoreConfig, encode_config
+from ddp_operator.launcher.transfer import mirror as module
+from ddp_operator.launcher.transfer.checkpoints import (
     NEWEST,
     MirrorConfig,
     MirrorEvent,
@@ -18,9 +19,8 @@ from ddp_operator.launcher.checkpoints import (
     MirrorState,
     decode_event,
 )
-from ddp_operator.launcher.mirror import CheckpointFolder, Mirror, find_step, list_written_files
-from ddp_operator.launcher.pod import CheckpointStoreConfig, encode_config
-from ddp_operator.launcher.snapshots import PrefixSuperseded
+from ddp_operator.launcher.transfer.mirror import CheckpointFolder, Mirror, find_step, list_written_files
+from ddp_operator.launcher.transfer.snapshots import PrefixSuperseded
 from tests.support.launcher_config import launcher_pod
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_operator.launcher.nccl_log import CommunicatorNetwork, read_network
+from ddp_operator.launcher.network.nccl_log import CommunicatorNetwork, read_network
 
 # NVIDIA/nccl-tests#185, NCCL 2.19.3; the channels are of NVIDIA/nccl#1412's form.
 ROCE = """\

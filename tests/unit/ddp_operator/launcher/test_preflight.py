@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.status import PreflightStatus, SlowestPair
-from ddp_operator.launcher.contract import PREFLIGHT_CHECKS
-from ddp_operator.launcher.pod import Pod, PreflightConfig
-from ddp_operator.launcher.preflight import (
+from ddp_operator.contract.names import PREFLIGHT_CHECKS
+from ddp_operator.launcher.network.preflight import (
     PreflightReport,
     build_preflight_rows,
     decode_preflight,
@@ -24,7 +23,16 @@ from ddp_operator.launcher.preflight import (
     find_partners,
     run_preflight,
 )
-from ddp_operator.launcher.probe import PairRate, ProbeResult, is_sum, list_pairs, list_rounds, read_result, sum_up
+from ddp_operator.launcher.network.probe import (
+    PairRate,
+    ProbeResult,
+    is_sum,
+    list_pairs,
+    list_rounds,
+    read_result,
+    sum_up,
+)
+from ddp_operator.launcher.pod import Pod, PreflightConfig
 from ddp_operator.progress import parse_page
 from tests.support.launcher_config import launcher_pod
 
@@ -85,7 +93,7 @@ def test_rounded_sum_is_accepted_and_missing_rank_detected(ranks: int) -> None:
 def judge(monkeypatch: pytest.MonkeyPatch, plan: PreflightConfig, **changes: Any) -> PreflightReport:
     """Return the report for a probe's result."""
     result = ProbeResult(seconds=0.002, rate=30e6, transport="Socket")._replace(**changes)
-    monkeypatch.setattr("ddp_operator.launcher.preflight.measure_network", lambda *arguments: result)
+    monkeypatch.setattr("ddp_operator.launcher.network.preflight.measure_network", lambda *arguments: result)
     return run_preflight(None, pod(), plan, [(0, 0, 3)])
 
 
@@ -129,15 +137,15 @@ def test_unknown_transport_violates_required_network(monkeypatch: pytest.MonkeyP
 
 def test_single_pod_has_no_required_network(monkeypatch: pytest.MonkeyPatch) -> None:
     result = ProbeResult(seconds=0.002, rate=30e6)
-    monkeypatch.setattr("ddp_operator.launcher.preflight.measure_network", lambda *arguments: result)
+    monkeypatch.setattr("ddp_operator.launcher.network.preflight.measure_network", lambda *arguments: result)
     report = run_preflight(None, pod(nodes=1), PreflightConfig(True, ("allreduce",), 0, require=True), [(0, 0, 2)])
     assert not report.problems
 
 
 def test_network_problem_ends_pod_and_dns_problem_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = PreflightConfig(False, ("dns", "allreduce"), 0, require=True)
-    monkeypatch.setattr("ddp_operator.launcher.preflight.try_dns", fail)
-    monkeypatch.setattr("ddp_operator.launcher.preflight.measure_network", fail)
+    monkeypatch.setattr("ddp_operator.launcher.network.preflight.try_dns", fail)
+    monkeypatch.setattr("ddp_operator.launcher.network.preflight.measure_network", fail)
     report = run_preflight(None, pod(), plan, [(0, 0, 3)])
     assert set(report.problems) == {"dns", "allreduce"}
     assert set(find_fatal(report, plan)) == {"allreduce"}

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ddp_operator.launcher.rendezvous import Seats, TrainingOver
+from ddp_operator.launcher.torchrun.rendezvous import Seats, TrainingOver
 from tests.support.launcher_config import launcher_pod
 
 

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from ddp_operator.launcher.failure_record import Failure
-from ddp_operator.launcher.failure_table import CUDA, OOM
+from ddp_operator.contract.failure_record import Failure
+from ddp_operator.contract.failure_table import CUDA, OOM
+from ddp_operator.launcher.failures.restarts import Restarts
 from ddp_operator.launcher.files import write_json
-from ddp_operator.launcher.metrics import MetricsEndpoint
-from ddp_operator.launcher.restarts import Restarts
+from ddp_operator.launcher.progress.metrics import MetricsEndpoint
 from tests.support.launcher_config import launcher_pod
 
 

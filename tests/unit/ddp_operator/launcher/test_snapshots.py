@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_operator.launcher.snapshots import (
+from ddp_operator.launcher.transfer.snapshots import (
     Changed,
     CheckpointSnapshot,
     Damaged,
@@ -17,7 +17,7 @@ from ddp_operator.launcher.snapshots import (
     SnapshotStore,
     hash_file,
 )
-from ddp_operator.launcher.storage import UnusableStorage, open_storage
+from ddp_operator.launcher.transfer.storage import UnusableStorage, open_storage
 
 
 class Attempt:

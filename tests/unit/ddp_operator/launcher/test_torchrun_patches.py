@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.launcher.torchrun_patches import (
+from ddp_operator.launcher.torchrun.torchrun_patches import (
     SignalGate,
     TorchrunPatches,
     adapt_torchrun,
@@ -32,7 +32,7 @@ def test_this_torch_has_all_private_parts() -> None:
 
 
 def test_the_stand_in_of_the_soak_has_them_too() -> None:
-    code = "from ddp_operator.launcher.torchrun_patches import find_missing_parts; print(find_missing_parts())"
+    code = "from ddp_operator.launcher.torchrun.torchrun_patches import find_missing_parts; print(find_missing_parts())"
     env = {**os.environ, "PYTHONPATH": f"{ROOT}/tests/drills/stub:{ROOT}/operator"}
     ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert ran.stdout == "[]\n", ran.stderr
@@ -132,7 +132,7 @@ def test_pod_0_waits_a_moment_for_the_others_where_its_success_is_enough() -> No
 
 def test_a_store_that_does_not_answer_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     answered = threading.Event()
-    monkeypatch.setattr("ddp_operator.launcher.rendezvous._SECONDS_FOR_STORE", 0.05)
+    monkeypatch.setattr("ddp_operator.launcher.torchrun.rendezvous._SECONDS_FOR_STORE", 0.05)
     assert find_ended_peers(Agent(lambda key, amount: int(answered.wait(300)))) == ([4], 0)
     answered.set()
 

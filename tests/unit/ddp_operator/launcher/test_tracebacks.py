@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.launcher.tracebacks import explain_permission, find_exceptions, record_exception
+from ddp_operator.launcher.rank.tracebacks import explain_permission, find_exceptions, record_exception
 
 ABOUT = {"rank": 5, "localRank": 1, "restart": 2}
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.launcher import tracking
 from ddp_operator.launcher.files import read_json, write_json
-from ddp_operator.launcher.tracking import (
+from ddp_operator.launcher.rank import tracking
+from ddp_operator.launcher.rank.tracking import (
     MlflowRun,
     build_tracking_rows,
     find_run,

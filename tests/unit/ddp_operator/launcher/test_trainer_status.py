@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.launcher.contract import TRAINER_STATUS_FILE
+from ddp_operator.contract.names import TRAINER_STATUS_FILE
 from ddp_operator.launcher.files import read_json, write_json
-from ddp_operator.launcher.metrics import MetricsEndpoint
-from ddp_operator.launcher.trainer_status import TrainerStatus
-from ddp_operator.launcher.worker import _set_status_variables
+from ddp_operator.launcher.progress.metrics import MetricsEndpoint
+from ddp_operator.launcher.progress.trainer_status import TrainerStatus
+from ddp_operator.launcher.rank.worker import _set_status_variables
 from ddp_operator.progress import build_progress, parse_page
 from tests.support import ROOT
 from tests.support.launcher_config import launcher_pod

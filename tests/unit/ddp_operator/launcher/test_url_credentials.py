@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ddp_operator.api.errors import FieldError
-from ddp_operator.launcher.sources import explain, hide_query
-from ddp_operator.launcher.storage import UnusableStorage, has_credentials, hide_credentials
+from ddp_operator.launcher.transfer.sources import explain, hide_query
+from ddp_operator.launcher.transfer.storage import UnusableStorage, has_credentials, hide_credentials
 
 WITH = [
     ("s3://KEY:secret@bucket/x", "s3://***@bucket/x"),

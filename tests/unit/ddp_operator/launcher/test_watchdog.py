@@ -12,17 +12,19 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.launcher import worker
-from ddp_operator.launcher.contract import METRIC_STALLED
-from ddp_operator.launcher.failure_rules import WorkerEnd
-from ddp_operator.launcher.failure_table import Outcome
+from ddp_operator.contract.failure_table import Outcome
+from ddp_operator.contract.names import METRIC_STALLED
+from ddp_operator.launcher.failures.rules import WorkerEnd
+from ddp_operator.launcher.failures.worker_failure import examine_worker
 from ddp_operator.launcher.files import write_json
-from ddp_operator.launcher.metrics import PAGE_TIMEOUT, MetricsEndpoint
 from ddp_operator.launcher.pod import Pod, WatchdogConfig, WorkerRecord
 from ddp_operator.launcher.processes import catches, count_cpu_seconds, count_oom_kills, find_family, process_state
-from ddp_operator.launcher.rendezvous import AwakeClock
-from ddp_operator.launcher.stacks import SECONDS_FOR_STACKS, Stack, collect_stacks, read_stack
-from ddp_operator.launcher.stall import (
+from ddp_operator.launcher.progress.metrics import PAGE_TIMEOUT, MetricsEndpoint
+from ddp_operator.launcher.rank import worker
+from ddp_operator.launcher.torchrun.rendezvous import AwakeClock
+from ddp_operator.launcher.torchrun.torchrun_patches import release_stopped
+from ddp_operator.launcher.watchdog.stacks import SECONDS_FOR_STACKS, Stack, collect_stacks, read_stack
+from ddp_operator.launcher.watchdog.stall import (
     HeartbeatWatchdog,
     Idleness,
     JobStall,
@@ -36,8 +38,6 @@ from ddp_operator.launcher.stall import (
     should_kill_workers,
     stall_grace_seconds,
 )
-from ddp_operator.launcher.torchrun_patches import release_stopped
-from ddp_operator.launcher.worker_failure import examine_worker
 from ddp_operator.progress import parse_page
 from tests.support.launcher_config import launcher_pod
 
@@ -399,8 +399,8 @@ def test_partially_written_stack_is_awaited(
             with file.open("a") as stream:
                 stream.write(pieces.pop(0))
 
-    monkeypatch.setattr("ddp_operator.launcher.stacks.kill", lambda pid, number: signalled.append(pid))
-    monkeypatch.setattr("ddp_operator.launcher.stacks.catches", lambda pid, number: pid == os.getpid())
+    monkeypatch.setattr("ddp_operator.launcher.watchdog.stacks.kill", lambda pid, number: signalled.append(pid))
+    monkeypatch.setattr("ddp_operator.launcher.watchdog.stacks.catches", lambda pid, number: pid == os.getpid())
     monkeypatch.setattr("time.sleep", write_line)
     running = WorkerRecord(os.getpid(), 0, 0, 0)
     ended = WorkerRecord(2**22 + 1, 1, 1, 0)

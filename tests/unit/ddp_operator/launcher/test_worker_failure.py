@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ddp_operator.launcher.agent_failure import (
+from ddp_operator.contract.failure_record import EVIDENCE_ERROR, EVIDENCE_EXIT_CODE, EVIDENCE_STOPPED, Failure
+from ddp_operator.contract.failure_table import Outcome
+from ddp_operator.contract.names import EXIT_RETRYABLE
+from ddp_operator.launcher.failures.agent_failure import (
     MASTER_NOT_FOUND,
     SUPERSEDED,
     UNREACHABLE,
@@ -20,16 +23,10 @@ from ddp_operator.launcher.agent_failure import (
     examine_agent_error,
     examine_agent_exit,
 )
-from ddp_operator.launcher.contract import EXIT_RETRYABLE
-from ddp_operator.launcher.failure_record import EVIDENCE_ERROR, EVIDENCE_EXIT_CODE, EVIDENCE_STOPPED, Failure
-from ddp_operator.launcher.failure_rules import WorkerEnd, classify
-from ddp_operator.launcher.failure_table import Outcome
-from ddp_operator.launcher.failure_text import describe_worker_failure
-from ddp_operator.launcher.preflight import PreflightError, PreflightReport
-from ddp_operator.launcher.rendezvous import PortTakenError
-from ddp_operator.launcher.restarts import Recurrence
-from ddp_operator.launcher.tracebacks import find_exceptions, fold_libraries, record_exception
-from ddp_operator.launcher.worker_failure import (
+from ddp_operator.launcher.failures.restarts import Recurrence
+from ddp_operator.launcher.failures.rules import WorkerEnd, classify
+from ddp_operator.launcher.failures.text import describe_worker_failure
+from ddp_operator.launcher.failures.worker_failure import (
     EndedPeers,
     add_last_lines,
     build_signature,
@@ -37,6 +34,9 @@ from ddp_operator.launcher.worker_failure import (
     find_root_cause,
     unwrap_helper_error,
 )
+from ddp_operator.launcher.network.preflight import PreflightError, PreflightReport
+from ddp_operator.launcher.rank.tracebacks import find_exceptions, fold_libraries, record_exception
+from ddp_operator.launcher.torchrun.rendezvous import PortTakenError
 from tests.support.launcher_config import launcher_pod
 
 GLOO = "[pair.cc:553] Connection closed by peer [10.0.0.1]:2456. gloo/transport/tcp"

@@ -11,7 +11,7 @@ import pytest
 
 from ddp_operator.api.status import Condition, LastFailure, Progress, Restarts, Status
 from ddp_operator.cluster import ClusterError, Conflict
-from ddp_operator.launcher.failure_table import CATEGORIES
+from ddp_operator.contract.failure_table import CATEGORIES
 from ddp_operator.manager.telemetry import MAX_NODE_LABELS, PHASES, OperatorMetrics
 from ddp_operator.status import conditions as c
 from ddp_operator.status.transitions import (

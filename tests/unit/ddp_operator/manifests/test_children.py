@@ -154,9 +154,10 @@ class TestLauncher:
         assert config_map["data"] == load_launcher().files
 
     def test_its_modules_are_those_of_the_repository_line_by_line(self) -> None:
-        folder = Path(bootstrap.__file__).parent
-        sources = {file.name: file.read_text(encoding="utf-8") for file in folder.glob("[!_]*.py")}
-        sources["launcher.py"] = sources.pop("bootstrap.py")
+        root = Path(bootstrap.__file__).parent.parent
+        files = [*(root / "contract").rglob("[!_]*.py"), *(root / "launcher").rglob("[!_]*.py")]
+        sources = {".".join(file.relative_to(root).parts): file.read_text(encoding="utf-8") for file in files}
+        sources["launcher.py"] = sources.pop("launcher.bootstrap.py")
         delivered = load_launcher().files
         assert delivered.keys() == sources.keys()
         for name, text in delivered.items():

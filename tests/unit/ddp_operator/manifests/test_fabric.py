@@ -12,7 +12,7 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_manifest
 from ddp_operator.api.spec import Network
 from ddp_operator.constants import ENV_LAUNCHER_CONFIG, VOLUMES
-from ddp_operator.launcher.nccl_log import read_network
+from ddp_operator.launcher.network.nccl_log import read_network
 from ddp_operator.manifests.children import build_children
 from ddp_operator.manifests.fabric import load_fabric
 from ddp_operator.names import is_reserved_variable

@@ -7,8 +7,8 @@ import pytest
 
 from ddp_operator import constants
 from ddp_operator.api.status import LastFailure
+from ddp_operator.contract.failure_table import CATEGORIES
 from ddp_operator.kubeobjects import format_time
-from ddp_operator.launcher.failure_table import CATEGORIES
 from ddp_operator.status.diagnosis import Diagnosis, build_node_failure, diagnose, find_restart_cause, is_inferred
 from ddp_operator.status.views import view_job, view_pod
 from tests.support.builders import NOW, child_job, child_pod, last_words

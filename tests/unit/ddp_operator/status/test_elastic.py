@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from ddp_operator.api.status import Status
 from ddp_operator.launcher.pod import decode_config
-from ddp_operator.launcher.rendezvous import Heartbeats, RendezvousQuorum
-from ddp_operator.launcher.torchrun_patches import TorchrunPatches
+from ddp_operator.launcher.torchrun.rendezvous import Heartbeats, RendezvousQuorum
+from ddp_operator.launcher.torchrun.torchrun_patches import TorchrunPatches
 from ddp_operator.manifests.children import build_children
 from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c

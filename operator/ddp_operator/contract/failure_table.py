@@ -1,0 +1,106 @@
+"""The table of failures: categories and exit codes, as the launcher, the operator and the documentation use them."""
+
+import signal
+from typing import Final, NamedTuple
+
+from .names import EXIT_HANG, EXIT_OOM, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_RETRYABLE, EXIT_USER_ERROR
+
+
+class Category(NamedTuple):
+    """What all failures of a category have in common. ``remedy`` applies where no more specific one is known."""
+
+    name: str
+    meaning: str
+    remedy: str
+    own: bool = False
+    """Whether the script causes it, so that a repetition without progress ends the job."""
+    symptom: bool = False
+    """Whether ranks report it after losing a peer, so that a lost pod or node is the better explanation."""
+    vague: bool = False
+    """Whether a lost node is the better explanation: a symptom, or an exit without a reason."""
+
+
+_PEER: Final = "another rank or the network failed first; look for the earliest failure of the other pods"
+USER_ERROR: Final = Category(
+    "UserError",
+    "the script, its data or its arguments",
+    "fix the line of the script that the traceback points to",
+    own=True,
+)
+OOM: Final = Category(
+    "OOM",
+    "memory of the container or of the GPU",
+    "lower the batch size, or raise the memory limit of the trainer container (resources.limits.memory)",
+    own=True,
+)
+CUDA: Final = Category(
+    "CUDAError",
+    "a GPU, or a kernel on it",
+    "check the node's GPU (nvidia-smi, Xid errors in dmesg); CUDA_LAUNCH_BLOCKING=1 shows the failing call",
+)
+NCCL: Final = Category("NCCL", "communication by NCCL", _PEER, symptom=True, vague=True)
+NETWORK: Final = Category(
+    "Network", "communication without NCCL: gloo, the rendezvous, DNS", _PEER, symptom=True, vague=True
+)
+HANG: Final = Category(
+    "Hang",
+    "no progress within the time limits of spec.watchdog",
+    "find the straggler by the stacks of all ranks in the log; if a phase is slow by design, raise its limit in "
+    "spec.watchdog or call exporter.heartbeat()",
+    symptom=True,
+    vague=True,
+)
+KILLED: Final = Category(
+    "Killed",
+    "a process was killed by a signal from outside the pod, of unknown origin",
+    "find the sender of the signal: the kernel of a node that is short of memory (dmesg, kubectl describe node), or "
+    "a person; there is no sign that the container reached its own memory limit",
+    vague=True,
+)
+PREEMPTED: Final = Category("Preempted", "the pod was deleted, evicted or preempted", "", vague=True)
+NODE_LOST: Final = Category(
+    "NodeLost",
+    "the pod's node was deleted or is not ready",
+    "check the node; status.failedNodes lists the nodes that the next attempts avoid",
+)
+IMAGE_PULL: Final = Category(
+    "ImagePull", "the image was not pulled", "check the image's name and tag, and imagePullSecrets"
+)
+UNKNOWN: Final = Category("Unknown", "an exit without a known reason", "", own=True, vague=True)
+CATEGORIES: Final = {
+    category.name: category
+    for category in (USER_ERROR, OOM, CUDA, NCCL, NETWORK, HANG, KILLED, PREEMPTED, NODE_LOST, IMAGE_PULL, UNKNOWN)
+}
+
+
+class Outcome(NamedTuple):
+    """A failure's category, the launcher's exit code for it, and whether another rank's failure caused it."""
+
+    category: str
+    exit_code: int
+    secondary: bool = False
+
+
+# The outcome of each of the launcher's exit codes. The operator starts another attempt after all of them but 81.
+EXIT_CODES: Final = {
+    outcome.exit_code: outcome
+    for outcome in (
+        Outcome(USER_ERROR.name, EXIT_USER_ERROR),
+        Outcome(UNKNOWN.name, EXIT_RETRYABLE),
+        Outcome(HANG.name, EXIT_HANG),
+        Outcome(OOM.name, EXIT_OOM),
+        Outcome(PREEMPTED.name, EXIT_PREEMPTED),
+        Outcome(NETWORK.name, EXIT_PEER_LOST, True),
+    )
+}
+_FROM_OUTSIDE: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
+SIGNIFICANT_SECONDS: Final = 300.0
+"""Workers that report no steps count as having made progress after this time."""
+
+
+def judge_exit_code(code: int) -> Outcome:
+    """Return the outcome of a process of which only the exit code is known (negative: a signal's number)."""
+    number = -code if code < 0 else code - 128
+    if number in _FROM_OUTSIDE:
+        return Outcome(KILLED.name, EXIT_RETRYABLE)
+    return EXIT_CODES.get(code, EXIT_CODES[EXIT_RETRYABLE])

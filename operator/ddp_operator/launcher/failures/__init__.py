@@ -1,0 +1,1 @@
+"""Failures: examine how an agent or a rank ended, and write the termination message."""

@@ -1,0 +1,127 @@
+"""Failures that no worker caused: of torchrun's agent, and of what the launcher itself could not do for the workers."""
+
+import sys
+import time
+from dataclasses import replace
+from typing import Final, NamedTuple, Optional
+
+from ...contract.failure_record import TYPE_LIMIT, Failure, KnownFailure
+from ...contract.failure_table import CATEGORIES, EXIT_CODES, NETWORK, Outcome
+from ...contract.names import EXIT_PEER_LOST, EXIT_RETRYABLE
+from ..pod import Pod
+from ..processes import count_oom_kills
+from ..rank.tracebacks import describe
+from ..torchrun.rendezvous import describe_absence
+from .rules import FATAL, WorkerEnd, classify, is_lost_rendezvous
+from .text import (
+    FLAGS_REMEDY,
+    JOIN_REMEDY,
+    STORE_REMEDY,
+    SUPERSEDED_REMEDY,
+    TORCH_REMEDY,
+    describe_exit,
+    find_advice,
+)
+
+STORE_ERRORS: Final = ("RendezvousConnectionError", "DistNetworkError", "DistStoreError")
+"""Errors of an agent that has lost the rendezvous store, by torch's names."""
+RENDEZVOUS_CLOSED: Final = "RendezvousClosedError"
+# Reasons for which the launcher ends its agent.
+MASTER_NOT_FOUND: Final = "MasterNotFound"
+SUPERSEDED: Final = "CheckpointSuperseded"
+UNUSABLE: Final = "CheckpointStoreUnusable"
+UNREACHABLE: Final = "CheckpointStoreUnreachable"
+STORE_PROBLEMS: Final = (SUPERSEDED, UNUSABLE, UNREACHABLE)
+_PEER_LOST: Final = EXIT_CODES[EXIT_PEER_LOST]
+_RETRYABLE: Final = EXIT_CODES[EXIT_RETRYABLE]
+
+
+class AgentEnd(NamedTuple):
+    """How torchrun's agent ended by its own report, or why the launcher ended it; empty where it reported nothing."""
+
+    result: str = ""
+    """``ok``, ``failed`` (workers failed), ``signal`` or ``error``."""
+    failure: Optional[Failure] = None
+    """Of the result ``error``."""
+
+    @property
+    def reason(self) -> str:
+        """The error by the name of its type; empty where there is none."""
+        return self.failure.exception_type if self.failure is not None else ""
+
+
+class ArgumentError(KnownFailure):
+    """torchrun refuses its command line."""
+
+    def __init__(self) -> None:
+        super().__init__("torchrun refused its arguments", FATAL, FLAGS_REMEDY)
+
+
+class _Judgement(NamedTuple):
+    outcome: Outcome
+    message: str
+    remedy: str
+
+
+def examine_agent_error(pod: Pod, error: BaseException) -> Failure:
+    """Return the classified failure of torchrun's agent from the exception that ended it."""
+    known = describe(error)
+    name = known["type"]
+    if isinstance(error, KnownFailure):
+        verdict = _Judgement(error.outcome, known["message"], error.remedy)
+    else:
+        verdict = _judge_torchrun_error(pod, name, known["message"])
+    return replace(_build_failure(pod, name, verdict), traceback=known["traceback"])
+
+
+def _judge_torchrun_error(pod: Pod, name: str, message: str) -> _Judgement:
+    master = f"{pod.master}:{pod.port}"
+    text = f"{name}: {message}"
+    if name == "RendezvousTimeoutError":
+        limit = f"within {pod.join_timeout_seconds:g} s"
+        return _Judgement(
+            _PEER_LOST, f"not all {pod.nodes} pods joined the rendezvous at {master} {limit}", JOIN_REMEDY
+        )
+    if name.startswith("Rendezvous") or is_lost_rendezvous(text):
+        return _Judgement(_PEER_LOST, f"lost the rendezvous at {master}: {text}", NETWORK.remedy)
+    if name == "ModuleNotFoundError":
+        return _Judgement(FATAL, f"{sys.executable} cannot run torchrun: {message}", TORCH_REMEDY)
+    return _Judgement(_RETRYABLE, f"torchrun failed: {text}", find_advice(text))
+
+
+def examine_agent_exit(pod: Pod, status: int) -> Failure:
+    """Return the failure of an agent that ended without a report. ``status``: negative for a signal."""
+    outcome = classify(WorkerEnd(status), oom_killed=count_oom_kills() > pod.oom_kills)
+    message = f"torchrun's agent {describe_exit(status)}"
+    return _build_failure(pod, "", _Judgement(outcome, message, CATEGORIES[outcome.category].remedy))
+
+
+def build_absence_failure(pod: Pod, problem: str) -> Failure:
+    """Return the failure of a pod that has not reached pod 0. ``problem``: of the last try."""
+    message, remedy = describe_absence(pod, problem)
+    return _build_failure(pod, MASTER_NOT_FOUND, _Judgement(_PEER_LOST, message, remedy))
+
+
+def build_store_failure(pod: Pod, problem: str, message: str) -> Failure:
+    """Return the failure of a pod without its checkpoints. ``problem``: one of STORE_PROBLEMS."""
+    if problem == SUPERSEDED:
+        verdict = _Judgement(_PEER_LOST, message, SUPERSEDED_REMEDY)
+    elif problem == UNUSABLE:
+        verdict = _Judgement(FATAL, message, STORE_REMEDY)
+    else:
+        verdict = _Judgement(Outcome(NETWORK.name, EXIT_RETRYABLE), message, STORE_REMEDY)
+    return _build_failure(pod, problem, verdict)
+
+
+def _build_failure(pod: Pod, name: str, verdict: _Judgement) -> Failure:
+    outcome = verdict.outcome
+    return Failure(
+        category=outcome.category,
+        container_exit_code=outcome.exit_code,
+        secondary=outcome.secondary,
+        pod_index=pod.node,
+        exception_type=name[:TYPE_LIMIT],
+        message=verdict.message,
+        remedy=verdict.remedy,
+        time=time.time(),
+    )

@@ -1,0 +1,145 @@
+"""Restarts of a pod's workers in the same pod: their number and reason, and whether another one would help."""
+
+import signal
+import time
+from typing import Final, Optional, Sequence
+
+from ...contract.failure_record import Failure
+from ...contract.failure_table import CUDA, OOM, SIGNIFICANT_SECONDS
+from ...contract.names import EXIT_PREEMPTED, EXIT_USER_ERROR
+from ..pod import Pod
+from ..progress.metrics import MetricsEndpoint
+from .worker_failure import find_root_cause, read_recorded_failures
+
+_SECONDS_TO_SETTLE: Final = 0.2
+_SAME_TIME: Final = 0.1  # two runs that ended after the same time differ by at most this share of it
+_FINAL: Final = (EXIT_USER_ERROR, EXIT_PREEMPTED)
+_KILLED: Final = 128 + signal.SIGKILL
+_PEERS_MOVE: Final = "other pods join or leave"
+
+
+class Recurrence:
+    """Whether a failure repeats an earlier one of this pod without progress in between.
+
+    ``without_progress``: number of consecutive failures without a step beyond the farthest one.
+    """
+
+    def __init__(self) -> None:
+        self.without_progress = 0
+        self._seen: dict[str, float] = {}  # seconds that the workers had run, by signature
+        self._farthest = 0.0
+
+    def observe(self, signature: str, step: Optional[float], lasted: float) -> bool:
+        """Record a failure ``lasted`` seconds after the start of its workers. Returns whether it is a repetition.
+
+        Progress is a step beyond the farthest one. Workers that report no step and ran for minutes made progress too,
+        unless the same failure came after the same time before: a mistake in the script fails at the same step.
+        """
+        self.without_progress += 1
+        if self._is_progress(signature, step, lasted):
+            self._seen.clear()
+            self.without_progress = 0
+        self._farthest = max(self._farthest, step or 0.0)
+
+        repeated = signature in self._seen
+        if signature:
+            self._seen[signature] = lasted
+        return repeated
+
+    def _is_progress(self, signature: str, step: Optional[float], lasted: float) -> bool:
+        if step:
+            return step > self._farthest
+        before = self._seen.get(signature)
+        as_late = before is not None and abs(lasted - before) <= _SAME_TIME * before
+        return lasted >= SIGNIFICANT_SECONDS and not as_late
+
+
+class Restarts:
+    """The failures of this pod's workers, and the restarts in the same pod that followed."""
+
+    def __init__(self, pod: Pod, metrics: MetricsEndpoint) -> None:
+        self._pod = pod
+        self._budget = pod.in_place_restarts
+        self._metrics = metrics
+        self.count = 0
+        self._spent = 0  # restarts after failures, which count against the budget
+        self.reason = ""  # of the last restart
+        self.last_failure: Optional[Failure] = None  # that the last restart followed
+        self.failures: Sequence[Failure] = ()
+        self._free = False  # whether the restart after them does not count
+        self._needs_new_pods = False
+        self.repeated = False  # whether the last failure repeats an earlier one
+        self.failed_step: Optional[float] = None  # step at that failure
+        self.began = time.monotonic()  # last start of the workers
+        self._recurrence = Recurrence()
+
+    @property
+    def left(self) -> int:
+        """Restarts left in the budget."""
+        return self._budget - self._spent
+
+    def observe(self, failures: Sequence[Failure], *, free: bool, run_step: Optional[float] = None) -> bool:
+        """Record failures of workers. Returns whether a restart in the same pod may help and is within the budget.
+
+        ``free``: other pods caused them. ``run_step``: the last step that pod 0 has shared, for a pod whose own ranks
+        report none. Where a pod sees only secondary failures, the pod whose rank failed first decides, and pod 0 where
+        there is none, since it knows the run's step best.
+        """
+        self.failures = failures
+        self._free = free
+        root_cause = find_root_cause(failures)
+        if self._metrics.reads_log:
+            time.sleep(_SECONDS_TO_SETTLE)  # a rank's last lines are still on their way to its page
+        self.failed_step = self._metrics.step(root_cause.local_rank or 0)
+        step = run_step if self.failed_step is None else self.failed_step
+        self.repeated = self._recurrence.observe(root_cause.signature, step, time.monotonic() - self.began)
+
+        if free and self._pod.elastic:
+            self._recurrence.without_progress = 0
+            return True
+
+        out_of_budget = self.left <= 0 and not free
+        self._needs_new_pods = out_of_budget or self._is_pod_suspect(root_cause)
+        is_final = self.repeated or any(failure.container_exit_code in _FINAL for failure in failures)
+        return not self._needs_new_pods and (free or not is_final)
+
+    def _is_pod_suspect(self, root_cause: Failure) -> bool:
+        """Return whether the pod itself may be the cause: its memory, its GPU, or a fault that prevents any step."""
+        limit = self._pod.restarts_without_progress
+        if limit is None:
+            return False
+
+        killed_for_memory = root_cause.category == OOM.name and root_cause.exit_code == _KILLED
+        decides = self._pod.node == 0 or not root_cause.secondary
+        stands_still = decides and self._recurrence.without_progress > limit
+        return stands_still or killed_for_memory or root_cause.category == CUDA.name
+
+    def count_in_place(self, stalled: Optional[str]) -> None:
+        """Count a restart by torchrun. ``stalled``: what a stalled rank did, where that is known."""
+        self.count += 1
+        if self.failures and not self._free:
+            self._spent += 1
+        self.reason = find_root_cause(self.failures).message if self.failures else stalled or _PEERS_MOVE
+
+    def spend(self) -> bool:
+        """Count a restart of the agent if the budget has one left. Returns whether it had."""
+        if self._spent >= self._budget:
+            return False
+        self._spent += 1
+        self.count += 1
+        return True
+
+    def forget(self) -> None:
+        """Forget the failures that the last restart has handled."""
+        self.failures = ()
+        self.repeated = False
+        self.failed_step = None
+        self._needs_new_pods = False
+
+    def read_final_failures(self, *, running: bool) -> list[Failure]:
+        """Return the failures of workers that no restart follows; the agent may still be ending the other workers."""
+        # After a restart the error files are of the former workers until the new ones run. Without a restart they are
+        # of the current workers, also where the agent has not yet reported that it started them.
+        failures = read_recorded_failures(self._pod) if running or not self.count else []
+        is_fatal = any(failure.container_exit_code == EXIT_USER_ERROR for failure in failures)
+        return failures if is_fatal or self.repeated or self._needs_new_pods or self.left <= 0 else []

@@ -1,0 +1,161 @@
+"""How a pod ended: its failure, the termination message, and the last lines of its log."""
+
+import os
+import time
+from dataclasses import replace
+from typing import Any, Final, Mapping, Sequence
+
+from ...contract.failure_record import EVIDENCE_EXIT_CODE, Failure, encode_message
+from ...contract.failure_table import EXIT_CODES, NETWORK
+from ...contract.names import ENV_TERMINATION_LOG, EXIT_OK, EXIT_PREEMPTED, EXIT_RETRYABLE, EXIT_USER_ERROR
+from ..files import log
+from ..pod import Pod, measure_groups
+from ..progress.metrics import MetricsEndpoint
+from .agent_failure import MASTER_NOT_FOUND, RENDEZVOUS_CLOSED, STORE_PROBLEMS, AgentEnd, examine_agent_exit
+from .restarts import Restarts
+from .text import UPLOAD_REMEDY, format_failure
+from .worker_failure import add_last_lines, find_root_cause, read_recorded_failures, to_shell_exit_code
+
+_LAST_FAILURE_LIMIT: Final = 1500  # bytes, of those of the whole termination message
+# Reasons for which the launcher itself ended the agent, whose exit code then has no meaning.
+_ENDED_BY_LAUNCHER: Final = (MASTER_NOT_FOUND, *STORE_PROBLEMS)
+_NOTHING: Final[Mapping[str, Any]] = {}
+
+
+def finish(failure: Failure, extra: Mapping[str, Any] = _NOTHING) -> int:
+    """Write the termination message, with ``extra`` members, and the last lines of the log. Returns the exit code."""
+    path = os.environ.get(ENV_TERMINATION_LOG)
+    if path:
+        try:
+            with open(path, "wb") as file:  # in place: it is a bind mount
+                file.write(encode_message({**failure.to_json(), **extra}))
+        except OSError as error:
+            log(f"cannot write {path}: {error.strerror}")
+    if failure.container_exit_code != EXIT_OK:
+        log("\n".join(_describe_end(failure)))
+    return failure.container_exit_code
+
+
+def _describe_end(failure: Failure) -> list[str]:
+    places = (
+        ("rank", failure.rank),
+        ("local rank", failure.local_rank),
+        ("pod", failure.pod_index),
+        ("exit code", failure.exit_code),
+    )
+    lines = [
+        f"---- {format_failure(failure.category, places, failure.message)}",
+        f"this pod's exit code: {failure.container_exit_code}; restarts in the same pods: {failure.restarts}",
+    ]
+    if failure.secondary:
+        lines.append("secondary failure: another rank's failure caused it")
+    if failure.repeated:
+        lines.append(f"not restarted: {failure.signature} occurred twice without progress in between")
+    if failure.remedy:
+        lines.append(f"what to do: {failure.remedy}")
+    return lines
+
+
+def complete_worker_failure(
+    failure: Failure, restarts: Restarts, metrics: MetricsEndpoint, progress: Mapping[str, float]
+) -> Failure:
+    """Return the failure of a worker with the pod's restarts and its progress."""
+    step = restarts.failed_step
+    if step is None:
+        step = metrics.step(failure.local_rank or 0)
+    return replace(failure, restarts=restarts.count, step=step, progress=progress)
+
+
+def conclude(
+    pod: Pod,
+    end: AgentEnd,
+    status: int,
+    restarts: Restarts,
+    metrics: MetricsEndpoint,
+    *,
+    stopped: bool,
+    final: Sequence[Failure],
+    unsaved: str = "",
+    uploads: Mapping[str, float],
+) -> int:
+    """Write the termination message and the last lines of the log. Returns the exit code.
+
+    ``end`` is the agent's own report and ``status`` the end of its process; ``final`` are failures of workers that
+    had decided the end before the pod was asked to stop; ``unsaved`` names what ``checkpoint.url`` lacks, and
+    ``uploads`` are the series of what it has.
+    """
+    progress = {**metrics.progress(), **uploads}
+    succeeded = end.result == "ok"
+    if pod.elastic and end.reason == RENDEZVOUS_CLOSED:
+        log("training ended without this pod")
+        succeeded = True
+    pod_end = Failure(
+        pod_index=pod.node, exit_code=EXIT_OK, time=time.time(), restarts=restarts.count, progress=progress
+    )
+    if succeeded and unsaved:
+        return finish(_fail_unsaved(pod_end, unsaved))
+    if succeeded:
+        return finish(pod_end, _describe_success(pod, restarts))
+
+    has_store_problem = end.reason in STORE_PROBLEMS
+    if stopped and not final and not has_store_problem:
+        return finish(_fail_stopped(pod_end, unsaved))
+
+    # An agent that lost its store may have ended before it reported the failures of its workers.
+    failures = final or restarts.failures or read_recorded_failures(pod)
+    if failures and not has_store_problem:
+        return finish(_fail_with_worker(pod, failures, restarts, metrics, progress))
+    return finish(_fail_with_agent(pod, end, status, restarts, progress))
+
+
+def _describe_success(pod: Pod, restarts: Restarts) -> dict[str, Any]:
+    extra: dict[str, Any] = dict(measure_groups(pod))
+    if restarts.last_failure is not None:  # for an operator that has not read the page since
+        extra["lastFailure"] = encode_message(restarts.last_failure.to_json(), _LAST_FAILURE_LIMIT).decode()
+    return extra
+
+
+def _fail_unsaved(pod_end: Failure, unsaved: str) -> Failure:
+    return replace(
+        pod_end,
+        category=NETWORK.name,
+        container_exit_code=EXIT_RETRYABLE,
+        exit_code=EXIT_RETRYABLE,
+        message=f"training succeeded, but {unsaved}",
+        remedy=UPLOAD_REMEDY,
+    )
+
+
+def _fail_stopped(pod_end: Failure, unsaved: str) -> Failure:
+    return replace(
+        pod_end,
+        category=EXIT_CODES[EXIT_PREEMPTED].category,
+        container_exit_code=EXIT_PREEMPTED,
+        exit_code=EXIT_PREEMPTED,
+        message="asked to stop by a signal" + (f"; {unsaved}" if unsaved else ""),
+    )
+
+
+def _fail_with_worker(
+    pod: Pod, failures: Sequence[Failure], restarts: Restarts, metrics: MetricsEndpoint, progress: Mapping[str, float]
+) -> Failure:
+    root_cause = find_root_cause(failures)
+    if not root_cause.traceback or root_cause.evidence == EVIDENCE_EXIT_CODE:
+        root_cause = add_last_lines(pod, root_cause)
+    failure = complete_worker_failure(root_cause, restarts, metrics, progress)
+    if restarts.repeated and failure.signature:
+        failure = replace(failure, repeated=True, container_exit_code=EXIT_USER_ERROR)
+    return failure
+
+
+def _fail_with_agent(
+    pod: Pod, end: AgentEnd, status: int, restarts: Restarts, progress: Mapping[str, float]
+) -> Failure:
+    failure = end.failure or examine_agent_exit(pod, status)
+    message = failure.message
+    if restarts.reason:
+        message += f"; reason of the last restart: {restarts.reason}"
+    exit_code = to_shell_exit_code(status or 1)
+    if end.reason in _ENDED_BY_LAUNCHER:
+        exit_code = failure.container_exit_code
+    return replace(failure, message=message, exit_code=exit_code, restarts=restarts.count, progress=progress)

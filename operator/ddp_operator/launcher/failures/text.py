@@ -1,0 +1,268 @@
+"""Texts of failures for people: the one line that describes a failure, and what to do about it.
+
+The only module with such texts, for the launcher and the operator. The default remedy of a category is in
+``failure_table``. docs/troubleshooting.md prints the tables of both.
+"""
+
+import os
+import re
+import signal
+import sys
+from typing import Any, Final, Iterable, NamedTuple, Optional, Sequence
+
+from ...contract.failure_table import CATEGORIES, HANG, UNKNOWN, Outcome
+from ...contract.names import ENV_LOCAL_POD
+from ..pod import CodeConfig
+from ..rank.tracebacks import PLACE
+
+_SIGNALS_END: Final = 160  # shells report 128 + the number of a signal
+_MISSING_MODULE: Final = re.compile(r"No module named '?([\w.]+)")
+# The usage that argparse prints before it exits with code 2, and the exceptions of click and typer.
+_USAGE: Final = re.compile(r"^usage: .*: error: ", re.I | re.M | re.S)
+_WRONG_ARGUMENTS: Final = re.compile(r"SystemExit: (\S+: error: |click\.exceptions\.\w+: )")
+_CRASHES: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE)
+
+# The script needs a GPU and the pod has none. The message may name NCCL, but the network is not the cause.
+NO_GPU: Final = re.compile(
+    r"no GPUs found|NCCL built in|not compiled with CUDA|Found no NVIDIA driver|CUDA-capable device is detected"
+    r"|'torch\._C' has no attribute '_cuda_|requires CUDA support|dummy base class \w*(CUDA|Event|Stream)"
+    r"|accelerator device when none is available|on a CUDA device but torch\.cuda\.is_available\(\) is False"
+    r"|accelerator support: None|start of device string: None",
+    re.I,
+)
+NO_DEVICES: Final = re.compile(r"No CUDA GPUs are available")
+# Ranks call different collectives. TORCH_DISTRIBUTED_DEBUG=DETAIL names them; gloo notices only the sizes.
+MISMATCH: Final = re.compile(r"mismatch between collectives|op\.preamble\.length <= op\.nbytes")
+
+
+class Advice(NamedTuple):
+    """A remedy for errors whose message matches ``pattern``; ``symptom`` describes them in the documentation."""
+
+    symptom: str
+    pattern: "re.Pattern[str]"
+    remedy: str
+
+
+ADVICE: Final = (
+    Advice(
+        "CUDA or HIP out of memory",
+        re.compile(r"(CUDA|HIP)( error:)? out of memory|STATUS_ALLOC_FAILED", re.I),
+        "the GPU's memory is full; the container's memory limit does not change that: use a smaller batch, gradient "
+        "accumulation, or a narrower number format",
+    ),
+    Advice(
+        "CUDA or NCCL in a pod without a GPU",
+        re.compile(rf"{NO_GPU.pattern}|{NO_DEVICES.pattern}", re.I),
+        "the pod has no GPU: request one in the trainer's resources.limits (nvidia.com/gpu), or train on CPUs with "
+        "the backend gloo",
+    ),
+    Advice(
+        "`device_ids` of a model on the CPU",
+        re.compile(r"device_ids and output_device arguments only work"),
+        "the model is on the CPU: omit device_ids, or first move the model to the GPU of LOCAL_RANK",
+    ),
+    Advice(
+        "Invalid device ordinal",
+        re.compile("invalid device ordinal", re.I),
+        "a rank selects a GPU that its pod does not have: select the GPU of LOCAL_RANK, and set procPerNode to gpu",
+    ),
+    Advice(
+        "Bus error, or no shared memory",
+        re.compile(r"Bus error|shared memory|\(shm\)"),
+        "/dev/shm is full: raise spec.shm.sizeLimit and the memory limit, or use fewer DataLoader workers",
+    ),
+    Advice(
+        "A DataLoader worker is killed",
+        re.compile(r"DataLoader worker .* (killed by signal: Killed|exited unexpectedly)"),
+        "a DataLoader worker was killed, usually for memory: raise the memory limit, or use fewer or smaller workers",
+    ),
+    Advice(
+        "A shared library is missing",
+        re.compile(r"cannot open shared object file"),
+        "install the library in the image (under ddp run in the active environment), or correct the name or "
+        "LD_LIBRARY_PATH",
+    ),
+    Advice(
+        "Address already in use",
+        re.compile("EADDRINUSE|address already in use", re.I),
+        "another process uses that port: use MASTER_ADDR and MASTER_PORT unchanged in the script, and no fixed port",
+    ),
+    Advice(
+        "Mismatch between collectives",
+        MISMATCH,
+        "all ranks must call the same collectives, in the same order and with tensors of the same shape: look for a "
+        "call under a condition such as `if rank == 0`, and for data of unequal length; TORCH_DISTRIBUTED_DEBUG=DETAIL "
+        "names the calls of two ranks that differ",
+    ),
+    Advice(
+        "Permission denied",
+        re.compile(r"PermissionError: \[Errno 13\]"),
+        "give the process's user or one of its groups access to that path: for a volume set "
+        "template.spec.securityContext.fsGroup, for files of the image set runAsUser to their owner",
+    ),
+)
+
+EARLY_EXIT_REMEDY: Final = (
+    "ranks of one job step together: no rank may leave the loop before the others (as with data of unequal length), "
+    "and all should end with dist.barrier() and dist.destroy_process_group()"
+)
+ARGUMENTS_REMEDY: Final = (
+    "correct the arguments of the script: args in spec.template, or those after -- on the command line; the script's "
+    "--help lists them"
+)
+FABRIC_REMEDY: Final = (
+    "check that the node has the network's devices, that the pod requests them, and that the image has an NCCL plugin "
+    "for them (docs/fabric.md); without spec.network.require the job trains on any transport"
+)
+STORE_REMEDY: Final = (
+    "check that the pods can reach checkpoint.url, and that the credentials of secretRef allow reads and writes"
+)
+UPLOAD_REMEDY: Final = (
+    "find out why the store does not respond; the next attempt resumes from the newest snapshot in it"
+)
+SUPERSEDED_REMEDY: Final = "no action needed: a later attempt of the job trains"
+JOIN_REMEDY: Final = "check that all pods of the job are scheduled and running"
+PORT_REMEDY: Final = (
+    "another process of that node uses the port, as with hostNetwork: delete the job and create it again with "
+    "another spec.rendezvous.port"
+)
+TORCH_REMEDY: Final = "use an image that has PyTorch for this Python"
+FLAGS_REMEDY: Final = "correct the flags; torchrun's own message is in the log"
+PROGRAM_REMEDY: Final = (
+    "{program} is not in the image, or is not executable: use an image with Python and PyTorch, or correct command in "
+    "spec.template (an image without python may have python3)"
+)
+DISK_REMEDY: Final = (
+    "raise ephemeral-storage in resources, or write to a volume: files in the container and its log count"
+)
+INIT_CONTAINER_REMEDY: Final = "see its log: kubectl logs {pod} -c {container}"
+_IGNORED_FILES: Final = (
+    "if it is a file of the packed folder, .gitignore or .ddpignore may exclude it (--include PATH packs it)"
+)
+SILENT_REMEDY: Final = "the script ended itself: see its last lines in the log"
+CRASH_REMEDY: Final = "it crashed in native code of a library or a kernel; the log has the Python stack, if any"
+
+
+def find_advice(text: str) -> str:
+    """Return the remedy for an error by its message; empty where none is known."""
+    return next((advice.remedy for advice in ADVICE if advice.pattern.search(text)), "")
+
+
+def advise_on_module(name: str, code: Optional[CodeConfig]) -> str:
+    """Return the remedy for a missing Python module. ``code``: the packed folder that the pod runs, if any."""
+    if code is not None and code.requirements:
+        return f"add the package of {name} to {code.requirements}, or correct the name; {_IGNORED_FILES}"
+    if code is not None:
+        return f"list the package of {name} in requirements.txt of the packed folder and add --pip; {_IGNORED_FILES}"
+    if ENV_LOCAL_POD in os.environ:
+        return f"install the package of {name} for {sys.executable}, or correct the name or PYTHONPATH"
+    return (
+        f"the image lacks {name}: install it in the image, or correct the name or PYTHONPATH; "
+        "`ddp submit --workdir DIR` packs your own modules, and with --pip installs the folder's requirements.txt"
+    )
+
+
+def advise_on_program(code: Optional[CodeConfig]) -> str:
+    """Return the remedy for a missing training script. ``code``: the packed folder that the pod runs, if any."""
+    if code is not None:
+        return f"check command and args in spec.template; {_IGNORED_FILES}"
+    if ENV_LOCAL_POD in os.environ:
+        return "check command and args in spec.template, or run ddp in the folder that has it"
+    return (
+        "the image does not have it: submit the folder that has it with `ddp submit job.yaml --workdir DIR`, or "
+        "check command and args in spec.template"
+    )
+
+
+def is_usage(text: str, exit_code: int) -> bool:
+    """Return whether a program's last lines are its usage, after wrong arguments."""
+    return exit_code == 2 and bool(_USAGE.search(text))
+
+
+def advise(
+    outcome: Outcome,
+    exit_code: int,
+    exception_type: str,
+    message: str,
+    *,
+    only_exit_code: bool,
+    code: Optional[CodeConfig] = None,
+) -> str:
+    """Return the remedy for a worker's failure.
+
+    ``only_exit_code``: the worker left no other reason. ``code``: the packed folder that the pod runs, if any.
+    """
+    text = f"{exception_type}: {message}"
+    advice = find_advice(text)
+    if advice:
+        return advice
+
+    module = _MISSING_MODULE.search(text)
+    if module:
+        return advise_on_module(module[1], code)
+    if exit_code == 2 and _WRONG_ARGUMENTS.match(text):
+        return ARGUMENTS_REMEDY
+    if outcome.category == UNKNOWN.name:
+        return CRASH_REMEDY if _find_number(exit_code) in _CRASHES else SILENT_REMEDY
+    return SILENT_REMEDY if only_exit_code else CATEGORIES[outcome.category].remedy
+
+
+def _find_number(exit_code: int) -> int:
+    return -exit_code if exit_code < 0 else exit_code - 128
+
+
+def find_signal(exit_code: int) -> int:
+    """Return the number of the signal that killed a process; 0 where none did."""
+    killed = exit_code < 0 or 128 < exit_code < _SIGNALS_END
+    return _find_number(exit_code) if killed else 0
+
+
+def describe_exit(exit_code: int) -> str:
+    """Return the text of an exit code, such as ``killed by SIGKILL``."""
+    number = find_signal(exit_code)
+    if not number:
+        return f"exited with code {exit_code}"
+    try:
+        return f"killed by {signal.Signals(number).name}"
+    except ValueError:
+        return f"killed by signal {number}"
+
+
+def describe_worker_failure(exit_code: int, exception_type: str, message: str, traceback: str) -> str:
+    """Return the text of a worker's failure, such as ``KeyError: 10``."""
+    if exception_type == HANG.name:
+        return message
+    if exception_type in ("", "SystemExit"):
+        exit_in_words = f"worker {describe_exit(exit_code)}"
+        return exit_in_words if message in ("", str(exit_code)) else f"{exit_in_words}: {message}"
+
+    name = exception_type.rpartition(".")[2]
+    if message:
+        return f"{name}: {message}"
+    places = PLACE.findall(traceback)  # a bare assert has no message
+    if not places:
+        return name
+    path, line = places[-1]
+    return f"{name} ({os.path.basename(path)}, line {line})"
+
+
+def describe_early_exit(ranks: Sequence[int], pods: int) -> str:
+    """Return the text about peers that had ended before a rank still needed them, to which its own failure is added."""
+    if ranks:
+        names = ", ".join(str(rank) for rank in ranks)
+        peers = f"rank{'s' if len(ranks) > 1 else ''} {names}"
+    else:
+        peers = f"{pods} other pod{'s' if pods > 1 else ''}"
+    return f"{peers} had already ended, with exit code 0, when this rank still needed it: "
+
+
+def format_failure(category: str, places: Iterable[tuple[str, Any]], message: str) -> str:
+    """Return a failure in one line, such as ``UserError (rank 1, exit code 1): KeyError: 10``."""
+    place = format_place(places)
+    head = f"{category} ({place})" if place else category
+    return f"{head}: {message or 'no message'}"
+
+
+def format_place(places: Iterable[tuple[str, Any]]) -> str:
+    """Return where a failure happened; unknown parts are omitted."""
+    return ", ".join(f"{name} {value}" for name, value in places if value not in (None, ""))

@@ -1,0 +1,253 @@
+"""Failures of workers: read what a worker left behind, classify it once, and find the root cause among several.
+
+A worker's exception is in its error file (``tracebacks.record_exception``); torchrun reports its exit code.
+"""
+
+import math
+import os
+import re
+import signal
+import time
+from dataclasses import replace
+from typing import Any, Final, Mapping, NamedTuple, Sequence
+
+from ...contract.failure_record import EVIDENCE_ERROR, EVIDENCE_EXIT_CODE, EVIDENCE_STOPPED, TYPE_LIMIT, Failure
+from ...contract.failure_table import CATEGORIES, EXIT_CODES, HANG, Outcome
+from ...contract.names import EXIT_USER_ERROR
+from ..files import read_json
+from ..pod import Pod
+from ..processes import count_oom_kills
+from ..progress.output import read_last_lines
+from ..rank.tracebacks import LIBRARY, PLACE, find_exceptions
+from .rules import SCRIPT_ERROR, WorkerEnd, classify
+from .text import (
+    ARGUMENTS_REMEDY,
+    EARLY_EXIT_REMEDY,
+    MISMATCH,
+    advise,
+    describe_early_exit,
+    describe_worker_failure,
+    find_signal,
+    is_usage,
+)
+
+_CALL: Final = re.compile(
+    r"Rank (\d+) is running collective: CollectiveFingerPrint\(.*?OpType=(\w+)(?:, TensorShape=(\[[^\]]*\]))?"
+)
+# torch passes on the traceback of a helper process as the message of its own exception.
+_HELPER: Final = re.compile(
+    r"Caught \S+ in (?P<helper>.*?)\.?\nOriginal Traceback"
+    r"|-- (?P<process>Process \d+) terminated with the following error:\nTraceback"
+)
+_TRACEBACK_START: Final = "Traceback (most recent call last):"
+# Signals of a crash of the process itself. Others come from outside, and SIGABRT from NCCL when a peer is lost.
+_CRASHES: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+
+
+class EndedPeers(NamedTuple):
+    """Peers that had ended with exit code 0 when a worker failed: ranks of this pod, and whole other pods."""
+
+    ranks: Sequence[int] = ()
+    pods: int = 0
+
+
+_NO_PEERS: Final = EndedPeers()
+
+
+def examine_worker(pod: Pod, reported: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS) -> Failure:
+    """Return the classified failure of a worker, from torchrun's report and the worker's error file."""
+    path = _error_file(pod, reported.local_rank)
+    return _build_failure(pod, complete_worker_end(reported, read_json(path)), ended_peers)
+
+
+def complete_worker_end(reported: WorkerEnd, error: Mapping[str, Any]) -> WorkerEnd:
+    """Return torchrun's report completed by the content of the worker's error file, which may be anything."""
+    end = reported
+    if isinstance(error.get("type"), str):
+        end = end._replace(exception_type=error["type"])
+    if isinstance(error.get("message"), str):
+        end = end._replace(message=error["message"])
+    if isinstance(error.get("traceback"), str):
+        end = end._replace(traceback=error["traceback"])
+    if isinstance(error.get("time"), (int, float)) and math.isfinite(error["time"]):
+        end = end._replace(time=error["time"])
+    if not end.exception_type and ": " in end.message:  # a script under @record: "ValueError: text"
+        exception_type, _, message = end.message.partition(": ")
+        end = end._replace(exception_type=exception_type, message=message)
+    if end.exit_code == -signal.SIGTERM and error.get("type") and isinstance(error.get("exitCode"), int):
+        end = end._replace(exit_code=error["exitCode"])  # it had failed before the agent stopped it
+
+    exception_type, message = unwrap_helper_error(end.exception_type, end.message)
+    return end._replace(
+        exception_type=exception_type,
+        message=shorten_mismatch(message),
+        hang_is_secondary=exception_type == HANG.name and error.get("secondary") is True,
+    )
+
+
+def unwrap_helper_error(exception_type: str, message: str) -> tuple[str, str]:
+    """Return type and message of the error in a helper process; of any other error its own.
+
+    A script that exits with such a message keeps the type SystemExit.
+    """
+    helper = _HELPER.search(message)
+    if helper is None:
+        return exception_type, message
+
+    lines = message[helper.end() :].rstrip().splitlines()
+    frames = [number for number, line in enumerate(lines) if line.startswith("  File ")]
+    error_lines = lines[frames[-1] + 1 :] if frames else lines[-1:]
+    while error_lines and error_lines[0].startswith("    "):
+        error_lines.pop(0)
+
+    helper_type, _, text = "\n".join(error_lines).partition(": ")
+    text = f"{text} (in {helper['helper'] or helper['process']})".lstrip()
+    if exception_type == "SystemExit":
+        return exception_type, f"{helper_type}: {text}" if helper_type else text
+    return helper_type, text
+
+
+def shorten_mismatch(message: str) -> str:
+    """Return torch's message about ranks in different collectives as those ranks and collectives; others unchanged."""
+    calls = _CALL.findall(message)
+    if not MISMATCH.search(message) or len(calls) < 2:
+        return message
+
+    descriptions = []
+    for rank, operation, shape in calls:
+        of_shape = f" of shape {shape}" if shape else ""
+        descriptions.append(f"rank {rank} is in {operation}{of_shape}")
+    return f"mismatch between collectives: {', '.join(descriptions)}"
+
+
+def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers) -> Failure:
+    outcome = classify(end, oom_killed=count_oom_kills() > pod.oom_kills, non_retryable=pod.non_retryable_exit_codes)
+    if outcome.category == HANG.name and pod.watchdog is not None and pod.watchdog.action == "Fail":
+        outcome = outcome._replace(exit_code=EXIT_USER_ERROR)
+    if end.hang_is_secondary:
+        outcome = outcome._replace(secondary=True)
+
+    evidence = _find_evidence(end)
+    message = describe_worker_failure(end.exit_code, end.exception_type, end.message, end.traceback)
+    if outcome.secondary and (ended_peers.ranks or ended_peers.pods):
+        outcome = SCRIPT_ERROR
+        message = describe_early_exit(ended_peers.ranks, ended_peers.pods) + message
+        remedy = EARLY_EXIT_REMEDY
+    else:
+        only_exit_code = evidence == EVIDENCE_EXIT_CODE
+        remedy = advise(
+            outcome, end.exit_code, end.exception_type, end.message, only_exit_code=only_exit_code, code=pod.code
+        )
+    return Failure(
+        category=outcome.category,
+        container_exit_code=outcome.exit_code,
+        secondary=outcome.secondary,
+        rank=end.rank,
+        local_rank=end.local_rank,
+        pod_index=pod.node,
+        exit_code=to_shell_exit_code(end.exit_code),
+        exception_type=end.exception_type[:TYPE_LIMIT],
+        message=message,
+        traceback=end.traceback,
+        remedy=remedy,
+        time=end.time,
+        signature=build_signature(end, outcome),
+        evidence=evidence,
+    )
+
+
+def _find_evidence(end: WorkerEnd) -> str:
+    if end.exit_code == -signal.SIGTERM and not end.exception_type:
+        return EVIDENCE_STOPPED
+    has_reason = end.exception_type not in ("", "SystemExit") or end.message not in ("", str(end.exit_code))
+    return EVIDENCE_ERROR if has_reason or find_signal(end.exit_code) else EVIDENCE_EXIT_CODE
+
+
+def build_signature(end: WorkerEnd, outcome: Outcome) -> str:
+    """Return what repetitions of a failure of the script share; empty for a failure that is not the script's.
+
+    It is the exception and its innermost place in the script's own code, or the exit code where there is no exception.
+    """
+    code = end.exit_code
+    exception_type = end.exception_type
+    if outcome.secondary or not CATEGORIES[outcome.category].own or code in EXIT_CODES:
+        return ""  # the script itself chose what follows by one of the launcher's exit codes
+
+    number = -code if code < 0 else code - 128
+    if not exception_type and number > 0:
+        return signal.Signals(number).name if number in _CRASHES else ""
+    if not exception_type:
+        return f"exit code {code}"
+
+    name = exception_type.rpartition(".")[2]
+    frames = PLACE.findall(end.traceback.rpartition(_TRACEBACK_START)[2])
+    own_frames = [frame for frame in frames if not LIBRARY.search(frame[0])] or frames
+    if not own_frames:
+        return name[:TYPE_LIMIT]
+    path, line = own_frames[-1]
+    return f"{name} at {os.path.basename(path)}:{line}"[:TYPE_LIMIT]
+
+
+def to_shell_exit_code(exit_code: int) -> int:
+    """Return an exit code as a shell reports it: 128 + the number of the signal that killed a process."""
+    return exit_code if exit_code >= 0 else 128 - exit_code
+
+
+def add_last_lines(pod: Pod, failure: Failure) -> Failure:
+    """Return a failure without an exception, completed by the last lines that the rank wrote to its output.
+
+    A traceback in them classifies it: where a shell runs Python there is no other evidence.
+    """
+    local_rank = failure.local_rank
+    exit_code = failure.exit_code
+    assert local_rank is not None
+    assert exit_code is not None
+    last_lines = read_last_lines(pod, local_rank)
+    traceback = last_lines or failure.traceback
+    exceptions = find_exceptions(last_lines)
+    if not exceptions or failure.exception_type or exit_code != 1:
+        remedy = ARGUMENTS_REMEDY if is_usage(last_lines, exit_code) else failure.remedy
+        return replace(failure, traceback=traceback, remedy=remedy)
+
+    reported = WorkerEnd(
+        exit_code, traceback=traceback, time=failure.time or 0.0, rank=failure.rank or 0, local_rank=local_rank
+    )
+    candidates = []
+    for exception_type, message in exceptions:
+        end = reported._replace(exception_type=exception_type, message=message)
+        candidates.append(_build_failure(pod, complete_worker_end(end, {}), _NO_PEERS))
+    return min(candidates, key=lambda candidate: candidate.secondary)
+
+
+def find_root_cause(failures: Sequence[Failure]) -> Failure:
+    """Return the earliest failure that is not secondary; a rank that the agent stopped comes last."""
+
+    def order(failure: Failure) -> tuple[bool, bool, float]:
+        return failure.evidence == EVIDENCE_STOPPED, failure.secondary, failure.time or 0.0
+
+    return min(failures, key=order)
+
+
+def read_recorded_failures(pod: Pod) -> list[Failure]:
+    """Return the failures of which workers have left an error file, also where torchrun has not reported them."""
+    try:
+        names = os.listdir(_errors_folder(pod))
+    except OSError:
+        return []
+
+    failures = []
+    for name in names:
+        error = read_json(os.path.join(_errors_folder(pod), name))
+        numbers = [error.get(key) for key in ("exitCode", "rank", "localRank")]
+        if all(isinstance(number, int) for number in numbers):
+            end = WorkerEnd(error["exitCode"], time=time.time(), rank=error["rank"], local_rank=error["localRank"])
+            failures.append(examine_worker(pod, end))
+    return failures
+
+
+def _errors_folder(pod: Pod) -> str:
+    return os.path.join(pod.runtime, "errors")
+
+
+def _error_file(pod: Pod, local_rank: int) -> str:
+    return os.path.join(_errors_folder(pod), f"{local_rank}.json")

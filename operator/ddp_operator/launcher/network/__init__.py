@@ -1,0 +1,1 @@
+"""The network: the check before the first step, its measurements, and NCCL's log."""

@@ -1,0 +1,1 @@
+"""What runs inside a rank's process: the shim, tracebacks, experiment tracking."""

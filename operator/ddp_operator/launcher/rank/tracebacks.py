@@ -1,0 +1,208 @@
+"""Tracebacks as text: read from a log, or written to a rank's error file for an uncaught exception.
+
+This module is loaded before the program starts: a rank without free file descriptors cannot import one later.
+"""
+
+import itertools
+import os
+import re
+import sys
+import time
+import traceback
+from typing import Any, Mapping, NamedTuple, Optional
+
+from ..files import is_own_file, write_json
+
+PLACE = re.compile(r'  File "([^"]*)", line (\d+)')
+LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]lib(64)?[/\\]python3[^/\\]*[/\\]|^<frozen ")
+_SHORT_TRACEBACK = 15  # lines
+_LIBRARY_CALLS_KEPT = 2
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+_EXCEPTION = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?$")
+_MESSAGE_PART = 4096  # characters kept of a long message's beginning, and of its end
+_LOGGED_LIMIT = 8192  # characters of a traceback that the launcher reports of itself
+_RECORDED_LIMIT = 16384  # characters of a traceback in an error file
+
+
+class _Block(NamedTuple):
+    """Lines of a traceback. ``in_library``: of a call in a library or in the script; None for any other line."""
+
+    in_library: Optional[bool]
+    text: str
+
+
+def fold_libraries(text: str) -> str:
+    """Replace most library calls of a long traceback by their number.
+
+    The termination message keeps only the tail, which should contain the script's own lines. The log has everything.
+    """
+    blocks = _split_calls(text)
+    if text.count("\n") <= _SHORT_TRACEBACK or all(block.in_library is not False for block in blocks):
+        return text
+
+    runs = [
+        (in_library, [block.text for block in run])
+        for in_library, run in itertools.groupby(blocks, lambda block: block.in_library)
+    ]
+    lines: list[str] = []
+    for index, (in_library, calls) in enumerate(runs):
+        is_innermost = index + 1 == len(runs) or runs[index + 1][0] is None
+        kept = _LIBRARY_CALLS_KEPT if is_innermost else 0
+        folded = len(calls) - kept
+        if in_library and folded > 1:
+            lines.append(f"  ... {folded} calls inside libraries ...\n")
+            calls = calls[folded:]
+        lines += calls
+    return "".join(lines)
+
+
+def _split_calls(text: str) -> list[_Block]:
+    """Split a traceback into calls, each with its source lines, and other lines."""
+    blocks: list[_Block] = []
+    for line in text.splitlines(True):
+        place = PLACE.match(line)
+        if place:
+            blocks.append(_Block(bool(LIBRARY.search(place[1])), line))
+        elif blocks and blocks[-1].in_library is not None and line.startswith("  "):
+            blocks[-1] = blocks[-1]._replace(text=blocks[-1].text + line)
+        else:
+            blocks.append(_Block(None, line))
+    return blocks
+
+
+def describe(error: BaseException) -> dict[str, str]:
+    """Return type, message and traceback of an exception."""
+    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return {"type": type(error).__name__, "message": str(error), "traceback": trace[-_LOGGED_LIMIT:]}
+
+
+def find_exceptions(output: str) -> list[tuple[str, str]]:
+    """Return type and message of the last exception in a program's output; with rank prefixes, of each rank."""
+    lines_by_prefix: dict[str, list[str]] = {}
+    for line in output.splitlines():
+        prefix = _RANK_PREFIX.match(line)
+        key = prefix[0].strip() if prefix else ""
+        lines_by_prefix.setdefault(key, []).append(line[prefix.end() :] if prefix else line)
+    exceptions = [_find_last_exception(lines) for lines in lines_by_prefix.values()]
+    return [exception for exception in exceptions if exception is not None]
+
+
+def _find_last_exception(lines: list[str]) -> Optional[tuple[str, str]]:
+    frames = [number for number, line in enumerate(lines) if PLACE.match(line)]
+    if not frames:
+        return None
+    for line in lines[frames[-1] + 1 :]:
+        if line.startswith("    "):
+            continue  # the frame's source line
+        match = _EXCEPTION.match(line)
+        return (match[1], match[2] or "") if match else None
+    return None
+
+
+def without_own_frames(error: BaseException, trace: Any) -> Any:
+    """Return the part of a traceback after the launcher's frames; all of it if the program has no frame."""
+    users = trace
+    while users is not None and is_own_file(users.tb_frame.f_code.co_filename):
+        users = users.tb_next
+    return users if users is not None or isinstance(error, SyntaxError) else trace
+
+
+def hide_own_frames() -> None:
+    """Make the interpreter print tracebacks without the launcher's frames."""
+    hook = sys.excepthook
+
+    def show(kind: Any, value: Any, trace: Any) -> None:
+        trace = without_own_frames(value, trace)
+        hook(kind, value.with_traceback(trace), trace)
+
+    sys.excepthook = show
+
+
+def record_exception(error: BaseException, path: str, about: Mapping[str, Any]) -> None:
+    """Write a rank's error file, unless the script wrote one or exits with code 0.
+
+    ``about``: the rank, its local rank and the number of restarts, as in the worker's own record.
+    """
+    code = _find_exit_code(error)
+    if code == 0 or os.path.exists(path):
+        return
+
+    kind, message = _describe_exception(error)
+    explained = error
+    if isinstance(error, SystemExit) and not isinstance(error.code, str):
+        message, explained = _explain_exit(error)
+    if isinstance(explained, PermissionError):
+        message += explain_permission(explained)
+    frames = without_own_frames(explained, explained.__traceback__)
+    trace = "".join(traceback.format_exception(type(explained), explained, frames))
+    record = {
+        "type": kind,
+        "message": message,
+        "traceback": fold_libraries(trace)[-_RECORDED_LIMIT:],
+        "exitCode": code & 255,
+        "rank": about["rank"],
+        "localRank": about["localRank"],
+        "restart": about["restart"],
+        "time": time.time(),
+    }
+    try:
+        write_json(path, record)
+    except OSError:
+        pass  # a full disk must not hide the exception itself
+
+
+def _find_exit_code(error: BaseException) -> int:
+    """Return the exit code with which the interpreter ends for an uncaught exception."""
+    if not isinstance(error, SystemExit):
+        return 1
+    if error.code is None:
+        return 0
+    return error.code if isinstance(error.code, int) else 1
+
+
+def _describe_exception(error: BaseException) -> tuple[str, str]:
+    """Return an exception's type, with its module unless that is builtins or the script, and its message."""
+    kind = type(error)
+    module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    try:
+        message = str(error)
+    except Exception:  # the script's own __str__ may raise anything
+        message = "<the exception cannot be shown>"
+    if len(message) > 2 * _MESSAGE_PART:  # a helper's whole traceback has the reason at its end
+        message = f"{message[:_MESSAGE_PART]}\n...\n{message[-_MESSAGE_PART:]}"
+    return module + kind.__qualname__, message
+
+
+def _explain_exit(error: SystemExit) -> tuple[str, BaseException]:
+    """Return why a script exited with a mere number, and the exception whose traceback shows it.
+
+    Many wrappers, such as hydra's, log an exception and then exit. The caught exception is the cause, and
+    distinguishes a secondary failure from a root cause.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is not None and trace.tb_frame.f_globals.get("__name__") == "argparse":
+        message = trace.tb_frame.f_locals.get("message")
+        if isinstance(message, str):
+            return message.strip(), error
+    caught = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if isinstance(caught, Exception):
+        return ": ".join(filter(None, _describe_exception(caught))), caught
+    return str(error), error
+
+
+def explain_permission(error: PermissionError) -> str:
+    """Return who was denied what: the process's user and groups, and the owner and mode of the path."""
+    groups = ",".join(map(str, sorted({os.getegid(), *os.getgroups()})))
+    process = f"process of uid {os.geteuid()}, groups {groups}"
+    path = os.path.abspath(error.filename) if isinstance(error.filename, str) else "/"
+    while path != "/":
+        try:
+            status = os.stat(path)
+        except OSError:
+            path = os.path.dirname(path)  # a path that could not be created: its folder decides
+            continue
+        mode = f"mode {status.st_mode & 0o7777:04o}"
+        return f" ({process}; {path} is owned by uid {status.st_uid}, group {status.st_gid}, {mode})"
+    return f" ({process})"

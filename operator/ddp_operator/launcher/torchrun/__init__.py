@@ -1,0 +1,1 @@
+"""The agent, the rendezvous and the fork server."""

@@ -1,0 +1,1 @@
+"""Data that travels: inputs, code, and the copies of the checkpoint folder."""

@@ -1,0 +1,283 @@
+"""The submitted code folder: unpack it and install its packages before the ranks start."""
+
+import contextlib
+import gzip
+import hashlib
+import lzma
+import os
+import select
+import site
+import subprocess
+import sys
+import tarfile
+from typing import IO, Any, Iterator, Sequence, cast
+
+from ...contract.names import EXIT_PREEMPTED, EXIT_RETRYABLE
+from ..files import log
+from ..pod import CodeConfig, PodSetupError
+from ..processes import set_parent_death_signal
+
+_PIECE = 1 << 20
+_XZ = b"\xfd7zXZ"
+_LAST_LINES = 20
+_LAST_BYTES = 8192
+_POLL_SECONDS = 0.1
+_MOST_MEMBERS = 1_000_000
+_MOST_BYTES = 4 << 30  # of all files; the limit of `ddp submit` is a quarter of it
+_MOST_LINKS = 40  # to follow for one name, as in Linux
+_RESUBMIT = "submit the job again with --workdir; if that reuses the same archive, delete it first"
+_CHECK_DISK = "check the node's disk and the pod's limit for ephemeral-storage"
+
+
+def prepare_code(code: CodeConfig, signals: list[int]) -> None:
+    """Unpack the folder and install its packages. ``signals``: those received so far. Raises: PodSetupError."""
+    count = unpack(code)
+    log(f"unpacked code {code.digest[:12]}: {count} files in {code.folder}")
+    if code.requirements:
+        install_packages(code, signals)
+
+
+def unpack(code: CodeConfig) -> int:
+    """Check the whole archive, then write its files. Returns their number. Raises: PodSetupError."""
+    _check_archive(code)
+    count = 0
+    with _open_archive(code) as stream, _reporting_damage(code), tarfile.open(fileobj=stream, mode="r|") as archive:
+        for member in archive:
+            _write(archive, member, code.folder)
+            count += 1
+    return count
+
+
+def _check_archive(code: CodeConfig) -> None:
+    """Check that all names and links of the archive stay in the folder, and that its digest is the job's."""
+    names = ArchiveNames()
+    with _open_archive(code) as stream, _reporting_damage(code):
+        source = _Hashing(stream)
+        with tarfile.open(fileobj=cast(IO[bytes], source), mode="r|") as archive:
+            for member in archive:
+                names.add(member)
+            while source.read(_PIECE):  # hash what follows the last file too
+                pass
+        names.check()
+    if source.digest != code.digest:
+        raise PodSetupError(
+            f"the code archive {code.archive} has digest {source.digest[:12]}…, but spec.code.digest is "
+            f"{code.digest[:12]}…: it is not the submitted archive",
+            _RESUBMIT,
+        )
+
+
+def _open_archive(code: CodeConfig) -> Any:
+    try:
+        with open(code.archive, "rb") as file:
+            compressed = file.read(len(_XZ)) == _XZ
+        open_compressed = lzma.open if compressed else gzip.open
+        return open_compressed(code.archive)
+    except OSError as error:
+        raise PodSetupError(
+            f"cannot read the code archive {code.archive}: {error.strerror}",
+            "submit the job again with --workdir, which puts the archive where spec.code expects it; spec.code.image "
+            "needs the Kubernetes feature gate ImageVolume, without it use --code-claim",
+        ) from error
+
+
+@contextlib.contextmanager
+def _reporting_damage(code: CodeConfig) -> Iterator[None]:
+    try:
+        yield
+    except (tarfile.TarError, EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise PodSetupError(f"the code archive {code.archive} is damaged: {error}", _RESUBMIT) from error
+    except OSError as error:
+        message = f"cannot unpack the code in {code.folder}: {error.strerror or error}"
+        raise PodSetupError(message, _CHECK_DISK, EXIT_RETRYABLE) from error
+
+
+class ArchiveNames:
+    """The names and links of an archive, resolved as the kernel would resolve them in an empty folder."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._links: dict[str, str] = {}
+        self._size = 0
+
+    def add(self, member: tarfile.TarInfo) -> None:
+        """Add a member. Raises: tarfile.TarError."""
+        if not (member.isfile() or member.issym()):
+            raise tarfile.TarError(f"{member.name} is neither a file nor a link")
+        parts = member.name.split("/")
+        if os.path.isabs(member.name) or ".." in parts:
+            raise tarfile.TarError(f"{member.name} is outside of the folder")
+        self._size += max(0, member.size)
+        if len(self._names) >= _MOST_MEMBERS or self._size > _MOST_BYTES:
+            raise tarfile.TarError(f"the archive has more than {_MOST_MEMBERS} files or {_MOST_BYTES >> 20} MiB")
+        name = "/".join(part for part in parts if part not in ("", "."))
+        if name in self._names:
+            raise tarfile.TarError(f"the archive has {member.name} twice")
+        self._names.add(name)
+        if member.issym():
+            self._links[name] = member.linkname
+
+    def check(self) -> None:
+        """Check that all links stay inside the folder. Raises: tarfile.TarError."""
+        for name in self._links:
+            self._follow(name)
+        folders = {name.rpartition("/")[0] for name in self._names}
+        for folder in folders:
+            parts = folder.split("/")
+            for end in range(1, len(parts) + 1):
+                if "/".join(parts[:end]) in self._names:
+                    raise tarfile.TarError(f"{folder} is below a file or a link")
+
+    def _follow(self, name: str) -> None:
+        """Resolve a link to its target, or to a name that does not exist."""
+        remaining = name.split("/")
+        resolved: list[str] = []
+        links = 0
+        while remaining:
+            part = remaining.pop(0)
+            if part in ("", "."):
+                continue
+            if part == "..":
+                if not resolved:
+                    raise tarfile.TarError(f"{name} links to a path outside of the folder")
+                resolved.pop()
+                continue
+            resolved.append(part)
+            target = self._links.get("/".join(resolved))
+            if target is None:
+                continue
+            links += 1
+            if os.path.isabs(target) or links > _MOST_LINKS:
+                raise tarfile.TarError(f"{name} links to a path outside of the folder, or to itself")
+            resolved.pop()
+            remaining = [*target.split("/"), *remaining]
+
+
+class _Hashing:
+    """A stream that computes the SHA-256 of what is read from it."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._sum = hashlib.sha256()
+
+    @property
+    def digest(self) -> str:
+        return self._sum.hexdigest()
+
+    def read(self, size: int) -> bytes:
+        data = self._stream.read(size)
+        self._sum.update(data)
+        return data
+
+
+def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: str) -> None:
+    """Write one file or link of a checked archive; replace a former pod's. Raises: tarfile.TarError."""
+    target = os.path.join(folder, member.name)
+    parent = os.path.dirname(target)
+    inside = os.path.realpath(folder)
+    if os.path.commonpath([inside, os.path.realpath(parent)]) != inside:  # through a link that a former pod wrote
+        raise tarfile.TarError(f"{member.name} is outside of the folder")
+    os.makedirs(parent, exist_ok=True)
+    if os.path.lexists(target):
+        os.unlink(target)
+    if member.issym():
+        os.symlink(member.linkname, target)
+        return
+    with cast(IO[bytes], archive.extractfile(member)) as source, open(target, "xb") as file:
+        while data := source.read(_PIECE):
+            file.write(data)
+    os.chmod(target, member.mode & 0o755 | 0o644)
+
+
+def install_packages(code: CodeConfig, signals: list[int]) -> None:
+    """Install the requirements file, and make all Python processes of this pod find the packages.
+
+    A virtual environment on top of the image's packages keeps those that satisfy the requirements (PyTorch),
+    overrides others without changing them, and needs no write access to the image's folders. Raises: PodSetupError.
+    """
+    requirements = os.path.join(code.folder, code.requirements or "")
+    environment = os.path.join(code.packages, "venv")
+    packages = os.path.join(environment, "lib", "python%d.%d" % sys.version_info[:2], "site-packages")
+    if not os.path.exists(requirements):
+        raise PodSetupError(
+            f"the submitted code has no {code.requirements}",
+            "create it, or check whether .gitignore or .ddpignore excludes it, or submit without --pip",
+        )
+    log(f"pip install -r {code.requirements}, into {packages}")
+    temporary = os.path.join(code.packages, "tmp")
+    # If the image's Python is a virtual environment, the new one does not include its packages.
+    inherited = os.pathsep.join(path for path in (os.environ.get("PYTHONPATH"), *_list_site_packages()) if path)
+    env = {**os.environ, "PYTHONPATH": inherited, "TMPDIR": temporary, "HOME": temporary, "PIP_NO_INPUT": "1"}
+    python = os.path.join(environment, "bin", "python")
+    create = [sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", environment]
+    install = [python, "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check", "-r", requirements]
+    try:
+        os.makedirs(temporary, exist_ok=True)
+        _run(create, env, code, signals)
+        _run(install, env, code, signals)
+    except OSError as error:
+        message = f"cannot install the packages of {code.requirements}: {error.strerror}"
+        raise PodSetupError(message, _CHECK_DISK, EXIT_RETRYABLE) from error
+    folders = [packages, *_read_path_files(packages)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*folders, os.environ.get("PYTHONPATH")]))
+    os.environ["PATH"] = os.pathsep.join(filter(None, [os.path.dirname(python), os.environ.get("PATH")]))
+
+
+def _run(command: Sequence[str], env: dict[str, str], code: CodeConfig, signals: list[int]) -> None:
+    """Run a program and copy its output to the log. Raises: PodSetupError if it fails or a signal stops the pod."""
+    launcher = os.getpid()
+    tail = b""
+    with subprocess.Popen(
+        command,
+        env=env,
+        cwd=code.folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=lambda: set_parent_death_signal(launcher),  # noqa: PLW1509
+    ) as process:
+        output = cast(IO[bytes], process.stdout)
+        while True:
+            ready = select.select([output], [], [], _POLL_SECONDS)[0]
+            if signals:
+                process.kill()
+                raise PodSetupError("asked to stop by a signal", "", EXIT_PREEMPTED)
+            data = os.read(output.fileno(), _PIECE) if ready else b""
+            if ready and not data:
+                break
+            os.write(2, data)
+            tail = (tail + data)[-_LAST_BYTES:]
+    if process.returncode:
+        raise _explain_failed_install(process.returncode, tail, code)
+
+
+def _explain_failed_install(exit_code: int, output: bytes, code: CodeConfig) -> PodSetupError:
+    lines = output.decode(errors="replace").splitlines() or [f"exit code {exit_code}"]
+    errors = [line for line in lines if line.startswith("ERROR:")] or lines
+    if errors[-1].endswith("No module named pip"):
+        return PodSetupError(
+            f"cannot install {code.requirements}: the image has no pip",
+            "use an image with pip or with the packages, or submit without --pip",
+        )
+    return PodSetupError(
+        f"pip cannot install {code.requirements}: {errors[-1]}",
+        f"fix {code.requirements}; packages that the pod cannot download must be in the image (PIP_INDEX_URL in the "
+        "container's env sets another index)",
+        output="\n".join(lines[-_LAST_LINES:]),
+    )
+
+
+def _list_site_packages() -> list[str]:
+    """Return the package folders of this interpreter if it belongs to a virtual environment."""
+    return site.getsitepackages() if sys.prefix != sys.base_prefix else []
+
+
+def _read_path_files(packages: str) -> list[str]:
+    """Return the folders of packages installed with -e. Python reads .pth files only in its own folders."""
+    folders: list[str] = []
+    for name in sorted(os.listdir(packages)):
+        if not name.endswith(".pth"):
+            continue
+        with open(os.path.join(packages, name), encoding="utf-8", errors="replace") as file:
+            folders += [line for line in file.read().splitlines() if os.path.isdir(line)]
+    return folders

@@ -1,0 +1,346 @@
+"""The thread that detects stalls of this pod's ranks, logs what the ranks do, and kills them if necessary."""
+
+import math
+import os
+import signal
+import time
+from contextlib import suppress
+from typing import Callable, Mapping, NamedTuple, Optional, Sequence
+
+from ...contract.failure_table import HANG
+from ...contract.names import METRIC_HANGS, METRIC_HEARTBEAT_AGE, RUN_STEP_FILE, STALL_REPORT_FILE
+from ..files import log, try_write_json
+from ..pod import Pod, WatchdogConfig, WorkerRecord, list_workers
+from ..processes import STOPPED_STATES, count_cpu_seconds, find_family, kill, process_state
+from ..progress.metrics import PAGE_TIMEOUT, MetricsEndpoint, read_step
+from ..torchrun.rendezvous import AwakeClock
+from .stacks import Stack, collect_stacks
+from .stall import (
+    ACTIVITY_LIMIT,
+    NO_REPORT,
+    HeartbeatWatchdog,
+    Idleness,
+    JobStall,
+    LogSteps,
+    RankActivity,
+    RankStall,
+    StallReport,
+    build_stall_rows,
+    count_steps,
+    report_stall,
+    should_kill_workers,
+    stall_grace_seconds,
+)
+
+_SECONDS_BETWEEN_CHECKS = 5.0
+
+
+class StalledWorker(NamedTuple):
+    """A worker of a stalled pod, what it does, and its stack as text."""
+
+    worker: WorkerRecord
+    activity: RankActivity
+    stack: str
+
+
+class StallMonitor:
+    """Detects stalls of this pod's ranks. ``job_stall``: all pods' reports of the stall, set by the supervisor."""
+
+    def __init__(self, pod: Pod, metrics: MetricsEndpoint, *, is_stopping: Callable[[], bool]) -> None:
+        self._pod = pod
+        self._metrics = metrics
+        self._is_stopping = is_stopping
+        self.job_stall: Optional[JobStall] = None
+        self._hangs = 0
+        self._stall: Optional[RankStall] = None  # the current one, as detected last
+        self._stalled: list[StalledWorker] = []  # when the stacks were collected
+        self._remote_cause: Optional[RankActivity] = None  # in another pod, which kills its workers first
+        self._killed = False
+        self._steps_known = False  # whether some pod has seen steps: only then does the ranks' inactivity count
+        self._kill_at = math.inf
+        self._give_up_at = math.inf
+        self._interval = _find_interval(pod.watchdog)
+        # Between two checks are a pause and the wait for pages of ranks that do not respond.
+        self._clock = AwakeClock(self._interval + 2 * PAGE_TIMEOUT, time.monotonic())
+        self._idleness = Idleness()
+        self._log_steps = LogSteps()
+        self._watchdog = HeartbeatWatchdog(pod.watchdog) if pod.watchdog else None
+
+    @property
+    def root_cause(self) -> Optional[str]:
+        """What the rank does for which its peers wait, in this pod or another; None without such a rank."""
+        for stalled in self._stalled:
+            if stalled.activity.behind:
+                return stalled.activity.what
+        return self._remote_cause.what if self._remote_cause else None
+
+    def run(self) -> None:
+        """Keep the ranks' last pages and act on stalls. Never returns."""
+        plan = self._pod.watchdog
+        while True:
+            time.sleep(self._interval)
+            pages = self._metrics.collect()
+            if self._pod.node == 0 and self._pod.is_multi_node:
+                steps = [step for step in map(read_step, pages.values()) if step is not None]
+                try_write_json(self._path(RUN_STEP_FILE), {"step": max(steps)} if steps else {})
+            now = self._clock.tick(time.monotonic())
+            if plan is not None and self._watchdog is not None and not self._is_stopping():
+                self._check(plan, self._watchdog, pages, now)
+                self._clock.tick(time.monotonic())
+
+    def log_stacks(self) -> None:
+        """Write the stacks of all ranks to the log."""
+        collect_stacks(self._pod, self._metrics, list_workers(self._pod))
+
+    def build_rows(self) -> list[str]:
+        """Return the series about hangs."""
+        now = self._clock.read(time.monotonic())
+        rows = [
+            f"# HELP {METRIC_HANGS} How often the watchdog found that no rank of this pod makes progress.",
+            f"# TYPE {METRIC_HANGS} counter",
+            f"{METRIC_HANGS} {self._hangs}",
+        ]
+        age = self._watchdog.age(now) if self._watchdog else None
+        stall = self._stall
+        if stall is not None:
+            if age is None and stall.known:
+                age = now - stall.since
+            ranks = self._activities
+            if self._remote_cause:
+                ranks.append(self._remote_cause)
+            rows += build_stall_rows(stall, ranks, now)
+        if age is not None:
+            rows += [
+                f"# HELP {METRIC_HEARTBEAT_AGE} Time since a rank of this pod last made progress.",
+                f"# TYPE {METRIC_HEARTBEAT_AGE} gauge",
+                f"{METRIC_HEARTBEAT_AGE} {age:.3f}",
+            ]
+        return rows
+
+    @property
+    def _activities(self) -> list[RankActivity]:
+        return [stalled.activity for stalled in self._stalled]
+
+    def _path(self, *names: str) -> str:
+        return os.path.join(self._pod.runtime, *names)
+
+    # -- detection
+
+    def _check(self, plan: WatchdogConfig, watchdog: HeartbeatWatchdog, pages: Mapping[int, str], now: float) -> None:
+        """Check once: log a new stall, and kill the workers when its grace period is over."""
+        workers = self._list_training_workers()
+        stopped = {worker.local_rank for worker in workers if process_state(worker.pid) in STOPPED_STATES}
+        idle = self._observe(watchdog, workers, stopped, pages, now)
+        stall = self._find_stall(plan, watchdog, workers, idle, now)
+        if stall is None:
+            self._clear_stall()
+            return
+
+        if self._stall is None or stall.evidence != self._stall.evidence:
+            self._steps_known = stall.known or bool(stopped & stall.idle)
+            self._open_stall(stall, workers, now)
+        elif self.job_stall is not None and self.job_stall.known and not self._steps_known:
+            self._steps_known = True
+            self._open_stall(stall, workers, now)  # idleness before the job had stalled does not count
+        self._stall = stall
+
+        if not self._should_kill(stall, now) or plan.action == "Report" or self._killed:
+            return
+        if stall.certain or self._is_unchanged(stall, workers):
+            self._kill_hung_workers(stall)
+        else:
+            self._open_stall(stall, workers, now)
+
+    def _list_training_workers(self) -> list[WorkerRecord]:
+        """Return the running workers whose exporter has not written its last page, as it does after the training."""
+        workers = [worker for worker in list_workers(self._pod) if process_state(worker.pid)]
+        return [worker for worker in workers if not os.path.exists(self._path("metrics", f"{worker.local_rank}.prom"))]
+
+    def _observe(
+        self,
+        watchdog: HeartbeatWatchdog,
+        workers: Sequence[WorkerRecord],
+        stopped: set[int],
+        pages: Mapping[int, str],
+        now: float,
+    ) -> dict[int, float]:
+        """Pass pages, log and CPU time to their detectors. Returns for how long each local rank has been idle."""
+        live_pages = {
+            rank: page for rank, page in pages.items() if os.path.exists(self._path("metrics", f"{rank}.port"))
+        }
+        watchdog.observe({worker.local_rank: worker.pid for worker in workers}, live_pages, now)
+
+        steps = {}
+        if workers and not watchdog.known:
+            for rank, page in pages.items():
+                count = count_steps(page)
+                if count is not None:
+                    steps[rank] = count
+        self._log_steps.observe(steps, now)
+
+        # Ranks with heartbeats are only checked for idleness if they are stopped.
+        watched = [worker for worker in workers if worker.local_rank in stopped or not watchdog.known]
+        return self._idleness.observe({worker.local_rank: count_cpu_seconds([worker.pid]) for worker in watched}, now)
+
+    def _find_stall(
+        self,
+        plan: WatchdogConfig,
+        watchdog: HeartbeatWatchdog,
+        workers: Sequence[WorkerRecord],
+        idle: Mapping[int, float],
+        now: float,
+    ) -> Optional[RankStall]:
+        """Return the current stall: heartbeats or a log that have stopped, or workers without CPU use."""
+        stall = watchdog.find_stall(now)
+        if stall is not None:
+            return stall
+        # Only metrics.logPatterns guarantee that the log shows steps.
+        is_logged = self._pod.log_patterns and not watchdog.known
+        silence = self._log_steps.silence(plan.stall_seconds, now) if is_logged else None
+        # Steps may use less CPU than the threshold: a pod whose log shows steps is not idle.
+        quiet = math.inf if watchdog.known else self._log_steps.age(now)
+        limit = max(plan.stall_seconds, 1.0)
+        inactive = {rank: seconds for rank, seconds in idle.items() if min(seconds, quiet) >= limit}
+        if silence is not None:
+            message = f"the log has shown no step for {silence:.0f} s, longer than ever before"
+            return RankStall(now - silence, message, certain=False, known=True, idle=frozenset(inactive))
+        if not inactive:
+            return None
+        ranks = [str(worker.rank) for worker in workers if worker.local_rank in inactive]
+        who = "the workers have" if len(ranks) == len(workers) else f"rank {', '.join(ranks)} has"
+        seconds = min(inactive.values())
+        message = f"{who} used no CPU for {seconds:.0f} s"
+        return RankStall(now - seconds, message, certain=False, known=False, idle=frozenset(inactive))
+
+    # -- the current stall
+
+    def _open_stall(self, stall: RankStall, workers: Sequence[WorkerRecord], now: float) -> None:
+        """Log the stacks, and report to the operator and the other pods what the ranks do."""
+        self._hangs += stall.certain
+        kind = "hang" if stall.known else "idle"
+        note = "" if stall.known else "; idleness alone ends nothing, as no step is known to be overdue"
+        log(f"{kind}: {stall.message}{note}; the stacks of this pod's ranks follow")
+        self._stalled = self._examine(stall, workers, collect_stacks(self._pod, self._metrics, workers))
+        log("\n".join(activity.what for activity in self._activities))
+        self.job_stall = None
+        self._remote_cause = None
+        self._killed = False
+        self._kill_at = math.inf
+        self._give_up_at = now + self._grace_seconds(has_cause=False)
+        report = report_stall(stall, self._activities) if self._steps_known else NO_REPORT
+        try_write_json(self._path(STALL_REPORT_FILE), report.encode())
+
+    def _clear_stall(self) -> None:
+        """Forget a stall that is over."""
+        if self._stall is None:
+            return
+        self._stall = None
+        self._stalled = []
+        self.job_stall = None
+        self._remote_cause = None
+        with suppress(OSError):  # the disk was full when it was to be written
+            os.unlink(self._path(STALL_REPORT_FILE))
+
+    def _is_unchanged(self, stall: RankStall, workers: Sequence[WorkerRecord]) -> bool:
+        """Return whether the ranks do the same as when the stall was detected."""
+        stacks = collect_stacks(self._pod, self._metrics, workers, quiet=True)
+        return [stalled.activity for stalled in self._examine(stall, workers, stacks)] == self._activities
+
+    def _grace_seconds(self, *, has_cause: bool) -> float:
+        return stall_grace_seconds(self._pod.nodes, self._interval, has_cause=has_cause)
+
+    def _should_kill(self, stall: RankStall, now: float) -> bool:
+        """Return whether this pod's workers are to be killed now, by the reports of all pods."""
+        report = report_stall(stall, self._activities)
+        job_stall = self.job_stall if self._pod.is_multi_node else _sum_up(report)
+        if self._kill_at == math.inf and should_kill_workers(report, job_stall, certain=stall.certain):
+            self._kill_at = now + self._grace_seconds(has_cause=True)
+
+        cause = job_stall.cause if job_stall is not None and not report.cause else None
+        if cause != self._remote_cause:
+            self._remote_cause = cause
+            self._give_up_at = now + self._grace_seconds(has_cause=False)
+            log(f"hang: in another pod, {cause.what if cause else 'no rank blocks its peers any more'}")
+        is_job_stuck = job_stall is not None and job_stall.is_stuck
+        given_up = stall.certain or (cause is not None and report.stuck and is_job_stuck)
+        return now >= self._kill_at or (given_up and now >= self._give_up_at)
+
+    def _examine(
+        self, stall: RankStall, workers: Sequence[WorkerRecord], stacks: Mapping[int, Stack]
+    ) -> list[StalledWorker]:
+        """Return what each worker does instead of a step."""
+        stalled = []
+        for worker in workers:
+            stack = stacks.get(worker.local_rank)
+            activity = _describe_activity(stall, worker, stack)
+            stalled.append(StalledWorker(worker, activity, stack.text if stack else ""))
+        return stalled
+
+    # -- the end of the workers
+
+    def _kill_hung_workers(self, stall: RankStall) -> None:
+        """Kill the workers; torchrun then restarts them or gives up, as for any other failure."""
+        self._killed = True
+        self._hangs += not stall.certain
+        for stalled in self._stalled:
+            path = self._path("errors", f"{stalled.worker.local_rank}.json")
+            try_write_json(path, self._describe_hung(stall, stalled))
+        log("ending the workers because of the hang")
+        for stalled in self._stalled:
+            for pid in find_family(stalled.worker.pid):
+                kill(pid, signal.SIGKILL)
+
+    def _describe_hung(self, stall: RankStall, stalled: StalledWorker) -> dict[str, object]:
+        """Return a rank's error file."""
+        has_cause = any(activity.behind for activity in self._activities)
+        is_deadlock = not has_cause and not self._remote_cause and self._kill_at < math.inf
+        is_root_cause = stalled.activity.behind or is_deadlock
+        secondary = not is_root_cause and (has_cause or self._pod.nodes > 1)
+        message = f"{stall.message}: {stalled.activity.what}"
+        if secondary and self._remote_cause:
+            message += f"; in another pod, {self._remote_cause.what}"
+        elif is_deadlock:
+            message += "; all ranks of the job wait: do they call the same collectives in the same order?"
+        return {
+            "rank": stalled.worker.rank,
+            "localRank": stalled.worker.local_rank,
+            "restart": stalled.worker.restart,
+            "pid": stalled.worker.pid,
+            "type": HANG.name,
+            "message": message,
+            "traceback": stalled.stack,
+            "exitCode": 128 + signal.SIGKILL,
+            "secondary": secondary,
+            "time": time.time(),
+        }
+
+
+def _find_interval(plan: Optional[WatchdogConfig]) -> float:
+    """Return the seconds between two checks: a quarter of the shortest budget, within bounds."""
+    if plan is None:
+        return _SECONDS_BETWEEN_CHECKS
+    return max(0.1, min(_SECONDS_BETWEEN_CHECKS, plan.start_seconds / 4, plan.stall_seconds / 4))
+
+
+def _sum_up(report: StallReport) -> JobStall:
+    """Return the reports of a job with one pod. Its root cause is no remote one."""
+    return JobStall(int(report.known), int(report.stuck), int(report.idle), 1, None)
+
+
+def _describe_activity(stall: RankStall, worker: WorkerRecord, stack: Optional[Stack]) -> RankActivity:
+    """Return what a worker does instead of a step."""
+    is_idle = worker.local_rank in stall.idle
+    if process_state(worker.pid) in STOPPED_STATES:
+        state = "Stopped"
+        what = f"the process of rank {worker.rank} is stopped (SIGSTOP)"
+    elif stack is None or not stack.frames:
+        state = "Waiting" if stall.certain or is_idle else "Busy"
+        what = f"rank {worker.rank} {'uses no CPU' if is_idle else 'shows no Python stack'}"
+    elif stack.waits_for_peers:
+        state = "Waiting"
+        what = f"rank {worker.rank} waits for other ranks in {stack.place}"
+    else:
+        is_behind = stall.certain or (is_idle and not stack.saves)
+        state = "Behind" if is_behind else "Busy"
+        what = f"rank {worker.rank} is in {stack.place}"
+    return RankActivity(worker.rank, worker.local_rank, state, what[:ACTIVITY_LIMIT])

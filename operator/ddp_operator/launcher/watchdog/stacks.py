@@ -1,0 +1,153 @@
+"""Python stacks of running workers, as faulthandler writes them."""
+
+import linecache
+import os
+import re
+import time
+from typing import NamedTuple, Sequence
+
+from ...contract.names import STACK_LIMIT
+from ..files import is_own_file, log
+from ..pod import Pod, WorkerRecord
+from ..processes import STACK_SIGNAL, STOPPED_STATES, catches, kill, process_state
+from ..progress.metrics import MetricsEndpoint
+from ..rank.tracebacks import LIBRARY
+
+_FRAME = re.compile(r'  File "([^"]*)", line (\d+) in (.*)')
+# A rank waits for its peers in one of torch's modules, or on a line of its own that calls one of these.
+_COLLECTIVE_FILES = re.compile(
+    r"/torch/(distributed/|nn/parallel/distributed\.py|autograd/graph\.py|cuda/__init__\.py)"
+)
+_COLLECTIVE_CALLS = re.compile(
+    r"\b(wait|all_\w+|broadcast\w*|barrier|reduce\w*|gather|scatter|send|recv|synchronize|backward|item|tolist|cpu)\("
+)
+_SAVE_FILES = re.compile(r"/torch/(serialization|distributed/checkpoint/)")
+_SHIM_FUNCTION = "_run_and_record"  # of worker.py, below which the script runs
+SECONDS_FOR_STACKS = 5.0
+_SECONDS_UNCHANGED = 1.0  # after which an incomplete stack is taken as final
+
+
+class StackFrame(NamedTuple):
+    """One call of a stack."""
+
+    path: str
+    line: int
+    function: str
+
+
+class Stack(NamedTuple):
+    """A worker's main thread: its frames, the outermost first and without the launcher's, and as text."""
+
+    frames: list[StackFrame]
+    text: str
+
+    @property
+    def waits_for_peers(self) -> bool:
+        """Whether the innermost frame is in a collective operation, as far as Python shows."""
+        if not self.frames:
+            return False
+        innermost = self.frames[-1]
+        source = linecache.getline(innermost.path, innermost.line)
+        return bool(_COLLECTIVE_FILES.search(innermost.path) or _COLLECTIVE_CALLS.search(source))
+
+    @property
+    def place(self) -> str:
+        """The innermost frame of the script, and the library's frame that it called."""
+        if not self.frames:
+            return "an unknown place"
+        innermost = self.frames[-1]
+        own = [frame for frame in self.frames if not LIBRARY.search(frame.path)]
+        shown = own[-1:]
+        if not own or own[-1] != innermost:
+            shown.append(innermost)
+        return ", in ".join(f"{frame.function} ({os.path.basename(frame.path)}:{frame.line})" for frame in shown)
+
+    @property
+    def saves(self) -> bool:
+        """Whether it writes a checkpoint with torch's functions."""
+        return any(_SAVE_FILES.search(frame.path) for frame in self.frames)
+
+
+def read_stack(text: str) -> Stack:
+    """Read what faulthandler wrote about the main thread; empty if another thread received the signal."""
+    if not _is_complete(text):
+        return Stack([], "")
+    frames = [StackFrame(path, int(line), function) for path, line, function in _FRAME.findall(text)]
+    frames = [frame for frame in reversed(frames) if not is_own_file(frame.path)]
+    while frames and _is_of_interpreter(frames[0]):
+        del frames[0]
+    if not frames:
+        return Stack([], "")
+    lines = [f'  File "{frame.path}", line {frame.line}, in {frame.function}' for frame in frames]
+    return Stack(frames, "\n".join(["Stack (most recent call last):", *lines]))
+
+
+def _is_of_interpreter(frame: StackFrame) -> bool:
+    return frame.path.startswith("<frozen ") or os.path.basename(frame.path) == "runpy.py"
+
+
+def _is_complete(text: str) -> bool:
+    """Return whether the main thread's stack is written to its end: up to the shim, or to faulthandler's limit."""
+    return f" in {_SHIM_FUNCTION}\n" in text or "\n  ...\n" in text  # faulthandler writes the innermost hundred frames
+
+
+def _read_from(path: str, offset: int) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            file.seek(offset)
+            return file.read(STACK_LIMIT)
+    except OSError:
+        return ""
+
+
+def collect_stacks(
+    pod: Pod, metrics: MetricsEndpoint, workers: Sequence[WorkerRecord], *, quiet: bool = False
+) -> dict[int, Stack]:
+    """Return the Python stacks of all ranks by local rank, and log them unless ``quiet``."""
+    texts = _request_stacks(pod, [worker for worker in workers if _can_write_stack(pod, worker)])
+    if not quiet:
+        for worker in workers:
+            _log_stack(worker, texts.get(worker.local_rank, ""), metrics)
+    return {rank: read_stack(text) for rank, text in texts.items()}
+
+
+def _stack_path(pod: Pod, worker: WorkerRecord) -> str:
+    return os.path.join(pod.runtime, "stacks", str(worker.local_rank))
+
+
+def _can_write_stack(pod: Pod, worker: WorkerRecord) -> bool:
+    """Return whether a worker writes its stack on a signal, instead of ignoring it or dying of it."""
+    if worker.kind == "program" or process_state(worker.pid) in STOPPED_STATES:
+        return False
+    return os.path.exists(_stack_path(pod, worker)) and catches(worker.pid, STACK_SIGNAL)
+
+
+def _request_stacks(pod: Pod, workers: Sequence[WorkerRecord]) -> dict[int, str]:
+    """Signal the workers and return what they write by local rank, within SECONDS_FOR_STACKS."""
+    paths = {worker.local_rank: _stack_path(pod, worker) for worker in workers}
+    offsets = {rank: os.path.getsize(path) for rank, path in paths.items()}
+    for worker in workers:
+        kill(worker.pid, STACK_SIGNAL)
+
+    texts: dict[int, str] = {}
+    start = time.monotonic()
+    changed = start
+    while time.monotonic() - start < SECONDS_FOR_STACKS:
+        time.sleep(0.05)
+        before = texts
+        texts = {rank: _read_from(paths[rank], offset) for rank, offset in offsets.items()}
+        if texts != before:
+            changed = time.monotonic()
+        settled = all(texts.values()) and time.monotonic() - changed > _SECONDS_UNCHANGED
+        if settled or all(map(_is_complete, texts.values())):
+            break
+    return texts
+
+
+def _log_stack(worker: WorkerRecord, text: str, metrics: MetricsEndpoint) -> None:
+    state = process_state(worker.pid) or "gone"
+    log(f"---- rank {worker.rank} (pid {worker.pid}, state {state}) ----")
+    log(text or "no stack: the process does not respond")
+    threads = metrics.threads(worker.local_rank) if text else ""
+    if threads:
+        log(threads)

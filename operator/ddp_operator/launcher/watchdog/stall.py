@@ -1,0 +1,371 @@
+"""Whether this pod's ranks make progress, by pages, log or CPU, and what all pods of the job conclude from a stall."""
+
+import json
+import math
+import re
+from typing import Any, Mapping, NamedTuple, Optional, Sequence
+
+from ...contract.names import (
+    METRIC_HEARTBEATS,
+    METRIC_SAVING,
+    METRIC_STALLED,
+    METRIC_STALLED_RANK,
+    METRIC_STEPS,
+    STALLED_STATES,
+)
+from ..files import read_json
+from ..pod import WatchdogConfig
+from ..progress.metrics import is_number
+from ..torchrun.rendezvous import query_store
+
+ACTIVITY_LIMIT = 200  # characters
+_STALLED_RANKS_SHOWN = 8
+_SECONDS_FOR_ROOT_CAUSE = 15.0  # two seconds of waiting for a page and five for stacks, twice at worst
+_BEATS = re.compile(rf"^({METRIC_STEPS}|{METRIC_HEARTBEATS}|{METRIC_SAVING})(?:\{{[^\n]*\}})?[ \t]+(\S+)", re.MULTILINE)
+_PAUSES_NEEDED = 3  # between lines of a log, before the length of the next one can be judged
+_PAUSE_FACTOR = 4.0  # by which a silence is longer than any pause before it
+_IDLE_SHARE = 0.01  # of a CPU for each worker, below which it computes nothing
+
+
+class RankStall(NamedTuple):
+    """No progress of this pod's ranks for longer than a budget, since ``since``.
+
+    ``certain``: heartbeats stopped that the ranks had sent. Otherwise the stall is inferred: ``known`` is whether the
+    log has shown steps, ``idle`` has the local ranks without CPU use for the watchdog's time.
+    """
+
+    since: float
+    message: str
+    certain: bool = True
+    known: bool = True
+    idle: frozenset[int] = frozenset()
+
+    @property
+    def evidence(self) -> tuple[bool, bool, frozenset[int]]:
+        """What distinguishes this stall from a later one, apart from its duration."""
+        return self.certain, self.known, self.idle
+
+
+class RankActivity(NamedTuple):
+    """What a rank of a stalled pod does. ``state``: one of STALLED_STATES; ``what``: in words."""
+
+    rank: int
+    local_rank: int
+    state: str
+    what: str
+
+    @property
+    def behind(self) -> bool:
+        """Whether its peers wait for it."""
+        return self.state in ("Stopped", "Behind")
+
+
+class StallReport(NamedTuple):
+    """What one pod reports to its peers.
+
+    ``known``: steps were made and have stopped. ``stuck``: no rank of the pod computes. ``idle``: no rank uses the CPU.
+    ``cause``: a rank of the pod for which its peers wait.
+    """
+
+    known: bool
+    stuck: bool
+    idle: bool
+    cause: Optional[RankActivity]
+
+    def encode(self) -> dict[str, object]:
+        """Return the report as a JSON object."""
+        return {**self._asdict(), "cause": None if self.cause is None else self.cause._asdict()}
+
+
+NO_REPORT = StallReport(known=False, stuck=False, idle=False, cause=None)
+"""Of a stall about which nothing is known yet."""
+
+
+class JobStall(NamedTuple):
+    """What all pods report: how many have seen steps stop, are stuck and are idle, of how many, and one root cause."""
+
+    known: int
+    stuck: int
+    idle: int
+    pods: int
+    cause: Optional[RankActivity]
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether no rank of any pod computes, and some pod has seen steps."""
+        return self.known > 0 and self.stuck >= self.pods
+
+
+def decode_job_stall(raw: Sequence[Any]) -> JobStall:
+    """Read a JobStall that was encoded as a JSON array."""
+    known, stuck, idle, pods, cause = raw
+    return JobStall(known, stuck, idle, pods, None if cause is None else RankActivity(*cause))
+
+
+def _decode_activity(raw: Any) -> Optional[RankActivity]:
+    """Read an activity from the store, to which every rank can write; None if it is invalid."""
+    if not isinstance(raw, dict) or set(raw) != set(RankActivity._fields) or raw["state"] not in STALLED_STATES:
+        return None
+    return RankActivity(**raw)
+
+
+class SharedStallState:
+    """The pods' reports of a stall, in the store of their rendezvous round.
+
+    The launcher leaves this pod's report in a file; see ``StallReport``. Without a stall the store is not queried.
+    """
+
+    _KEY = "ddp/stall/"
+    _FLAGS = ("known", "stuck", "idle")
+
+    def __init__(self, path: str, interval: float) -> None:
+        self._path = path
+        self._interval = interval
+        self._last = -math.inf
+        self._store: Any = None
+        self._counted: dict[str, bool] = {}  # the flags of this pod that are counted in the store
+        self._posted_cause: Optional[dict[str, Any]] = None
+        self._pending: list[bool] = []  # a store that does not respond gets no second query
+
+    def exchange(self, store: Any, pods: int, now: float) -> Optional[JobStall]:
+        """Post this pod's report and return those of all; None if there is none to post, or no response."""
+        if now - self._last < self._interval:
+            return None
+        self._last = now
+        report = read_json(self._path)
+        if store is not self._store:
+            self._store = store
+            self._counted = {}
+            self._posted_cause = None
+            self._pending = []
+        if store is None or self._pending or not (report or self._counted):
+            return None
+        pending = self._pending
+
+        def exchange() -> JobStall:
+            pending.append(True)
+            job_stall = self._post(store, report, pods)
+            pending.clear()
+            return job_stall
+
+        results = query_store(exchange)
+        return results[0] if results else None
+
+    def _post(self, store: Any, report: Mapping[str, Any], pods: int) -> JobStall:
+        """Update the store. ``report``: empty to withdraw this pod's."""
+        counts = {}
+        for flag in self._FLAGS:
+            before = self._counted.get(flag, False)
+            value = bool(report.get(flag))
+            counts[flag] = int(store.add(self._KEY + flag, value - before))
+            self._counted[flag] = value
+        cause = self._post_cause(store, report.get("cause"))
+        if not report:
+            self._counted = {}
+        return JobStall(pods=pods, cause=cause, **counts)
+
+    def _post_cause(self, store: Any, own: Optional[dict[str, Any]]) -> Optional[RankActivity]:
+        """Post this pod's root cause, unless another pod's is stored. Returns the stored one."""
+        key = f"{self._KEY}cause"
+        stored = json.loads(store.get(key)) if store.check([key]) else None
+        if own != stored and stored in (None, self._posted_cause):
+            store.set(key, json.dumps(own))
+            stored = own
+        self._posted_cause = own
+        return _decode_activity(stored)
+
+
+def report_stall(stall: RankStall, ranks: Sequence[RankActivity]) -> StallReport:
+    """Return a pod's report on its own stall."""
+    busy = any(rank.state == "Busy" for rank in ranks)
+    idle = all(rank.local_rank in stall.idle or rank.state == "Stopped" for rank in ranks)
+    behind = [rank for rank in ranks if rank.behind]
+    cause = behind[0] if behind and not busy else None
+    return StallReport(stall.known, not busy, idle, cause)
+
+
+def should_kill_workers(report: StallReport, job_stall: Optional[JobStall], *, certain: bool) -> bool:
+    """Return whether this pod is to kill its workers. ``job_stall``: None if the other pods' reports are unknown.
+
+    A rank for which its peers wait ends its own pod, so that the job's failure names it. An uncertain stall counts only
+    if some pod has seen steps and no rank of any pod computes: it may be a long validation.
+    """
+    if certain and report.cause:
+        return True
+    if not report.stuck or job_stall is None or not job_stall.is_stuck:
+        return False
+    if report.cause:
+        return True
+    return not job_stall.cause and (certain or job_stall.idle >= job_stall.pods)
+
+
+def stall_grace_seconds(nodes: int, interval: float, *, has_cause: bool) -> float:
+    """Return how long a stall is tolerated after its detection. ``interval``: seconds between two checks.
+
+    The other pods need time to detect it too and to log their stacks, before this pod's end interrupts the wait there.
+    A pod whose ranks all wait for another pod's tolerates it longer, so that the pod with the root cause ends first.
+    That one needs its next check, which a rank without response delays, the stacks, and two more checks.
+    """
+    if nodes == 1:
+        return 0.0
+    return 2 * interval + (0.0 if has_cause else 3 * interval + _SECONDS_FOR_ROOT_CAUSE)
+
+
+def build_stall_rows(stall: RankStall, ranks: Sequence[RankActivity], now: float) -> list[str]:
+    """Return a stall's series; none if a rank may just compute while its peers wait."""
+    report = report_stall(stall, ranks)
+    if not (report.known or (report.stuck and (report.idle or report.cause))):
+        return []
+    rows = [
+        f"# HELP {METRIC_STALLED} For how long this pod's ranks have made no step; only while they make none.",
+        f"# TYPE {METRIC_STALLED} gauge",
+        f"{METRIC_STALLED} {max(0.0, now - stall.since):.3f}",
+        f"# HELP {METRIC_STALLED_RANK} What a rank of a stalled pod does; ranks for which others wait first.",
+        f"# TYPE {METRIC_STALLED_RANK} gauge",
+    ]
+    ordered = sorted(ranks, key=lambda rank: (STALLED_STATES.index(rank.state), rank.rank))
+    for rank in ordered[:_STALLED_RANKS_SHOWN]:
+        what = rank.what.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+        rows.append(f'{METRIC_STALLED_RANK}{{rank="{rank.rank}",state="{rank.state}",what="{what}"}} 1')
+    return rows
+
+
+class _RankBeats:
+    """The last counters of a rank's process, and since when they are unchanged."""
+
+    def __init__(self, pid: int, now: float) -> None:
+        self.pid = pid
+        self.since = now
+        self.counts = (0.0, 0.0)
+        self.begun = False
+        self.saving = False
+
+    def update(self, counts: tuple[float, float], saving: bool, now: float) -> None:
+        """Take the counters of a page."""
+        if counts == self.counts and saving == self.saving:
+            return
+        self.since = now
+        self.counts = counts
+        self.saving = saving
+        self.begun = self.begun or any(counts)
+
+
+class HeartbeatWatchdog:
+    """Detect missing heartbeats of this pod's ranks. Times are arguments, in seconds of any one clock.
+
+    A heartbeat is a change of a rank's counters of steps and heartbeats. The ranks of one job step together, so the pod
+    is stalled when none of its ranks had one within the budget of its phase. ``known``: whether a rank has shown such
+    counters. Without any, progress is unknown.
+    """
+
+    def __init__(self, plan: WatchdogConfig) -> None:
+        self.known = False
+        self._plan = plan
+        self._ranks: dict[int, _RankBeats] = {}
+
+    def observe(self, pids: Mapping[int, int], pages: Mapping[int, str], now: float) -> None:
+        """Take the process ids of the running workers and their pages, both by local rank."""
+        for rank in set(self._ranks) - set(pids):
+            del self._ranks[rank]
+        for rank, pid in pids.items():
+            beats = self._ranks.get(rank)
+            if beats is None or beats.pid != pid:
+                beats = _RankBeats(pid, now)
+                self._ranks[rank] = beats
+            values = {name: float(text) for name, text in _BEATS.findall(pages.get(rank, "")) if is_number(text)}
+            if values:
+                self.known = True
+                counts = (values.get(METRIC_STEPS, 0.0), values.get(METRIC_HEARTBEATS, 0.0))
+                beats.update(counts, values.get(METRIC_SAVING, 0.0) > 0, now)
+
+    def age(self, now: float) -> Optional[float]:
+        """Return the time since the last heartbeat of any rank, or the workers' start; None without a worker."""
+        if not self._ranks or not self.known:
+            return None
+        return now - max(beats.since for beats in self._ranks.values())
+
+    def find_stall(self, now: float) -> Optional[RankStall]:
+        """Return the current stall."""
+        age = self.age(now)
+        if age is None:
+            return None
+        if not any(beats.begun for beats in self._ranks.values()):
+            problem = "no step since the start"
+            field = "startSeconds"
+            budget = self._plan.start_seconds
+        elif any(beats.saving for beats in self._ranks.values()):
+            problem = "the checkpoint is not done"
+            field = "checkpointSeconds"
+            budget = self._plan.checkpoint_seconds
+        else:
+            problem = "no step"
+            field = "stallSeconds"
+            budget = self._plan.stall_seconds
+        if age < budget:
+            return None
+        return RankStall(now - age, f"{problem} for {age:.0f} s (spec.watchdog.{field} is {budget:g})")
+
+
+class LogSteps:
+    """When the log of a script without an exporter last showed a step.
+
+    Scripts log at no fixed interval. So a silence counts only if it is longer than the watchdog's time and much longer
+    than any pause before it.
+    """
+
+    def __init__(self) -> None:
+        self._steps: dict[int, float] = {}
+        self._since: Optional[float] = None  # the last step
+        self._checked: Optional[float] = None
+        self._pauses = 0.0
+        self._longest = 0.0
+
+    def observe(self, steps: dict[int, float], now: float) -> None:
+        """Take the number of steps in each rank's log; empty without workers."""
+        if not steps:
+            self._since = None
+        elif steps != self._steps:
+            made = sum(steps.values()) - sum(self._steps.values())
+            if self._since is not None:
+                self._pauses += max(1.0, made)
+                self._longest = max(self._longest, now - self._since)
+            elif self._checked is not None and made > 1:  # all of them since the last check
+                self._pauses += made - 1
+                self._longest = max(self._longest, now - self._checked)
+            self._since = now
+        self._steps = steps
+        self._checked = now
+
+    def age(self, now: float) -> float:
+        """Return the time since the last step; infinite if the log has shown none."""
+        return math.inf if self._since is None else now - self._since
+
+    def silence(self, stall: float, now: float) -> Optional[float]:
+        """Return the time since the last step if it is too long. ``stall``: the watchdog's time."""
+        if self._since is None or self._pauses < _PAUSES_NEEDED:
+            return None
+        age = now - self._since
+        return age if age >= max(stall, _PAUSE_FACTOR * self._longest) else None
+
+
+class Idleness:
+    """How long each worker has used almost no CPU: the only sign of life of a script that reports nothing."""
+
+    def __init__(self) -> None:
+        self._workers: dict[int, tuple[float, float, float]] = {}  # idle since, last check, CPU seconds then
+
+    def observe(self, cpu: Mapping[int, float], now: float) -> dict[int, float]:
+        """Take the CPU seconds of each worker. Returns for how long each has been idle."""
+        for rank in set(self._workers) - set(cpu):
+            del self._workers[rank]
+        for rank, seconds in cpu.items():
+            since, last, before = self._workers.get(rank, (now, now, seconds))
+            busy = abs(seconds - before) > _IDLE_SHARE * (now - last)
+            self._workers[rank] = (now if busy else since, now, seconds)
+        return {rank: now - since for rank, (since, _, _) in self._workers.items()}
+
+
+def count_steps(page: str) -> Optional[float]:
+    """Return the first count of steps or heartbeats on a rank's page."""
+    match = _BEATS.search(page)
+    return float(match[2]) if match and is_number(match[2]) else None
