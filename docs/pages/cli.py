@@ -31,6 +31,9 @@ stream, and `why`. `ddp list`, `watch`, `why`, `logs`, `suspend`, `resume`, `sca
 `ddp run` as well: with `--local`, given the path of a run folder, or where no cluster is configured, which they
 then say.
 
+The package also installs a kubectl plugin: `kubectl ddp why my-job` is `ddp why my-job`. Commands, flags and names of
+jobs are completed in bash, zsh and fish ([`ddp completion`](#ddp-completion)), and by kubectl's own completion.
+
 Results go to standard output, messages to standard error, so that programs can read `-o json`. An error message says
 what to do.
 

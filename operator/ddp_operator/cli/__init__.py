@@ -43,6 +43,8 @@ COMMANDS: Final = (
 )
 
 
+QUERY: Final = "__complete"
+"""`ddp __complete WORD...` prints the candidates for the last word, one per line: shells query it."""
 _WITH_SCRIPT: Final = ("run", "init", "submit", "drill")
 
 
@@ -52,6 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if getattr(sys, name) is None:  # closed by the shell: >&-
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     command_line = list(sys.argv[1:] if argv is None else argv)
+    if command_line[:1] == [QUERY]:
+        from ddp_operator.cli.completion import complete
+
+        for candidate in complete(command_line[1:]):
+            print_text(candidate)
+        return ExitCode.OK
+
     command = next((word for word in command_line if not word.startswith("-")), "")
     try:
         parser, modules = build_parser(command)
@@ -83,7 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser(*commands: str) -> tuple[argparse.ArgumentParser, dict[str, ModuleType]]:
     """Return the parser, with the arguments of ``commands`` only, and the modules of these."""
     parser = argparse.ArgumentParser(
-        prog="ddp", description="Distributed PyTorch training from one YAML file, in a cluster or on this machine."
+        prog=_find_program_name(),
+        description="Distributed PyTorch training from one YAML file, in a cluster or on this machine.",
     )
     parser.add_argument("--version", action="version", version=f"ddp {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
@@ -94,6 +104,11 @@ def build_parser(*commands: str) -> tuple[argparse.ArgumentParser, dict[str, Mod
             modules[name] = importlib.import_module(module)
             modules[name].add_arguments(subparser)
     return parser, modules
+
+
+def _find_program_name() -> str:
+    """Return what the user types before a command: kubectl finds the plugin ``kubectl-ddp`` in PATH."""
+    return "kubectl ddp" if os.path.basename(sys.argv[0]) == "kubectl-ddp" else "ddp"
 
 
 def _run(module: ModuleType, arguments: argparse.Namespace) -> int:

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from ddp_operator.cli import COMMANDS, main, probe, usage
-from ddp_operator.cli.completion import SHELLS, build_script, describe_commands
+from ddp_operator.cli import COMMANDS, QUERY, main, probe, usage
+from ddp_operator.cli.completion import complete, main_for_kubectl
 from ddp_operator.cli.drill import DrillResult, LocalRun, RunEnded, drill, print_result
 from ddp_operator.cli.io import CommandError
 from ddp_operator.cli.list_jobs import format_table
@@ -367,27 +368,90 @@ class TestProbe:
 
 
 class TestCompletion:
-    @pytest.mark.parametrize("shell", SHELLS)
-    def test_knows_all_commands_and_flags(self, shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["completion", shell]) == 0
-        script = capsys.readouterr().out
-        for name, _, _ in COMMANDS:
-            assert name in script
-        assert "follow" in script
+    @pytest.fixture
+    def runs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """A folder of runs, on a machine without a cluster."""
+        for variable in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+            monkeypatch.delenv(variable, raising=False)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.chdir(tmp_path)
+        for name in ("mnist", "mnist-large", "resnet"):
+            folder = tmp_path / "ddp-runs" / name
+            folder.mkdir(parents=True)
+            status = {"metadata": {"name": name}, "spec": {}, "status": {"phase": "Succeeded"}}
+            (folder / "status.yaml").write_text(yaml.safe_dump(status))
+        return tmp_path
 
-    def test_bash_completes_commands_and_their_flags(self) -> None:
-        script = build_script("bash", describe_commands())
+    @pytest.mark.parametrize(
+        ("words", "candidates"),
+        [
+            (["su"], ["submit", "suspend"]),
+            (["logs", "--fo"], ["--follow"]),
+            (["run", "job"], []),
+            (["run", "train.py", "--", "--n"], []),
+            (["unknown", ""], []),
+            (["unknown", "--n"], []),
+        ],
+    )
+    def test_static_words_are_completed(self, words: list[str], candidates: list[str]) -> None:
+        assert complete(words) == candidates
 
-        def complete(*words: str) -> set[str]:
+    def test_no_word_lists_all_commands(self) -> None:
+        assert complete([]) == [name for name, _, _ in COMMANDS]
+
+    def test_name_is_completed_from_jobs(self, runs: Path) -> None:
+        assert complete(["why", "mn"]) == ["mnist", "mnist-large"]
+        assert complete(["logs", "--local", ""]) == ["mnist", "mnist-large", "resnet"]
+
+    def test_name_without_reachable_cluster_has_no_candidates(self, runs: Path) -> None:
+        assert complete(["why", "--kubeconfig", "missing", "mn"]) == []
+
+    def test_kubectl_gets_candidates_and_directive(
+        self, runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys, "argv", ["kubectl_complete-ddp", "why", "res"])
+        assert main_for_kubectl() == 0
+        assert capsys.readouterr().out == "resnet\n:4\n"
+
+        monkeypatch.setattr(sys, "argv", ["kubectl_complete-ddp", "run", ""])
+        assert main_for_kubectl() == 0
+        assert capsys.readouterr().out == ":0\n"
+
+    def test_bash_script_completes_commands_flags_and_names(self, runs: Path) -> None:
+        script = subprocess.run(
+            [sys.executable, "-m", "ddp_operator.cli", "completion", "bash"], capture_output=True, text=True, check=True
+        ).stdout
+        (runs / "ddp").write_text(f'#!/bin/sh\nexec {sys.executable} -m ddp_operator.cli "$@"\n')
+        (runs / "ddp").chmod(0o755)
+        (runs / "res.yaml").touch()
+        environment = os.environ | {"PATH": f"{runs}:{os.environ['PATH']}"}
+
+        def complete_in_bash(*words: str) -> set[str]:
             line = " ".join(f"'{word}'" for word in words)
             code = f"{script}\nCOMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _ddp; echo ${{COMPREPLY[@]}}"
-            done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=300)
+            done = subprocess.run(
+                ["bash", "-c", code], capture_output=True, text=True, timeout=300, cwd=runs, env=environment
+            )
             assert done.stderr == ""
             return set(done.stdout.split())
 
-        assert complete("ddp", "su") == {"submit", "suspend"}
-        assert complete("ddp", "logs", "--f") == {"--follow"}
-        assert "--nodes" in complete("ddp", "run", "--n")
+        assert complete_in_bash("ddp", "su") == {"submit", "suspend"}
+        assert complete_in_bash("ddp", "logs", "--fo") == {"--follow"}
+        assert complete_in_bash("ddp", "why", "res") == {"resnet"}
+        assert complete_in_bash("ddp", "run", "res") == {"res.yaml"}
+
+    @pytest.mark.parametrize("shell", ["zsh", "fish"])
+    def test_script_queries_the_command(self, shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["completion", shell]) == 0
+        assert QUERY in capsys.readouterr().out
+
+    def test_plugin_of_kubectl_shows_its_own_usage(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys, "argv", ["/usr/local/bin/kubectl-ddp"])
+        with pytest.raises(SystemExit):
+            main(["why", "--help"])
+        assert "usage: kubectl ddp why" in capsys.readouterr().out
 
 
 def test_no_command_for_a_cluster_imports_the_client_before_it_connects() -> None:
