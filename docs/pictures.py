@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_operator.cli.watch import rows_of
-from ddp_operator.display import build_table
+from ddp_operator.view.display import build_table
 
 DOCS = Path(__file__).resolve().parent
 WIDTH = 100

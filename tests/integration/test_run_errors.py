@@ -16,7 +16,7 @@ from ddp_operator.cluster import Key
 from ddp_operator.local import runner
 from ddp_operator.local.recorder import Recorder
 from ddp_operator.reconcile import Reconciler
-from ddp_operator.why import explain_why
+from ddp_operator.view.why import explain_why
 from tests.support.ddp_run import manifest
 
 pytestmark = pytest.mark.process

@@ -31,8 +31,8 @@ MODULES = (
 """Those that decide, and those that read and write: nine of ten mutations have to be noticed."""
 TESTS = {
     "operator": (
-        *(f"unit/ddp_operator/{name}" for name in ("kube", "launcher", "reconcile", "report", "status")),
-        *(f"unit/ddp_operator/test_{name}.py" for name in ("failures", "progress", "why")),
+        *(f"unit/ddp_operator/{name}" for name in ("kube", "launcher", "reconcile", "report", "status", "view")),
+        *(f"unit/ddp_operator/test_{name}.py" for name in ("failures", "progress")),
         "contract/test_cluster_contract.py",
     ),
     "trainer": (

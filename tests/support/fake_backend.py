@@ -11,7 +11,7 @@ from ddp_operator.client.errors import NotFound
 from ddp_operator.client.logs import Line, LogPod
 from ddp_operator.client.workdir import Workdir
 from ddp_operator.kubeobjects import utc_now
-from ddp_operator.why import Why, explain_why
+from ddp_operator.view.why import Why, explain_why
 
 
 class FakeBackend:

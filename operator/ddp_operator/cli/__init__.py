@@ -17,7 +17,7 @@ from typing import Final
 from ddp_operator import __version__
 from ddp_operator.cli.io import ExitCode, exit_code
 from ddp_operator.client.errors import ClientError
-from ddp_operator.terminal import print_text
+from ddp_operator.view.terminal import print_text
 
 # Name, module, one line for the list of commands. A module has add_arguments(parser) and run(arguments) -> exit code.
 COMMANDS: Final = (

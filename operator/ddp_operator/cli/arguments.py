@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ddp_operator.cli.io import CommandError
 from ddp_operator.client.client import Client
-from ddp_operator.terminal import print_text
+from ddp_operator.view.terminal import print_text
 
 
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:

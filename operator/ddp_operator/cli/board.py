@@ -17,7 +17,7 @@ from ddp_operator.cli.io import CommandError, ExitCode, integer
 from ddp_operator.cli.report import prefers_local
 from ddp_operator.client.runs import open_run
 from ddp_operator.kubeobjects import find_trainer
-from ddp_operator.terminal import print_text
+from ddp_operator.view.terminal import print_text
 
 _EVENTS: Final = "events.out.tfevents.*"
 _PORT: Final = 6006  # TensorBoard's own

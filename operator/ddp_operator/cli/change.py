@@ -16,7 +16,7 @@ from ddp_operator.cli.io import ExitCode, exit_code, integer
 from ddp_operator.client.errors import ClientError
 from ddp_operator.client.job import Job
 from ddp_operator.constants import KUEUE_QUEUE_LABEL
-from ddp_operator.terminal import print_text
+from ddp_operator.view.terminal import print_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 
 from ddp_operator.cli.arguments import add_cluster_arguments, add_runs_argument, is_local, open_client
 from ddp_operator.cli.io import ExitCode
-from ddp_operator.terminal import print_text
+from ddp_operator.view.terminal import print_text
 
 SHELLS: Final = ("bash", "zsh", "fish")
 _SECONDS_FOR_CLUSTER: Final = 3

@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from ddp_operator.cli.io import ExitCode
-from ddp_operator.terminal import print_text
+from ddp_operator.view.terminal import print_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -41,7 +41,7 @@ from ddp_operator.client.workdir import Workdir, default_folder
 from ddp_operator.code.files import CannotPack, copy_files
 from ddp_operator.manifests.template import resolve_template
 from ddp_operator.recovery import Recovery, Sample, measure, parse_sample
-from ddp_operator.terminal import print_text
+from ddp_operator.view.terminal import print_text
 
 _POLL_SECONDS: Final = 0.2
 _START_SECONDS: Final = 180.0

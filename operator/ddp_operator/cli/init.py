@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 
 from ddp_operator.cli.io import CommandError, ExitCode, integer, read_file
 from ddp_operator.client.program import IMAGE, job_name
-from ddp_operator.terminal import print_text
+from ddp_operator.view.terminal import print_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from ddp_operator.client.errors import ApiError, ClientError, Conflict, NotFound, TrainingFailed
-from ddp_operator.terminal import print_text
+from ddp_operator.view.terminal import print_text
 
 
 class ExitCode(IntEnum):

@@ -13,7 +13,7 @@ from ddp_operator.client.backend import Backend
 from ddp_operator.client.cluster import ClusterBackend
 from ddp_operator.kubeobjects import parse_time, utc_now
 from ddp_operator.progress import format_duration
-from ddp_operator.terminal import print_text
+from ddp_operator.view.terminal import print_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

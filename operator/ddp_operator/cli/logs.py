@@ -5,7 +5,7 @@ import sys
 
 from ddp_operator.cli.arguments import add_cluster_arguments, add_local_arguments, is_local, open_client
 from ddp_operator.cli.io import CommandError, ExitCode
-from ddp_operator.terminal import make_printable, print_text
+from ddp_operator.view.terminal import make_printable, print_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from ddp_operator.cli.arguments import add_cluster_arguments
 from ddp_operator.cli.io import CommandError, ExitCode, read_file
 from ddp_operator.cli.list_jobs import align
 from ddp_operator.constants import CLUSTER_PROFILE_KIND, PROFILE_KIND
-from ddp_operator.terminal import print_text
+from ddp_operator.view.terminal import print_text
 
 _KINDS: Final = (PROFILE_KIND, CLUSTER_PROFILE_KIND)
 

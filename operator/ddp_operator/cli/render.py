@@ -6,7 +6,7 @@ import json
 from ddp_operator.cli.io import CommandError, ExitCode, print_note, read_file
 from ddp_operator.cli.profile import add_profiles_argument, read_profiles
 from ddp_operator.cli.workdir import add_workdir_arguments, read_workdir
-from ddp_operator.terminal import print_text
+from ddp_operator.view.terminal import print_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from ddp_operator.cli.arguments import add_cluster_arguments, add_local_argument
 from ddp_operator.cli.io import CommandError, ExitCode
 from ddp_operator.client.errors import NotFound
 from ddp_operator.client.runs import open_run
-from ddp_operator.terminal import print_text
+from ddp_operator.view.terminal import print_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

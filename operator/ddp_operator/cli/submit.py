@@ -13,7 +13,7 @@ from ddp_operator.cli.workdir import add_workdir_arguments, place_script, read_w
 from ddp_operator.client.job import Job
 from ddp_operator.client.program import IMAGE
 from ddp_operator.client.workdir import default_folder
-from ddp_operator.terminal import print_text
+from ddp_operator.view.terminal import print_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,7 @@ from ddp_operator.cli.arguments import (
 )
 from ddp_operator.cli.io import ExitCode
 from ddp_operator.cli.list_jobs import align
-from ddp_operator.terminal import print_text
+from ddp_operator.view.terminal import print_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,8 +11,8 @@ from ddp_operator.cli.io import CommandError, ExitCode
 from ddp_operator.client.cluster import ClusterBackend
 from ddp_operator.client.follow import Jobs, follow_jobs, view_of
 from ddp_operator.client.job import Job
-from ddp_operator.display import LiveRegion, PlainDisplay, View, build_table, can_redraw
-from ddp_operator.terminal import print_text
+from ddp_operator.view.display import LiveRegion, PlainDisplay, View, build_table, can_redraw
+from ddp_operator.view.terminal import print_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

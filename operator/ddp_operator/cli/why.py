@@ -11,7 +11,7 @@ from ddp_operator.cli.arguments import (
     open_client,
 )
 from ddp_operator.cli.io import ExitCode
-from ddp_operator.terminal import print_text
+from ddp_operator.view.terminal import print_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

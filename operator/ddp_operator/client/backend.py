@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from ddp_operator.client.logs import Logs
 from ddp_operator.client.workdir import Workdir
-from ddp_operator.why import Why
+from ddp_operator.view.why import Why
 
 Object = dict[str, Any]
 

@@ -12,7 +12,7 @@ from ddp_operator.client.follow import follow_jobs
 from ddp_operator.client.logs import PodLogs
 from ddp_operator.client.workdir import Workdir
 from ddp_operator.kubeobjects import utc_now
-from ddp_operator.why import Why, explain_why
+from ddp_operator.view.why import Why, explain_why
 
 _DELETE: Final = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
 

@@ -11,11 +11,11 @@ import msgspec
 from ddp_operator.api.status import Status
 from ddp_operator.client.api import Api, Object, job_path, list_jobs
 from ddp_operator.client.errors import ClientError
-from ddp_operator.display import View
 from ddp_operator.kubeobjects import utc_now
 from ddp_operator.status.conditions import FETCHING_INPUTS
 from ddp_operator.status.inputs import describe_progress
-from ddp_operator.why import explain_why
+from ddp_operator.view.display import View
+from ddp_operator.view.why import explain_why
 
 Jobs = dict[tuple[str, str], Object]
 

@@ -17,8 +17,8 @@ from ddp_operator.client.logs import Line, read_newest
 from ddp_operator.client.logs import follow as follow_lines
 from ddp_operator.client.notebook import NotebookDisplay, Report, has_notebook, render
 from ddp_operator.client.table import Table, make_table
-from ddp_operator.display import Display, choose_display
-from ddp_operator.why import Why
+from ddp_operator.view.display import Display, choose_display
+from ddp_operator.view.why import Why
 
 _POLL_SECONDS: Final = 0.5
 

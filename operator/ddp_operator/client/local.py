@@ -25,7 +25,7 @@ from ddp_operator.kubeobjects import count_pod_gpus, utc_now
 from ddp_operator.local.adapt import Unsuitable, check_suitable
 from ddp_operator.local.folder import DELETED, ENV_RUN_FOLDER, RunFolder, read_rows, replace_file
 from ddp_operator.local.machine import find_gpus
-from ddp_operator.why import Why, explain_why
+from ddp_operator.view.why import Why, explain_why
 
 _POLL_SECONDS: Final = 0.2
 _CHANGE_SECONDS: Final = 30.0

@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ddp_operator.display import Display, View, describe_progress
+from ddp_operator.view.display import Display, View, describe_progress
 
 _COLORS = {"Running": "#1f6feb", "Succeeded": "#1a7f37", "Failed": "#cf222e", "Rejected": "#cf222e"}
 

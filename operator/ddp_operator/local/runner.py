@@ -20,7 +20,6 @@ import msgspec
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.cluster import AlreadyExists, ClusterError, Event, Key, Object, name_claim
-from ddp_operator.display import FaultTolerantStream, View, choose_display
 from ddp_operator.kubeobjects import utc_now
 from ddp_operator.local.adapt import Finding
 from ddp_operator.local.cluster import LocalCluster
@@ -38,6 +37,7 @@ from ddp_operator.status.attempts import fail
 from ddp_operator.status.observation import Observation, State
 from ddp_operator.status.ownership import exclusive_claim, explain_use
 from ddp_operator.status.progress import apply_metrics
+from ddp_operator.view.display import FaultTolerantStream, View, choose_display
 from ddp_operator.workqueue import backoff
 
 _RETRY_SECONDS: Final = 1.0

@@ -16,7 +16,7 @@ from ddp_operator.progress import format_duration
 from ddp_operator.report.charts import Series, TimeAxis, format_number, line_chart, stacked_chart
 from ddp_operator.report.run import Event, Mark, RankTime, Run, split_step_time
 from ddp_operator.status.stragglers import RATIO
-from ddp_operator.why import explain_why
+from ddp_operator.view.why import explain_why
 
 # Blue, orange and green that colour-blind readers can distinguish, in a shade for each theme.
 _STYLE: Final = """

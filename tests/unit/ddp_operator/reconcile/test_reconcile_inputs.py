@@ -10,7 +10,7 @@ import pytest
 from ddp_operator.cluster import Object, Refused
 from ddp_operator.constants import COMMENT_INPUTS
 from ddp_operator.kubeobjects import utc_now
-from ddp_operator.why import explain_why
+from ddp_operator.view.why import explain_why
 from tests.support.builders import Json, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
 

@@ -9,7 +9,7 @@ from ddp_operator import constants
 from ddp_operator.cluster import Key, claim_of
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.status.ownership import exclusive_claim, refuse_second
-from ddp_operator.why import explain_why
+from ddp_operator.view.why import explain_why
 from tests.support.builders import NOW, job, page, resource
 from tests.support.fake_cluster import ReconcilerHarness
 

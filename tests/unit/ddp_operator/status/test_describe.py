@@ -16,7 +16,7 @@ from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import Decision
 from ddp_operator.status.transitions import transition_events
 from ddp_operator.status.views import NodeView, view_pod
-from ddp_operator.why import explain_why
+from ddp_operator.view.why import explain_why
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page, resource
 
 STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)

@@ -11,7 +11,7 @@ import pytest
 
 from ddp_operator.kubeobjects import format_time
 from ddp_operator.status import conditions as c
-from ddp_operator.why import REMEDIES, Why, explain_why
+from ddp_operator.view.why import REMEDIES, Why, explain_why
 from tests.support.builders import NOW
 
 

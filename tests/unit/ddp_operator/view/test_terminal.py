@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import ddp_operator
-from ddp_operator.display import LiveRegion
-from ddp_operator.terminal import make_printable, print_text
+from ddp_operator.view.display import LiveRegion
+from ddp_operator.view.terminal import make_printable, print_text
 
 HOSTILE = [
     ("a\x1b[2Jb", "ab"),

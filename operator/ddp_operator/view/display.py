@@ -9,7 +9,7 @@ from typing import Any, Final, TextIO
 
 from ddp_operator.api.status import Progress
 from ddp_operator.progress import format_duration
-from ddp_operator.terminal import build_console, make_printable
+from ddp_operator.view.terminal import build_console, make_printable
 
 _PLAIN_EVERY_SECONDS: Final = 5.0
 _NARROW: Final = 80

@@ -12,7 +12,9 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from ddp_operator.api.status import Condition, LastFailure, Progress, Restarts, Status
-from ddp_operator.display import (
+from ddp_operator.local.ending import describe_run
+from ddp_operator.local.folder import RunFolder
+from ddp_operator.view.display import (
     Display,
     FaultTolerantStream,
     PlainDisplay,
@@ -22,8 +24,6 @@ from ddp_operator.display import (
     choose_display,
     describe_view,
 )
-from ddp_operator.local.ending import describe_run
-from ddp_operator.local.folder import RunFolder
 
 PROGRESS = Progress(
     epoch=3, epochs=8, step=71, total_steps=184, percent="38.6%", eta="7s", eta_seconds=7, loss="0.11",
