@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ddp_operator.api.errors import FieldError, InvalidManifest
     from ddp_operator.api.parse import load_documents
     from ddp_operator.cli.io import read_file
-    from ddp_operator.convert import convert
+    from ddp_operator.cli.pytorchjob import convert
     from ddp_operator.validation import check_manifest
 
     documents = load_documents(read_file(arguments.file, "a PyTorchJob's YAML"))
