@@ -33,6 +33,7 @@ from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.cli import probe
 from ddp_operator.cli.arguments import add_cluster_arguments, add_output_argument, open_client
 from ddp_operator.cli.io import CommandError, ExitCode, integer, print_note, read_file
+from ddp_operator.cli.recovery import Recovery, Sample, measure, parse_sample
 from ddp_operator.client.api import Api, get_job, list_pods
 from ddp_operator.client.cluster import ClusterBackend
 from ddp_operator.client.errors import ClientError
@@ -40,7 +41,6 @@ from ddp_operator.client.logs import LogPod, log_pod
 from ddp_operator.client.workdir import Workdir, default_folder
 from ddp_operator.code.files import CannotPack, copy_files
 from ddp_operator.manifests.template import resolve_template
-from ddp_operator.recovery import Recovery, Sample, measure, parse_sample
 from ddp_operator.view.terminal import print_text
 
 _POLL_SECONDS: Final = 0.2

@@ -22,11 +22,11 @@ from ddp_operator.cli.completion import complete, main_for_kubectl
 from ddp_operator.cli.drill import DrillResult, LocalRun, RunEnded, drill, print_result
 from ddp_operator.cli.io import CommandError
 from ddp_operator.cli.list_jobs import format_table
+from ddp_operator.cli.recovery import Recovery, Sample
 from ddp_operator.cli.watch import JsonScreen, PlainScreen, choose_screen, rows_of
 from ddp_operator.client.client import Client
 from ddp_operator.constants import KUEUE_QUEUE_LABEL
 from ddp_operator.kubeobjects import format_time
-from ddp_operator.recovery import Recovery, Sample
 from ddp_operator.view.display import build_table
 from tests.support.builders import NOW
 from tests.support.fake_backend import FakeBackend

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddp_operator.recovery import Recovery, Sample, measure, parse_sample
+from ddp_operator.cli.recovery import Recovery, Sample, measure, parse_sample
 
 BEFORE = Sample(99.0, 1, step=40, steps_of_process=40, in_place_restarts=0)
 
