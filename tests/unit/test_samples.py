@@ -12,8 +12,8 @@ import yaml
 
 from ddp_operator import __version__
 from ddp_operator.cli import main
+from ddp_operator.client.validation import check_manifest
 from ddp_operator.constants import KIND
-from ddp_operator.validation import check_manifest
 from ddp_trainer.config.presets import PRESETS
 from tests.support.ddp_run import DdpRun
 

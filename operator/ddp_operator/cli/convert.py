@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ddp_operator.api.parse import load_documents
     from ddp_operator.cli.io import read_file
     from ddp_operator.cli.pytorchjob import convert
-    from ddp_operator.validation import check_manifest
+    from ddp_operator.client.validation import check_manifest
 
     documents = load_documents(read_file(arguments.file, "a PyTorchJob's YAML"))
     if not any(document.get("kind") == "PyTorchJob" for document in documents):

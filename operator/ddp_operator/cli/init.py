@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the YAML. Raises: CommandError and InvalidManifest."""
-    from ddp_operator.validation import check_manifest
+    from ddp_operator.client.validation import check_manifest
 
     script = find_script(arguments.file, arguments.module)
     if script is None:

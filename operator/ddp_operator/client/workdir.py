@@ -7,10 +7,10 @@ from pathlib import Path
 
 from ddp_operator.api.parse import FindProfile, Manifest, find_none
 from ddp_operator.client.errors import ClientError
+from ddp_operator.client.validation import check_manifest
 from ddp_operator.code.files import CannotPack
 from ddp_operator.code.packed import Code, pack_code
 from ddp_operator.manifests.template import resolve_template
-from ddp_operator.validation import check_manifest
 
 
 @dataclass(frozen=True, slots=True)

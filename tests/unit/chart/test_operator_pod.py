@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddp_operator import __version__
+from ddp_operator.client.validation import check_manifest
 from ddp_operator.constants import (
     COMPONENT_OPERATOR,
     LABEL_COMPONENT,
@@ -23,7 +24,6 @@ from ddp_operator.kube.resources import group, plural
 from ddp_operator.kube.startup_checks import GANG_PERMISSIONS, HOME_PERMISSIONS, PERMISSIONS, split_permission
 from ddp_operator.reconcile.profiles import read_job_defaults
 from ddp_operator.settings import Settings
-from ddp_operator.validation import check_manifest
 from tests.support import ROOT
 from tests.support.chart import CI_FILES, Object, is_test, of_kind, read_values, render, render_texts, the
 

@@ -11,7 +11,7 @@ from ddp_operator.api.parse import parse_resource
 from ddp_operator.cli import main
 from ddp_operator.cli import run as cli_run
 from ddp_operator.cli.init import Option, find_options, read_module, read_script, write_manifest
-from ddp_operator.validation import check_manifest
+from ddp_operator.client.validation import check_manifest
 
 SCRIPT = """
 import argparse

@@ -11,7 +11,7 @@ import yaml
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.cli import main
 from ddp_operator.cli.pytorchjob import convert
-from ddp_operator.validation import check_manifest
+from ddp_operator.client.validation import check_manifest
 
 Object = dict[str, Any]
 

@@ -17,10 +17,10 @@ from ddp_operator.client import local
 from ddp_operator.client.functions import ENTRY
 from ddp_operator.client.local import LocalBackend
 from ddp_operator.client.program import IMAGE
+from ddp_operator.client.validation import check_manifest
 from ddp_operator.client.workdir import Workdir, check_folder
 from ddp_operator.local.folder import ENV_RUN_FOLDER, RunFolder
 from ddp_operator.manifests.template import resolve_template
-from ddp_operator.validation import check_manifest
 from tests.support import ROOT
 from tests.support.fake_backend import FakeBackend
 from tests.support.users import forget_user

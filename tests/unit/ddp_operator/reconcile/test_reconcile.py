@@ -8,10 +8,10 @@ import yaml
 
 from ddp_operator import constants, names
 from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.client.validation import check_manifest
 from ddp_operator.cluster import Refused, ServerError, owner_uids
 from ddp_operator.manifests.children import build_children
 from ddp_operator.reconcile import executor
-from ddp_operator.validation import check_manifest
 from tests.support.builders import last_words, page, resource, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
 

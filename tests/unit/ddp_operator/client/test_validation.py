@@ -16,9 +16,9 @@ import yaml
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_manifest
 from ddp_operator.api.spec import Spec
+from ddp_operator.client.validation import check_manifest
 from ddp_operator.cluster import Refused
 from ddp_operator.manifests.template import resolve_template
-from ddp_operator.validation import check_manifest
 from tests.support.builders import resource, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
 
