@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from ddp_operator.code.archive import format_size, pack
+from ddp_operator.client.packing.archive import format_size, pack
 from tests.support import ROOT
 
 ROUNDS = 7

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from ddp_operator.client.errors import ClientError
+from ddp_operator.client.packing.image import Image
+from ddp_operator.client.packing.packed import Code, pack_code
 from ddp_operator.client.registry import push_image
-from ddp_operator.code.image import Image
-from ddp_operator.code.packed import Code, pack_code
 from tests.support.control_plane import free_ports
 
 _ACCEPT = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json"

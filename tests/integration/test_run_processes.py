@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ddp_operator.code.archive import pack
+from ddp_operator.client.packing.archive import pack
 from tests.support.ddp_run import PATIENCE, DdpRun, find_pods, manifest
 
 pytestmark = pytest.mark.process

@@ -38,8 +38,8 @@ from ddp_operator.client.api import Api, get_job, list_pods
 from ddp_operator.client.cluster import ClusterBackend
 from ddp_operator.client.errors import ClientError
 from ddp_operator.client.logs import LogPod, log_pod
+from ddp_operator.client.packing.files import CannotPack, copy_files
 from ddp_operator.client.workdir import Workdir, default_folder
-from ddp_operator.code.files import CannotPack, copy_files
 from ddp_operator.manifests.template import resolve_template
 from ddp_operator.view.terminal import print_text
 

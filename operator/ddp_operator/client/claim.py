@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from ddp_operator import constants
 from ddp_operator.client.api import Api, Object, api_path
 from ddp_operator.client.errors import ApiError, ClientError
-from ddp_operator.code.packed import Code
+from ddp_operator.client.packing.packed import Code
 from ddp_operator.manifests.template import ResolvedTemplate
 
 # A shell script: the job's Python may need volumes or variables that this pod lacks.

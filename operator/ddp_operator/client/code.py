@@ -9,7 +9,7 @@ from ddp_operator.api.job import DDPTrainingJob, owner_reference
 from ddp_operator.client.api import Api, Object, api_path
 from ddp_operator.client.claim import put_on_claim
 from ddp_operator.client.errors import ApiError, ClientError
-from ddp_operator.code.packed import Code
+from ddp_operator.client.packing.packed import Code
 from ddp_operator.manifests.template import resolve_template
 
 _STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"

@@ -15,7 +15,7 @@ from urllib.request import getproxies, parse_http_list, parse_keqv_list, proxy_b
 import urllib3
 
 from ddp_operator.client.errors import ClientError
-from ddp_operator.code.image import INDEX, MANIFEST, Image, is_loopback
+from ddp_operator.client.packing.image import INDEX, MANIFEST, Image, is_loopback
 
 _DOCKER_HUB: Final = "docker.io"
 _DOCKER_HUB_LOGIN: Final = "index.docker.io/v1/"

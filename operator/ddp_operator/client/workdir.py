@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ddp_operator.api.parse import FindProfile, Manifest, find_none
 from ddp_operator.client.errors import ClientError
+from ddp_operator.client.packing.files import CannotPack
+from ddp_operator.client.packing.packed import Code, pack_code
 from ddp_operator.client.validation import check_manifest
-from ddp_operator.code.files import CannotPack
-from ddp_operator.code.packed import Code, pack_code
 from ddp_operator.manifests.template import resolve_template
 
 

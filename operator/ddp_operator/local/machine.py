@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ddp_operator import __version__
-from ddp_operator.code.archive import ask_git
+from ddp_operator.local.git import ask_git
 
 _GIT_SECONDS: Final = 2.0
 _RELEVANT: Final = re.compile(r"(CUDA|GLOO|KMP|MKL|NCCL|OMP|PYTORCH|TORCH|TORCHINDUCTOR|TRITON)_")

@@ -10,7 +10,7 @@ from websocket import WebSocketConnectionClosedException
 
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.client.claim import _transfer, build_pod
-from ddp_operator.code.packed import pack_code
+from ddp_operator.client.packing.packed import pack_code
 from ddp_operator.manifests.template import resolve_template
 from tests.support.builders import resource, template, trainer
 

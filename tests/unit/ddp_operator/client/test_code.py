@@ -11,7 +11,7 @@ from ddp_operator.api.parse import parse_resource
 from ddp_operator.client.api import Api
 from ddp_operator.client.code import stored_code
 from ddp_operator.client.errors import ApiError, ClientError
-from ddp_operator.code.packed import pack_code
+from ddp_operator.client.packing.packed import pack_code
 from tests.support.builders import resource
 from tests.support.registry import Registry, serve_registry
 

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from ddp_operator.client.errors import ClientError
+from ddp_operator.client.packing.files import CannotPack
+from ddp_operator.client.packing.image import Image
+from ddp_operator.client.packing.packed import pack_code
 from ddp_operator.client.registry import Login, find_login, push_image
-from ddp_operator.code.files import CannotPack
-from ddp_operator.code.image import Image
-from ddp_operator.code.packed import pack_code
 from tests.support.registry import Registry, serve_registry
 from tests.support.users import forget_user
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from ddp_operator.code.archive import pack
+from ddp_operator.client.packing.archive import pack
 from ddp_operator.launcher.pod import CodeConfig, PodSetupError
 from ddp_operator.launcher.transfer.code import install_packages, prepare_code, unpack
 from tests.support.wheels import make_wheel
-from tests.unit.ddp_operator.code.test_files import write
+from tests.unit.ddp_operator.client.packing.test_files import write
 
 
 def config(tmp_path: Path, data: bytes, digest: str, requirements: str | None = None) -> CodeConfig:

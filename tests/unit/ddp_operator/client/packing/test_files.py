@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_operator.code import files
-from ddp_operator.code.files import CannotPack, Selection, copy_files
+from ddp_operator.client.packing import files
+from ddp_operator.client.packing.files import CannotPack, Selection, copy_files
 
 # Each list is a .gitignore in a folder of its own, which has all of the files below.
 PATTERNS = (

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from ddp_operator import constants, names
-from ddp_operator.code.archive import CONFIG_MAP_LIMIT, Archive, format_size, pack
-from ddp_operator.code.files import CannotPack
-from ddp_operator.code.image import Image, build_image
+from ddp_operator.client.packing.archive import CONFIG_MAP_LIMIT, Archive, format_size, pack
+from ddp_operator.client.packing.files import CannotPack
+from ddp_operator.client.packing.image import Image, build_image
 from ddp_operator.contract.command_line import split_python_line
 from ddp_operator.manifests.torchrun import UserCommand
 

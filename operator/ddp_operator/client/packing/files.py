@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from ddp_operator.code.ignore import Rules
+from ddp_operator.client.packing.ignore import Rules
 
 IGNORE_FILES: Final = (".gitignore", ".ddpignore")
 """Read in each folder; rules of the later file take precedence."""

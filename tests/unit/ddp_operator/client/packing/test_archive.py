@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from ddp_operator.code.archive import CONFIG_MAP_LIMIT, pack
-from ddp_operator.code.files import CannotPack
-from ddp_operator.code.packed import pack_code
+from ddp_operator.client.packing.archive import CONFIG_MAP_LIMIT, pack
+from ddp_operator.client.packing.files import CannotPack
+from ddp_operator.client.packing.packed import pack_code
 from ddp_operator.manifests.torchrun import split_user_command
-from tests.unit.ddp_operator.code.test_files import write
+from tests.unit.ddp_operator.client.packing.test_files import write
 
 
 def test_the_same_files_make_the_same_archive_anywhere(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from ddp_operator import constants
-from ddp_operator.code.archive import Archive
-from ddp_operator.code.files import CannotPack
+from ddp_operator.client.packing.archive import Archive
+from ddp_operator.client.packing.files import CannotPack
 
 INDEX: Final = "application/vnd.oci.image.index.v1+json"
 MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"

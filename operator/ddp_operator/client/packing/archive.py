@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import lzma
 import os
-import subprocess
 import tarfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +14,8 @@ from typing import Final
 
 from isal import isal_zlib
 
-from ddp_operator.code.files import MOST, CannotPack, Selection
+from ddp_operator.client.packing.files import MOST, CannotPack, Selection
+from ddp_operator.local.git import ask_git
 
 MEBIBYTE: Final = 1 << 20
 CONFIG_MAP_LIMIT: Final = MEBIBYTE
@@ -180,14 +180,3 @@ def _read_link(root: str, path: str, place: str) -> str:
             "target, or name the link in .ddpignore"
         )
     return os.path.relpath(resolved, os.path.realpath(folder)) if os.path.isabs(target) else target
-
-
-def ask_git(folder: Path, *words: str, seconds: float = 20.0) -> str:
-    """Return the output of a git command in a folder; empty if git fails, is missing, or takes too long."""
-    line = ["git", "--no-optional-locks", "-C", str(folder), *words]
-    try:
-        return subprocess.run(
-            line, capture_output=True, text=True, errors="replace", timeout=seconds, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return ""
