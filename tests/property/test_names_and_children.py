@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_operator import constants, names
+from ddp_operator import constants
+from ddp_operator.api import child_names
 from ddp_operator.api.cel import check_rules
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.manifests.children import build_children
@@ -26,26 +27,26 @@ indexes = st.integers(0, constants.MAX_NODES - 1)
 @given(resource_names, attempts, indexes)
 def test_name_that_the_rules_take_gives_dns_labels(name: str, attempt: int, index: int) -> None:
     assert check_rules({"metadata": {"name": name}, "spec": FULL["spec"]}) == []
-    host = names.pod_host(name, attempt, index)
-    labels = [*host.split("."), names.job_name(name, attempt), names.service_name(name)]
+    host = child_names.pod_host(name, attempt, index)
+    labels = [*host.split("."), child_names.job_name(name, attempt), child_names.service_name(name)]
     assert all(LABEL.fullmatch(label) for label in labels), labels
-    assert names.service_name(name)[0].isalpha()  # a Service asks for more than the others
-    assert len(names.launcher_config_map_name("f" * 64)) <= 253
+    assert child_names.service_name(name)[0].isalpha()  # a Service asks for more than the others
+    assert len(child_names.launcher_config_map_name("f" * 64)) <= 253
 
 
 @given(
     st.sets(st.tuples(resource_names | st.sampled_from(["a", "a-1", "a-1-1", "a-1-2"]), attempts, indexes), min_size=2)
 )
 def test_no_two_pods_share_a_name(places: set[tuple[str, int, int]]) -> None:
-    hosts = {names.pod_host(*place) for place in places}
-    jobs = {names.job_name(name, attempt) for name, attempt, _ in places}
+    hosts = {child_names.pod_host(*place) for place in places}
+    jobs = {child_names.job_name(name, attempt) for name, attempt, _ in places}
     assert len(hosts) == len(places)
     assert len(jobs) == len({(name, attempt) for name, attempt, _ in places})
 
 
 @given(resource_names, attempts)
 def test_job_is_known_as_its_resources_own(name: str, attempt: int) -> None:
-    assert names.is_job_name(names.job_name(name, attempt), name)
+    assert child_names.is_job_name(child_names.job_name(name, attempt), name)
 
 
 @given(st.integers(1, 9), st.integers(1, 50), st.booleans(), st.sampled_from(["Default", "Restricted"]))

@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from ddp_operator import constants, names
+from ddp_operator import constants
+from ddp_operator.api import child_names
 from ddp_operator.api.claims import CLAIM_TEMPLATE_KIND
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_resource
@@ -102,10 +103,10 @@ def child_job(attempt: int = 1, *, nodes: int = 2, name: str = "train", owner: s
     conditions: Mapping[str, str] = changes.pop("conditions", {})
     at = format_time(changes.pop("at", NOW))
     metadata: Json = {
-        "name": names.job_name(name, attempt),
+        "name": child_names.job_name(name, attempt),
         "namespace": "default",
         "uid": f"job-{attempt}",
-        "labels": names.child_labels(name, attempt),
+        "labels": child_names.child_labels(name, attempt),
         "ownerReferences": [
             {
                 "apiVersion": constants.API_VERSION,
@@ -146,7 +147,7 @@ def child_pod(index: int = 0, phase: str = "Running", *, attempt: int = 1, name:
     status.
     """
     at: datetime = changes.pop("at", NOW)
-    job_name = names.job_name(name, attempt)
+    job_name = child_names.job_name(name, attempt)
     owner = changes.pop("owner", f"job-{attempt}")
     created = NOW - timedelta(seconds=changes.pop("age", 60))
     own = f"{job_name}-{index}-{changes.pop('suffix', 'abcde')}"
@@ -155,7 +156,7 @@ def child_pod(index: int = 0, phase: str = "Running", *, attempt: int = 1, name:
         "namespace": "default",
         "uid": f"uid-{own}",
         "creationTimestamp": format_time(created),
-        "labels": names.child_labels(name, attempt),
+        "labels": child_names.child_labels(name, attempt),
         "annotations": {constants.ANNOTATION_COMPLETION_INDEX: str(index)},
         "ownerReferences": [
             {"apiVersion": "batch/v1", "kind": "Job", "name": job_name, "uid": owner, "controller": True}

@@ -14,10 +14,10 @@ from typing import Any, Final
 import yaml
 
 from ddp_operator import constants
+from ddp_operator.api.child_names import is_reserved_variable
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.manifests.torchrun import OWNED_FLAGS
 from ddp_operator.manifests.typed_torchrun import count_launcher_words, split_flags
-from ddp_operator.names import is_reserved_variable
 
 Object = dict[str, Any]
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from ddp_operator import constants
+from ddp_operator.api.child_names import is_job_name
 from ddp_operator.client.errors import ApiError, ClientError, NotFound
-from ddp_operator.names import is_job_name
 from ddp_operator.status.scheduling import event_time
 
 Object = dict[str, Any]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from ddp_operator import names
+from ddp_operator.api import child_names
 from ddp_operator.api.job import DDPTrainingJob, owner_reference
 from ddp_operator.client.api import Api, Object, api_path
 from ddp_operator.client.claim import put_on_claim
@@ -52,7 +52,7 @@ def stored_code(api: Api, code: Code | None, job: DDPTrainingJob) -> Iterator[st
 def own_code(api: Api, code: Code | None, job: DDPTrainingJob) -> None:
     """Add a job as an owner of its code's ConfigMap, which is deleted with its last owner. Raises: ClientError."""
     name = job.spec.code.config_map_name if job.spec.code else None
-    if name is None or not name.startswith(names.CODE_PREFIX):
+    if name is None or not name.startswith(child_names.CODE_PREFIX):
         return  # no ConfigMap, or the user's own
     patch = {"metadata": {"ownerReferences": [owner_reference(job, controller=False)]}}
     try:

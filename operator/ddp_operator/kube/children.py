@@ -7,7 +7,8 @@ bounded.
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from ddp_operator import constants, names
+from ddp_operator import constants
+from ddp_operator.api import child_names
 from ddp_operator.cluster import Key, Object, controller_of
 from ddp_operator.kubeobjects import find_trainer
 
@@ -85,7 +86,7 @@ def _is_controlled(kind: str, meta: Mapping[str, Any], name: str) -> bool:
     controller = controller_of({"metadata": meta})
     owner = str(controller.get("name"))
     if kind == "Pod":
-        return controller.get("kind") == "Job" and names.is_job_name(owner, name)
+        return controller.get("kind") == "Job" and child_names.is_job_name(owner, name)
     group = str(controller.get("apiVersion")).partition("/")[0]
     return (group, controller.get("kind"), owner) == (constants.GROUP, constants.KIND, name)
 

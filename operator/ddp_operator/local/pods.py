@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from ddp_operator import constants
+from ddp_operator.api.child_names import is_reserved_variable
 from ddp_operator.cluster import Object
 from ddp_operator.kubeobjects import find_trainer, format_time
 from ddp_operator.launcher.pod import loopback_address
@@ -17,7 +18,6 @@ from ddp_operator.local.container import Lookup, build_environment, expand, prep
 from ddp_operator.local.job_controller import Json
 from ddp_operator.local.machine import VISIBLE_DEVICES
 from ddp_operator.manifests.job_pod import LABEL_JOB_NAME
-from ddp_operator.names import is_reserved_variable
 
 NODE_NAME: Final = "local"
 POD_IP: Final = "127.0.0.1"

@@ -21,7 +21,8 @@ from typing import Any, Final
 
 import msgspec
 
-from ddp_operator import constants, names
+from ddp_operator import constants
+from ddp_operator.api import child_names
 from ddp_operator.api.job import DDPTrainingJob, kueue_metadata, owner_reference
 from ddp_operator.manifests.inputs import build_fetch_job_spec
 from ddp_operator.manifests.pod import build_fetch_template, build_pod_template
@@ -147,7 +148,7 @@ def build_children(job: DDPTrainingJob, *, attempt: int, nodes: int) -> list[dic
         children.append(build_network_policy(job))
     group = build_pod_group(job, attempt=attempt, nodes=nodes)
     if group is not None:
-        metadata = _metadata(job, names.job_name(job.name, attempt), attempt=attempt)
+        metadata = _metadata(job, child_names.job_name(job.name, attempt), attempt=attempt)
         children.append({"apiVersion": group["apiVersion"], "kind": group["kind"], "metadata": metadata} | group)
     return [*children, build_job(job, template, launcher, attempt=attempt, nodes=nodes)]
 
@@ -158,11 +159,11 @@ def build_service(job: DDPTrainingJob) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _metadata(job, names.service_name(job.name)),
+        "metadata": _metadata(job, child_names.service_name(job.name)),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": names.child_labels(job.name),
+            "selector": child_names.child_labels(job.name),
             "ports": [
                 {"name": "rendezvous", "port": spec.rendezvous.port, "targetPort": spec.rendezvous.port},
                 {"name": "metrics", "port": spec.metrics.port, "targetPort": spec.metrics.port},
@@ -176,7 +177,7 @@ def build_launcher_users(job: DDPTrainingJob) -> dict[str, Any]:
     metadata = {
         "name": constants.LAUNCHER_USERS,
         "namespace": job.namespace,
-        "labels": names.child_labels(""),
+        "labels": child_names.child_labels(""),
         "ownerReferences": [owner_reference(job, controller=False)],
     }
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
@@ -191,9 +192,9 @@ def build_launcher_config_map(
     """
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": constants.LAUNCHER_USERS, "uid": users_uid}
     metadata = {
-        "name": names.launcher_config_map_name(launcher.digest),
+        "name": child_names.launcher_config_map_name(launcher.digest),
         "namespace": job.namespace,
-        "labels": names.child_labels(""),
+        "labels": child_names.child_labels(""),
         "ownerReferences": [owner],
     }
     return {
@@ -212,7 +213,7 @@ def build_job(
     pods = job.size_with(nodes).pods
     is_rank_zero_policy = job.spec.success_policy == "RankZero"
     kueue = kueue_metadata(job)  # Kueue queues the child Job, so it reads its labels and annotations there
-    metadata = _metadata(job, names.job_name(job.name, attempt), attempt=attempt, extra=kueue["labels"])
+    metadata = _metadata(job, child_names.job_name(job.name, attempt), attempt=attempt, extra=kueue["labels"])
     metadata["annotations"] = kueue["annotations"] | _build_job_annotations(job)
     return {
         "apiVersion": "batch/v1",
@@ -247,7 +248,7 @@ def build_job(
 
 def build_fetch_job(job: DDPTrainingJob, template: ResolvedTemplate, launcher: Launcher) -> dict[str, Any]:
     """Return the Job that fetches the inputs. It bypasses Kueue, because it requests no scarce resources."""
-    metadata = _metadata(job, names.job_name(job.name, 0), attempt=0)
+    metadata = _metadata(job, child_names.job_name(job.name, 0), attempt=0)
     metadata["annotations"] = _build_job_annotations(job)
     return {
         "apiVersion": "batch/v1",
@@ -267,7 +268,7 @@ def _metadata(
     return {
         "name": name,
         "namespace": job.namespace,
-        "labels": dict(extra or {}) | names.child_labels(job.name, attempt),
+        "labels": dict(extra or {}) | child_names.child_labels(job.name, attempt),
         "ownerReferences": [owner_reference(job)],
     }
 
@@ -281,7 +282,7 @@ def build_network_policy(job: DDPTrainingJob) -> dict[str, Any]:
     """Return the NetworkPolicy of all attempts: pods connect to each other and to DNS; named clients read metrics."""
 
     def pods() -> dict[str, Any]:
-        return {"matchLabels": names.child_labels(job.name)}
+        return {"matchLabels": child_names.child_labels(job.name)}
 
     metrics_from = job.spec.network_policy.metrics_from
     readers = [_labelled(_PROMETHEUS)] if metrics_from is None else msgspec.to_builtins(metrics_from)
@@ -304,7 +305,7 @@ def build_network_policy(job: DDPTrainingJob) -> dict[str, Any]:
         ],
         "egress": egress,
     }
-    metadata = _metadata(job, names.service_name(job.name))
+    metadata = _metadata(job, child_names.service_name(job.name))
     return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": spec}
 
 

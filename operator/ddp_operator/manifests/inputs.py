@@ -13,7 +13,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from ddp_operator import constants, names
+from ddp_operator import constants
+from ddp_operator.api import child_names
 from ddp_operator.api.errors import FieldError
 from ddp_operator.api.inputs import Input
 from ddp_operator.api.job import DDPTrainingJob
@@ -68,7 +69,7 @@ def _place_on_separate_nodes(fetch_pod: dict[str, Any], job: DDPTrainingJob, pod
     for name in ("affinity", "nodeSelector"):
         if pod.get(name):
             fetch_pod[name] = copy.deepcopy(pod[name])
-    selector = {"matchLabels": names.child_labels(job.name, 0)}
+    selector = {"matchLabels": child_names.child_labels(job.name, 0)}
     term = {"labelSelector": selector, "topologyKey": "kubernetes.io/hostname"}
     affinity = dict(fetch_pod.get("affinity") or {})
     anti_affinity = dict(affinity.get("podAntiAffinity") or {})

@@ -8,7 +8,8 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ddp_operator import constants, names
+from ddp_operator import constants
+from ddp_operator.api import child_names
 from ddp_operator.api.job import CRASH_LOOP_FAILURES, DDPTrainingJob
 from ddp_operator.api.spec import Code
 from ddp_operator.kubeobjects import cpu_limit
@@ -39,7 +40,7 @@ def build_pod_template(
     """Return ``Job.spec.template`` of an attempt."""
     pod: dict[str, Any] = copy.deepcopy(dict(template.training["spec"]))
     metadata = _build_metadata(job, attempt, template.training["metadata"])
-    pod["subdomain"] = names.service_name(job.name)
+    pod["subdomain"] = child_names.service_name(job.name)
     if pod.get("hostNetwork"):
         # The default for such a pod is the node's resolver, which cannot resolve the name of pod 0.
         pod.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
@@ -78,7 +79,7 @@ def build_fetch_template(job: DDPTrainingJob, template: ResolvedTemplate, launch
 def _build_metadata(job: DDPTrainingJob, attempt: int, written: Mapping[str, Any]) -> dict[str, Any]:
     """Return the pods' metadata. ``written``: that of the template."""
     metadata = copy.deepcopy(dict(written))
-    metadata["labels"] = {**(metadata.get("labels") or {}), **names.child_labels(job.name, attempt)}
+    metadata["labels"] = {**(metadata.get("labels") or {}), **child_names.child_labels(job.name, attempt)}
     kueue_annotations = {}
     if attempt:
         for key, value in job.annotations.items():
@@ -112,7 +113,7 @@ def _launcher_mount() -> dict[str, Any]:
 
 
 def _launcher_volume(digest: str) -> dict[str, Any]:
-    config_map = {"name": names.launcher_config_map_name(digest), "defaultMode": 0o444}
+    config_map = {"name": child_names.launcher_config_map_name(digest), "defaultMode": 0o444}
     return {"name": constants.LAUNCHER_VOLUME, "configMap": config_map}
 
 
@@ -132,9 +133,9 @@ def _build_trainer(
         max_nodes=spec.elastic.max_nodes if spec.elastic else None,
         nproc_per_node=template.nproc,
         backend=spec.rendezvous.backend,
-        master_addr=names.pod_host(job.name, attempt, 0),
+        master_addr=child_names.pod_host(job.name, attempt, 0),
         master_port=spec.rendezvous.port,
-        local_addr=names.pod_host(job.name, attempt, f"$({constants.ENV_COMPLETION_INDEX})"),
+        local_addr=child_names.pod_host(job.name, attempt, f"$({constants.ENV_COMPLETION_INDEX})"),
         run_id=f"{job.uid}-{attempt}",
         join_timeout_seconds=spec.rendezvous.join_timeout_seconds,
         spares=job.spares,

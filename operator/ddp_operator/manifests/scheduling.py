@@ -7,7 +7,8 @@ Kueue needs none of them: it queues the child Job by its labels and admits all p
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ddp_operator import constants, names
+from ddp_operator import constants
+from ddp_operator.api import child_names
 from ddp_operator.api.job import DDPTrainingJob
 
 _PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
@@ -56,7 +57,7 @@ def add_scheduling(metadata: dict[str, Any], pod: dict[str, Any], job: DDPTraini
     scheduling = job.spec.scheduling
     gang = GANGS.get(scheduling.gang)
     if gang is not None:
-        group = names.job_name(job.name, attempt)
+        group = child_names.job_name(job.name, attempt)
         if gang.label:
             metadata["labels"][gang.label] = group
         if gang.annotation:
@@ -69,7 +70,7 @@ def add_scheduling(metadata: dict[str, Any], pod: dict[str, Any], job: DDPTraini
 
     key = scheduling.topology_key or DEFAULT_TOPOLOGY_KEY
     # Only pods of this attempt: pods of the previous one must not influence the placement.
-    selector = {"matchLabels": names.child_labels(job.name, attempt)}
+    selector = {"matchLabels": child_names.child_labels(job.name, attempt)}
     if scheduling.placement == "Pack":
         affinity = dict(pod.get("affinity") or {})
         pod_affinity = dict(affinity.get("podAffinity") or {})

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ddp_operator import constants
+from ddp_operator.api.child_names import is_reserved_variable
 from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.pod_fields import find_unknown_fields
@@ -21,7 +22,6 @@ from ddp_operator.manifests.fabric import check_fabric, merge_fabric
 from ddp_operator.manifests.inputs import check_inputs
 from ddp_operator.manifests.log_patterns import check_log_patterns
 from ddp_operator.manifests.torchrun import InvalidCommand, UserCommand, find_nested_launcher, split_user_command
-from ddp_operator.names import is_reserved_variable
 
 _POD = "spec.template.spec"
 _OPERATOR_FOLDERS = (constants.LAUNCHER_MOUNT_PATH, constants.CODE_MOUNT_PATH, constants.PACKAGES_MOUNT_PATH)

@@ -16,7 +16,8 @@ from typing import Any
 
 import msgspec
 
-from ddp_operator import constants, names
+from ddp_operator import constants
+from ddp_operator.api import child_names
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob, owner_reference
 from ddp_operator.cluster import AlreadyExists, Cluster, Key, Object, Refused, ServerError, owner_uids
@@ -189,7 +190,7 @@ class Executor:
                 patch = {"metadata": metadata}
                 await self._cluster.patch_job(job.namespace, name, patch, seen=_find_job(observation, name).raw)
             case CreatePod(name, index, serial):
-                await self._create_pod(_find_job(observation, name), index, names.replacement_suffix(serial))
+                await self._create_pod(_find_job(observation, name), index, child_names.replacement_suffix(serial))
             case FailPod(_, uid, message):
                 for pod in (*observation.pods, *observation.orphans):
                     if pod.uid == uid:
@@ -243,7 +244,7 @@ class Executor:
                 continue
             if kind == constants.POD_GROUP and action.attempt > 1:
                 # The PodGroup of the previous attempt has no pods left, but may still hold quota of a queue.
-                former = names.job_name(job.name, action.attempt - 1)
+                former = child_names.job_name(job.name, action.attempt - 1)
                 await self._cluster.discard({**child, "metadata": child["metadata"] | {"name": former}})
             outcome = await self._create(job, child)
             if outcome is not None:

@@ -11,7 +11,8 @@ from datetime import datetime
 from math import inf
 from typing import Any, NamedTuple
 
-from ddp_operator import constants, names
+from ddp_operator import constants
+from ddp_operator.api import child_names
 from ddp_operator.api.errors import FieldError
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_resource
@@ -186,7 +187,7 @@ class Observer:
         if not due or seconds_since(memory.unseen_since, now) < delay:
             return False
         memory.labels_restored = now
-        labels = names.child_labels(job.name, job.status.attempt)
+        labels = child_names.child_labels(job.name, job.status.attempt)
         with suppress(ClusterError, Refused):
             return await self._cluster.restore_labels(job.uid, job.namespace, job.status.job_name, labels)
         return False
@@ -397,7 +398,7 @@ def _find_shared(
     if any(f'configmap "{attempt_job.launcher}" not found' in problem.message for problem in problems.values()):
         shared.discard(launcher)
     missing = launcher not in shared
-    is_own_version = attempt_job.launcher == names.launcher_config_map_name(load_launcher().digest)
+    is_own_version = attempt_job.launcher == child_names.launcher_config_map_name(load_launcher().digest)
     if is_own_version and (missing or users not in shared):
         complete = False
     return SharedChildren(frozenset(shared), complete, launcher_lost=missing and not is_own_version)

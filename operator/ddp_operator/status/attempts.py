@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
-from ddp_operator import names
+from ddp_operator.api import child_names
 from ddp_operator.api.status import LastFailure, LastRestart, Phase, RecoveryLevel, Restarts, Status
 from ddp_operator.contract.failure_table import NODE_LOST
 from ddp_operator.failures import Termination, describe_failure, describe_restart
@@ -42,10 +42,10 @@ def start(state: State) -> State:
         state.status,
         attempt=1,
         attempt_nodes=state.spec.nodes,
-        job_name=names.job_name(state.job.name, 1),
+        job_name=child_names.job_name(state.job.name, 1),
         start_time=truncate(state.now),
         attempt_time=truncate(state.now),
-        selector=names.pod_selector(state.job.name),
+        selector=child_names.pod_selector(state.job.name),
     )
     return replace_fields(state, job=replace_fields(state.job, status=status))
 
@@ -65,7 +65,7 @@ def recover(state: State, newest: JobView) -> Decision:
         job_name=newest.name,
         start_time=state.status.start_time or truncate(state.now),
         attempt_time=truncate(state.now),
-        selector=names.pod_selector(state.job.name),
+        selector=child_names.pod_selector(state.job.name),
         restarts=replace(restarts, total=past, counted=counted, used=max(restarts.used, counted)),
     )
     return _begin(replace_fields(state, refusal=None), status)
@@ -283,7 +283,7 @@ def _next_attempt(state: State, restarts: Restarts, reason: str, failure: LastFa
         status,
         attempt=status.attempt + 1,
         attempt_nodes=status.attempt_nodes if size_waits(state.job, state.attempt_job) else state.spec.nodes,
-        job_name=names.job_name(state.job.name, status.attempt + 1),
+        job_name=child_names.job_name(state.job.name, status.attempt + 1),
         attempt_time=truncate(state.now),
         restarts=replace(
             restarts,

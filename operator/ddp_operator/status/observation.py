@@ -6,7 +6,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import NamedTuple
 
-from ddp_operator import names
+from ddp_operator.api import child_names
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Nodes, Status, Straggler
@@ -141,7 +141,7 @@ def view_children(job: DDPTrainingJob, snapshot: Snapshot) -> Children:
         owner = controller_of(raw)
         if owner.get("uid") in uids:
             own_pods.append(view_pod(raw))
-        elif owner.get("kind") == "Job" and names.is_job_name(str(owner.get("name")), job.name):
+        elif owner.get("kind") == "Job" and child_names.is_job_name(str(owner.get("name")), job.name):
             orphans.append(view_pod(raw))
     return Children(own_jobs, tuple(own_pods), tuple(orphans))
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ddp_operator import constants, names
+from ddp_operator import constants
+from ddp_operator.api import child_names
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.cluster import ChildKind, controller_of, name_claim, owner_uids
@@ -44,7 +45,7 @@ def explain_conflict(job: DDPTrainingJob, raw: Mapping[str, Any]) -> Refusal | N
     meta = raw.get("metadata") or {}
     name = meta.get("name")
     labels = meta.get("labels") or {}
-    if not owner and names.child_labels(job.name).items() <= labels.items():
+    if not owner and child_names.child_labels(job.name).items() <= labels.items():
         return Refusal(
             c.NAME_CONFLICT,
             f"metadata.name: {kind} {name} remains from a job of this name that was deleted with --cascade=orphan; its "

@@ -3,7 +3,8 @@
 from contextlib import suppress
 from datetime import datetime, timedelta
 
-from ddp_operator import constants, names
+from ddp_operator import constants
+from ddp_operator.api import child_names
 from ddp_operator.api.status import LastFailure, Status
 from ddp_operator.contract.failure_table import CATEGORIES, PREEMPTED
 from ddp_operator.failures import describe_restart
@@ -84,7 +85,7 @@ def create_missing_pods(state: State, attempt_job: JobView) -> list[CreatePod]:
 
 def _was_replaced_before(state: State, pod: PodView) -> bool:
     """Return whether a pod that replaces another one is lost too, perhaps not by chance."""
-    suffix = names.replacement_suffix(state.status.restarts.replaced)
+    suffix = child_names.replacement_suffix(state.status.restarts.replaced)
     return is_replacing(state) and pod.name.endswith(f"-{suffix}")
 
 

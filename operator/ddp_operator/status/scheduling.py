@@ -11,7 +11,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from ddp_operator import constants, names
+from ddp_operator import constants
+from ddp_operator.api import child_names
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.kubeobjects import scheduling_gates
 from ddp_operator.status import conditions as c
@@ -117,7 +118,7 @@ def _describe_blocked_job(
         return None
     # Each try has another pod name; without it, the same refusal is the same message.
     name = re.escape(attempt_job.name)
-    message = re.sub(rf"{name}-[0-9]+-{names.POD_SUFFIX}", f"{attempt_job.name}-*", problem.message)
+    message = re.sub(rf"{name}-[0-9]+-{child_names.POD_SUFFIX}", f"{attempt_job.name}-*", problem.message)
     return Fact(c.SCHEDULED, "False", c.PODS_FORBIDDEN, f"{message} ({scheduled}/{nodes} pods scheduled)")
 
 

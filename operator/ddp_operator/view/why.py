@@ -11,10 +11,10 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from ddp_operator.api.child_names import POD_SUFFIX
 from ddp_operator.api.status import Condition, LastFailure, PreflightStatus, Progress, Status
 from ddp_operator.failures import describe_end, describe_failure, sentence
 from ddp_operator.kubeobjects import parse_time
-from ddp_operator.names import POD_SUFFIX
 from ddp_operator.progress import format_duration
 from ddp_operator.status.conditions import CHANGE_PENDING, SIDECAR_RESTARTED, find_blocker, find_obstacle
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ddp_operator import constants, names
+from ddp_operator import constants
+from ddp_operator.api import child_names
 from ddp_operator.client.packing.archive import CONFIG_MAP_LIMIT, Archive, format_size, pack
 from ddp_operator.client.packing.files import CannotPack
 from ddp_operator.client.packing.image import Image, build_image
@@ -102,6 +103,6 @@ def pack_code(
         built = build_image(image, archive)
         spec["image"] = built.reference
     else:
-        spec["configMapName"] = names.code_config_map_name(archive.digest)
+        spec["configMapName"] = child_names.code_config_map_name(archive.digest)
     spec |= {"commit": archive.commit, "dirty": archive.dirty} if archive.commit else {}
     return Code(folder, archive, spec | ({"pip": REQUIREMENTS} if pip else {}), built)

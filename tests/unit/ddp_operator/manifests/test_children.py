@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ddp_operator import constants, names
+from ddp_operator import constants
+from ddp_operator.api import child_names
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.status import Status
 from ddp_operator.kube.client import SEND_BUFFER
@@ -117,9 +118,9 @@ class TestAll:
 
     def test_carry_the_label_by_which_they_are_found(self) -> None:
         made = children()
-        assert made.pop("ConfigMap")["metadata"]["labels"] == names.child_labels(""), "of no single job"
+        assert made.pop("ConfigMap")["metadata"]["labels"] == child_names.child_labels(""), "of no single job"
         for child in made.values():
-            assert names.child_labels("train").items() <= child["metadata"]["labels"].items()
+            assert child_names.child_labels("train").items() <= child["metadata"]["labels"].items()
 
     def test_bad_template_makes_none(self) -> None:
         with pytest.raises(InvalidManifest):
@@ -404,4 +405,4 @@ class TestNames:
         ],
     )
     def test_jobs_of_a_resource_are_known_by_name(self, job_name: str, ours: bool) -> None:
-        assert names.is_job_name(job_name, "train") is ours
+        assert child_names.is_job_name(job_name, "train") is ours

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ddp_operator import constants, names
+from ddp_operator import constants
+from ddp_operator.api import child_names
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.kube.resources import kind_of, path
 from ddp_operator.kube.startup_checks import GANG_PERMISSIONS
@@ -87,7 +88,7 @@ class TestPlacement:
         mine, ours = pod["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
         assert (mine, pod["affinity"]["nodeAffinity"]) == ("mine", {"a": 1})
         assert ours["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
-        assert ours["podAffinityTerm"]["labelSelector"]["matchLabels"] == names.child_labels("train", 2)
+        assert ours["podAffinityTerm"]["labelSelector"]["matchLabels"] == child_names.child_labels("train", 2)
 
     def test_spread_is_a_wish_and_no_condition(self) -> None:
         asked = {"placement": "Spread", "topologyKey": "topology.kubernetes.io/zone"}

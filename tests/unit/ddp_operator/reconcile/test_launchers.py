@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from ddp_operator import constants, names
+from ddp_operator import constants
+from ddp_operator.api import child_names
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.cluster import ClusterError, Object, owner_uids
@@ -15,7 +16,7 @@ from ddp_operator.status.decision import Refusal
 from tests.support.builders import job, resource
 from tests.support.fake_cluster import Clock, FakeCluster
 
-NAME = names.launcher_config_map_name(load_launcher().digest)
+NAME = child_names.launcher_config_map_name(load_launcher().digest)
 
 
 class Namespace:
@@ -137,7 +138,7 @@ async def test_what_keeps_launchers_is_waited_for_while_it_is_being_deleted() ->
     assert await space.launchers.ensure(space.submit("second"), seen=True) == WAIT_FOR_COLLECTOR
 
 
-OWN = names.child_labels("")
+OWN = child_names.child_labels("")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from ddp_operator import constants, names
+from ddp_operator import constants
+from ddp_operator.api import child_names
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Restarts, Status
 from ddp_operator.cluster import Cluster, Key, Refused, Snapshot
@@ -214,7 +215,7 @@ def with_launcher(name: str, **changes: Any) -> Json:
     return made
 
 
-OURS = names.launcher_config_map_name(load_launcher().digest)
+OURS = child_names.launcher_config_map_name(load_launcher().digest)
 
 
 class TestShared:

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_operator import constants, names
+from ddp_operator import constants
+from ddp_operator.api import child_names
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.client.validation import check_manifest
 from ddp_operator.cluster import Refused, ServerError, owner_uids
@@ -181,7 +182,7 @@ class TestNameConflict:
 
     async def test_service_that_was_orphaned_is_named_with_the_command_that_removes_all_that_is_left(self) -> None:
         harness = ReconcilerHarness()
-        harness.cluster.add(self.service(labels=names.child_labels("train")))
+        harness.cluster.add(self.service(labels=child_names.child_labels("train")))
         await harness.settle()
         assert harness.state("Accepted") == ("False", "NameConflict")
         assert "Service train remains from a job of this name" in harness.condition("Accepted").message

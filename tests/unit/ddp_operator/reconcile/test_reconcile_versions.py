@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from ddp_operator import constants, names
+from ddp_operator import constants
+from ddp_operator.api import child_names
 from ddp_operator.cluster import Key, Snapshot
 from ddp_operator.manifests import children
 from ddp_operator.reconcile import executor, observer
@@ -117,9 +118,9 @@ class TestOtherVersion:
         template = {**own["spec"]["template"], "spec": own["spec"]["template"]["spec"] | {"volumes": volumes}}
         store.change(own, spec=own["spec"] | {"template": template})
         meta = {key: own["metadata"][key] for key in ("namespace", "ownerReferences")}
-        labels = names.child_labels("train")
+        labels = child_names.child_labels("train")
         store.add({"kind": "ConfigMap", "metadata": meta | {"name": "train-launcher-0123456789", "labels": labels}})
-        for shared in store.list("ConfigMap", labels=names.child_labels("")):
+        for shared in store.list("ConfigMap", labels=child_names.child_labels("")):
             store.delete(shared)
         harness.cluster.calls.clear()
         await harness.settle()
@@ -130,5 +131,5 @@ class TestOtherVersion:
         assert harness.children()["ConfigMap"] == [
             "train-launcher-0123456789",
             constants.LAUNCHER_USERS,
-            names.launcher_config_map_name(children.load_launcher().digest),
+            child_names.launcher_config_map_name(children.load_launcher().digest),
         ]
