@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 
 from ddp_operator import constants
 from ddp_operator.api.status import CheckpointStatus, PreflightStatus, Progress, SlowestPair
-from ddp_operator.failures import InputReport, parse_inputs, quote
 from ddp_operator.kubeobjects import truncate
+from ddp_operator.status.failures import InputReport, parse_inputs, quote
 
 _SERIES = frozenset({
     constants.METRIC_LOSS, constants.METRIC_EPOCH, constants.METRIC_EPOCHS, constants.METRIC_TOTAL_STEPS,

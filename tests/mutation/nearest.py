@@ -10,7 +10,6 @@ from tests.support import ROOT
 MODULES = (
     "operator/ddp_operator/status/*.py",
     "operator/ddp_operator/reconcile/*.py",
-    "operator/ddp_operator/failures.py",
     "operator/ddp_operator/progress.py",
     "operator/ddp_operator/kube/cluster.py",
     # What the launcher decides; what it does with processes is shown by the process tier.
@@ -32,7 +31,7 @@ MODULES = (
 TESTS = {
     "operator": (
         *(f"unit/ddp_operator/{name}" for name in ("kube", "launcher", "reconcile", "report", "status", "view")),
-        *(f"unit/ddp_operator/test_{name}.py" for name in ("failures", "progress")),
+        *(f"unit/ddp_operator/test_{name}.py" for name in ("progress",)),
         "contract/test_cluster_contract.py",
     ),
     "trainer": (

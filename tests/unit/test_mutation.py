@@ -7,7 +7,7 @@ from types import FunctionType
 
 import pytest
 
-from ddp_operator.failures import sentence
+from ddp_operator.status.failures import sentence
 from tests.mutation.mutations import mutate, mutations
 from tests.mutation.nearest import MODULES, TESTS, choose, find_tests
 from tests.mutation.running import Mutated
@@ -72,7 +72,7 @@ def test_a_mutation_knows_the_lines_that_have_to_run_for_it() -> None:
 
 
 def test_functions_that_are_imported_get_mutated_code() -> None:
-    module = "operator/ddp_operator/failures.py"
+    module = "operator/ddp_operator/status/failures.py"
     assert isinstance(sentence, FunctionType)
     before = sentence.__code__
     tree = ast.parse((ROOT / module).read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
 """The record of a failure, shared by the pod, which writes it, and the operator, which reads it.
 
 ``to_json`` gives the form of the termination message (docs/pod-contract.md). The operator parses it in
-``ddp_operator.failures``, where nothing in it is trusted.
+``ddp_operator.status.failures``, where nothing in it is trusted.
 """
 
 import json

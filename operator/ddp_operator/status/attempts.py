@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from ddp_operator.api import child_names
 from ddp_operator.api.status import LastFailure, LastRestart, Phase, RecoveryLevel, Restarts, Status
 from ddp_operator.contract.failure_table import NODE_LOST
-from ddp_operator.failures import Termination, describe_failure, describe_restart
 from ddp_operator.kubeobjects import truncate
 from ddp_operator.status import conditions as c
 from ddp_operator.status import lost_nodes
@@ -21,6 +20,7 @@ from ddp_operator.status.conditions import Fact, set_conditions
 from ddp_operator.status.decision import AT_ONCE, Decision
 from ddp_operator.status.describe import describe
 from ddp_operator.status.diagnosis import build_node_failure, find_restart_cause, parse_restart_failures
+from ddp_operator.status.failures import Termination, describe_failure, describe_restart
 from ddp_operator.status.observation import State
 from ddp_operator.status.progress import take_final_progress, without_eta
 from ddp_operator.status.replacement import is_consequence, was_lost_lately

@@ -12,13 +12,13 @@ from msgspec.structs import replace
 
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import InputStatus, Status
-from ddp_operator.failures import InputReport
 from ddp_operator.kubeobjects import truncate
 from ddp_operator.status import attempts, lost_nodes
 from ddp_operator.status import conditions as c
 from ddp_operator.status.attempt_conditions import describe_suspension
 from ddp_operator.status.conditions import Fact, set_conditions
 from ddp_operator.status.decision import AT_ONCE, Action, Decision, DeleteJob, EnsureChildren
+from ddp_operator.status.failures import InputReport
 from ddp_operator.status.observation import State
 from ddp_operator.status.scheduling import describe_scheduling, event_poll_delay
 from ddp_operator.status.views import JobView

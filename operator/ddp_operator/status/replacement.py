@@ -7,11 +7,11 @@ from ddp_operator import constants
 from ddp_operator.api import child_names
 from ddp_operator.api.status import LastFailure, Status
 from ddp_operator.contract.failure_table import CATEGORIES, PREEMPTED
-from ddp_operator.failures import describe_restart
 from ddp_operator.kubeobjects import find_trainer
 from ddp_operator.launcher.pod import decode_config
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decision import CreatePod
+from ddp_operator.status.failures import describe_restart
 from ddp_operator.status.lost_nodes import is_lost_with_node
 from ddp_operator.status.observation import State
 from ddp_operator.status.views import JobView, PodView

@@ -14,8 +14,8 @@ from ddp_operator.api.crd import print_columns
 from ddp_operator.api.status import Condition, LastFailure, Status
 from ddp_operator.cluster import Event
 from ddp_operator.contract.failure_table import CATEGORIES, CUDA, UNKNOWN
-from ddp_operator.failures import describe_failure, describe_restart
 from ddp_operator.status import conditions as c
+from ddp_operator.status.failures import describe_failure, describe_restart
 from ddp_operator.status.kueue import QUEUE_REASONS
 from ddp_operator.status.replacement import describe_replacement
 from ddp_operator.status.usage import purposes

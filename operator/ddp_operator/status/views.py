@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from ddp_operator import constants
-from ddp_operator.failures import KubeletEvidence, Termination, parse_termination
 from ddp_operator.kubeobjects import EPOCH, find_trainer, parse_time, scheduling_gates
+from ddp_operator.status.failures import KubeletEvidence, Termination, parse_termination
 
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 # The kubelet's message in the pause before the next try differs from that of the try by this prefix alone.

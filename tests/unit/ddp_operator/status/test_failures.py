@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ddp_operator import constants
-from ddp_operator.failures import Termination, parse_termination
+from ddp_operator.status.failures import Termination, parse_termination
 from tests.support.builders import NOW, last_words
 
 
