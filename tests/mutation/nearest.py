@@ -10,7 +10,6 @@ from tests.support import ROOT
 MODULES = (
     "operator/ddp_operator/status/*.py",
     "operator/ddp_operator/reconcile/*.py",
-    "operator/ddp_operator/progress.py",
     "operator/ddp_operator/kube/cluster.py",
     # What the launcher decides; what it does with processes is shown by the process tier.
     "operator/ddp_operator/contract/failure_record.py",
@@ -31,7 +30,6 @@ MODULES = (
 TESTS = {
     "operator": (
         *(f"unit/ddp_operator/{name}" for name in ("kube", "launcher", "reconcile", "report", "status", "view")),
-        *(f"unit/ddp_operator/test_{name}.py" for name in ("progress",)),
         "contract/test_cluster_contract.py",
     ),
     "trainer": (

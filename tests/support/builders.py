@@ -17,7 +17,7 @@ from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import Status
 from ddp_operator.cluster import Snapshot
 from ddp_operator.kubeobjects import format_time
-from ddp_operator.progress import Page
+from ddp_operator.status.metrics_page import Page
 from ddp_operator.status.observation import Observation, view_children
 from tests.support.launcher_config import encoded_config
 

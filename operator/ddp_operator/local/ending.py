@@ -20,10 +20,10 @@ from ddp_operator.api.status import ENDED_PHASES, LastFailure, Status
 from ddp_operator.cluster import claim_of, name_claim
 from ddp_operator.local.folder import RunFolder, choose_rate, read_rows
 from ddp_operator.local.screen import count
-from ddp_operator.progress import format_duration
 from ddp_operator.status import conditions
 from ddp_operator.status.attempts import fail
 from ddp_operator.status.failures import describe_detail, describe_end, describe_place
+from ddp_operator.status.metrics_page import format_duration
 from ddp_operator.status.observation import Observation, State
 
 _TRACEBACK_LINES = 15

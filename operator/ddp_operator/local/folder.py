@@ -20,7 +20,7 @@ import yaml
 
 from ddp_operator import constants
 from ddp_operator.api.status import ENDED_PHASES
-from ddp_operator.progress import Page, Rates
+from ddp_operator.status.metrics_page import Page, Rates
 
 COLUMNS: Final = {
     "time": None,  # Unix seconds

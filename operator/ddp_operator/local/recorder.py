@@ -12,8 +12,8 @@ from ddp_operator.local.cluster import LocalCluster
 from ddp_operator.local.folder import RunFolder
 from ddp_operator.local.job_controller import completion_index
 from ddp_operator.local.kubelet import name_file
-from ddp_operator.progress import Page, RateMeter, parse_page
 from ddp_operator.status.failures import parse_termination
+from ddp_operator.status.metrics_page import Page, RateMeter, parse_page
 
 _EVERY_SECONDS: Final = 1.0
 # Before the first page exists it is read more often: a user waits for it, and training has not started.

@@ -30,10 +30,10 @@ from ddp_operator.local.machine import describe_environment
 from ddp_operator.local.recorder import Recorder
 from ddp_operator.local.screen import NO_STEPS, LogFile, Tail, count, describe_wait, find_logs, format_line, is_silent
 from ddp_operator.local.store import workers_grace_of
-from ddp_operator.progress import Page, build_progress
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.status import conditions
 from ddp_operator.status.attempts import fail
+from ddp_operator.status.metrics_page import Page, build_progress
 from ddp_operator.status.observation import Observation, State
 from ddp_operator.status.ownership import exclusive_claim, explain_use
 from ddp_operator.status.progress import apply_metrics

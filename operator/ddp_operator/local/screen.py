@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ddp_operator.api.status import Status
-from ddp_operator.progress import Page
 from ddp_operator.status import conditions
 from ddp_operator.status.inputs import describe_progress
+from ddp_operator.status.metrics_page import Page
 
 _EVERY_SECONDS: Final = 0.2
 _BAR_SECONDS: Final = 5.0  # interval at which the state of a script's own progress bar is printed

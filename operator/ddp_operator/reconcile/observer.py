@@ -21,7 +21,6 @@ from ddp_operator.api.status import Profile, Straggler
 from ddp_operator.cluster import Cluster, ClusterError, Key, Object, Refused, Snapshot, owner_uids
 from ddp_operator.kubeobjects import scheduling_gates
 from ddp_operator.manifests.children import load_launcher
-from ddp_operator.progress import Page, PageParser, RateMeter
 from ddp_operator.reconcile.page_budget import (
     MAX_SECONDS_AT_ONCE,
     PAGES_AT_ONCE,
@@ -35,6 +34,7 @@ from ddp_operator.status.converge import scrape_interval
 from ddp_operator.status.decide import is_finished
 from ddp_operator.status.diagnosis import MOST_FAILURES, parse_restart_failures
 from ddp_operator.status.failures import Termination
+from ddp_operator.status.metrics_page import Page, PageParser, RateMeter
 from ddp_operator.status.node_health import LOOK_SECONDS, MOST_NODES, find_trouble, nodes_in_use
 from ddp_operator.status.observation import Children, Observation, Problem, Stall, view_children
 from ddp_operator.status.ownership import may_have_lost_labels

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from html import escape
 from operator import itemgetter
 
-from ddp_operator.progress import format_duration
 from ddp_operator.report.run import Mark, Point
+from ddp_operator.status.metrics_page import format_duration
 
 _WIDTH = 640
 _HEIGHT = 260

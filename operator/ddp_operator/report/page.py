@@ -11,10 +11,10 @@ from ddp_operator import __version__
 from ddp_operator.api.status import LastFailure, Progress
 from ddp_operator.local.ending import explain_interruption
 from ddp_operator.local.folder import choose_rate
-from ddp_operator.progress import format_duration
 from ddp_operator.report.charts import Series, TimeAxis, format_number, line_chart, stacked_chart
 from ddp_operator.report.run import Event, Mark, RankTime, Run, split_step_time
 from ddp_operator.status.failures import describe_detail, describe_place
+from ddp_operator.status.metrics_page import format_duration
 from ddp_operator.status.stragglers import RATIO
 from ddp_operator.view.why import explain_why
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from ddp_operator.api.job import JobSize
 from ddp_operator.api.status import Condition, ConditionStatus, Status
 from ddp_operator.kubeobjects import format_time, truncate
-from ddp_operator.progress import Page
+from ddp_operator.status.metrics_page import Page
 from ddp_operator.status.observation import Observation, Pods
 
 ACCEPTED: Final = "Accepted"

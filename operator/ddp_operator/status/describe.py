@@ -5,9 +5,9 @@ from msgspec.structs import replace
 from ddp_operator.api.spec import Code
 from ddp_operator.api.status import CodeStatus, Phase, PreflightStatus, Status, TrackingStatus
 from ddp_operator.kubeobjects import parse_time, truncate
-from ddp_operator.progress import Page, compute_goodput
 from ddp_operator.status.attempt_conditions import describe_conditions
 from ddp_operator.status.conditions import Fact, set_conditions
+from ddp_operator.status.metrics_page import Page, compute_goodput
 from ddp_operator.status.observation import Pods, State
 from ddp_operator.status.observed_attempt import ObservedAttempt, observe_attempt
 from ddp_operator.status.progress import without_eta

@@ -9,10 +9,10 @@ from ddp_operator.api.job import SILENT_POD_SECONDS, SILENT_START_SECONDS
 from ddp_operator.api.status import LastFailure
 from ddp_operator.contract.failure_table import CATEGORIES, IMAGE_PULL, NODE_LOST, OOM, PREEMPTED, UNKNOWN, Category
 from ddp_operator.kubeobjects import EPOCH, format_time, truncate
-from ddp_operator.progress import Page
 from ddp_operator.status import conditions as c
 from ddp_operator.status.failures import Termination, parse_termination
 from ddp_operator.status.lost_nodes import find_node_problem, is_lost_with_node
+from ddp_operator.status.metrics_page import Page
 from ddp_operator.status.observation import Pods
 from ddp_operator.status.views import JobView, NodeView, PodView
 

@@ -11,9 +11,9 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Nodes, Status, Straggler
 from ddp_operator.cluster import Snapshot, controller_of
-from ddp_operator.progress import Page, RankSample, StalledRank
 from ddp_operator.status.decision import Refusal
 from ddp_operator.status.failures import Termination
+from ddp_operator.status.metrics_page import Page, RankSample, StalledRank
 from ddp_operator.status.views import JobView, NodeView, PodView, view_job, view_pod
 
 

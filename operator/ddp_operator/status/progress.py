@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from ddp_operator.api.status import CheckpointStatus, Progress, Restarts, Status
 from ddp_operator.kubeobjects import truncate
-from ddp_operator.progress import Rates, build_checkpoint, build_progress
+from ddp_operator.status.metrics_page import Rates, build_checkpoint, build_progress
 from ddp_operator.status.observation import Pods
 
 

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from ddp_operator import constants
 from ddp_operator.api.status import LastFailure, LastRestart, Restarts, Status
 from ddp_operator.kubeobjects import EPOCH, truncate
-from ddp_operator.progress import Page
 from ddp_operator.status import conditions as c
 from ddp_operator.status.diagnosis import find_restart_cause
+from ddp_operator.status.metrics_page import Page
 from ddp_operator.status.observed_attempt import ObservedAttempt
 from ddp_operator.status.progress import count_in_place, take_final_progress
 from ddp_operator.status.replacement import is_consequence

@@ -13,9 +13,9 @@ from ddp_operator import constants
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Straggler
 from ddp_operator.kubeobjects import format_time
-from ddp_operator.progress import Page, RankSample, StalledRank, build_progress
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
+from ddp_operator.status.metrics_page import Page, RankSample, StalledRank, build_progress
 from ddp_operator.status.observation import Observation, Stall
 from ddp_operator.status.views import PodView
 

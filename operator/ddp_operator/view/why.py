@@ -14,9 +14,9 @@ import msgspec
 from ddp_operator.api.child_names import POD_SUFFIX
 from ddp_operator.api.status import Condition, LastFailure, PreflightStatus, Progress, Status
 from ddp_operator.kubeobjects import parse_time
-from ddp_operator.progress import format_duration
 from ddp_operator.status.conditions import CHANGE_PENDING, SIDECAR_RESTARTED, find_blocker, find_obstacle
 from ddp_operator.status.failures import describe_end, describe_failure, sentence
+from ddp_operator.status.metrics_page import format_duration
 
 _READ_LOGS: Final = "Read the end of its log: ddp logs {name}."
 _RESUME_FROM_CHECKPOINT: Final = "it resumes from its checkpoint if it keeps one on a claim or at a URL"

@@ -21,8 +21,8 @@ from ddp_operator.constants import ENV_INPUTS, ENV_PORT_FILE, ENV_TERMINATION_LO
 from ddp_operator.launcher.transfer import fetch, sources
 from ddp_operator.launcher.transfer.fetch import Fetch, InputState
 from ddp_operator.launcher.transfer.sources import FetchError
-from ddp_operator.progress import parse_page
 from ddp_operator.status.failures import parse_termination
+from ddp_operator.status.metrics_page import parse_page
 from tests.support.file_server import FileServer, serve_bytes, serve_file
 from tests.support.launcher_folder import delivered_launcher
 

@@ -6,7 +6,7 @@ import pytest
 
 from ddp_operator.launcher.progress.known_loops import LOOPS, find_total
 from ddp_operator.launcher.progress.log_patterns import KnownLoops
-from ddp_operator.progress import build_progress, parse_page
+from ddp_operator.status.metrics_page import build_progress, parse_page
 from tests.support import ROOT
 
 NOW = 1_700_000_000.0

@@ -39,7 +39,7 @@ from ddp_operator.launcher.progress.metrics import MetricsEndpoint, fetch_page, 
 from ddp_operator.launcher.rank.worker import _UNOBSERVED_MODULES, GroupRecorder
 from ddp_operator.launcher.supervisor import Supervisor
 from ddp_operator.launcher.torchrun.agent import AgentProcess
-from ddp_operator.progress import parse_page
+from ddp_operator.status.metrics_page import parse_page
 from tests.support.launcher_config import CONFIG, encoded_config, launcher_pod
 
 # ---- command lines

@@ -22,7 +22,7 @@ from ddp_operator.launcher.progress.log_patterns import (
     compile_log_pattern,
 )
 from ddp_operator.launcher.progress.output import Lines, keep_reading, read_last_lines, read_output
-from ddp_operator.progress import build_progress, parse_page
+from ddp_operator.status.metrics_page import build_progress, parse_page
 from tests.support.launcher_config import launcher_pod
 
 NOW = 1_700_000_000.0

@@ -33,7 +33,7 @@ from ddp_operator.launcher.network.probe import (
     sum_up,
 )
 from ddp_operator.launcher.pod import Pod, PreflightConfig
-from ddp_operator.progress import parse_page
+from ddp_operator.status.metrics_page import parse_page
 from tests.support.launcher_config import launcher_pod
 
 

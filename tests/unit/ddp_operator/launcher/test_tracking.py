@@ -19,7 +19,7 @@ from ddp_operator.launcher.rank.tracking import (
     start_tracking,
     wandb_url,
 )
-from ddp_operator.progress import parse_page
+from ddp_operator.status.metrics_page import parse_page
 
 RUN = "digits-1a2b3c4d"
 SERVER = "http://user:secret@mlflow.team:5000/base/"

@@ -16,7 +16,7 @@ from ddp_operator.launcher.files import read_json, write_json
 from ddp_operator.launcher.progress.metrics import MetricsEndpoint
 from ddp_operator.launcher.progress.trainer_status import TrainerStatus
 from ddp_operator.launcher.rank.worker import _set_status_variables
-from ddp_operator.progress import build_progress, parse_page
+from ddp_operator.status.metrics_page import build_progress, parse_page
 from tests.support import ROOT
 from tests.support.launcher_config import launcher_pod
 from tests.unit.test_docs import fenced

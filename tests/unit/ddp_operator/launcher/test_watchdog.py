@@ -38,7 +38,7 @@ from ddp_operator.launcher.watchdog.stall import (
     should_kill_workers,
     stall_grace_seconds,
 )
-from ddp_operator.progress import parse_page
+from ddp_operator.status.metrics_page import parse_page
 from tests.support.launcher_config import launcher_pod
 
 PLAN = WatchdogConfig(start_seconds=100, stall_seconds=10, checkpoint_seconds=50, action="Restart")

@@ -19,7 +19,7 @@ from ddp_operator.local.folder import COLUMNS, RunFolder, choose_rate, read_rows
 from ddp_operator.local.recorder import Recorder
 from ddp_operator.local.screen import Tail, find_logs
 from ddp_operator.local.store import Store
-from ddp_operator.progress import Page, Rates
+from ddp_operator.status.metrics_page import Page, Rates
 from tests.support.builders import hand_over
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)

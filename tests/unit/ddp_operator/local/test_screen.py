@@ -9,7 +9,7 @@ import pytest
 
 from ddp_operator.api.status import Condition, Progress, Status
 from ddp_operator.local.screen import LogFile, describe_wait, format_line, is_silent
-from ddp_operator.progress import Page
+from ddp_operator.status.metrics_page import Page
 from tests.support.builders import NOW
 
 

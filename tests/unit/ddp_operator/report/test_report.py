@@ -14,7 +14,6 @@ import yaml
 
 from ddp_operator.cli import main
 from ddp_operator.local.folder import COLUMNS, RunFolder
-from ddp_operator.progress import Page, Rates
 from ddp_operator.report import build_page, read_run
 from ddp_operator.report.charts import (
     Series,
@@ -37,6 +36,7 @@ from ddp_operator.report.run import (
     split_processes,
     split_step_time,
 )
+from ddp_operator.status.metrics_page import Page, Rates
 from tests.support.builders import NOW, resource
 
 FAILURE = {

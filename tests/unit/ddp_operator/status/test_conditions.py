@@ -7,8 +7,8 @@ import pytest
 
 from ddp_operator.api.job import JobSize
 from ddp_operator.api.status import Condition, Nodes, Status
-from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
+from ddp_operator.status.metrics_page import parse_page
 from ddp_operator.status.observation import Observation, Pods
 from ddp_operator.status.scheduling import describe_scheduling
 from ddp_operator.status.views import view_pod

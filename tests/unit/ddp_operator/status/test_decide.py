@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from ddp_operator import constants
 from ddp_operator.api.status import LastFailure, Restarts, Status
-from ddp_operator.progress import parse_page
 from ddp_operator.status.converge import scrape_interval
 from ddp_operator.status.decide import decide, is_finished
 from ddp_operator.status.decision import (
@@ -20,6 +19,7 @@ from ddp_operator.status.decision import (
     Refusal,
     SuspendJob,
 )
+from ddp_operator.status.metrics_page import parse_page
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
 
 STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)

@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from ddp_operator.api.status import Condition, LastFailure, Progress, Restarts, SlowestPair, Status
-from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import Decision
+from ddp_operator.status.metrics_page import parse_page
 from ddp_operator.status.transitions import transition_events
 from ddp_operator.status.views import NodeView, view_pod
 from ddp_operator.view.why import explain_why

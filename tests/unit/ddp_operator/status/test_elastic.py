@@ -16,10 +16,10 @@ from ddp_operator.launcher.pod import decode_config
 from ddp_operator.launcher.torchrun.rendezvous import Heartbeats, RendezvousQuorum
 from ddp_operator.launcher.torchrun.torchrun_patches import TorchrunPatches
 from ddp_operator.manifests.children import build_children
-from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import AT_ONCE, Decision, ResizeJob
+from ddp_operator.status.metrics_page import parse_page
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
 from tests.support.fake_cluster import ReconcilerHarness
 from tests.support.launcher_config import launcher_pod

@@ -10,9 +10,9 @@ from ddp_operator import constants
 from ddp_operator.api.status import Status
 from ddp_operator.kubeobjects import format_time
 from ddp_operator.manifests.children import build_children
-from ddp_operator.progress import parse_page
 from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import Decision
+from ddp_operator.status.metrics_page import parse_page
 from ddp_operator.status.transitions import transition_events
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
 from tests.support.fake_cluster import ReconcilerHarness

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 
 from ddp_operator.api.status import CheckpointStatus, LastFailure, Progress, Restarts, Status
 from ddp_operator.kubeobjects import format_time
-from ddp_operator.progress import parse_page
 from ddp_operator.status import lost_nodes
 from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import AT_ONCE, Decision, DeleteJob, FailPod
 from ddp_operator.status.diagnosis import build_node_failure
+from ddp_operator.status.metrics_page import parse_page
 from ddp_operator.status.transitions import transition_events
 from ddp_operator.status.views import NodeView, view_node, view_pod
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page

@@ -8,11 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from ddp_operator.api.status import LastRestart, Nodes, Restarts, Status
-from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import CreatePod, Decision, SuspendJob
 from ddp_operator.status.diagnosis import parse_restart_failures
+from ddp_operator.status.metrics_page import parse_page
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
 
 LATER = NOW + timedelta(seconds=9)

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from ddp_operator import constants
 from ddp_operator.api.status import CheckpointStatus, LastRestart, Progress, Status, Straggler
 from ddp_operator.kubeobjects import format_time
-from ddp_operator.progress import RankSample, StalledRank, compute_goodput, parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import Decision
+from ddp_operator.status.metrics_page import RankSample, StalledRank, compute_goodput, parse_page
 from ddp_operator.status.observation import Stall
 from ddp_operator.status.progress import without_eta
 from ddp_operator.status.stragglers import MAX_PODS, find_stragglers, is_stalled, sample_pods, stalled_since

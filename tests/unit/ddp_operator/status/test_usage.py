@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from ddp_operator import constants
 from ddp_operator.api.status import ENDED_PHASES, LostUsage, Profile, Status, Usage
-from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import SuspendResource
+from ddp_operator.status.metrics_page import parse_page
 from ddp_operator.status.observation import Stall
 from ddp_operator.status.stragglers import is_stalled, stalled_since
 from ddp_operator.status.transitions import Used, find_transitions, is_minor_change

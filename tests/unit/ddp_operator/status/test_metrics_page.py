@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.status import Progress
-from ddp_operator.progress import (
+from ddp_operator.status.metrics_page import (
     Page,
     PageParser,
     RateMeter,
