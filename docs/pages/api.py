@@ -24,7 +24,7 @@ from ddp_operator.contract.failure_table import (
     SIGNIFICANT_SECONDS,
 )
 from ddp_operator.launcher.failures.rules import AT_START
-from docs.pages.failures import list_categories, list_exit_codes
+from docs.pages.failures import list_categories
 from docs.pages.limits import LIMITS
 
 _HEAD: Final = f"""\
@@ -32,11 +32,13 @@ _HEAD: Final = f"""\
 
 <!-- Generated from operator/ddp_operator/api by `make generate`. Do not edit. -->
 
-`apiVersion: {constants.API_VERSION}`, in a namespace; for kubectl also {" and ".join(constants.SHORT_NAMES)}.
-`kubectl explain ddp.spec` says the same in a cluster. A field that is not here is refused, by name. Numbers with a
-fraction are strings in `status`, and times are RFC 3339 in UTC, as in all of Kubernetes' own resources.
+A namespaced resource with `apiVersion: {constants.API_VERSION}` and the short names
+{" and ".join(f"`{name}`" for name in constants.SHORT_NAMES)}. `kubectl explain ddp.spec` prints these descriptions.
 
-The scale subresource is `spec.nodes`: `kubectl scale ddp/NAME --replicas=4` and a HorizontalPodAutoscaler work on it.
+The API server refuses unknown fields and names them. As in other Kubernetes resources, numbers with a fraction are
+strings in `status`, and times are RFC 3339 in UTC.
+
+The scale subresource is `spec.nodes`, for `kubectl scale ddp/NAME --replicas=4` and a HorizontalPodAutoscaler.
 """
 
 
@@ -48,8 +50,13 @@ def write_page() -> str:
         lines += [f"## {part}", "", f"{title}.", "", "| field | type | default | meaning |", "|---|---|---|---|"]
         lines += [_row(*entry) for entry in _walk(properties[part], part)]
         lines.append("")
-    lines += ["## Rules", "", "Beyond types and choices; `kubectl apply` and `ddp render` refuse in these words.", ""]
-    lines += ["| where | refusal |", "|---|---|"]
+    lines += [
+        "## Rules",
+        "",
+        "In addition to types and choices. `kubectl apply` and `ddp render` print these messages.",
+        "",
+    ]
+    lines += ["| field | message |", "|---|---|"]
     for rule in RULES:
         where = (rule.at + rule.field).strip(".")
         lines.append(f"| `{where}` | {_cell(rule.message)} |")
@@ -63,8 +70,8 @@ def write_page() -> str:
 
 def _write_limits() -> Iterator[str]:
     yield from ("## Limits that can end a job", "")
-    yield from ("What follows is the reason of the condition Failed, or as it says.", "")
-    yield from ("| limit | value | what follows | where to change it |", "|---|---|---|---|")
+    yield from ("A name in the third column is the reason of the condition `Failed`.", "")
+    yield from ("| limit | value | result | set by |", "|---|---|---|---|")
     for limit in LIMITS:
         change = re.sub(r"spec\.[\w.]+", r"`\g<0>`", limit.change)
         what = re.sub(r"spec\.[\w.]+", r"`\g<0>`", limit.what)
@@ -76,51 +83,54 @@ def _write_failures() -> Iterator[str]:
     yield from (
         "## Failures",
         "",
-        "`status.lastFailure.category`. The root cause is the earliest failure that is not secondary. A symptom is",
-        "what a rank reports after losing a peer: an earlier loss of a pod or a node explains it.",
-        "Only a failure of the script's own ends the job when it repeats without progress.",
+        "`status.lastFailure.category`. The root cause is the earliest failure that is not secondary. A rank reports a",
+        "*symptom* after losing a peer; if a pod or node was lost before, that loss is the cause. Only failures of the",
+        "kind *script* end the job when they repeat without progress. [Remedies](troubleshooting.md#it-fails),",
+        "[exit codes](pod-contract.md#exit-codes-of-the-launcher).",
         "",
     )
     yield from list_categories()
-    yield from ("", "A training pod ends with one of these exit codes, which a script may use too:", "")
-    yield from list_exit_codes()
-    yield from ("", "## What is retried", "", *_RETRIED_INTRODUCTION, "")
-    yield from ("| what failed | in the same pods | with new pods | ends the job |", "|---|---|---|---|")
+    yield from ("", "## Restarts", "", *_RETRIED_INTRODUCTION, "")
+    yield from ("| failure | restart in the same pods | restart with new pods | job fails |", "|---|---|---|---|")
     yield from (f"| {' | '.join(cells)} |" for cells in _list_retries())
 
 
 _RETRIED_INTRODUCTION = (
-    "A failure is answered in the same pods where that can help: their agents start all workers again, at once, and",
-    "meet at pod 0. The Job stays, with its place in a queue and its nodes. It is answered by a new attempt, a Job",
-    "with new pods, where the pods may be the cause. Both count towards `recovery.maxRestarts`, and",
-    "`status.lastRestart.level` says which it was. Each time one line tells so, in an Event, and of a new attempt in",
-    "the condition `Restarting` and on the screen of `ddp run`: `restart 2 of 3: UserError (rank 1): KeyError: 10;",
-    "from step 400`, where the step is that of the newest checkpoint that is known. `ddp run` retries only what the",
-    "file or `--max-restarts` asks for.",
-    "A step beyond the farthest one is progress, from whatever [source](your-script.md). Of a script that shows none,",
-    f"so are {SIGNIFICANT_SECONDS:g} seconds, unless the same failure comes after the same time again.",
+    "If it can help, the torchrun agents restart all workers in the same pods, at once. The Job keeps its nodes and",
+    "its admission to a queue. If the pods may be the cause, the operator starts a new attempt: a Job with new pods.",
+    "Both count towards `recovery.maxRestarts`; `status.lastRestart.level` has the kind. The operator reports each",
+    "restart in an Event, and a new attempt also in the condition `Restarting`. `ddp run` prints the same line:",
+    "`restart 2 of 3: UserError (rank 1): KeyError: 10; from step 400`, with the step of the newest known checkpoint.",
+    "Under `ddp run` the default of `recovery.maxRestarts` is 0.",
+    "",
+    "Progress is a step beyond the highest step so far, from any [source](your-script.md). If the script reports no",
+    f"steps, {SIGNIFICANT_SECONDS:g} seconds of running are progress, unless the same failure recurs after the same time.",
 )
 
 
 def _list_retries() -> Iterator[tuple[str, str, str, str]]:
-    """Yield what failed, how often it is retried on which level, and what ends the job."""
+    """Yield the rows: the failure, when it leads to a restart of each kind, and when it ends the job."""
     recovery = Recovery()
-    free = (PREEMPTED, NODE_LOST)
     codes = ", ".join(map(str, (EXIT_USER_ERROR, *recovery.non_retryable_exit_codes)))
     yield f"a script that cannot start: {', '.join(AT_START)}; exit codes {codes}", "no", "no", "at once"
-    counted = [one for one in CATEGORIES.values() if one not in (*free, IMAGE_PULL)]
-    row = f"{CRASH_LOOP_FAILURES} in a row without progress, or more than `maxRestarts` since progress was saved"
-    for own, more in ((True, "the same failure twice without progress; "), (False, "")):
-        names = ", ".join(f"`{one.name}`" for one in counted if one.own == own and one is not CUDA)
-        yield names, "first", "without a step since the last restart", more + row
-    yield f"`{CUDA.name}`, `{OOM.name}` where the kernel has killed the rank", "no", "first", row
-    yield "a pod or its launcher that was killed", "no", "first", row
-    yield ", ".join(f"`{one.name}`" for one in free), "no", "each time, not counted", "never"
-    yield f"`{IMAGE_PULL.name}`", "no", "the kubelet goes on trying", "`pendingDeadlineSeconds`"
+
+    not_counted = (PREEMPTED, NODE_LOST)
+    counted = [category for category in CATEGORIES.values() if category not in (*not_counted, IMAGE_PULL, CUDA)]
+    limits = f"{CRASH_LOOP_FAILURES} in a row without progress, or more than `maxRestarts` since a checkpoint advanced"
+    second = "if no step was made since the last restart"
+    script = ", ".join(f"`{category.name}`" for category in counted if category.own)
+    yield script, "first", second, f"the same failure twice without progress; {limits}"
+    outside = ", ".join(f"`{category.name}`" for category in counted if not category.own)
+    yield outside, "first", second, limits
+
+    yield f"`{CUDA.name}`, `{OOM.name}` if the kernel killed the rank", "no", "first", limits
+    yield "a killed pod or launcher", "no", "first", limits
+    yield ", ".join(f"`{category.name}`" for category in not_counted), "no", "always, not counted", "never"
+    yield f"`{IMAGE_PULL.name}`", "no", "the kubelet retries", "after `pendingDeadlineSeconds`"
 
 
 def _walk(schema: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
-    """Yield every field with its schema, and whether it must be given."""
+    """Yield every field with its path, its schema, and whether it is required."""
     for name, field in schema.get("properties", {}).items():
         below = f"{path}.{name}"
         yield below, field, name in schema.get("required", ())

@@ -1,4 +1,4 @@
-"""The tables of failures in docs/api.md and docs/troubleshooting.md, from the table and the texts of the launcher."""
+"""Tables of failures in docs/api.md and docs/troubleshooting.md, from ``failure_table`` and the launcher's texts."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _SITUATIONS: Final = (
 
 def list_categories() -> Iterator[str]:
     """Yield the table of categories for docs/api.md."""
-    yield from ("| category | what failed | kind | what to do, where nothing better is known |", "|---|---|---|---|")
+    yield from ("| category | what failed | kind |", "|---|---|---|")
     for category in CATEGORIES.values():
         kind = ""
         if category.symptom:
             kind = "symptom"
         elif category.own:
-            kind = "the script's own"
-        yield f"| `{category.name}` | {category.meaning} | {kind} | {category.remedy} |"
+            kind = "script"
+        yield f"| `{category.name}` | {category.meaning} | {kind} |"
 
 
 def list_causes() -> Iterator[str]:
@@ -55,7 +55,7 @@ def list_causes() -> Iterator[str]:
 
 def list_exit_codes() -> Iterator[str]:
     """Yield the table of the launcher's exit codes."""
-    yield from ("| exit code | category, where nothing more is known | another attempt |", "|---|---|---|")
+    yield from ("| exit code | category, if no other reason is known | another attempt |", "|---|---|---|")
     for outcome in EXIT_CODES.values():
         follows = "no" if outcome.exit_code == EXIT_USER_ERROR else "yes"
         secondary = ", secondary" if outcome.secondary else ""

@@ -1,4 +1,4 @@
-"""The limits that can end a job, or an attempt of it: the rows of a table of docs/api.md."""
+"""The limits that can end a job or an attempt: a table of docs/api.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddp_operator.launcher.torchrun.rendezvous import FREE_RESTARTS
 
 
 class Limit(NamedTuple):
-    """A row: ``reason`` is that of the condition Failed, else what follows; ``change``: where."""
+    """A row. ``reason``: of the condition Failed, or another result. ``change``: the field that sets the limit."""
 
     what: str
     value: object
@@ -19,57 +19,58 @@ class Limit(NamedTuple):
     change: str = "fixed"
 
 
-_RECOVERY, _WATCHDOG = "spec.recovery", "spec.watchdog"
+_RECOVERY: Final = "spec.recovery"
+_WATCHDOG: Final = "spec.watchdog"
 LIMITS: Final = (
     Limit(
-        "restarts after failures, on either level, since checkpoints last advanced by spec.recovery.resetAfterSteps",
+        "restarts after failures of both kinds, since a checkpoint last advanced by spec.recovery.resetAfterSteps",
         Recovery().max_restarts,
         "RestartBudgetExhausted",
         f"{_RECOVERY}.maxRestarts",
     ),
-    Limit("failures in a row without a step beyond the farthest one", CRASH_LOOP_FAILURES, "CrashLoop"),
+    Limit("failures in a row without progress", CRASH_LOOP_FAILURES, "CrashLoop"),
     Limit(
-        "the same failure of the script without a step in between",
+        "occurrences of the same failure of the script without progress in between",
         2,
         "RepeatedFailure",
-        "fixed; a script that exits with 82 is tried again",
+        "fixed; exit code 82 is exempt",
     ),
     Limit(
-        "seconds after which workers that report no steps count as having made progress",
+        "seconds of running that count as progress if the workers report no steps",
         f"{SIGNIFICANT_SECONDS:g}",
-        "the two rows above do not apply",
+        "the two limits above do not apply",
     ),
     Limit(
-        "exit codes of the script after which no restart is tried",
+        "exit codes of the script without a restart",
         ", ".join(map(str, Recovery().non_retryable_exit_codes)),
         "UserError",
         f"{_RECOVERY}.nonRetryableExitCodes",
     ),
     Limit(
-        "of these, restarts in the same pods, in an attempt (0 with the static rendezvous)",
-        "all that are left",
+        "restarts in the same pods in an attempt (0 with the static rendezvous)",
+        "the rest of maxRestarts",
         "the next failure gets new pods",
-        f"{_RECOVERY}.inPlaceRestarts, which is then a budget of its own",
+        f"{_RECOVERY}.inPlaceRestarts, which is then a separate limit",
     ),
     Limit(
-        "failures in a row without a step beyond the farthest one that are answered in the same pods",
+        "failures in a row without progress that lead to a restart in the same pods",
         CRASH_LOOP_FAILURES - 2,
-        "the next one gets new pods",
-        f"any number where {_RECOVERY}.inPlaceRestarts is set",
+        "the next failure gets new pods",
+        f"no limit if {_RECOVERY}.inPlaceRestarts is set",
     ),
     Limit(
-        "restarts in the same pods of an elastic job, in an attempt, because pods came, left or lost a peer",
+        "restarts in the same pods in an attempt of an elastic job, because pods joined, left or lost a peer",
         FREE_RESTARTS,
-        "further ones use up the row above",
+        "further restarts count towards the restarts in the same pods",
     ),
     Limit(
         "restarts of all pods after disruptions, lost nodes, a change of spec.nodes or a resumption",
         "no limit",
         "",
-        f"{_RECOVERY}.countDisruptions counts the first two as failures",
+        f"{_RECOVERY}.countDisruptions: the first two count towards maxRestarts",
     ),
     Limit(
-        "seconds in which all pods must join the rendezvous",
+        "seconds for all pods to join the rendezvous",
         Rendezvous().join_timeout_seconds,
         "a failure (Network)",
         "spec.rendezvous.joinTimeoutSeconds",
@@ -83,20 +84,20 @@ LIMITS: Final = (
         f"{_WATCHDOG}.checkpointSeconds",
     ),
     Limit(
-        "seconds that a pod on a lost node may hold up the job",
+        "seconds to wait for a terminating pod on a lost node",
         Recovery().force_delete_after_seconds,
-        "a restart of all pods that is not counted",
+        "a restart with new pods, not counted",
         f"{_RECOVERY}.forceDeleteAfterSeconds",
     ),
     Limit(
-        "seconds to wait for the root cause where only secondary failures are reported and a pod is silent",
+        "seconds to wait for the root cause while pods report only secondary failures and one pod reports nothing",
         f"{SILENT_POD_SECONDS} ({SILENT_START_SECONDS} for a pod that has not run yet)",
-        "the failure counts as it was reported",
+        "the failure counts as reported",
     ),
-    Limit("minutes that GPUs may be held without a step", "no limit", "Idle, or suspended", "spec.idle"),
+    Limit("minutes that pods may hold GPUs without a step", "no limit", "condition Idle, or suspension", "spec.idle"),
     Limit("seconds that the job may be active", "no limit", "DeadlineExceeded", "spec.activeDeadlineSeconds"),
     Limit(
-        "seconds that an attempt may wait for all of its pods to run",
+        "seconds that an attempt may wait for all its pods to run",
         "no limit",
         "PendingDeadlineExceeded",
         "spec.pendingDeadlineSeconds",

@@ -69,7 +69,7 @@ def _convert_struct(info: mi.StructType) -> dict[str, Any]:
             if field.default is not None:
                 child["default"] = msgspec.json.decode(msgspec.json.encode(field.default))
         elif field.default_factory is not msgspec.NODEFAULT:
-            # An empty object here lets the API server fill in the defaults of the level below.
+            # With an empty object here the API server fills in the defaults of the level below.
             child["default"] = {}
         elif field.required:
             required.append(field.encode_name)
@@ -81,7 +81,7 @@ def _convert_struct(info: mi.StructType) -> dict[str, Any]:
 
 
 def without_defaults(schema: Any) -> Any:
-    """Return a copy without ``default``: a default in the status would state facts that nobody observed."""
+    """Return a copy without ``default``: a default in the status would look like an observation."""
     if not isinstance(schema, dict):
         return schema
     return {name: without_defaults(value) for name, value in schema.items() if name != "default"}
@@ -100,13 +100,13 @@ def build_spec_schema() -> dict[str, Any]:
     required.remove("profileRef.name")
     spec["properties"]["profileRef"]["required"] = ["name"]
 
-    # `required` in the schema would apply to jobs with a profile too, so a CEL rule checks the others.
+    # `required` in the schema would apply to jobs with a profile too, so a CEL rule checks these fields.
     checks = {path: _is_set_or_not_needed(path) for path in required}
     missing = " + ".join(f"({check} ? '' : 'spec.{path} ')" for path, check in checks.items())
     spec["x-kubernetes-validations"] = [
         {
             "rule": f"has(self.profileRef) || ({' && '.join(checks.values())})",
-            "message": f"{', '.join(required)} have no default; add what is missing, or name a profile that has it",
+            "message": f"{', '.join(required)} have no default; add them, or name a profile that has them",
             "messageExpression": f"({missing}).trim().replace(' ', ', ')"
             " + ': no default; add it, or name a profile that has it in spec.profileRef'",
             "reason": "FieldValueRequired",
@@ -272,7 +272,7 @@ def build_profile_schema() -> dict[str, Any]:
     in_template = r"^template[.](spec|metadata)([.][A-Za-z]+|\[[^\[\]]+\])*$"
     locked = {
         "type": "array",
-        "description": "Fields that a job may not set to another value than the one below job; if job has no value, "
+        "description": "Fields that a job may not change. If job below has a value, the job may repeat it; otherwise "
         "the job may not set the field. Examples: recovery.maxRestarts, template.spec.nodeSelector, "
         "template.spec.containers[trainer].env[NCCL_DEBUG]. [NAME] selects an item by its name, or a member of any "
         "name.",
@@ -283,7 +283,7 @@ def build_profile_schema() -> dict[str, Any]:
             {
                 "rule": f"self.all(path, path in {lockable} || path.matches(r'{in_template}'))",
                 "message": "must be fields of a job's spec without the leading spec., such as recovery.maxRestarts or "
-                f"template.spec.nodeSelector, except {', '.join(NOT_OF_PROFILES)}; correct or remove the others",
+                f"template.spec.nodeSelector, except {', '.join(NOT_OF_PROFILES)}; correct or remove every other path",
             }
         ],
     }

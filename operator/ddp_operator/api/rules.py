@@ -226,7 +226,7 @@ RULES: tuple[CelRule, ...] = (
     *(
         CelRule(
             f"spec.recovery.nodeHealth.{name}",
-            "size(self) <= 32 && self.all(one, size(one) >= 1 && size(one) <= 316)",
+            "size(self) <= 32 && self.all(name, size(name) >= 1 && size(name) <= 316)",
             "must have at most 32 names of 1 to 316 characters; change them",
         )
         for name in ("conditions", "taints")
@@ -237,7 +237,7 @@ RULES: tuple[CelRule, ...] = (
     CelRule(
         "spec.recovery.nonRetryableExitCodes",
         "self.all(c, c >= 1 && c <= 255)",
-        "must contain exit codes between 1 and 255; remove the others",
+        "must contain only exit codes between 1 and 255; remove all other values",
     ),
     *(
         _between(f"spec.watchdog.{name}", 1, _YEAR, "to only report hangs, set action: Report")

@@ -441,7 +441,10 @@ class Spec(SpecFields, frozen=True, kw_only=True):
     shm: Shm = field(default_factory=Shm)
     recovery: Recovery = field(default_factory=Recovery)
     watchdog: Watchdog = field(default_factory=Watchdog)
-    idle: Annotated[Idle | None, Meta(description="Unset: the job may hold GPUs as long as it is active.")] = None
+    idle: Annotated[
+        Idle | None,
+        Meta(description="Limit of the time for which pods may hold GPUs without a step. Unset: no limit."),
+    ] = None
     preflight: Preflight = field(default_factory=Preflight)
     network: Annotated[Network | None, Meta(description="Unset: NCCL selects the network (profile auto).")] = None
     checkpoint: Checkpoint | None = None

@@ -80,9 +80,9 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script or module: the words after ``python``, the job's name, and the script's known options."""
+    """A script or module: the command line after ``python``, the job's name, and the script's known options."""
 
-    words: Sequence[str]
+    command: Sequence[str]
     name: str
     options: Sequence[Option] = ()
 
@@ -133,7 +133,7 @@ def write_manifest(
     procs: int | str = "auto",
 ) -> str:
     """Return the YAML of a job that runs a script, with comments for a first-time reader. ``gpus``: of each pod."""
-    command = ", ".join(json.dumps(word) if _needs_quotes(word) else word for word in ("python3", *script.words))
+    command = ", ".join(json.dumps(word) if _needs_quotes(word) else word for word in ("python3", *script.command))
     limits = f'resources: {{limits: {{nvidia.com/gpu: "{gpus}"}}}}'
     lines = [
         "apiVersion: ddp-operator.dev/v1alpha1",
@@ -147,7 +147,7 @@ def write_manifest(
         "    spec:",
         "      containers:",
         "        - name: trainer",
-        f"          # An image with Python and PyTorch. It contains {script.words[-1]}, or --workdir adds it.",
+        f"          # An image with Python and PyTorch. It contains {script.command[-1]}, or --workdir adds it.",
         f"          image: {image}",
         f"          command: [{command}]",
         f"          args: {json.dumps(list(args))}",

@@ -17,7 +17,7 @@ from ddp_operator import constants
 from ddp_operator.api.child_names import is_reserved_variable
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.manifests.torchrun import OWNED_FLAGS
-from ddp_operator.manifests.typed_torchrun import count_launcher_words, split_flags
+from ddp_operator.manifests.typed_torchrun import count_launcher_arguments, split_flags
 
 Object = dict[str, Any]
 
@@ -239,7 +239,7 @@ def _convert_command(done: Conversion, container: Object) -> None:
     if stripped != line:
         container["command"] = stripped
         container.pop("args", None)
-    elif "procPerNode" not in done.resource["spec"] and not count_launcher_words(bare):
+    elif "procPerNode" not in done.resource["spec"] and not count_launcher_arguments(bare):
         done.resource["spec"]["procPerNode"] = 1
         done.note("command", "does not run torchrun: one process per pod; procPerNode: gpu starts one for each GPU")
 
@@ -263,7 +263,7 @@ def _unwrap_shell(line: Sequence[str]) -> list[str] | None:
 
 def _strip_torchrun(done: Conversion, line: Sequence[str]) -> list[str]:
     """Return torchrun's command line without the flags that the operator sets."""
-    start = count_launcher_words(line)
+    start = count_launcher_arguments(line)
     if not start:
         return list(line)
     flags, rest = split_flags(line[start:], until_script=True)
@@ -275,7 +275,7 @@ def _strip_torchrun(done: Conversion, line: Sequence[str]) -> list[str]:
         done.note("command", f"{names}: left out, the operator sets them")
     if any(flag.name == "no-python" for flag in owned):
         return rest
-    kept = [word for flag in flags if flag not in owned for word in flag.words]
+    kept = [argument for flag in flags if flag not in owned for argument in flag.arguments]
     return [*line[:start], *kept, *rest]
 
 

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="REPOSITORY[:TAG]",
         help="push the packed folder to this registry repository; the cluster needs image volumes",
     )
-    parser.add_argument("--dry-run", action="store_true", help="only let the API server check the job")
+    parser.add_argument("--dry-run", action="store_true", help="create nothing; the API server only checks the job")
     parser.add_argument("-w", "--watch", action="store_true", help="watch the job until it ends")
     add_output_argument(parser)
     add_cluster_arguments(parser)
@@ -84,6 +84,6 @@ def _read_manifest(arguments: argparse.Namespace) -> tuple[str, Path | None]:
         if script_options:
             raise CommandError(f"{script_options[0]}: only for a script; set the field in {arguments.file} instead")
         return read_file(arguments.file), None
-    folder = arguments.workdir or default_folder(None if script.words[0] == "-m" else script.words[0])
+    folder = arguments.workdir or default_folder(None if script.command[0] == "-m" else script.command[0])
     script = replace(place_script(script, folder), name=arguments.name or script.name)
     return write_manifest(script, arguments.extra, **options), folder

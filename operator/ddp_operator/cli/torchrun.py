@@ -8,7 +8,7 @@ from typing import Final
 from ddp_operator.manifests.typed_torchrun import (
     FORM_FLAGS,
     TypedFlag,
-    count_launcher_words,
+    count_launcher_arguments,
     is_interpreter,
     split_flags,
 )
@@ -31,28 +31,28 @@ _NOT_A_LAUNCHER: Final = (".py", ".yaml", ".yml", ".json")
 
 @dataclass(frozen=True, slots=True)
 class _Translation:
-    """What replaces a command line: words for `ddp`, arguments of the script, and torchrun's flags to explain."""
+    """The replacement of a command line: arguments of `ddp` and of the script, and the torchrun flags to explain."""
 
-    words: list[str]
+    arguments: list[str]
     script_arguments: list[str]
     flags: list[TypedFlag]
     reasons: list[str] = field(default_factory=list)
 
 
-def explain_torchrun(command: str, words: Sequence[str], unknown: Sequence[str], extra: Sequence[str]) -> str:
+def explain_torchrun(command: str, arguments: Sequence[str], unknown: Sequence[str], extra: Sequence[str]) -> str:
     """Return the command line to type instead of one with torchrun or its flags; empty where there are none.
 
-    ``words``: those after ``command``. ``unknown``: those of them that the command does not know. ``extra``: those
+    ``arguments``: after ``command``. ``unknown``: those that the command does not know. ``extra``: those
     after --.
     """
     if command not in _RENAMED:
         return ""
     renamed = _RENAMED[command]
-    translation = _translate_launcher(words) or _translate_flags(words, unknown)
+    translation = _translate_launcher(arguments) or _translate_flags(arguments, unknown)
     if translation is None:
         return ""
 
-    line = ["ddp", command, *translation.words, *_rename_flags(translation.flags, renamed)]
+    line = ["ddp", command, *translation.arguments, *_rename_flags(translation.flags, renamed)]
     script_arguments = [*translation.script_arguments, *extra]
     if script_arguments:
         line += ["--", *script_arguments]
@@ -60,61 +60,61 @@ def explain_torchrun(command: str, words: Sequence[str], unknown: Sequence[str],
     return f"{'; '.join(reasons)}. Type: {shlex.join(line)}"
 
 
-def _translate_launcher(words: Sequence[str]) -> _Translation | None:
+def _translate_launcher(arguments: Sequence[str]) -> _Translation | None:
     """Translate ``ddp run torchrun [flags] script …``; None: no launcher is named."""
-    start, end = _find_launcher(words)
+    start, end = _find_launcher(arguments)
     if start == end:
         return None
-    flags, rest = split_flags(words[end:], until_script=True)
+    flags, rest = split_flags(arguments[end:], until_script=True)
     script = rest[:1] or ["train.py"]
     is_module = any(flag.name in ("module", "m") for flag in flags)
     return _Translation(
-        words=[*words[:start], *(["-m"] if is_module else []), *script],
+        arguments=[*arguments[:start], *(["-m"] if is_module else []), *script],
         script_arguments=rest[1:],
         flags=flags,
-        reasons=[f"{' '.join(words[start:end])}: ddp starts the script with torchrun itself; name only the script"],
+        reasons=[f"{' '.join(arguments[start:end])}: ddp starts the script with torchrun itself; name only the script"],
     )
 
 
-def _translate_flags(words: Sequence[str], unknown: Sequence[str]) -> _Translation | None:
-    """Translate ``ddp run script --nproc_per_node 2``; None: no flag of torchrun is among the unknown words."""
-    typed = {word.partition("=")[0] for word in unknown}
-    flags, line = split_flags(words, only=typed)
+def _translate_flags(arguments: Sequence[str], unknown: Sequence[str]) -> _Translation | None:
+    """Translate ``ddp run script --nproc_per_node 2``; None: no flag of torchrun is among the unknown arguments."""
+    typed = {argument.partition("=")[0] for argument in unknown}
+    flags, line = split_flags(arguments, only=typed)
     if not flags:
         return None
     script_arguments = split_flags(unknown, only=typed).rest
-    for word in reversed(script_arguments):
-        last = len(line) - 1 - line[::-1].index(word)
+    for argument in reversed(script_arguments):
+        last = len(line) - 1 - line[::-1].index(argument)
         del line[last]
     return _Translation(line, script_arguments, flags)
 
 
-def _find_launcher(words: Sequence[str]) -> tuple[int, int]:
-    """Return where torchrun or Python is named in place of a script, and the end of that; equal if nowhere."""
-    for index, word in enumerate(words):
-        length = count_launcher_words(words[index:])
-        if not length and is_interpreter(word):
+def _find_launcher(arguments: Sequence[str]) -> tuple[int, int]:
+    """Return start and end of the arguments that name torchrun or Python instead of a script; equal if none do."""
+    for index, argument in enumerate(arguments):
+        length = count_launcher_arguments(arguments[index:])
+        if not length and is_interpreter(argument):
             length = 1
         if length:
             return index, index + length
-        if word == "-m" or word.endswith(_NOT_A_LAUNCHER):
+        if argument == "-m" or argument.endswith(_NOT_A_LAUNCHER):
             break
     return 0, 0
 
 
 def _rename_flags(flags: Iterable[TypedFlag], renamed: Mapping[str, str]) -> list[str]:
-    """Return the flags that `ddp` has too, by its names."""
-    words: list[str] = []
+    """Return the flags that `ddp` also has, under the names of `ddp`."""
+    arguments: list[str] = []
     for flag in flags:
         if flag.name not in renamed:
             continue
         value = flag.value
         if flag.name in _NUMBERS:
-            value = value.partition(":")[0]  # of an elastic size, the minimum
+            value = value.partition(":")[0]  # the minimum of an elastic size
             value = value if value.isdigit() else ""
         if value:
-            words += [renamed[flag.name], value]
-    return words
+            arguments += [renamed[flag.name], value]
+    return arguments
 
 
 def _explain_flags(flags: Sequence[TypedFlag], renamed: Mapping[str, str]) -> list[str]:

@@ -44,6 +44,6 @@ def read_workdir(arguments: argparse.Namespace, folder: Path | None = None) -> W
 
 def place_script(script: Script, workdir: Path) -> Script:
     """Return the script with its path relative to ``workdir``, where a pod starts. Raises: ClientError."""
-    if script.words[0] == "-m":
+    if script.command[0] == "-m":
         return script
-    return replace(script, words=(Workdir(workdir).place(script.words[0]),))
+    return replace(script, command=(Workdir(workdir).place(script.command[0]),))

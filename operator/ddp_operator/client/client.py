@@ -126,7 +126,7 @@ class Client:
         """Create the job of a YAML file, of YAML text or of a dict, with the file's other objects, and return it.
 
         ``workdir``, ``include``, ``pip``, ``code_claim``, ``code_image``: as in `train`; default: no folder.
-        ``dry_run``: only let the API server check the job. ``note`` receives a line about each other object.
+        ``dry_run``: create nothing; the API server only checks the job. ``note`` receives a line per other object.
 
         Raises: Conflict, ClientError.
         """

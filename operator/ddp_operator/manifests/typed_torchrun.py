@@ -27,52 +27,54 @@ class TypedFlag:
     typed: str
     """The flag without its value, as typed."""
     value: str
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     """The flag and its value, as typed."""
 
 
 class TypedLine(NamedTuple):
-    """The flags of torchrun in a command line, and its other words in order."""
+    """The flags of torchrun in a command line, and its other arguments in order."""
 
     flags: list[TypedFlag]
     rest: list[str]
 
 
-def is_interpreter(word: str) -> bool:
-    """Return whether a word is a Python interpreter, such as /usr/bin/python3.11."""
-    return _INTERPRETER.fullmatch(posixpath.basename(word)) is not None
+def is_interpreter(argument: str) -> bool:
+    """Return whether an argument is a Python interpreter, such as /usr/bin/python3.11."""
+    return _INTERPRETER.fullmatch(posixpath.basename(argument)) is not None
 
 
-def count_launcher_words(words: Sequence[str]) -> int:
-    """Return how many of the first words start torchrun: ``torchrun``, or ``[python] -m torch.distributed.run``."""
-    if not words:
+def count_launcher_arguments(arguments: Sequence[str]) -> int:
+    """Return how many of the first arguments start torchrun: ``torchrun``, or ``[python] -m torch.distributed.run``."""
+    if not arguments:
         return 0
-    if posixpath.basename(words[0]) == "torchrun":
+    if posixpath.basename(arguments[0]) == "torchrun":
         return 1
-    start = 1 if is_interpreter(words[0]) else 0
-    module = list(words[start : start + 2])
+    start = 1 if is_interpreter(arguments[0]) else 0
+    module = list(arguments[start : start + 2])
     is_torchrun = len(module) == 2 and module[0] == "-m" and module[1] in TORCHRUN_MODULES
     return start + 2 if is_torchrun else 0
 
 
-def split_flags(words: Sequence[str], *, until_script: bool = False, only: Collection[str] | None = None) -> TypedLine:
-    """Separate torchrun's flags from the other words.
+def split_flags(
+    arguments: Sequence[str], *, until_script: bool = False, only: Collection[str] | None = None
+) -> TypedLine:
+    """Separate torchrun's flags from the other arguments.
 
-    ``until_script``: stop at the first word that is no flag of torchrun; the rest belongs to the script. ``only``:
-    consider no flags but these, as typed.
+    ``until_script``: stop at the first argument that is not a flag of torchrun. ``only``: consider only these
+    flags, as typed.
     """
     flags: list[TypedFlag] = []
     rest: list[str] = []
-    remaining = list(words)
+    remaining = list(arguments)
     while remaining:
-        word = remaining.pop(0)
-        typed, equals, value = word.partition("=")
+        argument = remaining.pop(0)
+        typed, equals, value = argument.partition("=")
         name = _normalize(typed)
         is_flag = name in _FLAGS and (only is None or typed in only)
         if not is_flag or (rest and until_script):
-            rest.append(word)
+            rest.append(argument)
             continue
-        parts = [word]
+        parts = [argument]
         if _FLAGS[name] and not equals and remaining and not remaining[0].startswith("-"):
             value = remaining.pop(0)
             parts.append(value)
@@ -81,7 +83,7 @@ def split_flags(words: Sequence[str], *, until_script: bool = False, only: Colle
 
 
 def _normalize(typed: str) -> str:
-    """Return a flag's name with dashes, empty for a word that is no flag."""
+    """Return a flag's name with dashes, empty for an argument that is no flag."""
     if typed.startswith("--"):
         return typed.removeprefix("--").replace("_", "-")
     return typed[1:] if typed.startswith("-") else ""

@@ -63,7 +63,7 @@ def test_any_script_makes_a_job_that_would_be_taken(path: str, name: str, gpus: 
 
 def test_a_module_is_run_as_python_does() -> None:
     script = read_module("pkg.train.__main__")
-    assert (script.name, list(script.words)) == ("train", ["-m", "pkg.train.__main__"])
+    assert (script.name, list(script.command)) == ("train", ["-m", "pkg.train.__main__"])
 
 
 def test_init_prints_the_yaml_or_writes_a_new_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
