@@ -103,8 +103,9 @@ _RETRIED_INTRODUCTION = (
     "`restart 2 of 3: UserError (rank 1): KeyError: 10; from step 400`, with the step of the newest known checkpoint.",
     "Under `ddp run` the default of `recovery.maxRestarts` is 0.",
     "",
-    "Progress is a step beyond the highest step so far, from any [source](your-script.md). If the script reports no",
-    f"steps, {SIGNIFICANT_SECONDS:g} seconds of running are progress, unless the same failure recurs after the same time.",
+    "Progress is a step beyond the highest step so far, from any [source](your-script.md). If the script reports",
+    f"no steps, {SIGNIFICANT_SECONDS:g} seconds of running are progress, unless the same failure recurs after an",
+    "equal time.",
 )
 
 

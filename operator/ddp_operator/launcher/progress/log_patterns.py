@@ -4,7 +4,7 @@ import math
 import re
 import signal
 from contextlib import suppress
-from typing import Mapping, Optional
+from typing import Collection, Mapping, Optional
 
 from ...contract.names import METRIC_LAST_STEP, METRIC_PROGRESS, METRIC_STEP_INTERVAL, METRIC_STEPS, METRIC_WORLD_SIZE
 from ..files import log
@@ -41,13 +41,18 @@ def compile_log_pattern(text: str) -> re.Pattern[str]:
         pattern = re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"is not a valid Python regular expression ({error}); fix it or remove it") from None
-    names = ", ".join(LOG_GROUPS)
-    unknown = sorted(set(pattern.groupindex) - set(LOG_GROUPS))
-    if unknown:
-        raise ValueError(f"names the unknown group {unknown[0]}; known are {names}")
-    if not pattern.groupindex:
-        raise ValueError(f"names no group, so nothing would be read; write for example (?P<step>\\d+), known: {names}")
+    check_groups(pattern.groupindex)
     return pattern
+
+
+def check_groups(groups: Collection[str]) -> None:
+    """Check the named groups of one of metrics.logPatterns. Raises: ValueError with the remedy."""
+    known = ", ".join(LOG_GROUPS)
+    unknown = sorted(set(groups) - set(LOG_GROUPS))
+    if unknown:
+        raise ValueError(f"has the unknown group {unknown[0]}; known groups: {known}")
+    if not groups:
+        raise ValueError(f"has no named group, so it finds no value; write for example (?P<step>\\d+); groups: {known}")
 
 
 class PatternTooSlow(Exception):

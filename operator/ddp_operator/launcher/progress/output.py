@@ -160,7 +160,7 @@ def _compile_patterns(pod: Pod) -> list[re.Pattern[str]]:
         try:
             patterns.append(compile_log_pattern(text))
         except ValueError as error:
-            log(f"metrics.logPatterns: {text!r} {error}")
+            log(f"metrics.logPatterns: {text!r} is disabled: it {error}")
     return patterns
 
 

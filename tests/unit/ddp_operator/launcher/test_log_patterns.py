@@ -49,8 +49,8 @@ def values(seen: LogProgress) -> dict[str, float]:
             "(?P<step>[0-9]+",
             "is not a valid Python regular expression (missing ), unterminated subpattern at position 0)",
         ),
-        ("loss", "names no group, so nothing would be read"),
-        ("(?P<stepp>.)", "names the unknown group stepp; known are step, totalSteps"),
+        ("loss", "has no named group, so it finds no value"),
+        ("(?P<stepp>.)", "has the unknown group stepp; known groups: step, totalSteps"),
         ("(?P<step>a{99999999999999999999})", "is not a valid Python regular expression"),
     ],
 )

@@ -85,10 +85,10 @@ class TestLogPatterns:
     @pytest.mark.parametrize(
         ("pattern", "problem"),
         [
-            ("é(?P<steps>x)", "names the unknown group steps"),
-            (r"é\(?P<step>x", "names no group"),
-            ("é[(?P<step>]", "names no group"),
-            ("é[](?P<step>", "names no group"),
+            ("é(?P<steps>x)", "has the unknown group steps"),
+            (r"é\(?P<step>x", "has no named group"),
+            ("é[(?P<step>]", "has no named group"),
+            ("é[](?P<step>", "has no named group"),
             ("é[^]a](?P<step>x)", ""),
             (r"é[\]](?P<step>x)(?P<loss>y)", ""),
             ("é(?P<step>", ""),
