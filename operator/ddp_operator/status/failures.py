@@ -1,7 +1,7 @@
-"""The failure of a pod as its termination message reports it, and its wording for people (docs/pod-contract.md).
+"""Read the failure of a pod from its termination message, and describe failures (docs/pod-contract.md).
 
-The text comes from inside a training pod, so nothing in it is trusted: a message of a wrong shape counts as mere text,
-strings are cut, and numbers that no API server would store are dropped.
+The text comes from a training pod and is not trusted: a message of a wrong shape counts as plain text, strings are cut,
+and numbers that the API server would refuse are dropped.
 """
 
 import dataclasses
@@ -26,8 +26,8 @@ from ddp_operator.launcher.failures.text import (
 )
 
 _MAX_LINE: Final = 300
-# Escape sequences, single control characters except tab and newline, and characters that change the direction of
-# writing; then characters that join or vary others, pictures, and characters that no standard has assigned.
+# Escape sequences; control characters except tab and newline, and characters that change the direction of writing;
+# pictures, and characters that modify or join neighbours or are not assigned.
 _NOT_PLAIN: Final = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"
     r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069]"
@@ -76,11 +76,11 @@ def _shorten(line: str) -> str:
     return line if len(line) <= _MAX_LINE else f"{line[: _MAX_LINE - 2].rstrip()} …"
 
 
-def quote(text: str, limit: int) -> str:
-    """Return at most ``limit`` characters of a program's output as plain text.
+def sanitize_text(text: str, limit: int) -> str:
+    """Return at most ``limit`` characters of a pod's text as the status stores it.
 
-    Omits what UTF-8 cannot encode, and what a terminal would execute or draw: colours, cursor movements, directions of
-    writing, pictures.
+    Removes what UTF-8 cannot encode, and control sequences as ``terminal.make_printable`` does for output. It also
+    removes pictures, and bounds the length.
     """
     return _NOT_PLAIN.sub("", text[:limit].encode("utf-8", "replace").decode("utf-8"))
 
@@ -106,9 +106,9 @@ def describe_detail(failure: LastFailure) -> str:
 
 
 def describe_end(failed: Condition, failure: LastFailure | None) -> str:
-    """Return why the job ended, without the failure itself; empty where the failure is the only reason."""
+    """Return why the job ended, without the failure itself; empty if the failure is the only reason."""
     if failure is None or not (failure.conclusion or failed.reason == failure.category):
-        return failed.message  # of a deadline
+        return failed.message  # such as a deadline
     return failure.conclusion
 
 
@@ -163,31 +163,31 @@ class _Message(
 
 @dataclass(frozen=True)
 class Termination(Failure):
-    """The end of one pod: the failure, as far as it is believed, and what else the pod and the kubelet report."""
+    """The end of one pod: the failure, and further reports of the pod and the kubelet; values are checked."""
 
     container: str = ""
-    """The init container that failed; empty where it was the training container."""
+    """The init container that failed; empty: the training container."""
     permanent: bool = False
     """Whether another attempt would fail as well."""
     world_size: int | None = None
     group_size: int | None = None
     inputs: tuple[InputReport, ...] = ()
-    """Of a pod that fetches them."""
+    """Only of a pod that fetches inputs."""
     last_failure: str = ""
-    """Of a pod that has succeeded: the failure before the last restart of its workers, as on its page."""
+    """Only of a pod that succeeded: the failure before the last restart of its workers, as on its page."""
 
 
 @dataclass(frozen=True, slots=True)
 class KubeletEvidence:
-    """What the kubelet reports of a failed pod beside the end of its training container."""
+    """The kubelet's reports on a failed pod, except the end of its training container."""
 
     pod: str = ""
     init_container: str = ""
     """The init container that failed."""
     eviction: str = ""
-    """Why the kubelet evicted the pod for its own use of resources, by the kubelet's message."""
+    """The kubelet's message if it evicted the pod because of the pod's own use of resources."""
     has_container: bool = True
-    """Whether the kubelet reports the end of a container at all."""
+    """Whether the kubelet reports the end of any container."""
 
 
 _NO_EVIDENCE: Final = KubeletEvidence()
@@ -218,15 +218,15 @@ def parse_termination(
 def _add_kubelet_evidence(
     end: Termination, evidence: KubeletEvidence, reason: str, text: str, *, has_message: bool
 ) -> Termination:
-    """Return an end with what the kubelet knows better than the launcher; the later evidence overrides the earlier."""
+    """Return an end with the kubelet's evidence, which overrides the launcher's; later rules override earlier ones."""
     if reason == _OOM_KILLED:
-        end = _blame_memory(end, has_message=has_message)
+        end = _set_out_of_memory(end, has_message=has_message)
     program = _NO_PROGRAM.search(text) if reason in _START_ERRORS else None
     if program:
-        remedy = quote(PROGRAM_REMEDY.format(program=program[1]), _MAX_TEXT)
+        remedy = sanitize_text(PROGRAM_REMEDY.format(program=program[1]), _MAX_TEXT)
         end = dataclasses.replace(end, category=USER_ERROR.name, permanent=True, remedy=remedy)
     if evidence.init_container:
-        # The Job controller would restart the pod forever, as backoffLimit has no end.
+        # The Job has no backoffLimit, so the Job controller would restart the pod forever.
         permanent = end.permanent and end.container_exit_code != constants.EXIT_USER_ERROR
         remedy = INIT_CONTAINER_REMEDY.format(pod=evidence.pod, container=evidence.init_container)
         end = dataclasses.replace(end, container=evidence.init_container, permanent=permanent, remedy=remedy)
@@ -238,10 +238,10 @@ def _add_kubelet_evidence(
     return end
 
 
-def _blame_memory(end: Termination, *, has_message: bool) -> Termination:
+def _set_out_of_memory(end: Termination, *, has_message: bool) -> Termination:
     """Return the end of a container in which the kernel has killed a process for memory.
 
-    The launcher knows the rank that has ended, and how. A secondary failure and a stop on request stay what they are.
+    The launcher's message names the rank. Secondary failures and requested stops do not change.
     """
     if not has_message:
         return dataclasses.replace(
@@ -268,13 +268,13 @@ def _sanitize(message: _Message, exit_code: int, finished_at: datetime | None) -
         local_rank=_sane_int(message.local_rank),
         pod_index=_sane_int(message.pod_index),
         exit_code=_sane_int(message.exit_code),
-        exception_type=quote(message.exception_type, TYPE_LIMIT),
-        message=quote(message.message, _MAX_TEXT),
-        traceback=quote(message.traceback[-_MAX_TEXT:], _MAX_TEXT),
-        remedy=quote(message.remedy, _MAX_TEXT),
+        exception_type=sanitize_text(message.exception_type, TYPE_LIMIT),
+        message=sanitize_text(message.message, _MAX_TEXT),
+        traceback=sanitize_text(message.traceback[-_MAX_TEXT:], _MAX_TEXT),
+        remedy=sanitize_text(message.remedy, _MAX_TEXT),
         time=_sane_time(message.time, finished_at),
         restarts=min(max(0, message.restarts), _MAX_INT),
-        signature=quote(message.signature, TYPE_LIMIT),
+        signature=sanitize_text(message.signature, TYPE_LIMIT),
         step=message.step if has_step else None,
         repeated=message.repeated,
         progress={name: value for name, value in message.progress.items() if math.isfinite(value)},
@@ -288,7 +288,7 @@ def _sanitize(message: _Message, exit_code: int, finished_at: datetime | None) -
 
 
 def parse_inputs(text: str) -> tuple[InputReport, ...]:
-    """Return what a pod's page reports of the inputs that it fetches; nothing where it is malformed."""
+    """Return the reports on inputs in a pod's page; empty if they are malformed."""
     try:
         return _sane_inputs(msgspec.json.decode(text, type=tuple[InputReport, ...]))
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -305,7 +305,7 @@ def _decode(text: str) -> _Message | None:
 
 
 def _describe_exit(exit_code: int, reason: str, text: str) -> str:
-    tail = quote(text[-2 * _MAX_TEXT :].strip()[-_MAX_TEXT:], _MAX_TEXT)
+    tail = sanitize_text(text[-2 * _MAX_TEXT :].strip()[-_MAX_TEXT:], _MAX_TEXT)
     if tail:
         return tail
     if exit_code > 128:
@@ -323,8 +323,8 @@ def _sane_input(report: InputReport) -> InputReport:
         report,
         bytes=_sane_size(report.bytes),
         total_bytes=total_bytes,
-        etag=quote(report.etag, _MAX_LINE),
-        message=quote(report.message, _MAX_LINE),
+        etag=sanitize_text(report.etag, _MAX_LINE),
+        message=sanitize_text(report.message, _MAX_LINE),
     )
 
 
@@ -337,7 +337,7 @@ def _sane_int(value: int | None) -> int | None:
 
 
 def _sane_time(reported: float | None, finished_at: datetime | None) -> float | None:
-    """Return the launcher's time where it agrees with the kubelet's to within an hour, else the kubelet's."""
+    """Return the launcher's time if it differs from the kubelet's by at most an hour, else the kubelet's."""
     finished = finished_at.timestamp() if finished_at else None
     if finished is not None and not 0 < finished < _MAX_TIME:
         finished = None

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from ddp_operator import constants
 from ddp_operator.api.status import CheckpointStatus, PreflightStatus, Progress, SlowestPair
 from ddp_operator.kubeobjects import truncate
-from ddp_operator.status.failures import InputReport, parse_inputs, quote
+from ddp_operator.status.failures import InputReport, parse_inputs, sanitize_text
 
 _SERIES = frozenset({
     constants.METRIC_LOSS, constants.METRIC_EPOCH, constants.METRIC_EPOCHS, constants.METRIC_TOTAL_STEPS,
@@ -283,7 +283,7 @@ class PageParser:
             stalled=tuple(sorted(self._stalled)),
             links=tuple(self._links),
             inputs=parse_inputs(inputs) if inputs else (),
-            upload_problem=quote(problem.strip('"'), _MAX_WORDS),
+            upload_problem=sanitize_text(problem.strip('"'), _MAX_WORDS),
         )
 
     def _read_samples(self, data: bytes, end: int) -> None:
@@ -351,11 +351,11 @@ class PageParser:
         state = labels.get("state")
         if math.isfinite(rank) and state in constants.STALLED_STATES and len(self._stalled) < _MAX_STALLED:
             order = constants.STALLED_STATES.index(state)
-            activity = quote(labels.get("what", ""), _MAX_WORDS)
+            activity = sanitize_text(labels.get("what", ""), _MAX_WORDS)
             self._stalled.append(StalledRank(order, int(rank), activity))
 
     def _take_link(self, labels: Mapping[str, str]) -> None:
-        url = quote(labels.get("url", ""), _MAX_WORDS)
+        url = sanitize_text(labels.get("url", ""), _MAX_WORDS)
         if url.startswith(("http://", "https://")) and len(self._links) < _MAX_LINKS:
             self._links.append(url)
 
@@ -455,7 +455,7 @@ def _build_preflight(samples: Mapping[tuple[str, str], float], gpu_direct: str |
         tcp_milliseconds=measure(constants.METRIC_PREFLIGHT_SECONDS, "tcp", 1e3),
         all_reduce_milliseconds=measure(constants.METRIC_PREFLIGHT_SECONDS, "allreduce", 1e3),
         all_reduce_megabytes_per_second=measure(constants.METRIC_ALL_REDUCE_RATE, scale=1e-6),
-        transport=quote(transport, _MAX_TRANSPORT) if transport else None,
+        transport=sanitize_text(transport, _MAX_TRANSPORT) if transport else None,
         gpu_direct=None if gpu_direct is None else gpu_direct == "true",
         slowest_pair=slowest_pair,
     )

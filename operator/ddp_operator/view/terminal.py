@@ -1,4 +1,7 @@
-"""Print text from clusters, pods and files so that it cannot control the terminal."""
+"""Print text from clusters, pods and files so that it cannot control the terminal.
+
+``failures.sanitize_text`` cleans the text of pods before the status stores it.
+"""
 
 import re
 import sys
