@@ -171,6 +171,10 @@ _MESSAGE_REMEDIES: Final = (
         "a new job.",
     ),
 )
+_NO_ACTION: Final = "; no action needed."
+_PLANNED_RESTARTS: Final = ("Resized", "Resumed", "NodesReadmitted")
+"""Reasons of restarts that follow no failure."""
+_BEFORE_FIRST_STEP: Final = ("WaitingForWorkers", "NoStepYet")
 _DESCRIBE: Final = "kubectl describe ddp {name} has all conditions and events."
 # A running operator handles a new job within a second.
 _UNSEEN_PATIENCE: Final = timedelta(seconds=10)
@@ -322,7 +326,7 @@ def _explain_obstacle(case: _Case) -> Why | None:
         if blocker is not None:
             what += f" Its pods wait ({blocker.reason}): {sentence(blocker.message)}"
             obstacle = blocker
-    return case.conclude(obstacle.reason, what, _find_remedy(obstacle))
+    return case.conclude(obstacle.reason, what, _find_remedy(case.status, obstacle))
 
 
 def _explain_failing_upload(case: _Case) -> Why | None:
@@ -358,7 +362,7 @@ def _describe_obstacle(case: _Case, condition: Condition) -> str:
     opening = _describe_waiting(case, condition)
     what = f"{opening}: {sentence(condition.message)}" if condition.message else f"{opening}."
     failure = case.status.last_failure
-    if condition.type == "Restarting" and failure is not None:
+    if failure is not None and _is_after_restart(case.status, condition):
         what += f" The last failure was {_describe_cause(failure)}"
     if condition.type in ("Scheduled", "Rendezvoused", "Progressing"):
         what += _describe_aside(case.status)
@@ -385,12 +389,32 @@ def _describe_waiting(case: _Case, condition: Condition) -> str:
     return f"{case.name} {states[condition.type]}"
 
 
-def _find_remedy(condition: Condition) -> str:
+def _find_remedy(status: Status, condition: Condition) -> str:
     for entry in _MESSAGE_REMEDIES:
         applies = entry.reason in ("", condition.reason)
         if applies and re.search(entry.pattern, condition.message):
             return entry.remedy
-    return REMEDIES.get(condition.reason, _DESCRIBE)
+    remedy = REMEDIES.get(condition.reason, _DESCRIBE)
+    if not _is_after_restart(status, condition):
+        return remedy
+
+    # The same fault may end every attempt, so its hint is worth more than the announcement of another one.
+    hint = _describe_hint(status.last_failure) if status.last_failure else ""
+    if not hint:
+        return remedy
+    return f"{_escape(hint)} {remedy.replace(_NO_ACTION, '.')}"
+
+
+def _is_after_restart(status: Status, condition: Condition) -> bool:
+    """Return whether a condition reports that training restarts after a failure, or has not continued since."""
+    if condition.type == "Restarting":
+        return condition.reason not in _PLANNED_RESTARTS
+    return bool(status.restarts.all) and condition.reason in _BEFORE_FIRST_STEP
+
+
+def _escape(text: str) -> str:
+    """Return a text of a pod for ``_Case.fill``, which replaces names in braces."""
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 def _describe_success(case: _Case) -> str:

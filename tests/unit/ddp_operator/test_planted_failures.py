@@ -1,0 +1,125 @@
+"""Planted failures: the observed state of a job, and the texts of `kubectl get`, `kubectl describe` and `ddp why`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from ddp_operator.api.crd import print_columns
+from ddp_operator.api.status import CheckpointStatus, Condition, Progress, Status
+from ddp_operator.kubeobjects import format_time
+from ddp_operator.progress import parse_page
+from ddp_operator.status import conditions as c
+from ddp_operator.status.decide import decide
+from ddp_operator.status.decision import AT_ONCE
+from ddp_operator.status.transitions import transition_events
+from ddp_operator.why import explain_why
+from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe
+
+JOB = child_job()
+_MOST_PASSES = 6
+
+
+def condition(kind: str, status: Any, reason: str, message: str = "", *, age: int = 600) -> Condition:
+    since = NOW - timedelta(seconds=age)
+    return Condition(type=kind, status=status, reason=reason, message=message, last_transition_time=since)
+
+
+TRAINING = Status(
+    phase="Running",
+    attempt=1,
+    attempt_nodes=2,
+    job_name="train-1",
+    start_time=NOW - timedelta(hours=1),
+    attempt_time=NOW - timedelta(hours=1),
+    first_run_time=NOW - timedelta(hours=1),
+    progress=Progress(
+        step=40, total_steps=100, eta="1m00s", eta_seconds=60, steps_per_second="1", throughput="1 steps/s"
+    ),
+    checkpoint=CheckpointStatus(step=30),
+    conditions=(
+        condition(c.ACCEPTED, "True", c.VALID),
+        condition(c.SUSPENDED, "False", c.NOT_SUSPENDED),
+        condition(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED, "2/2 pods scheduled"),
+        condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED, "2/2 pods joined the rendezvous"),
+        condition(c.PROGRESSING, "True", c.TRAINING, "training is making progress"),
+        condition(c.RESTARTING, "False", c.NOT_RESTARTING),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Planted:
+    """An observed state, and parts of the texts that describe it; ``never``: what no text may contain."""
+
+    pods: Sequence[Mapping[str, Any]]
+    get: str
+    describe: Sequence[str]
+    why: Sequence[str]
+    never: Sequence[str] = ()
+    page: str = ""
+    jobs: Sequence[Mapping[str, Any]] = (JOB,)
+    status: Status = TRAINING
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    answers: Mapping[str, Any] = field(default_factory=dict)
+    events: Sequence[Mapping[str, Any]] = ()
+    seconds: float = 10.0
+
+
+def settle(planted: Planted) -> tuple[Status, list[str]]:
+    """Return the status after as many passes as the state needs, and the messages of the Events."""
+    now = NOW + timedelta(seconds=planted.seconds)
+    status = planted.status
+    messages: list[str] = []
+    for _ in range(_MOST_PASSES):
+        typed = job(status=status, **{"nodes": 2, **planted.spec})
+        parsed = parse_page(planted.page) if planted.page else None
+        decision = decide(typed, observe(typed, planted.jobs, planted.pods, parsed, **planted.answers), now)
+        messages += [event.message for event in transition_events(status, decision.status, 3)]
+        status = decision.status
+        if decision.requeue_after != AT_ONCE:
+            break
+    return status, messages
+
+
+def check(planted: Planted) -> None:
+    status, messages = settle(planted)
+    get = " ".join("" if cell is None else str(cell) for cell in print_columns(status))
+    describe = "\n".join([*messages, *(f"{part.reason}: {part.message}" for part in status.conditions)])
+    created = format_time(NOW - timedelta(hours=1))
+    raw = {"metadata": {"name": "train", "creationTimestamp": created}, "status": msgspec.to_builtins(status)}
+    why = str(explain_why(raw, planted.events, NOW + timedelta(seconds=planted.seconds)))
+
+    assert planted.get in get
+    for text in planted.describe:
+        assert text in describe
+    for text in planted.why:
+        assert text in why
+    for text in planted.never:
+        assert text not in f"{get}\n{describe}\n{why}"
+
+
+def failed_pod(index: int = 0, category: str = "Network", code: int = 82, **changes: Any) -> dict[str, Any]:
+    return child_pod(index, "Failed", code=code, message=last_words(category, node=index, **changes))
+
+
+TAKEN_PORT = "cannot serve the rendezvous on port 29400: address already in use"
+RESTARTS = {
+    "taken rendezvous port": Planted(
+        pods=(failed_pod(message=TAKEN_PORT, hint="free the port"), child_pod(1)),
+        get="Restarting Network",
+        describe=(f"restart 1 of 3: Network (rank 0): {TAKEN_PORT}",),
+        why=(TAKEN_PORT, "Free the port. Training restarts automatically, from the checkpoint of step 30."),
+        never=("no action needed",),
+    ),
+}
+
+
+@pytest.mark.parametrize("planted", RESTARTS.values(), ids=RESTARTS)
+def test_restart_after_known_fault_names_remedy(planted: Planted) -> None:
+    check(planted)
