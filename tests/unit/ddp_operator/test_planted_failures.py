@@ -13,12 +13,12 @@ import pytest
 from ddp_operator.api.crd import print_columns
 from ddp_operator.api.status import CheckpointStatus, Condition, Progress, Status
 from ddp_operator.kubeobjects import format_time
-from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import AT_ONCE
+from ddp_operator.status.metrics_page import parse_page
 from ddp_operator.status.transitions import transition_events
-from ddp_operator.why import explain_why
+from ddp_operator.view.why import explain_why
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe
 
 JOB = child_job()
