@@ -68,6 +68,7 @@ constraints: install ## write this environment's versions and their hashes to .c
 	@.ci/freeze $(PY) > .ci/constraints.txt.new
 	@mv .ci/constraints.txt.new .ci/constraints.txt
 	@.ci/lock $(PY) < .ci/release-tools.in > .ci/release-tools.txt
+	@.ci/lock $(PY) < .ci/site/requirements.in > .ci/site/requirements.txt
 	@.ci/lock-images $(PY)
 	@touch $(STAMP)
 
@@ -150,6 +151,10 @@ fmt: install ## let ruff format and fix what it can (FILES=… for some only)
 .PHONY: generate
 generate: install ## write the generated files again (CRD, reference pages)
 	@$(PY) .ci/generate.py
+
+.PHONY: docs
+docs: ## build the documentation site into build/site; a broken link or anchor fails
+	@.ci/docs $(PYTHON)
 
 .PHONY: pictures
 pictures: install ## take the pictures of ddp run and of reports in the docs anew, of real runs (needs Chromium)
