@@ -13,6 +13,7 @@ from ddp_operator.launcher.failures.text import (
     CRASH_REMEDY,
     DISK_REMEDY,
     EARLY_EXIT_REMEDY,
+    EMPTY_DIR_REMEDY,
     FABRIC_REMEDY,
     PORT_REMEDY,
     SILENT_REMEDY,
@@ -31,6 +32,7 @@ _SITUATIONS: Final = (
     ("Checkpoints cannot be read from or written to checkpoint.url", STORE_REMEDY),
     ("The rendezvous port is in use", PORT_REMEDY),
     ("The kubelet evicts the pod for its own use of the disk", DISK_REMEDY),
+    ("An emptyDir exceeds its limit", EMPTY_DIR_REMEDY.format(volume="NAME", limit="LIMIT")),
 )
 
 

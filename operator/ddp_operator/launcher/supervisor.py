@@ -83,9 +83,8 @@ class Supervisor:
         self._store_guard: Optional[int] = None
         uses_torchrun_logs = any(flag.startswith(_OUTPUT_FLAGS) for flag in flags)  # they override the reader's prefix
         marked = pod.nproc_per_node > 1 and not uses_torchrun_logs and os.environ.get(_ENV_LOG_PREFIX) != "0"
-        # The log of rank 0 may show the progress, and that of a shell script the cause of a failure.
-        is_searched = pod.program or pod.node == 0 or pod.elastic
-        self._reads_output = bool(pod.log_patterns) or marked or (is_searched and not uses_torchrun_logs)
+        # The log may show the progress, and its last lines the cause of a failure without an exception.
+        self._reads_output = bool(pod.log_patterns) or not uses_torchrun_logs
         self._reader = OutputReader(pod, marked=marked)
         self._trainer_status = TrainerStatus(pod)
         self.metrics = MetricsEndpoint(pod.runtime, self._own_page, self._trainer_status.receive)

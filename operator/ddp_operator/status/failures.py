@@ -19,8 +19,10 @@ from ddp_operator.contract.failure_record import EVIDENCE, EVIDENCE_ERROR, JSON_
 from ddp_operator.contract.failure_table import CATEGORIES, OOM, UNKNOWN, USER_ERROR, judge_exit_code
 from ddp_operator.launcher.failures.text import (
     DISK_REMEDY,
+    EMPTY_DIR_REMEDY,
     INIT_CONTAINER_REMEDY,
     PROGRAM_REMEDY,
+    SHARED_MEMORY_REMEDY,
     format_failure,
     format_place,
 )
@@ -37,6 +39,10 @@ _NOT_PLAIN: Final = re.compile(
 _START_ERRORS: Final = ("StartError", "ContainerCannotRun")
 _NO_PROGRAM: Final = re.compile(
     r'exec: \\?"([^"\\]+)\\?": [^"]*(?:not found|no such file or directory|permission denied)'
+)
+# The kubelet's message when it evicts a pod for the size of a volume.
+_FULL_VOLUME: Final = re.compile(
+    r'Usage of EmptyDir volume "(?P<name>[a-z0-9-]{1,63})" exceeds the limit "(?P<limit>[0-9a-zA-Z.]{1,32})"'
 )
 _OOM_KILLED: Final = "OOMKilled"
 _OUT_OF_MEMORY: Final = "the container was killed because it used more memory than its limit"
@@ -253,7 +259,12 @@ def _set_out_of_memory(end: Termination, *, has_message: bool) -> Termination:
 
 
 def _advise_on_eviction(message: str) -> str:
-    return DISK_REMEDY if "ephemeral" in message else ""
+    volume = _FULL_VOLUME.search(message)
+    if volume is None:
+        return DISK_REMEDY if "ephemeral" in message else ""
+    if volume["name"] == constants.SHM_VOLUME:
+        return SHARED_MEMORY_REMEDY.format(limit=volume["limit"])
+    return EMPTY_DIR_REMEDY.format(volume=volume["name"], limit=volume["limit"])
 
 
 def _sanitize(message: _Message, exit_code: int, finished_at: datetime | None) -> Termination:

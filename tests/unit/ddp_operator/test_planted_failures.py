@@ -108,6 +108,11 @@ def failed_pod(index: int = 0, category: str = "Network", code: int = 82, **chan
     return child_pod(index, "Failed", code=code, message=last_words(category, node=index, **changes))
 
 
+def evicted_pod(volume: str, limit: str) -> dict[str, Any]:
+    message = f'Usage of EmptyDir volume "{volume}" exceeds the limit "{limit}". '
+    return child_pod(0, "Failed", code=137, status={"reason": "Evicted", "message": message})
+
+
 TAKEN_PORT = "cannot serve the rendezvous on port 29400: address already in use"
 RESTARTS = {
     "taken rendezvous port": Planted(
@@ -116,6 +121,19 @@ RESTARTS = {
         describe=(f"restart 1 of 3: Network (rank 0): {TAKEN_PORT}",),
         why=(TAKEN_PORT, "Free the port. Training restarts automatically, from the checkpoint of step 30."),
         never=("no action needed",),
+    ),
+    "emptyDir limit": Planted(
+        pods=(evicted_pod("cache", "1Gi"), child_pod(1)),
+        get="Restarting Unknown",
+        describe=('Evicted: Usage of EmptyDir volume "cache" exceeds the limit "1Gi"',),
+        why=("Raise sizeLimit of the emptyDir cache in spec.template (it is 1Gi)",),
+        never=("no action needed",),
+    ),
+    "shared memory limit": Planted(
+        pods=(evicted_pod("ddp-shm", "64Mi"), child_pod(1)),
+        get="Restarting Unknown",
+        describe=("ddp-shm",),
+        why=("Raise spec.shm.sizeLimit (it is 64Mi)",),
     ),
 }
 

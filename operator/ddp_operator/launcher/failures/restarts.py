@@ -9,7 +9,7 @@ from ...contract.failure_table import CUDA, OOM, SIGNIFICANT_SECONDS
 from ...contract.names import EXIT_PREEMPTED, EXIT_USER_ERROR
 from ..pod import Pod
 from ..progress.metrics import MetricsEndpoint
-from .worker_failure import find_root_cause, read_recorded_failures
+from .worker_failure import add_last_lines, find_root_cause, is_unexplained_crash, read_recorded_failures
 
 _SECONDS_TO_SETTLE: Final = 0.2
 _SAME_TIME: Final = 0.1  # two runs that ended after the same time differ by at most this share of it
@@ -85,6 +85,11 @@ class Restarts:
         report none. Where a pod sees only secondary failures, the pod whose rank failed first decides, and pod 0 where
         there is none, since it knows the run's step best.
         """
+        if any(is_unexplained_crash(failure) for failure in failures):
+            time.sleep(_SECONDS_TO_SETTLE)  # the ranks' last lines are still on their way
+            failures = [
+                add_last_lines(self._pod, failure) if is_unexplained_crash(failure) else failure for failure in failures
+            ]
         self.failures = failures
         self._free = free
         root_cause = find_root_cause(failures)

@@ -10,7 +10,7 @@ import signal
 import sys
 from typing import Any, Final, Iterable, NamedTuple, Optional, Sequence
 
-from ...contract.failure_table import CATEGORIES, HANG, UNKNOWN, Outcome
+from ...contract.failure_table import CATEGORIES, EXIT_CODES, HANG, UNKNOWN, Outcome
 from ...contract.names import ENV_LOCAL_POD
 from ..pod import CodeConfig
 from ..rank.tracebacks import PLACE
@@ -95,8 +95,42 @@ ADVICE: Final = (
         "names the calls of two ranks that differ",
     ),
     Advice(
+        "Builds of torch and torchvision that do not match",
+        re.compile(r"operator torch(vision|audio)::\w+ does not exist|undefined symbol: \w*(c10|torch|at)\w*", re.I),
+        "torch and its extension (torchvision, torchaudio, …) are of different builds: install the versions that "
+        "belong together, from the same index (https://pytorch.org/get-started/locally)",
+    ),
+    Advice(
+        "A loss or a gradient that is not finite",
+        re.compile(
+            r"\b(loss|gradients?)\b[^\n]{0,80}\b(nan|inf|infinite|not finite|not a finite|non-?finite)\b"
+            r"|\b(nan|inf|infinite|non-?finite)\b (loss|gradients?)\b|returned nan values in its",
+            re.I,
+        ),
+        "the training diverges: return to an earlier checkpoint, then reduce the learning rate, extend the warm-up or "
+        "clip the gradients, and prefer bf16 to fp16; if only one rank is affected, check its data and its GPU",
+    ),
+    Advice(
+        "A read-only file system",
+        re.compile(r"Errno 30\]|Read-only file system", re.I),
+        "the path is on a read-only mount: write to a volume that is mounted without readOnly, such as the folder of "
+        "DDP_CHECKPOINT_DIR (spec.checkpoint)",
+    ),
+    Advice(
+        "No space left",
+        re.compile(r"Errno (28|122)\]|No space left|Disk quota exceeded|basic_ios::clear: iostream error"),
+        "the disk or volume is full: enlarge the claim, delete old checkpoints, or raise the limits of "
+        "ephemeral-storage and emptyDir",
+    ),
+    Advice(
+        "torch.save into a folder that does not exist",
+        re.compile(r"Parent directory \S* ?does not exist|open file failed with strerror: No such file"),
+        "torch.save creates no folders: create it before (os.makedirs(folder, exist_ok=True)), or save to the "
+        "folder of DDP_CHECKPOINT_DIR",
+    ),
+    Advice(
         "Permission denied",
-        re.compile(r"PermissionError: \[Errno 13\]"),
+        re.compile(r"PermissionError: \[Errno 13\]|strerror: Permission denied|File \S+ cannot be opened"),
         "give the process's user or one of its groups access to that path: for a volume set "
         "template.spec.securityContext.fsGroup, for files of the image set runAsUser to their owner",
     ),
@@ -123,8 +157,8 @@ UPLOAD_REMEDY: Final = (
 SUPERSEDED_REMEDY: Final = "no action needed: a later attempt of the job trains"
 JOIN_REMEDY: Final = "check that all pods of the job are scheduled and running"
 PORT_REMEDY: Final = (
-    "another process of that node uses the port, as with hostNetwork: delete the job and create it again with "
-    "another spec.rendezvous.port"
+    "another container of the pod listens on that port, or with hostNetwork another process of the node: let it use "
+    "another port, or delete the job and create it again with another spec.rendezvous.port"
 )
 TORCH_REMEDY: Final = "use an image that has PyTorch for this Python"
 FLAGS_REMEDY: Final = "correct the flags; torchrun's own message is in the log"
@@ -134,6 +168,12 @@ PROGRAM_REMEDY: Final = (
 )
 DISK_REMEDY: Final = (
     "raise ephemeral-storage in resources, or write to a volume: files in the container and its log count"
+)
+EMPTY_DIR_REMEDY: Final = (
+    "raise sizeLimit of the emptyDir {volume} in spec.template (it is {limit}), write less to it, or use a claim"
+)
+SHARED_MEMORY_REMEDY: Final = (
+    "raise spec.shm.sizeLimit (it is {limit}) and the memory limit, or use fewer DataLoader workers"
 )
 INIT_CONTAINER_REMEDY: Final = "see its log: kubectl logs {pod} -c {container}"
 _IGNORED_FILES: Final = (
@@ -179,6 +219,19 @@ def is_usage(text: str, exit_code: int) -> bool:
     return exit_code == 2 and bool(_USAGE.search(text))
 
 
+def is_native_crash(exit_code: int) -> bool:
+    """Return whether a process ended by a signal that it raised itself, as native code does."""
+    return _find_number(exit_code) in _CRASHES
+
+
+def advise_on_output(text: str, exit_code: int) -> str:
+    """Return the remedy for a program without an exception by its last lines; empty where none is known."""
+    if is_usage(text, exit_code):
+        return ARGUMENTS_REMEDY
+    is_silent = exit_code not in EXIT_CODES and not find_signal(exit_code)
+    return find_advice(text) if is_silent or is_native_crash(exit_code) else ""
+
+
 def advise(
     outcome: Outcome,
     exit_code: int,
@@ -203,7 +256,7 @@ def advise(
     if exit_code == 2 and _WRONG_ARGUMENTS.match(text):
         return ARGUMENTS_REMEDY
     if outcome.category == UNKNOWN.name:
-        return CRASH_REMEDY if _find_number(exit_code) in _CRASHES else SILENT_REMEDY
+        return CRASH_REMEDY if is_native_crash(exit_code) else SILENT_REMEDY
     return SILENT_REMEDY if only_exit_code else CATEGORIES[outcome.category].remedy
 
 

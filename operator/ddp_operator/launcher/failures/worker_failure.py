@@ -18,17 +18,17 @@ from ..files import read_json
 from ..pod import Pod
 from ..processes import count_oom_kills
 from ..progress.output import read_last_lines
-from ..rank.tracebacks import LIBRARY, PLACE, find_exceptions
+from ..rank.tracebacks import LIBRARY, PLACE, find_exceptions, find_native_exception
 from .rules import SCRIPT_ERROR, WorkerEnd, classify
 from .text import (
-    ARGUMENTS_REMEDY,
     EARLY_EXIT_REMEDY,
     MISMATCH,
     advise,
+    advise_on_output,
     describe_early_exit,
     describe_worker_failure,
     find_signal,
-    is_usage,
+    is_native_crash,
 )
 
 _CALL: Final = re.compile(
@@ -193,6 +193,11 @@ def to_shell_exit_code(exit_code: int) -> int:
     return exit_code if exit_code >= 0 else 128 - exit_code
 
 
+def is_unexplained_crash(failure: Failure) -> bool:
+    """Return whether native code ended a rank of which nothing but the signal is known."""
+    return not failure.exception_type and failure.exit_code is not None and is_native_crash(failure.exit_code)
+
+
 def add_last_lines(pod: Pod, failure: Failure) -> Failure:
     """Return a failure without an exception, completed by the last lines that the rank wrote to its output.
 
@@ -204,9 +209,9 @@ def add_last_lines(pod: Pod, failure: Failure) -> Failure:
     assert exit_code is not None
     last_lines = read_last_lines(pod, local_rank)
     traceback = last_lines or failure.traceback
-    exceptions = find_exceptions(last_lines)
-    if not exceptions or failure.exception_type or exit_code != 1:
-        remedy = ARGUMENTS_REMEDY if is_usage(last_lines, exit_code) else failure.remedy
+    exceptions = [] if failure.exception_type else _find_printed_exceptions(last_lines, exit_code)
+    if not exceptions:
+        remedy = advise_on_output(last_lines, exit_code) or failure.remedy
         return replace(failure, traceback=traceback, remedy=remedy)
 
     reported = WorkerEnd(
@@ -217,6 +222,16 @@ def add_last_lines(pod: Pod, failure: Failure) -> Failure:
         end = reported._replace(exception_type=exception_type, message=message)
         candidates.append(_build_failure(pod, complete_worker_end(end, {}), _NO_PEERS))
     return min(candidates, key=lambda candidate: candidate.secondary)
+
+
+def _find_printed_exceptions(output: str, exit_code: int) -> list[tuple[str, str]]:
+    """Return type and message of the exceptions that ended a process, from its output."""
+    if exit_code == 1:
+        return find_exceptions(output)
+    if not is_native_crash(exit_code):
+        return []
+    native = find_native_exception(output)
+    return [native] if native is not None else []
 
 
 def find_root_cause(failures: Sequence[Failure]) -> Failure:

@@ -23,6 +23,7 @@ _PAGE_SECONDS = 0.5  # between two pages of progress while output arrives withou
 _END_BYTES = 8192  # kept of a rank's output, for a failure without an exception
 _END_LINES = 15
 _END_WIDTH = 300
+_CRASH_MARK = b"terminate called after"  # by the C++ runtime, before it aborts the process
 # The first line of a torchrun that a shell script started: its stack and summary follow, which are not the cause.
 _NESTED_TORCHRUN = re.compile(r'^(?!.*File ").*torch[./]distributed[./]elastic[./]', re.MULTILINE)
 
@@ -73,6 +74,8 @@ class _RankOutput:
     def write(self, chunk: bytes, rank: int) -> None:
         """Copy a chunk to the log."""
         self.end = (self.end + chunk)[-_END_BYTES:]
+        if _CRASH_MARK in self.end:
+            self.write_end()  # the decision about a restart needs it before the reader ends
         _write_all(1, chunk if self._lines is None else self._lines.feed(chunk, rank, time.monotonic()))
 
     def flush(self, *, final: bool) -> None:

@@ -19,6 +19,10 @@ _SHORT_TRACEBACK = 15  # lines
 _LIBRARY_CALLS_KEPT = 2
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?$")
+# The message of the C++ runtime before it aborts the process.
+_NATIVE_EXCEPTION = re.compile(
+    r"terminate called after throwing an instance of '(?P<type>[\w:]{1,200})'(?:\s+what\(\): *(?P<message>[^\n]*))?"
+)
 _MESSAGE_PART = 4096  # characters kept of a long message's beginning, and of its end
 _LOGGED_LIMIT = 8192  # characters of a traceback that the launcher reports of itself
 _RECORDED_LIMIT = 16384  # characters of a traceback in an error file
@@ -97,6 +101,14 @@ def _find_last_exception(lines: list[str]) -> Optional[tuple[str, str]]:
         match = _EXCEPTION.match(line)
         return (match[1], match[2] or "") if match else None
     return None
+
+
+def find_native_exception(output: str) -> Optional[tuple[str, str]]:
+    """Return type and message of the C++ exception that ended a program, from its output; None if there is none."""
+    matches = list(_NATIVE_EXCEPTION.finditer(output))
+    if not matches:
+        return None
+    return matches[-1]["type"].replace("::", "."), (matches[-1]["message"] or "").strip()
 
 
 def without_own_frames(error: BaseException, trace: Any) -> Any:

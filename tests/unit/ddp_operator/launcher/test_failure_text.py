@@ -76,6 +76,29 @@ def test_a_pod_zero_that_is_not_found_is_told_by_the_problem(problem: str, remed
 
 
 @pytest.mark.parametrize(
+    ("kind", "message", "remedy"),
+    [
+        ("RuntimeError", "operator torchvision::nms does not exist", "versions that belong together"),
+        ("ImportError", "flash.so: undefined symbol: _ZN3c104cuda9SetDeviceEi", "versions that belong together"),
+        ("RuntimeError", "Parent directory /ckpt/new does not exist.", "os.makedirs"),
+        ("RuntimeError", "[enforce fail at i.cc:747] . open file failed with strerror: Permission denied", "fsGroup"),
+        ("RuntimeError", "File /ckpt/last.pt cannot be opened.", "fsGroup"),
+        ("OSError", "[Errno 30] Read-only file system: '/data/last.pt'", "mounted without readOnly"),
+        ("OSError", "[Errno 28] No space left on device", "the disk or volume is full"),
+        ("RuntimeError", "basic_ios::clear: iostream error", "the disk or volume is full"),
+        ("FloatingPointError", "Loss is nan, stopping training", "reduce the learning rate"),
+        ("RuntimeError", "Function 'SqrtBackward0' returned nan values in its 0th output.", "reduce the learning rate"),
+        ("RuntimeError", "The total norm for gradients from `parameters` is non-finite", "reduce the learning rate"),
+        ("ValueError", "the loss of step 3 on rank 0 is not a finite number", "reduce the learning rate"),
+        ("ValueError", "unknown loss: infonce", "fix the line of the script"),
+    ],
+)
+def test_known_error_message_has_its_remedy(kind: str, message: str, remedy: str) -> None:
+    outcome = classify(WorkerEnd(1, kind, message), oom_killed=False)
+    assert remedy in advise(outcome, 1, kind, message, only_exit_code=False)
+
+
+@pytest.mark.parametrize(
     ("code", "silent", "words"),
     [
         (-11, True, "crashed in native code"),
@@ -157,3 +180,12 @@ def test_usage_in_the_last_lines_of_a_program_has_the_arguments_as_remedy(tmp_pa
     pod = launcher_pod(tmp_path)
     assert add_last_lines(pod, Failure(local_rank=0, exit_code=2, remedy="the log")).remedy == ARGUMENTS_REMEDY
     assert add_last_lines(pod, Failure(local_rank=0, exit_code=1, remedy="the log")).remedy == "the log"
+
+
+def test_known_message_in_last_lines_of_silent_exit_has_its_remedy(tmp_path: Path) -> None:
+    (tmp_path / "output").mkdir()
+    (tmp_path / "output" / "0.end").write_text("Loss is nan, stopping training\n")
+    pod = launcher_pod(tmp_path)
+    assert "learning rate" in add_last_lines(pod, Failure(local_rank=0, exit_code=3, remedy="the log")).remedy
+    for code in (82, 137):  # chosen by the script, killed from outside
+        assert add_last_lines(pod, Failure(local_rank=0, exit_code=code, remedy="the log")).remedy == "the log"

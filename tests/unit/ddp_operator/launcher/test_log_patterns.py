@@ -14,6 +14,7 @@ import pytest
 
 from ddp_operator import constants
 from ddp_operator.launcher.files import write_json
+from ddp_operator.launcher.progress import output
 from ddp_operator.launcher.progress.log_patterns import (
     _MATCH_SECONDS,
     LOG_GROUPS,
@@ -393,6 +394,19 @@ def test_reader_copies_everything_and_writes_page(tmp_path: Path) -> None:
     assert read_last_lines(pod, 1) == ""
     for descriptor in (source, source_end, done, log, log_end):
         os.close(descriptor)
+
+
+def test_last_lines_of_native_crash_are_kept_before_reader_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "output").mkdir()
+    pod = launcher_pod(tmp_path)
+    monkeypatch.setattr(output, "_write_all", lambda descriptor, data: None)
+    rank = output._RankOutput(pod, 0, LogProgress([]), None)
+    rank.write(b"step 3\nterminate called ", 0)
+    assert read_last_lines(pod, 0) == ""
+    rank.write(b"after throwing an instance of 'c10::Error'\n", 0)
+    assert read_last_lines(pod, 0) == "step 3\nterminate called after throwing an instance of 'c10::Error'"
 
 
 def test_internal_error_of_reader_keeps_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

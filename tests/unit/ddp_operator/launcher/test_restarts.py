@@ -81,6 +81,21 @@ def test_only_the_pod_whose_rank_failed_spends_the_budget(tmp_path: Path) -> Non
     assert not found.observe([failure("other", signature="exit code 7")], free=False)
 
 
+def test_native_crash_that_repeats_is_found_by_its_exception(tmp_path: Path) -> None:
+    (tmp_path / "output").mkdir()
+    (tmp_path / "output" / "1.end").write_text(
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+        "  what(): op.preamble.length <= op.nbytes"
+    )
+    found = restarts(tmp_path)
+    crash = failure(exit_code=134, exception_type="", category="Unknown", signature="")
+    assert found.observe([crash], free=False)
+    found.count_in_place(None)
+    assert found.reason == "EnforceNotMet: op.preamble.length <= op.nbytes"
+    assert not found.observe([crash], free=False)
+    assert found.repeated
+
+
 class SaysNothing(AtStep):
     """Metrics of ranks that report no step."""
 

@@ -468,6 +468,49 @@ def test_a_shell_is_judged_by_the_traceback_in_its_last_lines(tmp_path: Path) ->
         assert completed.traceback.endswith(GLOO)
 
 
+MISMATCHED = """step 3
+terminate called after throwing an instance of 'gloo::EnforceNotMet'
+  what():  [enforce fail at gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 8 vs 4. Received data size
+Fatal Python error: Aborted
+  File "train.py", line 12 in <module>
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "outcome", "message", "remedy"),
+    [
+        (MISMATCHED, Outcome("UserError", 82), "EnforceNotMet: [enforce fail at gloo", "the same collectives"),
+        (
+            "terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  [PG ID 0] Watchdog "
+            "caught collective operation timeout: WorkNCCL(SeqNum=3, OpType=ALLREDUCE) ran for 600 ms\n",
+            Outcome("NCCL", 86, True),
+            "DistBackendError: [PG ID 0] Watchdog",
+            "look for the earliest failure",
+        ),
+        (
+            "terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA error: an illegal memory "
+            "access was encountered\n",
+            Outcome("CUDAError", 82),
+            "Error: CUDA error",
+            "nvidia-smi",
+        ),
+        ("Fatal Python error: Bus error\n", Outcome("Unknown", 82), "worker killed by SIGABRT", "/dev/shm is full"),
+        ("step 3\n", Outcome("Unknown", 82), "worker killed by SIGABRT", "crashed in native code"),
+    ],
+)
+def test_native_crash_is_judged_by_exception_in_last_lines(
+    lines: str, outcome: Outcome, message: str, remedy: str, tmp_path: Path
+) -> None:
+    pod = launcher_pod(tmp_path)
+    (tmp_path / "output").mkdir()
+    (tmp_path / "output" / "0.end").write_text(lines)
+    completed = add_last_lines(pod, examine_worker(pod, WorkerEnd(-6, time=1.0)))
+    assert completed.outcome == outcome
+    assert completed.message.startswith(message)
+    assert remedy in completed.remedy
+    assert completed.exit_code == 134
+
+
 @pytest.mark.parametrize(
     ("end", "evidence"),
     [
