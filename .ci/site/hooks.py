@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: the README is the landing page, and files outside docs/ that pages link to become part of the site."""
+"""Hooks of MkDocs: README.md is the landing page, and linked files outside docs/ become part of the site."""
 
 import posixpath
 import re

@@ -202,7 +202,7 @@ class Observer:
         if is_finished(job.status) or seconds_since(memory.page_read, now) < interval * _EARLY:
             return False, None
         pods = children.pods_of(job.status.attempt)
-        master = next((pod for pod in pods if pod.index == 0 and pod.running), None)
+        master = next((pod for pod in pods if pod.index == 0 and pod.running and not pod.trained), None)
         if master is None:
             memory.page_lost = None
             return False, None

@@ -119,6 +119,8 @@ def _describe_progressing(attempt: ObservedAttempt, rendezvous: Fact) -> Fact:
     if not attempt.all_run:
         return Fact(c.PROGRESSING, "False", c.NOT_RUNNING, "not all pods are running")
 
+    if attempt.pods.waits_for_sidecars:
+        return c.describe_remaining_containers(attempt.pods)
     stall = describe_stall(state.job, state.observation)
     if stall is not None:
         return stall

@@ -228,6 +228,8 @@ def describe_rendezvous(
         return waiting
 
     page = observation.page
+    if pods.waits_for_sidecars:
+        return Fact(RENDEZVOUSED, "True", ALL_RANKS_JOINED, f"{size.nodes}/{size.nodes} pods joined the rendezvous")
     if page is None:
         if before is not None and _keeps_without_page(observation, before):
             return Fact(RENDEZVOUSED, before.status, before.reason, before.message)
@@ -280,6 +282,15 @@ def describe_lost_page(since: datetime | None, now: datetime) -> Fact | None:
         return None
     message = f"{_UNREADABLE_PAGE} since {format_time(since)}; progress since then is unknown; {_STILL_HANDLED}"
     return Fact(PROGRESSING, "Unknown", NO_METRICS_PAGE, message)
+
+
+def describe_remaining_containers(pods: Pods) -> Fact:
+    """Return Progressing of pods of which containers beside the training container still run."""
+    running = [pod for pod in pods.newest.values() if pod.running]
+    more = f" (and {len(running) - 1} more pods)" if len(running) > 1 else ""
+    containers = ", ".join(running[0].remaining_containers[:_MAX_LISTED]) or "the kubelet"
+    message = f"all ranks have ended with exit code 0; pod {running[0].name}{more} waits for {containers}"
+    return Fact(PROGRESSING, "False", FINISHED, message)
 
 
 def may_have_joined(rendezvoused: Condition | None) -> bool:

@@ -127,6 +127,20 @@ class PodView:
         return self.phase == "Running" and not self.deleting
 
     @property
+    def has_finished_training(self) -> bool:
+        """Whether its training container has ended with exit code 0; other containers may still run."""
+        return self.trained and self.termination is not None and self.termination.container_exit_code == 0
+
+    @property
+    def remaining_containers(self) -> tuple[str, ...]:
+        """The containers and native sidecars that have not ended."""
+        status = self.raw.get("status") or {}
+        sidecars = _sidecars(self.raw)
+        init_containers = [item for item in status.get("initContainerStatuses") or () if item.get("name") in sidecars]
+        containers = [*(status.get("containerStatuses") or ()), *init_containers]
+        return tuple(str(item["name"]) for item in containers if not (item.get("state") or {}).get("terminated"))
+
+    @property
     def ganged(self) -> bool:
         """Whether a Kubernetes gang has placed it: its Job cannot be resized then."""
         return bool((self.raw.get("spec") or {}).get("schedulingGroup"))
@@ -227,8 +241,8 @@ def view_pod(raw: Mapping[str, Any]) -> PodView:
     unschedulable = scheduled.get("status") == "False"
 
     trainer = _trainer_state(raw)
-    # A waiting sidecar does not block a running training container.
-    waits = trainer.get("running") is None
+    # A waiting sidecar does not block a training container that runs or has ended.
+    waits = trainer.get("running") is None and trainer.get("terminated") is None
     waiting_reason, waiting_message = _waiting(status, scheduled) if waits else ("", "")
 
     disruption = conditions.get("DisruptionTarget") or {}

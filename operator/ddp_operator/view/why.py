@@ -95,6 +95,8 @@ REMEDIES: Final = {
     "as a restart; no action needed. The pods: kubectl get pods -o wide -l ddp-operator.dev/job-name={name}.",
     "NodeNotReady": "Check that node: kubectl describe node. If it stays away, the operator restarts the job on other "
     "nodes, which is not counted against spec.recovery.maxRestarts.",
+    "Finished": "The job succeeds when its pods end. The kubelet ends native sidecars within the pod's grace period. "
+    "Make any other container that does not end a native sidecar: an init container with restartPolicy: Always.",
     "Stalled": "A rank hangs: its stacks are in the log (ddp logs {name}).",
     # Restarting
     "GroupRestart": "Training restarts automatically, {onward}; no action needed.",
@@ -377,6 +379,8 @@ def _describe_waiting(case: _Case, condition: Condition) -> str:
         lasting = f" for {format_duration((case.now - since).total_seconds())}"
     if condition.reason == "Stopping":
         return f"{case.name} is stopping"
+    if condition.reason == "Finished":
+        return f"{case.name} has finished training{lasting} but its pods have not ended"
     states = {
         "Accepted": f"is not accepted ({condition.reason})",
         "Suspended": f"is suspended{lasting}",

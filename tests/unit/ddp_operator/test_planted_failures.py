@@ -141,3 +141,38 @@ RESTARTS = {
 @pytest.mark.parametrize("planted", RESTARTS.values(), ids=RESTARTS)
 def test_restart_after_known_fault_names_remedy(planted: Planted) -> None:
     check(planted)
+
+
+def finished_pod(index: int, sidecar: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a pod whose training container has ended with 0; ``sidecar``: the state of its native sidecar."""
+    ended = {"terminated": {"exitCode": 0, "message": msgspec.json.encode(last_words(node=index)).decode()}}
+    statuses = {
+        "containerStatuses": [{"name": "trainer", "state": ended}],
+        "initContainerStatuses": [{"name": "shipper", "state": sidecar, "restartCount": 2}],
+    }
+    sidecars = [{"name": "shipper", "restartPolicy": "Always"}]
+    return child_pod(index, ready=False, status=statuses, spec={"initContainers": sidecars})
+
+
+SIDECARS = {
+    name: Planted(
+        pods=(finished_pod(0, state), finished_pod(1, state)),
+        get="Running Finished",
+        describe=("all ranks have ended with exit code 0; pod train-1-0-abcde (and 1 more pods) waits for shipper",),
+        why=(
+            "train has finished training for 0s but its pods have not ended: all ranks have ended",
+            "a native sidecar",
+        ),
+        never=("NetworkPolic", "scheduled and started", "cannot read the metrics page"),
+        answers={"page_requested": True, "page_lost_since": NOW - timedelta(minutes=2)},
+    )
+    for name, state in {
+        "slow": {"running": {}},
+        "crashing": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s restarting failed container"}},
+    }.items()
+}
+
+
+@pytest.mark.parametrize("planted", SIDECARS.values(), ids=SIDECARS)
+def test_sidecar_that_outlives_ranks_is_named(planted: Planted) -> None:
+    check(planted)
