@@ -108,9 +108,9 @@ class TestDashboards:
         [
             ("fleet", {"Jobs by phase": "timeseries", "GPUs in use": "stat", "Goodput": "timeseries",
                        "Failures by category": "timeseries", "Jobs": "table"}),
-            ("job", {"Samples a second": "timeseries", "Loss": "timeseries", "Validation accuracy": "timeseries",
-                     "A mean step": "timeseries", "Own work a step, by rank": "heatmap", "Checkpoint": "timeseries"}),
-            ("operator", {"Leaders": "stat", "Time of a reconcile": "timeseries", "Errors by cause": "timeseries"}),
+            ("job", {"Samples per second": "timeseries", "Loss": "timeseries", "Validation accuracy": "timeseries",
+                     "Mean step": "timeseries", "Own work per step, by rank": "heatmap", "Checkpoint time": "timeseries"}),
+            ("operator", {"Leaders": "stat", "Reconcile time": "timeseries", "Errors by cause": "timeseries"}),
         ],
     )  # fmt: skip
     def test_what_each_is_looked_at_for_is_on_it(self, name: str, shown: dict[str, str]) -> None:

@@ -94,7 +94,7 @@ def test_a_cluster_may_be_kept(tmp_path: Path) -> None:
 def test_somebody_elses_cluster_is_not_touched(tmp_path: Path) -> None:
     code, output, calls = run(tmp_path, CLUSTER="ddp-taken")
     assert code == 2
-    assert "ddp-taken is there already" in output
+    assert "ddp-taken exists already" in output
     assert kinds(calls) == ["docker info", "kind get"]
 
 
@@ -109,5 +109,5 @@ def test_a_missing_tool_is_named_with_another_way(tmp_path: Path, tool: str) -> 
 def test_a_docker_that_does_not_answer_is_said(tmp_path: Path) -> None:
     code, output, calls = run(tmp_path, FAIL="docker info")
     assert code == 2
-    assert "docker does not answer" in output
+    assert "docker does not respond" in output
     assert kinds(calls) == ["docker info"]

@@ -1,4 +1,4 @@
-"""How a query is shown: a few kinds of panels, and their places on a grid of 24 columns."""
+"""Panels for queries, and their layout on a grid of 24 columns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Queries = Query | Sequence[Query]
 GREEN, ORANGE, RED, PLAIN = "green", "orange", "red", "text"
 
 Steps = Sequence[tuple[float, str]]
-"""From which value on which colour; below the first one it is plain."""
+"""Thresholds with their colours; values below the first threshold are plain."""
 
 
 def show_number(
@@ -34,7 +34,7 @@ def show_number(
     steps: Steps = (),
     about: str,
 ) -> Panel:
-    """Return the last value as a number, in the colour of its threshold, with its course behind it."""
+    """Return a panel with the last value as a number, in the colour of its threshold, above a graph."""
     panel = stat.Panel().title(title).description(about).unit(unit).datasource(SOURCE)
     panel = panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
     thresholds = [board.Threshold(value=None, color=PLAIN), *(board.Threshold(value, color) for value, color in steps)]
@@ -54,9 +54,9 @@ def show_course(
     link: dashboard.DashboardLink | None = None,
     about: str,
 ) -> Panel:
-    """Return lines over time; ``link`` is where a click on one leads."""
+    """Return a panel with lines over time. ``link``: the target of a click on a line."""
     panel = timeseries.Panel().title(title).description(about).unit(unit).datasource(SOURCE).min(0)
-    if unit in ("none", "sci"):  # a loss may well be negative
+    if unit in ("none", "sci"):  # a loss may be negative
         panel = timeseries.Panel().title(title).description(about).unit(unit).datasource(SOURCE)
     if highest is not None:
         panel = panel.max(highest)
@@ -83,7 +83,7 @@ def show_table(
     links: dict[str, dashboard.DashboardLink],
     about: str,
 ) -> Panel:
-    """Return a table with a row for each job and a column for each query; ``links`` are those of columns."""
+    """Return a table with a row per job and a column per query. ``links``: by column."""
     panel = table.Panel().title(title).description(about).datasource(SOURCE)
     names: dict[str, Any] = {"Time": True}
     renamed = {}
@@ -110,13 +110,15 @@ def _with(panel: Panel, queries: Queries) -> Panel:
 
 
 def lay_out(builder: dashboard.Dashboard, rows: Sequence[tuple[str, int, Sequence[Panel]]]) -> dashboard.Dashboard:
-    """Add rows: a heading, a height, and panels that share the width evenly. A panel's id is its number."""
-    y, number = 0, 0
+    """Add rows: a heading, a height, and panels of equal width. A panel's id is its number."""
+    y = 0
+    number = 0
     for heading, height, panels in rows:
         builder = builder.with_row(dashboard.Row(heading).grid_pos(board.GridPos(h=1, w=COLUMNS, x=0, y=y)))
         y += 1
         for index, panel in enumerate(panels):
-            left, right = COLUMNS * index // len(panels), COLUMNS * (index + 1) // len(panels)
+            left = COLUMNS * index // len(panels)
+            right = COLUMNS * (index + 1) // len(panels)
             number += 1
             place = board.GridPos(h=height, w=right - left, x=left, y=y)
             builder = builder.with_panel(panel.id(number).grid_pos(place))

@@ -1,10 +1,9 @@
-"""Every query of the dashboards, apart from how it is shown.
+"""The queries of the dashboards.
 
-What would go through all ranks of a job at every point of a graph is recorded by the rules of ``../alerts/jobs.yaml``
-instead (their names begin with ``ddp:``), since a job may have thousands.
+A job may have thousands of ranks. Recording rules in ``../alerts/jobs.yaml`` (``ddp:…``) therefore aggregate over ranks.
 
-The labels ``cluster`` (where there is one), ``namespace``, ``ddp_job``, ``ddp_attempt`` and ``pod`` come from the
-scrape, ``rank`` from the trainer. The series are those of docs/metrics.md, the launcher's are in docs/pod-contract.md.
+The labels ``cluster`` (optional), ``namespace``, ``ddp_job``, ``ddp_attempt`` and ``pod`` come from the scrape, ``rank``
+from the trainer. docs/metrics.md describes the series, docs/pod-contract.md those of the launcher.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Query:
-    """One PromQL expression and how its series are called."""
+    """A PromQL expression, with the legend of its series."""
 
     expr: str
     legend: str = ""
     once: bool = False
-    """Ask for its last value only: of what looks at the whole time that is shown."""
+    """Query only the last value: for expressions over the whole displayed range."""
 
 
 JOB = "cluster, namespace, ddp_job"
@@ -28,29 +27,29 @@ HOUR = "[1h]"
 
 
 def in_fleet(series: str, more: str = "") -> str:
-    """Return a series of all jobs in the chosen clusters and namespaces."""
+    """Return a series of all jobs in the selected clusters and namespaces."""
     return f'{series}{{cluster=~"$cluster", namespace=~"$namespace"{more}}}'
 
 
 def of_job(series: str, more: str = "") -> str:
-    """Return a series of the chosen job: of one namespace of one cluster, so that namesakes stay apart."""
+    """Return a series of the selected job, identified by cluster, namespace and name."""
     return f'{series}{{cluster="$cluster", namespace="$namespace", ddp_job="$ddp_job"{more}}}'
 
 
 def of_operator(series: str, more: str = "") -> str:
-    """Return a series of the operators of the chosen clusters."""
+    """Return a series of the operators of the selected clusters."""
     return f'{series}{{cluster=~"$cluster"{more}}}'
 
 
 def in_phase(phases: str) -> str:
-    """Return one series a job that has a pod in one of these phases."""
+    """Return one series per job with a pod in one of these phases."""
     return f"max by ({JOB}) ({in_fleet('ddp_launcher_phase', f', phase=~{chr(34)}{phases}{chr(34)}')}) == 1"
 
 
 def quantiles(buckets: str, *shares: str) -> tuple[Query, ...]:
-    """Return a line for each of these shares of a histogram; ``buckets``: what grows a second."""
+    """Return a query per quantile of a histogram. ``buckets``: rate of its buckets."""
     return tuple(
-        Query(f"histogram_quantile({share}, sum by (le) ({buckets}))", f"{float(share):.0%} are quicker")
+        Query(f"histogram_quantile({share}, sum by (le) ({buckets}))", f"{float(share):.0%} are faster")
         for share in shares
     )
 
@@ -102,7 +101,7 @@ FLEET_TABLE = (
     Query(in_fleet("ddp:job_samples:rate5m"), "samples/s"),
     Query(in_fleet("ddp:job_steps:rate5m"), "steps/s"),
     Query(f"max by ({JOB}) ({in_fleet('ddp_world_size')})", "ranks"),
-    Query(f"time() - max by ({JOB}) ({in_fleet('ddp_last_step_timestamp_seconds')})", "last step ago"),
+    Query(f"time() - max by ({JOB}) ({in_fleet('ddp_last_step_timestamp_seconds')})", "since last step"),
 )
 
 # ---- one job
@@ -127,7 +126,7 @@ JOB_VALIDATION_ACCURACY = Query(f"max({of_job('ddp_validation_accuracy_ratio')})
 JOB_LEARNING_RATE = Query(f"max({of_job('ddp_learning_rate')})", "learning rate")
 JOB_GRAD_NORM = Query(f"max({of_job('ddp_grad_norm')})", "before clipping")
 JOB_NON_FINITE = Query(f"sum(increase({of_job('ddp_nonfinite_losses_total')}[$__range]))", once=True)
-# The mean step, taken apart. What is left over data and computation is the wait for other ranks and the update.
+# Parts of the mean step. The rest, after data and compute, is the wait for other ranks and the update.
 _STEPS = f"(max({of_job('ddp:job_ranks_steps:rate5m')}) > 0)"
 _DATA, _COMPUTE, _STEP = (
     f"max({of_job(f'ddp:job_ranks_{part}_seconds:rate5m')})" for part in ("data", "compute", "step")
@@ -138,7 +137,7 @@ JOB_STEP_WAIT = Query(f"clamp_min(({_STEP} - {_DATA} - {_COMPUTE}) / {_STEPS}, 0
 JOB_STEP_QUANTILES = quantiles(f"rate({of_job('ddp_step_duration_seconds_bucket', RANK_0)}{RATE})", "0.5", "0.99")
 JOB_RANK_WORK = Query(of_job("ddp:rank_work:top32"), "{{rank}}")
 JOB_STRAGGLER = Query(f"max({of_job('ddp:job_straggler:ratio')})", "slowest rank / median rank")
-JOB_CHECKPOINT_SECONDS = Query(f"max({of_job('ddp:job_checkpoint:seconds1h')})", "mean time to write one")
+JOB_CHECKPOINT_SECONDS = Query(f"max({of_job('ddp:job_checkpoint:seconds1h')})", "mean time per checkpoint")
 JOB_CHECKPOINT_LAG = Query(
     f"max({of_job('ddp:job_step:max')}) - max({of_job('ddp_checkpoint_step')})", "steps since the newest checkpoint"
 )
