@@ -1,9 +1,9 @@
-# Everything that is done to this repository has a target here; CI and pre-commit call the same ones.
+# The targets for development. CI and pre-commit use them too.
 #
-#   PYTHON=python3.12 make install    choose the interpreter (3.11 or later) the environment is made from
-#   VENV=…                            where the environment lives: the active one, else .venv
-#   JOBS=4                            how many tests run at the same time (0: one, in this process; default 4: they wait a lot)
-#   ARGS='-k launcher -x'             passed on to pytest (test, test-fast, cov), to `ddp run` (demo), to bench, drills, soak
+#   PYTHON=python3.12 make install    interpreter of the environment (3.11 or later)
+#   VENV=…                            folder of the environment; default: the active one, else .venv
+#   JOBS=4                            number of parallel tests (0: one, in this process); most of them wait, so 4 by default
+#   ARGS='-k launcher -x'             arguments for pytest (test, test-fast, cov), `ddp run` (demo), bench, drills, soak
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -15,45 +15,45 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python; do \
 VENV ?= $(or $(VIRTUAL_ENV),.venv)
 BIN := $(VENV)/bin
 PY := $(BIN)/python
-# Says for which checkout the environment was installed: a shared one may have moved to another meanwhile.
+# Contains the checkout that the environment was installed for: a shared environment may serve another checkout now.
 STAMP := $(VENV)/.ddp-operator-installed
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 ARGS ?=
 JOBS ?= 4
-# `install` leaves compiling to the first import. Forbidden to keep that, every process would compile PyTorch anew.
+# `install` does not compile; the first import does. With this variable every process would compile PyTorch again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
-help: ## this list
+help: ## print this list
 	@echo 'usage: make <target>'
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 ##### environment
 
 .PHONY: install
-install: $(STAMP) ## make the environment and install everything into it, once
+install: $(STAMP) ## create the environment and install everything, once
 
 $(PY):
-	@test -n '$(PYTHON)' || { echo 'no Python 3.11 or later found: set PYTHON=/path/to/python3.11' >&2; exit 1; }
-	@echo "making $(VENV) with $$($(PYTHON) --version)"
-	@# A Python without ensurepip (Debian without python3-venv) still works when it has pip itself.
+	@test -n '$(PYTHON)' || { echo 'no Python 3.11 or later found; set PYTHON=/path/to/python3.11' >&2; exit 1; }
+	@echo "creating $(VENV) with $$($(PYTHON) --version)"
+	@# A Python without ensurepip (Debian without python3-venv) suffices if it has pip.
 	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
 		$(PYTHON) -m venv --clear --without-pip $(VENV) && \
 		$(PYTHON) -m pip --python $(PY) install --quiet --disable-pip-version-check pip; }
 
 $(STAMP): pyproject.toml .ci/constraints.txt .ci/pytorch.txt | $(PY)
-	@echo 'installing the operator, the trainer and their tools (PyTorch is the big one)'
-	@# Python compiles what it imports; compiling all of PyTorch here would take as long as installing it.
-	@$(PY) -m pip install -qq --no-compile --disable-pip-version-check 'pip>=25.1'  # which knows --group
-	@# All that is installed has a hash, except PyTorch, whose files differ between indexes, and this project.
+	@echo 'installing the operator, the trainer and their tools (PyTorch takes longest)'
+	@# Python compiles at import; compiling all of PyTorch here would take as long as the installation.
+	@$(PY) -m pip install -qq --no-compile --disable-pip-version-check 'pip>=25.1'  # the first with --group
+	@# All packages have hashes, except PyTorch, whose files differ between indexes, and this project.
 	@$(PY) -m pip install -qq --no-compile --no-deps --require-hashes -r .ci/constraints.txt
 	@$(PY) -m pip install -qq --no-compile -r .ci/pytorch.txt
 	@$(PY) -m pip install -qq --no-compile --no-build-isolation -e '.[all]' --group dev
 	@echo '$(CURDIR)' > $@
 
-# Workers that start together would each compile all of what tests import.
+# Otherwise all test workers would compile the imported modules at the same time.
 $(VENV)/.ddp-operator-compiled: $(STAMP)
 	@$(PY) -m pytest --collect-only -qq >/dev/null 2>&1 || true
 	@$(PY) -c 'import tests.support.warm_imports'
@@ -64,7 +64,7 @@ tools: ## install the system tools that optional test tiers use (apt)
 	@.ci/tools
 
 .PHONY: constraints
-constraints: install ## write this environment's versions and their hashes to .ci/constraints.txt, and the release tools'
+constraints: install ## write this environment's versions and hashes to .ci/constraints.txt, and those of the release tools
 	@.ci/freeze $(PY) > .ci/constraints.txt.new
 	@mv .ci/constraints.txt.new .ci/constraints.txt
 	@.ci/lock $(PY) < .ci/release-tools.in > .ci/release-tools.txt
@@ -80,76 +80,76 @@ clean: ## remove caches and build outputs (not the environment, not ddp-runs/)
 ##### checks
 
 .PHONY: test
-test: ## every check and every test that can run here; says which tiers did not, and why
+test: ## run every check and every test that this machine supports; list the tiers that did not run, with reasons
 	@.ci/steps install lint typecheck imports verify pytest
 
 .PHONY: pytest
-pytest: install $(VENV)/.ddp-operator-compiled ## all test tiers
+pytest: install $(VENV)/.ddp-operator-compiled ## run all test tiers
 	@$(PY) -m pytest --numprocesses $(JOBS) --dist worksteal --durations=10 --durations-min=3 $(ARGS)
 
 .PHONY: test-fast
-test-fast: install ## unit tests only
+test-fast: install ## run the unit tests
 	@$(PY) -m pytest tests/unit $(ARGS)
 
 .PHONY: fuzz
-fuzz: install ## try thousands of new manifests, lives of a job, lost calls, pages, last words and checkpoints
+fuzz: install ## try thousands of generated manifests, job histories, failed calls, pages, termination messages and checkpoints
 	@HYPOTHESIS_PROFILE=thorough $(PY) -m pytest tests/property tests/integration/test_apiserver_{manifests,updates}.py \
 		--numprocesses $(JOBS) --dist worksteal --verbose --timeout 3600 --durations=10 --durations-min=3 $(ARGS)
 
 .PHONY: nightly
-nightly: install ## what is too long for every run: the tests marked so, fuzz, mutate, torch-versions, drills, soak
+nightly: install ## run the long checks: tests marked nightly, fuzz, mutate, torch-versions, drills, soak
 	@$(MAKE) --keep-going pytest-nightly fuzz mutate torch-versions drills soak
 
 .PHONY: pytest-nightly
-pytest-nightly: install s3 ## the tests marked nightly
+pytest-nightly: install s3 ## run the tests marked nightly
 	@DDP_TEST_NIGHTLY=1 $(PY) -m pytest -m nightly --numprocesses $(JOBS) --dist worksteal --durations=10 $(ARGS)
 
 .PHONY: mutate
-mutate: install ## change single lines, and see that the nearest tests notice (ARGS='--sample 200 --seed 7')
+mutate: install ## change single lines and check that tests fail (ARGS='--sample 200 --seed 7')
 	@$(PY) -m tests.mutation $(ARGS)
 
 .PHONY: gpu
-gpu: install ## what only a GPU can show
+gpu: install ## run the tests that need a GPU
 	@$(PY) -m pytest tests/gpu $(ARGS)
 
 .PHONY: cov
-cov: install ## all test tiers, with coverage
+cov: install ## run all test tiers with coverage
 	@$(PY) -m pytest --cov=ddp_operator --cov=ddp_trainer --cov-report=term-missing:skip-covered $(ARGS)
 
 .PHONY: lint
-lint: install ## ruff: rules and format
+lint: install ## check rules and format with ruff
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .
 
 .PHONY: typecheck
-typecheck: install ## mypy, strict
+typecheck: install ## check types with mypy, strict
 	@$(BIN)/mypy
 
 .PHONY: imports
-imports: install ## the layers of docs/architecture.md, as .importlinter has them
+imports: install ## check the layers of docs/architecture.md (.importlinter)
 	@$(BIN)/lint-imports
 
 .PHONY: security
-security: install ## look for known mistakes and holes: bandit, checkov, actionlint, pip-audit (installed apart, the first time)
+security: install ## scan for security problems: bandit, checkov, actionlint, pip-audit (in a separate environment)
 	@.ci/security $(PY)
 
 .PHONY: house
-house: install ## the rules that no linter knows: layout, large files, machine paths
+house: install ## check rules without a linter: layout, large files, machine paths
 	@$(PY) -m pytest -q tests/unit/test_house.py
 
 .PHONY: verify
-verify: install ## fail if a generated file differs from what its generator writes
+verify: install ## fail if a generated file is outdated
 	@$(PY) .ci/generate.py --check
 
 ##### writing
 
 .PHONY: fmt
-fmt: install ## let ruff format and fix what it can (FILES=… for some only)
+fmt: install ## format and fix with ruff (FILES=… for selected files)
 	@$(BIN)/ruff check --quiet --fix-only $(or $(FILES),.)
 	@$(BIN)/ruff format $(or $(FILES),.)
 
 .PHONY: generate
-generate: install ## write the generated files again (CRD, reference pages)
+generate: install ## write the generated files (CRD, reference pages)
 	@$(PY) .ci/generate.py
 
 .PHONY: docs
@@ -157,17 +157,17 @@ docs: ## build the documentation site into build/site; a broken link or anchor f
 	@.ci/docs $(PYTHON)
 
 .PHONY: pictures
-pictures: install ## take the pictures of ddp run and of reports in the docs anew, of real runs (needs Chromium)
+pictures: install ## take the pictures of ddp run and of reports for the docs from real runs (needs Chromium)
 	@$(PY) -m docs.pictures screens
 	@$(PY) -m docs.pictures runs build/pictures
 
 .PHONY: release
-release: install ## build all that a release holds into dist/, twice, and try it (ARGS='--registry R --images operator --once')
+release: install ## build a release into dist/, twice, and test it (ARGS='--registry R --images operator --once')
 	@$(PY) .ci/release.py $(ARGS)
 	@.ci/release-check $(PY) dist
 
 .PHONY: release-check
-release-check: install ## build wheel and sdist, check them, install the wheel in an empty environment
+release-check: install ## build and check wheel and sdist; install the wheel in an empty environment
 	@.ci/release-check $(PY)
 
 ##### running
@@ -181,36 +181,36 @@ images: ## build both images and load them into kind, k3d or minikube, or push t
 	@images/build
 
 .PHONY: monitoring
-monitoring: ## a Prometheus with the alerts on this machine, for ddp run --metrics-port 9400
+monitoring: ## run a Prometheus with the alerts on this machine, for ddp run --metrics-port 9400
 	@deploy/monitoring/prometheus/run
 
 .PHONY: bench
-bench: install ## measure ddp run and a killed worker's restart against torchrun by hand, and the idle operator
+bench: install ## measure ddp run and a worker's restart relative to plain torchrun, and the idle operator
 	@$(PY) -m tests.bench.run_overhead $(ARGS)
 	@$(PY) -m tests.bench.recovery
 	@$(PY) -m tests.bench.warm_start
 	@$(PY) -m tests.bench.operator_idle
 
 .PHONY: bench-scale
-bench-scale: install ## measure the operator with many jobs, at the kube-apiserver of KUBEBUILDER_ASSETS and beside a JobSet
+bench-scale: install ## measure the operator with many jobs, with the kube-apiserver of KUBEBUILDER_ASSETS, and compare with JobSet
 	@$(PY) -m tests.bench.operator_scale $(ARGS)
 	@$(PY) -m tests.bench.beside_jobset
 	@$(PY) -m tests.bench.hostile_input
 
 .PHONY: scale
-scale: install ## a job of 1,000 pods, 1,000 jobs of 8, agents that meet, dashboards of 8,000 ranks; each as far as its programs are installed
+scale: install ## measure a job of 1,000 pods, 1,000 jobs of 8, the rendezvous, and dashboards of 8,000 ranks; needs their programs
 	@for part in large_jobs rendezvous dashboards; do echo "== $$part"; $(PY) -m tests.bench.$$part || true; done
 
 .PHONY: drills
-drills: install ## break real jobs in every way we know, and see that nothing is lost (ARGS='--list', '--only NAME', '--runs 3')
+drills: install ## inject faults into real jobs and check the recovery (ARGS='--list', '--only NAME', '--runs 3')
 	@$(PY) -m tests.drills $(ARGS)
 
 .PHONY: soak
-soak: install ## very many jobs, and whether memory, files, threads or processes grow with them
+soak: install ## run many jobs and measure the growth of memory, files, threads and processes
 	@$(PY) -m tests.drills.soak $(ARGS)
 
 .PHONY: s3
-s3: install ## s3fs and moto for the tests of checkpoint.url (a folder of their own: they want an older dateutil)
+s3: install ## install s3fs and moto for the tests of checkpoint.url, in a separate folder (they need an older dateutil)
 	@test -d build/s3 || $(PY) -m pip install --quiet --target build/s3 s3fs 'moto[s3]' flask flask-cors
 
 .PHONY: torch-versions
@@ -218,6 +218,6 @@ torch-versions: install ## run the launcher's process tests on other torch versi
 	@.ci/torch-versions $(PY) $(ARGS)
 
 .PHONY: e2e
-e2e: install ## the e2e tier: on a new kind cluster, or on the cluster of DDP_E2E_KUBECONFIG
+e2e: install ## run the e2e tier on a new kind cluster, or on the cluster of DDP_E2E_KUBECONFIG
 	@if [ -n "$${DDP_E2E_KUBECONFIG:-}" ]; then $(PY) -m pytest tests/e2e $(ARGS); \
 	else PYTHON=$(PY) deploy/kind/e2e $(ARGS); fi

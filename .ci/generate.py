@@ -1,7 +1,7 @@
-"""Write the generated files of this repository, or with ``--check`` say which differ from what their generator writes.
+"""Write the generated files of this repository, or list outdated ones with ``--check``.
 
-A generator is a module, with its arguments, that prints the whole file. In some other files only the version is ours to
-write: that of the package, which is written down nowhere else.
+A generator is a module with arguments that prints the whole file. In other files this program updates only the version,
+whose owner is the package.
 """
 
 import difflib
@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# file -> the module that prints it, and its arguments
+# File: module that prints it, and its arguments.
 GENERATED = {
     "deploy/crds/ddptrainingjobs.yaml": "ddp_operator.api.crd",
     "deploy/crds/clusterddptrainingprofiles.yaml": "ddp_operator.api.crd ClusterDDPTrainingProfile",
@@ -56,7 +56,7 @@ GENERATED = {
     '"prometheusRule":{"enabled":true}}} servicemonitor.yaml podmonitor.yaml prometheusrule.yaml',
 }
 
-# files in which the version of the package stands, and where it does in them
+# Files with the version of the package, and its places in them.
 VERSIONED = ("charts/Chart.yaml", "docs/tutorial.md", "images/*/Dockerfile", "deploy/samples/*.yaml")
 VERSION = re.compile(
     r"(?m)(^(?:appVersion|version): |^ARG VERSION=|ddp-operator/(?:operator|trainer):)\d+\.\d+\.\d+(?=-cuda$|\s|$)"
@@ -64,7 +64,7 @@ VERSION = re.compile(
 
 
 def stamp(text: str) -> str:
-    """Return a text with the package's version wherever one stands that follows it."""
+    """Return a text with its versions replaced by the package's version."""
     source = (ROOT / "operator/ddp_operator/__init__.py").read_text(encoding="utf-8")
     (version,) = re.findall(r'^__version__ = "(.*)"$', source, re.MULTILINE)
     return VERSION.sub(rf"\g<1>{version}", text)
@@ -80,36 +80,36 @@ def main(argv: list[str]) -> int:
     """Return 1 if ``--check`` found a difference."""
     if "--check" in argv:
         return 1 if compare(check=True) else 0
-    # Some generators read what others write: again, until nothing changes.
+    # Some generators read generated files, so repeat until nothing changes.
     while compare(check=False):
         pass
     return 0
 
 
 def compare(*, check: bool) -> int:
-    """Return how many files differ from what their generators print; without ``check`` write those."""
+    """Return the number of outdated files; without ``check`` write them."""
     differ = 0
     modules = sorted(set(GENERATED.values()))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         texts = dict(zip(modules, pool.map(write, modules), strict=True))
-    wanted_texts = {name: (texts[module], f"what {module} writes") for name, module in GENERATED.items()}
+    expected = {name: (texts[module], f"what {module} writes") for name, module in GENERATED.items()}
     for path in sorted(path for pattern in VERSIONED for path in ROOT.glob(pattern)):
         version = (stamp(path.read_text(encoding="utf-8")), "itself with the package's version")
-        wanted_texts[str(path.relative_to(ROOT))] = version
-    for name, (wanted, source) in wanted_texts.items():
+        expected[str(path.relative_to(ROOT))] = version
+    for name, (text, source) in expected.items():
         path = ROOT / name
         present = path.read_text(encoding="utf-8") if path.exists() else ""
-        if wanted == present:
+        if text == present:
             print(f"{name}: as generated")
             continue
         differ += 1
         if check:
-            diff = difflib.unified_diff(present.splitlines(True), wanted.splitlines(True), name, source)
+            diff = difflib.unified_diff(present.splitlines(True), text.splitlines(True), name, source)
             sys.stdout.writelines(diff)
             print(f"{name}: differs from {source}: run `make generate`")
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(wanted, encoding="utf-8")
+            path.write_text(text, encoding="utf-8")
             print(f"{name}: written")
     return differ
 

@@ -1,4 +1,4 @@
-"""The README as a package index shows it: without the pictures and links that only a checkout has."""
+"""Build the README for a package index: without relative pictures and links, which exist only in a checkout."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ class ReadmeHook(MetadataHookInterface):
     """Sets the readme of the wheel and the sdist."""
 
     def update(self, metadata: dict[str, Any]) -> None:
-        """Leave out relative pictures, and of relative links all but their text."""
+        """Remove relative pictures, and replace relative links by their text."""
         text = Path(self.root, "README.md").read_text(encoding="utf-8")
         text = re.sub(r"!\[[^]]*\]\((?!https?:)[^)]*\)\n*", "", text)
         text = re.sub(r"\[([^]]*)\]\((?!https?:)[^)]*\)", r"\1", text)

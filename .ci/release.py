@@ -1,8 +1,8 @@
-"""Build all that a release holds into ``dist/``, of the last commit, twice, and compare the two to the bit.
+"""Build a release from the last commit into ``dist/``, twice, and compare both builds bit by bit.
 
-It is the wheel and the sdist, the images for amd64 and arm64 as OCI layouts, the chart as an archive and as an OCI
-artefact with the images' digests in it, plain manifests, bills of materials (CycloneDX) and checksums. Nothing is
-uploaded: ``.ci/publish`` does that, and the release workflow signs what it has published.
+A release contains the wheel and the sdist, the images for amd64 and arm64 as OCI layouts, the chart as an archive and
+as an OCI artifact with the images' digests, plain manifests, bills of materials (CycloneDX) and checksums. This program
+uploads nothing: ``.ci/publish`` does, and the release workflow signs the published artifacts.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS_LOCK = ROOT / ".ci/release-tools.txt"
 MACHINES = {"amd64": 62, "arm64": 183}
-"""What an ELF file says it is for."""
+"""Architecture in the header of an ELF file."""
 CHART_CONFIG = "application/vnd.cncf.helm.config.v1+json"
 CHART_CONTENT = "application/vnd.cncf.helm.chart.content.v1.tar+gzip"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -40,12 +40,12 @@ def run(*words: str | Path, **options: Any) -> None:
 
 
 def output(*words: str) -> str:
-    """Return what a command prints."""
+    """Return the output of a command."""
     return subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def tools() -> Path:
-    """Return the ``bin`` of an environment with the tools, apart from the project's, made the first time."""
+    """Return the ``bin`` of a separate environment with the tools; the first call creates it."""
     home = ROOT / "build/release"
     stamp = home / "tools"
     lock = TOOLS_LOCK.read_text()
@@ -72,7 +72,7 @@ class Build:
             stdout=subprocess.DEVNULL)  # fmt: skip
 
     def images(self, names: list[str]) -> None:
-        """Build the images, see that each holds programs for its machine alone, and list what is in them."""
+        """Build the images, check the architecture of their programs, and write their bills of materials."""
         run(self.source / "images/build", *names, env=self.env | {"OCI": str(self.out / "images")})
         for name in names:
             for architecture, layers in read_layout(self.out / f"images/{name}-{self.version}"):
@@ -80,7 +80,7 @@ class Build:
                 self.bill(f"{name}-{architecture}", layers)
 
     def bill(self, name: str, layers: list[Path]) -> None:
-        """Write the bill of materials of an image's Python packages, from what these say of themselves."""
+        """Write the bill of materials of an image's Python packages, from their metadata."""
         with tempfile.TemporaryDirectory() as folder:
             run(tools() / "python", "-m", "venv", "--without-pip", folder)
             (site,) = Path(folder).glob("lib/python3*/site-packages")
@@ -93,12 +93,12 @@ class Build:
                 self.out / f"{name}-{self.version}.cdx.json", folder, env=self.env)  # fmt: skip
 
     def digest(self, image: str) -> str:
-        """Return the digest under which a registry will know an image; nothing where it was not built."""
+        """Return the digest of an image in a registry; empty if it was not built."""
         index = self.out / f"images/{image}-{self.version}/index.json"
         return str(json.loads(index.read_text())["manifests"][0]["digest"]) if index.exists() else ""
 
     def chart(self) -> None:
-        """Package the chart with the registry and the digests as its defaults, and make an OCI artefact of it."""
+        """Package the chart with the registry and the digests as its defaults, and as an OCI artifact."""
         with tempfile.TemporaryDirectory() as folder:
             chart = Path(shutil.copytree(self.source / "charts", Path(folder) / "ddp-operator"))
             values = (chart / "values.yaml").read_text()
@@ -117,7 +117,7 @@ class Build:
         )  # fmt: skip
 
     def manifests(self) -> None:
-        """Write what ``kubectl apply`` takes: the definitions alone, and everything with the image's digest."""
+        """Write the manifests for ``kubectl apply``: only the CRDs, and everything with the image's digest."""
         folder = self.source / "deploy/manifests"
         names = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
         text = "---\n".join((folder / name).read_text() for name in names)
@@ -128,7 +128,7 @@ class Build:
         (self.out / f"ddptrainingjobs-{self.version}.crd.yaml").write_text(definitions)
 
     def checksums(self) -> dict[str, str]:
-        """Write ``SHA256SUMS`` and return it. A layout's blobs are named by their own digests."""
+        """Write ``SHA256SUMS`` and return it, without the blobs of layouts, whose names are their digests."""
         files = sorted(
             path
             for path in self.out.rglob("*")
@@ -140,10 +140,10 @@ class Build:
 
 
 def replace(values: str, key: str, value: str) -> str:
-    """Return values.yaml with the one empty or local default of a nested key replaced. Raises: SystemExit."""
+    """Return values.yaml with the only empty or local default of a nested key replaced. Raises: SystemExit."""
     text, count = re.subn(rf'(?m)^(  {key}: )(""|localhost)$', rf'\g<1>"{value}"', values)
     if count != 1:
-        raise SystemExit(f"release: charts/values.yaml has {count} defaults of {key} to replace, 1 was expected")
+        raise SystemExit(f"release: charts/values.yaml has {count} defaults of {key} to replace; expected 1")
     return text
 
 
@@ -160,7 +160,7 @@ def read_layout(layout: Path) -> Iterator[tuple[str, list[Path]]]:
 
 
 def members(layers: list[Path]) -> Iterator[tuple[tarfile.TarInfo, Any]]:
-    """Yield the files of all layers, each with what reads it."""
+    """Yield the files of all layers, each with its reader."""
     for layer in layers:
         with tarfile.open(layer, "r:*") as archive:
             for member in archive:
@@ -169,17 +169,17 @@ def members(layers: list[Path]) -> Iterator[tuple[tarfile.TarInfo, Any]]:
 
 
 def check_machine(image: str, architecture: str, layers: list[Path]) -> None:
-    """See that the programs and libraries of an image are for its machine. Raises: SystemExit."""
+    """Check the architecture of the programs and libraries of an image. Raises: SystemExit."""
     heads = [(member.name, read(20)) for member, read in members(layers)]
     machines = {name: int.from_bytes(head[18:20], "little") for name, head in heads if head[:4] == b"\x7fELF"}
     wrong = [name for name, machine in machines.items() if machine != MACHINES[architecture]]
     if wrong or not machines:
-        raise SystemExit(f"release: the image {image} has files of another machine, such as {wrong[:3]}")
-    print(f"{image}: {len(machines)} programs and libraries, all for it")
+        raise SystemExit(f"release: the image {image} has files for another architecture, such as {wrong[:3]}")
+    print(f"{image}: {len(machines)} programs and libraries, all for its architecture")
 
 
 def repack(archive: Path, epoch: int) -> bytes:
-    """Return an archive's files in one order, of one time and nobody's, so that the same files give the same bits."""
+    """Return a reproducible archive: files sorted, with one time and without owners."""
     packed = io.BytesIO()
     with tarfile.open(archive) as old, tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as new:
         for member in sorted(old.getmembers(), key=lambda member: member.name):
@@ -190,7 +190,7 @@ def repack(archive: Path, epoch: int) -> bytes:
 
 
 def write_layout(layout: Path, tag: str, config: bytes, content: bytes) -> None:
-    """Write a chart as ``helm push`` would store it in a registry."""
+    """Write a chart as an OCI layout, as ``helm push`` stores it in a registry."""
 
     def store(data: bytes, media_type: str) -> dict[str, Any]:
         digest = hashlib.sha256(data).hexdigest()
@@ -206,7 +206,7 @@ def write_layout(layout: Path, tag: str, config: bytes, content: bytes) -> None:
 
 
 def build(out: Path, folder: Path, revision: str, arguments: argparse.Namespace) -> dict[str, str]:
-    """Build a commit once, of sources in a folder of their own; return the checksums."""
+    """Build a commit once, from sources in a separate folder; return the checksums."""
     folder.mkdir()
     out.mkdir()
     archive = subprocess.run(["git", "archive", revision], cwd=ROOT, check=True, capture_output=True).stdout
@@ -224,7 +224,7 @@ def build(out: Path, folder: Path, revision: str, arguments: argparse.Namespace)
 
 
 def main() -> None:
-    """Build, compare, and leave the first of both in ``dist``."""
+    """Build, compare, and keep the first build in ``dist``."""
     parser = argparse.ArgumentParser(prog="release", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--registry", default="localhost", help="where the images will be, such as ghcr.io/team")
     parser.add_argument("--images", nargs="*", default=["operator", "trainer"], help="which to build (default: both)")
@@ -233,7 +233,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     arguments = parser.parse_args()
     if output("git", "status", "--porcelain"):
-        print("release: what is not committed is not in it", file=sys.stderr)
+        print("release: uncommitted changes are not included", file=sys.stderr)
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         revision = output("git", "rev-parse", "HEAD")
@@ -242,13 +242,13 @@ def main() -> None:
             second = build(work / "second", work / "another-folder", revision, arguments)
             differ = sorted(name for name in first if first[name] != second.get(name))
             if differ or len(first) != len(second):
-                raise SystemExit(f"release: built twice, and not the same: {', '.join(differ) or 'other files'}")
+                raise SystemExit(f"release: the two builds differ: {', '.join(differ) or 'other files'}")
         shutil.rmtree(arguments.out, ignore_errors=True)
         shutil.copytree(work / "first", arguments.out)
     print((arguments.out / "SHA256SUMS").read_text(), end="")
-    print("release: built once" if arguments.once else "release: built twice, the same bits")
+    print("release: built once" if arguments.once else "release: built twice, the builds are identical")
     if not arguments.packages and not arguments.images:
-        print("release: NOT WHOLE: no image was built, and the chart and the manifests name no digest")
+        print("release: INCOMPLETE: no image was built, so chart and manifests have no digests")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Install packages for a machine of another kind: ``install.py ARCHITECTURE PIP-ARGUMENTS…`` into /opt/venv.
+"""Install packages for another architecture into /opt/venv: ``install.py ARCHITECTURE PIP-ARGUMENTS…``.
 
-Wheels are chosen by their names, and nothing of what they hold is run, so that an image for arm64 is built on amd64
-without an emulator. Only the built packages of an index are taken; the project itself, with ``--no-deps``, is pure
-Python. What pip would compile holds the times of files; so it is compiled here, to the same bits each time.
+pip selects wheels by their names, and none of their programs runs, so an amd64 machine builds images for arm64 without
+an emulator. Only wheels are installed, and the project itself with ``--no-deps``, which is pure Python. This program
+compiles the modules reproducibly, because pip's compilation would store file times.
 """
 
 import importlib.util
@@ -24,28 +24,28 @@ BACKEND = Path("/opt/build-backend")
 
 
 def platforms(architecture: str) -> list[str]:
-    """Return pip's names of what runs on the base image, the newest first."""
+    """Return pip's names of the platforms of the base image, the newest first."""
     machine = MACHINES[architecture]
     return [*(f"manylinux_2_{minor}_{machine}" for minor in range(GLIBC, 16, -1)), f"manylinux2014_{machine}"]
 
 
 def command(architecture: str, arguments: list[str], target: Path) -> list[str]:
-    """Return pip's command line. ``target``: a folder, as pip asks for when it installs for another machine."""
+    """Return pip's command line. ``target``: a folder, which pip requires for another architecture."""
     chosen = [word for name in platforms(architecture) for word in ("--platform", name)]
     built = [] if "--no-deps" in arguments else ["--only-binary=:all:"]
-    # Run by the environment's own Python, so that scripts name it; it has no pip of its own.
+    # The environment's Python runs the base's pip, so that installed scripts start with that Python.
     pip = [sys.executable, "-m", "pip", "--python", str(VENV / "bin/python"), "install", "--no-compile"]
     return [*pip, "--target", str(target), *chosen, *built, *arguments]
 
 
 def backend_command() -> list[str]:
-    """Return pip's command line that installs the build backend by its hash, apart from the image's packages."""
+    """Return pip's command line that installs the build backend by its hash, in a separate folder."""
     pip = [sys.executable, "-m", "pip", "install", "--no-compile", "--target", str(BACKEND)]
     return [*pip, "--no-deps", "--require-hashes", "-r", "images/backend.txt"]
 
 
 def main() -> None:
-    """Install, and put the scripts where an environment has them."""
+    """Install, and move the scripts to the environment's ``bin``."""
     architecture, *arguments = sys.argv[1:]
     target = Path(sysconfig.get_path("purelib", "venv", {"base": str(VENV)}))
     if "--no-deps" in arguments:
@@ -60,10 +60,9 @@ def main() -> None:
 
 
 def compile_all(target: Path) -> None:
-    """Compile every module below a folder, to the same bits each time; PEP 552's unchecked hash: nobody checks them.
+    """Compile every module below a folder reproducibly, with PEP 552's unchecked hash.
 
-    ``compileall`` promises no such thing: from its version 3 marshal marks what more than one holds
-    (python/cpython#78274).
+    ``compileall`` is not reproducible, because marshal marks shared objects (python/cpython#78274).
     """
     for path in sorted(target.rglob("*.py")):
         source = path.read_bytes()
@@ -71,7 +70,7 @@ def compile_all(target: Path) -> None:
             warnings.simplefilter("ignore")
             try:
                 code = compile(source, str(path), "exec", dont_inherit=True)
-            except (SyntaxError, ValueError):  # templates, and tests that are for another Python, need not compile
+            except (SyntaxError, ValueError):  # templates and tests for another Python may not compile
                 continue
         compiled = Path(importlib.util.cache_from_source(str(path)))
         compiled.parent.mkdir(exist_ok=True)

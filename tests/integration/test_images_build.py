@@ -245,7 +245,7 @@ def test_images_for_both_machines_have_one_digest_and_run_nothing_foreign(
         assert set(images) == {"amd64", "arm64"}
         for architecture, layers in images.items():
             release.check_machine("operator", architecture, layers)
-        assert "all for it" in capfd.readouterr().out
+        assert "all for its architecture" in capfd.readouterr().out
     finally:
         buildah("manifest", "rm", both)
         buildah("rmi", "--force", empty)

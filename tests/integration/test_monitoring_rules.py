@@ -109,7 +109,8 @@ class TestDashboards:
             ("fleet", {"Jobs by phase": "timeseries", "GPUs in use": "stat", "Goodput": "timeseries",
                        "Failures by category": "timeseries", "Jobs": "table"}),
             ("job", {"Samples per second": "timeseries", "Loss": "timeseries", "Validation accuracy": "timeseries",
-                     "Mean step": "timeseries", "Own work per step, by rank": "heatmap", "Checkpoint time": "timeseries"}),
+                     "Mean step": "timeseries", "Own work per step, by rank": "heatmap",
+                     "Checkpoint time": "timeseries"}),
             ("operator", {"Leaders": "stat", "Reconcile time": "timeseries", "Errors by cause": "timeseries"}),
         ],
     )  # fmt: skip

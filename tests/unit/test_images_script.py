@@ -116,12 +116,12 @@ def test_a_step_that_fails_ends_it(tmp_path: Path, step: str) -> None:
     ("tools", "env", "arguments", "said"),
     [
         ((), {}, (), "install docker, podman or buildah"),
-        (("docker",), {"FAIL": "docker info"}, (), "is its daemon running?"),
+        (("docker",), {"FAIL": "docker info"}, (), "or start the docker daemon"),
         (("docker", "kubectl"), {"CURRENT": "kind-dev"}, (), "kind is not installed; context kind-dev needs it"),
-        (("docker",), {}, ("launcher",), "there is no image launcher"),
+        (("docker",), {}, ("launcher",), "unknown image launcher; known: operator, trainer"),
         (("docker",), {"OCI": "x"}, (), "install podman or buildah"),
-        (("docker",), {"LOAD": "x", "REGISTRY": "y"}, (), "unset it, or REGISTRY"),
-        (("docker",), {"OCI": "x", "BUILDER": "docker"}, (), "not by docker"),
+        (("docker",), {"LOAD": "x", "REGISTRY": "y"}, (), "cannot be combined with REGISTRY"),
+        (("docker",), {"OCI": "x", "BUILDER": "docker"}, (), "docker cannot write OCI layouts"),
     ],
 )
 def test_what_is_missing_is_said_before_anything_is_built(

@@ -102,7 +102,7 @@ def test_an_image_with_programs_of_another_machine_is_refused(
     if not refused:
         release.check_machine("operator", "arm64", [layer])
         return
-    with pytest.raises(SystemExit, match="files of another machine"):
+    with pytest.raises(SystemExit, match="files for another architecture"):
         release.check_machine("operator", "arm64", [layer])
 
 

@@ -33,7 +33,7 @@ def build_fleet() -> dashboard.Dashboard:
                 show_number("Jobs training", q.FLEET_RUNNING, about="Jobs with a pod whose workers run."),
                 show_number("Jobs waiting", q.FLEET_WAITING, about="Jobs whose pods wait for their peers."),
                 show_number("Ranks", q.FLEET_RANKS, about="Worker processes."),
-                show_number("GPUs in use", q.FLEET_GPUS, about="Ranks with allocated device memory; each rank has one GPU."),
+                show_number("GPUs in use", q.FLEET_GPUS, about="Ranks that use device memory, one GPU each."),
                 show_number(
                     "Goodput", q.FLEET_GOODPUT, unit="percentunit", steps=GOODPUT,
                     about="Share of the time with productive steps, since the start of each job (docs/metrics.md).",
@@ -113,12 +113,12 @@ def build_job() -> dashboard.Dashboard:
         builder,
         [
             ("Progress", 4, [
-                show_number("Done", q.JOB_PROGRESS, unit="percentunit", decimals=1, about="Completed share of all steps."),
-                show_number("Time left", q.JOB_TIME_LEFT, unit="s", decimals=0, about="Remaining steps at the current rate."),
+                show_number("Done", q.JOB_PROGRESS, unit="percentunit", decimals=1, about="Completed share of steps."),
+                show_number("Time left", q.JOB_TIME_LEFT, unit="s", decimals=0, about="At the current rate."),
                 show_number("Epoch", [q.JOB_EPOCH, q.JOB_EPOCHS], about="Current epoch, from 1, and their number."),
                 show_number("Ranks", q.JOB_RANKS, about="The world size."),
                 show_number("Samples per second", q.JOB_RATE, decimals=0, about="Sum over all ranks."),
-                show_number("Since last step", q.JOB_LAST_STEP, unit="s", decimals=0, steps=LAST_STEP, about="Of any rank."),
+                show_number("Since last step", q.JOB_LAST_STEP, unit="s", decimals=0, steps=LAST_STEP, about="Any."),
                 show_number("Non-finite losses", q.JOB_NON_FINITE, steps=ANY_IS_BAD, about="NaN or infinity."),
             ]),
             ("Learning", 9, [
@@ -141,7 +141,7 @@ def build_job() -> dashboard.Dashboard:
                     "Mean step", [q.JOB_STEP_DATA, q.JOB_STEP_COMPUTE, q.JOB_STEP_WAIT], unit="s", stacked=True,
                     about="Parts of a step. Much data: a slow loader. Much wait: a slow rank or network.",
                 ),
-                show_course("Step time", q.JOB_STEP_QUANTILES, unit="s", about="Of rank 0, including its wait for all ranks."),
+                show_course("Step time", q.JOB_STEP_QUANTILES, unit="s", about="Of rank 0, with the wait for peers."),
             ]),
             ("Stragglers", 9, [
                 show_rows(
@@ -159,7 +159,7 @@ def build_job() -> dashboard.Dashboard:
                     "GPU utilisation", q.JOB_GPU_UTILISATION, unit="percent", highest=100, link=to_logs,
                     about="Share of the time with a running kernel; the 32 lowest.",
                 ),
-                show_course("GPU power", q.JOB_GPU_POWER, unit="watt", link=to_logs, about="Current power; the 32 lowest."),
+                show_course("GPU power", q.JOB_GPU_POWER, unit="watt", link=to_logs, about="Current; the 32 lowest."),
                 show_course(
                     "GPU memory in use", q.JOB_GPU_MEMORY_SHARE, unit="percentunit", highest=1, link=to_logs,
                     about="Share of the capacity, including PyTorch's cache and other processes; the 32 highest.",
@@ -173,7 +173,9 @@ def build_job() -> dashboard.Dashboard:
                 show_course(
                     "Steps at risk", q.JOB_CHECKPOINT_LAG, about="Steps that a failure would lose now."
                 ),
-                show_course("Checkpoint time", q.JOB_CHECKPOINT_SECONDS, unit="s", about="From the snapshot to the rename."),
+                show_course(
+                    "Checkpoint time", q.JOB_CHECKPOINT_SECONDS, unit="s", about="From the snapshot to the rename."
+                ),
                 show_course("Pods by phase", q.JOB_PODS_BY_PHASE, stacked=True, about="As the launchers report."),
                 show_course(
                     "Restarts in the same pods", q.JOB_RESTARTS, link=to_logs,
@@ -201,7 +203,7 @@ def build_operator() -> dashboard.Dashboard:
             ("Work", 9, [
                 show_course("Reconciles", q.RECONCILES, unit="ops", about="Per second."),
                 show_course("Reconcile time", q.RECONCILE_QUANTILES, unit="s", about="Including calls."),
-                show_course("Errors by cause", q.ERRORS, unit="ops", about="Conflict: a write conflict, retried at once."),
+                show_course("Errors by cause", q.ERRORS, unit="ops", about="Conflict: of writes, retried at once."),
                 show_course("Queue", q.QUEUE, about="Resources that wait for a worker."),
             ]),
             ("Start of a job", 8, [
@@ -216,7 +218,7 @@ def build_operator() -> dashboard.Dashboard:
             ]),
             ("API server", 9, [
                 show_course("Calls", q.CALLS, unit="reqps", stacked=True, about="Without watches."),
-                show_course("Responses", q.ANSWERS, unit="reqps", stacked=True, about="By HTTP status; 0: no response."),
+                show_course("Responses", q.ANSWERS, unit="reqps", stacked=True, about="HTTP status; 0: no response."),
             ]),
             ("Process", 8, [
                 show_course("CPU", q.OPERATOR_CPU, unit="none", about="Cores."),
@@ -248,7 +250,7 @@ def _many(name: str, label: str, query: str) -> dashboard.QueryVariable:
 
 
 def _one(name: str, label: str, query: str) -> dashboard.QueryVariable:
-    """Return a variable with one value. If no series has the label, the value is empty and matches series without it."""
+    """Return a variable with one value. It is empty if no series has the label, and then matches these series."""
     variable = dashboard.QueryVariable(name).label(label).query(query).datasource(SOURCE)
     return variable.refresh(board.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(board.VariableSort.ALPHABETICAL_ASC)
 

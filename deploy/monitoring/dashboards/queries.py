@@ -1,9 +1,9 @@
 """The queries of the dashboards.
 
-A job may have thousands of ranks. Recording rules in ``../alerts/jobs.yaml`` (``ddp:…``) therefore aggregate over ranks.
+A job may have thousands of ranks, so recording rules in ``../alerts/jobs.yaml`` (``ddp:…``) aggregate over ranks.
 
-The labels ``cluster`` (optional), ``namespace``, ``ddp_job``, ``ddp_attempt`` and ``pod`` come from the scrape, ``rank``
-from the trainer. docs/metrics.md describes the series, docs/pod-contract.md those of the launcher.
+The labels ``cluster`` (optional), ``namespace``, ``ddp_job``, ``ddp_attempt`` and ``pod`` come from the scrape, and
+``rank`` from the trainer. docs/metrics.md describes the series, docs/pod-contract.md those of the launcher.
 """
 
 from __future__ import annotations
