@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import psutil
 
-from ddp_operator.kube.client import ApiError
+from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.resources import path
 from tests.bench.figures import ratio, table
 from tests.bench.operator_scale import calls, difference, in_parallel, until
@@ -63,7 +63,7 @@ async def a_namespace(kubeconfig: Path, labels: Mapping[str, str]) -> AsyncItera
         async def gone() -> bool:
             try:
                 await request("GET", f"{NAMESPACES}/{name}")
-            except ApiError as error:
+            except ResponseError as error:
                 return error.status == 404
             return False
 
@@ -149,7 +149,7 @@ async def start(options: argparse.Namespace) -> None:
     async with ClusterActors(Path(kubeconfig)) as actors:
         try:
             await actors.client.request("GET", JOBSETS)
-        except ApiError:
+        except ResponseError:
             print("not run: the cluster has no JobSet")
             return
     await measure(options, Path(kubeconfig))

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from ddp_operator.api.crd import build_crd
 from ddp_operator.api.status import CheckpointStatus, Progress, Status
 from ddp_operator.constants import KIND, PLURAL, VERSION
-from ddp_operator.kube.client import ApiError
+from ddp_operator.kube.client import ResponseError
 from ddp_operator.status.history import MAX_ROWS, extend_history
 from tests.bench.figures import ratio, table
 from tests.support.control_plane import ControlPlane
@@ -72,7 +72,7 @@ class Subject:
             try:
                 metadata = {"name": f"job-{len(self._jobs)}"}
                 self._jobs.append(await actors.client.request("POST", self.where, body=body | {"metadata": metadata}))
-            except ApiError as error:
+            except ResponseError as error:
                 if error.status != 404:  # it is not served yet
                     raise
             return len(self._jobs) == PARALLEL

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from ddp_operator.constants import KIND, LABEL_JOB_NAME
-from ddp_operator.kube.client import ApiError
+from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.cluster import METADATA_ONLY, STRATEGIC
 from ddp_operator.kube.resources import path
 from tests.support.builders import job_manifest
@@ -63,8 +63,8 @@ async def put_status(actors: ClusterActors, status: Mapping[str, Any], version: 
     return answer
 
 
-async def refusal(actors: ClusterActors, method: str, where: str, **options: Any) -> ApiError:
-    with pytest.raises(ApiError) as caught:
+async def refusal(actors: ClusterActors, method: str, where: str, **options: Any) -> ResponseError:
+    with pytest.raises(ResponseError) as caught:
         await actors.client.request(method, where, **options)
     return caught.value
 
@@ -89,7 +89,7 @@ async def test_a_status_that_changes_nothing_makes_no_version(actors: ClusterAct
 async def test_a_status_at_an_old_version_is_a_conflict(actors: ClusterActors) -> None:
     created = await actors.create(job_manifest())
     await actors.patch(KIND, "digits", {"spec": {"suspend": True}})
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ResponseError) as caught:
         await put_status(actors, {"phase": "Pending"}, created["metadata"]["resourceVersion"])
     assert (caught.value.status, caught.value.reason) == (409, "Conflict")
 
@@ -221,7 +221,7 @@ async def test_a_strategic_merge_adds_owners_by_uid_at_any_version_and_takes_the
     left = await patch({"$patch": "delete", "uid": references[0]["uid"]})
     assert left["metadata"]["ownerReferences"] == references[1:]
     assert left["data"] == made["data"]
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ResponseError) as caught:
         await patch(references[1], uid="another")
     assert (caught.value.status, "metadata.uid" in caught.value.message) == (422, True)
     await actors.delete("ConfigMap", "b")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.spec import Network
 from ddp_operator.constants import KIND
-from ddp_operator.kube.client import ApiError
+from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.resources import path
 from ddp_operator.manifests.children import build_children
 from tests.property.conftest import tell_what_was_tried  # noqa: F401 - a fixture, and the profile of hypothesis
@@ -79,7 +79,7 @@ async def refusal(actors: ClusterActors, raw: Any) -> str:
     params = {"dryRun": "All", "fieldValidation": "Strict"}
     try:
         await actors.client.request("POST", path(KIND, "default"), params=params, body=raw)
-    except ApiError as error:
+    except ResponseError as error:
         if error.status not in (400, 422):
             raise
         return str(error) or "refused"

@@ -14,7 +14,7 @@ import yaml
 
 from ddp_operator.api.merge import ALTERNATIVES, MERGE_KEYS, merge
 from ddp_operator.constants import CLUSTER_PROFILE_KIND, EXIT_RETRYABLE, KIND, PROFILE_KIND
-from ddp_operator.kube.client import ApiError
+from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.cluster import STRATEGIC
 from ddp_operator.kube.resources import path
 from tests.support import ROOT
@@ -176,7 +176,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 async def test_a_profile_is_refused_by_its_field(actors: ClusterActors, case: str) -> None:
     spec, words = REFUSED[case]
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ResponseError) as caught:
         await actors.client.request(
             "POST",
             path(CLUSTER_PROFILE_KIND, None),
@@ -189,7 +189,7 @@ async def test_a_profile_is_refused_by_its_field(actors: ClusterActors, case: st
 async def test_a_job_without_a_profile_needs_its_template(actors: ClusterActors) -> None:
     bare = resource("bare", namespace=actors.namespace, checkpoint={"claimName": "c"})
     del bare["spec"]["template"]
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ResponseError) as caught:
         await actors.create(bare)
     assert "spec.template, spec.checkpoint.path: no default" in caught.value.message
     bare["spec"]["profileRef"] = {"name": "gpu"}
@@ -235,7 +235,7 @@ async def test_a_job_takes_its_profile_once(
     await actors.patch(KIND, "j", {"spec": {"recovery": None}})
     await actors.finish_pod("j-1", 0)
     await actors.phase("j", "Succeeded")
-    with pytest.raises(ApiError, match="profileRef"):
+    with pytest.raises(ResponseError, match="profileRef"):
         await actors.patch(KIND, "j", {"spec": {"profileRef": {"name": "other"}}})
 
 
@@ -323,7 +323,7 @@ async def test_a_namespace_can_require_a_profile(plane: ControlPlane, actors: Cl
                 await actors.client.request(
                     "POST", path(KIND, actors.namespace), params={"dryRun": "All"}, body=manifest
                 )
-            except ApiError as error:
+            except ResponseError as error:
                 return error.message
             return ""
 

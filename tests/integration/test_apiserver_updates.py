@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ddp_operator.api.cel import check_rules
 from ddp_operator.api.crd import build_crd
 from ddp_operator.constants import KIND, PLURAL
-from ddp_operator.kube.client import ApiError
+from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.resources import path
 from tests.property.conftest import tell_what_was_tried  # noqa: F401 - a fixture, and the profile of hypothesis
 from tests.property.test_manifests import SCHEMA, default, prune, taken
@@ -165,7 +165,7 @@ async def refusal(actors: ClusterActors, name: str, raw: Any) -> str:
     params = {"dryRun": "All", "fieldValidation": "Strict"}
     try:
         await actors.client.request("PUT", path(KIND, "default", name), params=params, body=raw)
-    except ApiError as error:
+    except ResponseError as error:
         if error.status not in (400, 422):
             raise
         return str(error) or "refused"
@@ -241,7 +241,7 @@ def test_a_job_of_an_older_schema_can_still_be_changed(server: Server, plane: Co
             await patch(f"{where}/{name}", {"spec": {"nodes": 3}, "metadata": {"labels": {"a": "b"}}})
             await patch(f"{where}/{name}/status", {"status": {"phase": "Rejected"}})
         await patch(f"{where}/bare", {"spec": {"template": template()}})
-        with pytest.raises(ApiError, match="template can't be changed once the job has started"):
+        with pytest.raises(ResponseError, match="template can't be changed once the job has started"):
             await patch(f"{where}/started", {"spec": {"template": template()}})
 
     async def patch(where: str, change: dict[str, Any]) -> None:
@@ -255,7 +255,7 @@ async def takes(call: Awaitable[Any]) -> bool:
     """Return whether an API server takes a call; while it does not know the path yet, it does not."""
     try:
         await call
-    except ApiError as error:
+    except ResponseError as error:
         if error.status not in (404, 422):
             raise
         return False

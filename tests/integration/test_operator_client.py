@@ -12,7 +12,7 @@ import pytest_asyncio
 from aiohttp import web
 
 from ddp_operator.cluster import ClusterError
-from ddp_operator.kube.client import LONGEST_PAUSE, ApiClient, ApiError, RateLimiter, StartupError
+from ddp_operator.kube.client import LONGEST_PAUSE, ApiClient, RateLimiter, ResponseError, StartupError
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Serve = Callable[[Answer], Awaitable[str]]
@@ -92,7 +92,7 @@ async def test_an_answer_that_stays_is_told_with_the_servers_words(serve: Serve,
         return web.json_response({"kind": "Status", "reason": "Why", "message": "x" * 10_000}, status=status)
 
     client = ApiClient(Logins(await serve(refuse), "t"))
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ResponseError) as caught:
         await client.request("GET", "/x")
     assert (caught.value.status, caught.value.reason) == (status, "Why")
     assert len(caught.value.message) == 2000

@@ -16,7 +16,7 @@ from typing import Any
 
 from aiohttp import web
 
-from ddp_operator.kube.client import ApiError
+from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.resync import CHILD_SELECTOR
 from ddp_operator.kube.watch import watch
 from ddp_operator.kubeobjects import format_time
@@ -73,7 +73,7 @@ class PretendNodes:
     async def _work(self) -> None:
         while True:
             pod = await self._queue.get()
-            with suppress(ApiError):  # gone meanwhile
+            with suppress(ResponseError):  # gone meanwhile
                 await (self._end if "deletionTimestamp" in pod["metadata"] else self._start)(pod)
 
     async def _start(self, pod: Any) -> None:

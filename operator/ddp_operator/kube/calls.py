@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
 from ddp_operator.cluster import ClusterError, Conflict, Refused
-from ddp_operator.kube.client import AnswerTooLarge, ApiClient, ApiError
+from ddp_operator.kube.client import AnswerTooLarge, ApiClient, ResponseError
 from ddp_operator.kube.resources import path, plural
 
 CHUNK: Final = 250
@@ -39,7 +39,7 @@ async def call(
     """
     try:
         return await client.request(method, path(kind, namespace, name, subresource), kind=plural(kind), **options)
-    except ApiError as error:
+    except ResponseError as error:
         if refusable and error.status == 403:
             raise Refused(error.message, reason="Forbidden") from error
         if refusable and error.status in INVALID:

@@ -54,7 +54,7 @@ class AnswerTooLarge(ClusterError):
     """A response body exceeds its limit."""
 
 
-class ApiError(Exception):
+class ResponseError(Exception):
     """An HTTP status of 400 or more, with reason and message of the body (a ``Status`` object)."""
 
     def __init__(self, status: int, body: Mapping[str, Any] | None = None, *, what: str = "") -> None:
@@ -274,7 +274,7 @@ class ApiClient:
 
     def _error(self, what: str, status: int, answer: Any, retry_after: float) -> Exception:
         """Return the exception for a status of 400 or more. Pause all calls if the server requests it."""
-        error = ApiError(status, answer if isinstance(answer, dict) else None, what=what)
+        error = ResponseError(status, answer if isinstance(answer, dict) else None, what=what)
         if status == 429 and retry_after:
             self._limiter.pause(retry_after)
         if status in (401, 408, 429) or status >= 500:

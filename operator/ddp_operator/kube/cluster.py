@@ -30,7 +30,7 @@ from ddp_operator.constants import (
 from ddp_operator.kube.cache import ObjectCache, build_snapshot
 from ddp_operator.kube.calls import CHUNK, INVALID, NotFound, call, pages
 from ddp_operator.kube.children import CHILD_KINDS, UNWATCHED_KINDS, key_of, trim_object
-from ddp_operator.kube.client import ApiClient, ApiError
+from ddp_operator.kube.client import ApiClient, ResponseError
 from ddp_operator.kube.events import EventReader, EventWriter
 from ddp_operator.kube.resources import kind_of, path, plural, type_of
 from ddp_operator.kube.scrape import Scraper
@@ -111,7 +111,7 @@ class KubeCluster:
                 accept=ONE_METADATA_ONLY if brief else "application/json",
                 kind=plural(kind),
             )
-        except ApiError as exc:
+        except ResponseError as exc:
             if exc.status == 409 and exc.reason == "AlreadyExists":
                 existing = await self._refresh(kind, meta["namespace"], meta["name"])
                 if existing is None:
@@ -127,7 +127,7 @@ class KubeCluster:
             raise ClusterError(str(exc)) from exc  # 404: the namespace is being deleted, with the resource
         except ClusterError as exc:
             answer = exc.__cause__
-            if isinstance(answer, ApiError) and answer.status >= 500:
+            if isinstance(answer, ResponseError) and answer.status >= 500:
                 raise ServerError(f"{manifest['kind']} {meta['name']}: {answer.message}") from exc
             raise
         if not dry_run:
@@ -318,7 +318,7 @@ class KubeCluster:
             resource = await self._client.request(
                 "PUT", path(KIND, key.namespace, key.name, "status"), params=_WRITE, body=body, kind=plural(KIND)
             )
-        except ApiError as exc:
+        except ResponseError as exc:
             if exc.status in INVALID:
                 raise Refused(exc.message, reason="Invalid") from exc
             if exc.status == 404:
@@ -327,7 +327,7 @@ class KubeCluster:
             raise (Conflict if exc.status == 409 else ClusterError)(str(exc)) from exc
         except ClusterError as exc:
             answer = exc.__cause__
-            if isinstance(answer, ApiError) and TOO_LARGE.search(answer.message):
+            if isinstance(answer, ResponseError) and TOO_LARGE.search(answer.message):
                 raise Refused(answer.message, reason="Invalid") from exc
             raise
         self._remember(KIND, resource)

@@ -19,7 +19,7 @@ from ddp_operator.constants import (
     PROFILE_KIND,
     VERSION,
 )
-from ddp_operator.kube.client import ApiClient, ApiError, StartupError
+from ddp_operator.kube.client import ApiClient, ResponseError, StartupError
 from ddp_operator.kube.resources import group, plural
 
 PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {
@@ -86,7 +86,7 @@ async def check_cluster(client: ApiClient, namespaces: Sequence[str], *, home: s
         missing = await _missing_permissions(client, namespaces, home)
     except ClusterError as exc:
         raise StartupError(f"cannot reach the API server: {exc}") from None
-    except ApiError as exc:
+    except ResponseError as exc:
         raise StartupError(f"the API server refused the operator's request: {exc} (HTTP {exc.status})") from None
     if missing:
         raise StartupError(
@@ -101,7 +101,7 @@ async def find_loss(client: ApiClient) -> str | None:
         await _check_crd(client)
     except StartupError as exc:
         return f"{exc}. Kubernetes deleted all jobs with it; apply them again to resume from their checkpoints"
-    except (ClusterError, ApiError):
+    except (ClusterError, ResponseError):
         pass
     return None
 
@@ -110,7 +110,7 @@ async def _check_crd(client: ApiClient) -> None:
     """Check the CRD by API discovery, which needs no permission. Raises: StartupError, ClusterError, ApiError."""
     try:
         discovery = await client.request("GET", f"/apis/{GROUP}/{VERSION}", kind="apis")
-    except ApiError as exc:
+    except ResponseError as exc:
         if exc.status != 404:
             raise
         discovery = {}

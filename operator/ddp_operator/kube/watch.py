@@ -15,7 +15,7 @@ import msgspec
 
 from ddp_operator.cluster import ClusterError
 from ddp_operator.kube.calls import CHUNK, pages
-from ddp_operator.kube.client import ApiClient, ApiError
+from ddp_operator.kube.client import ApiClient, ResponseError
 from ddp_operator.kube.resources import path, plural, type_of
 from ddp_operator.workqueue import backoff
 
@@ -49,13 +49,13 @@ async def watch(client: ApiClient, kind: str, namespace: str | None, selector: s
                     event = msgspec.json.decode(line)
                     obj = event["object"]
                     if event["type"] == "ERROR":
-                        raise ApiError(int(obj.get("code") or 0), obj, what=f"watch {place}")
+                        raise ResponseError(int(obj.get("code") or 0), obj, what=f"watch {place}")
                     version = str(obj["metadata"]["resourceVersion"])
                     failures = 0
                     if event["type"] != "BOOKMARK":
                         on_event(kind, event["type"], obj)
-        except (ApiError, ClusterError, msgspec.DecodeError) as error:
-            if isinstance(error, ApiError) and error.status == GONE:
+        except (ResponseError, ClusterError, msgspec.DecodeError) as error:
+            if isinstance(error, ResponseError) and error.status == GONE:
                 version = ""
             failures += 1
             logger.log(logging.WARNING if failures > 3 else logging.DEBUG, "%s; retrying", error)

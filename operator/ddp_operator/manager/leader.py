@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from ddp_operator.cluster import ClusterError
-from ddp_operator.kube.client import ApiClient, ApiError, StartupError
+from ddp_operator.kube.client import ApiClient, ResponseError, StartupError
 from ddp_operator.kube.resources import path, plural
 from ddp_operator.settings import PREFIX
 
@@ -146,7 +146,7 @@ class Leader:
         spec = {**self._lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()}
         try:
             await self._call("PUT", {**self._lease, "spec": spec})
-        except (ClusterError, ApiError) as exc:
+        except (ClusterError, ResponseError) as exc:
             logger.info("cannot release lease %s: %s; candidates wait until it expires", self._lease_path, exc)
 
     @property
@@ -166,7 +166,7 @@ class Leader:
             lease = observe_lease(raw, last, self.clock())
             if may_take(lease, self.identity, self.clock()):
                 await self._write_own("PUT", self._replace_holder(raw, lease.holder))
-        except ApiError as exc:
+        except ResponseError as exc:
             if exc.status == 409:
                 return None  # another candidate was faster
             raise StartupError(f"cannot acquire lease {self._lease_path}: {exc} (HTTP {exc.status})") from exc
@@ -178,7 +178,7 @@ class Leader:
             was_leading = self.leads
             try:
                 is_holder = await self._renew()
-            except (ClusterError, ApiError) as exc:
+            except (ClusterError, ResponseError) as exc:
                 state = "still leading" if self.leads else "writes are suspended until it is renewed"
                 logger.warning("cannot renew lease %s: %s; retrying, %s", self._lease_path, exc, state)
                 continue
@@ -195,7 +195,7 @@ class Leader:
         try:
             await self._write_own("PUT", _set_renew_time(self._lease))
             return True
-        except ApiError as exc:
+        except ResponseError as exc:
             if exc.status not in (404, 409):
                 raise
         # Another client changed the Lease, or the response of an own renewal was lost.
@@ -209,7 +209,7 @@ class Leader:
         """Return the Lease, or None if it does not exist. Raises: ClusterError, ApiError."""
         try:
             return await self._call("GET")
-        except ApiError as exc:
+        except ResponseError as exc:
             if exc.status == 404:
                 return None
             raise

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 
 from ddp_operator.constants import ANNOTATION_COMPLETION_INDEX, KIND, TRAINER_CONTAINER
-from ddp_operator.kube.client import ApiClient, ApiError
+from ddp_operator.kube.client import ApiClient, ResponseError
 from ddp_operator.kube.credentials import login
 from ddp_operator.kube.resources import path
 
@@ -58,7 +58,7 @@ class ClusterActors:
         """Return an object, or None."""
         try:
             found: Object = await self.client.request("GET", path(kind, self.namespace, name))
-        except ApiError as exc:
+        except ResponseError as exc:
             if exc.status == 404:
                 return None
             raise
@@ -104,7 +104,7 @@ class ClusterActors:
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background", **options}
         try:
             await self.client.request("DELETE", path(kind, self.namespace, name), body=body)
-        except ApiError as exc:
+        except ResponseError as exc:
             if exc.status != 404:
                 raise
 
@@ -209,7 +209,7 @@ class ClusterActors:
         }
         try:
             await self.client.request("POST", path("Pod", self.namespace, pod, "binding"), body=binding)
-        except ApiError as exc:
+        except ResponseError as exc:
             if exc.status != 409:
                 raise
 
@@ -219,7 +219,7 @@ class ClusterActors:
             meta = pod["metadata"]
             if not meta.get("deletionTimestamp") or not pod["spec"].get("nodeName"):
                 continue
-            with suppress(ApiError):  # gone meanwhile
+            with suppress(ResponseError):  # gone meanwhile
                 if pod["status"].get("phase") not in FINISHED:
                     await self.patch("Pod", meta["name"], {"status": killed(pod, _now())}, "status")
                 await self.delete("Pod", meta["name"], gracePeriodSeconds=0, preconditions={"uid": meta["uid"]})

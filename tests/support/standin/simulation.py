@@ -28,7 +28,7 @@ from ddp_operator.api.status import Status
 from ddp_operator.cluster import ClusterError, Event, Key
 from ddp_operator.cluster import Object as Frozen
 from ddp_operator.constants import ANNOTATION_COMPLETION_INDEX, KIND, LABEL_ATTEMPT, LABEL_JOB_NAME
-from ddp_operator.kube.client import ApiError
+from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.events import build_event
 from ddp_operator.kube.resources import path, plural
 from ddp_operator.kube.resync import CHILD_SELECTOR, WATCHED, Resync
@@ -307,7 +307,7 @@ class OperatorSimulation:
         self.events.append(event.reason)
         try:
             await process.client.request("POST", path("Event", namespace), body=body, kind=plural("Event"))
-        except (ApiError, ClusterError):
+        except (ResponseError, ClusterError):
             self.events[number] = "lost"
 
     def _call_late(self, ask: Ask) -> tuple[int, Any, float]:

@@ -10,7 +10,7 @@ import pytest
 
 from ddp_operator.cluster import AlreadyExists, ClusterError, Conflict, Key, Refused, ServerError
 from ddp_operator.kube.cache import ObjectCache
-from ddp_operator.kube.client import ApiError
+from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.cluster import METADATA_ONLY, ONE_METADATA_ONLY, KubeCluster
 
 CORE, BATCH, OURS = (
@@ -65,8 +65,8 @@ class Recorder:
         return answer
 
 
-def error(status: int, reason: str = "", message: str = "said") -> ApiError:
-    return ApiError(status, {"reason": reason, "message": message})
+def error(status: int, reason: str = "", message: str = "said") -> ResponseError:
+    return ResponseError(status, {"reason": reason, "message": message})
 
 
 def broken(status: int) -> ClusterError:

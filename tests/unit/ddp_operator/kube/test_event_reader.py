@@ -9,7 +9,7 @@ import pytest
 
 from ddp_operator.cluster import ClusterError, Refused
 from ddp_operator.kube import events
-from ddp_operator.kube.client import ApiError
+from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.events import AGE, EventReader
 
 
@@ -27,7 +27,7 @@ class Server:
     def __init__(self, *events: dict[str, Any]) -> None:
         self.events = list(events)
         self.asked: list[str] = []
-        self.error: ApiError | None = None
+        self.error: ResponseError | None = None
         self.any_namespace = False
 
     async def request(
@@ -96,7 +96,7 @@ async def test_events_of_a_pod_are_a_call_of_their_own() -> None:
 @pytest.mark.parametrize(("status", "raised"), [(403, Refused), (500, ClusterError)])
 async def test_refusal_differs_from_an_error_and_neither_is_cached(status: int, raised: type[Exception]) -> None:
     server = Server(event(1, "Job", "x", "FailedCreate"))
-    server.error = ApiError(status, {"message": "no"})
+    server.error = ResponseError(status, {"message": "no"})
     reader = EventReader(server)  # type: ignore[arg-type]
     with pytest.raises(raised, match=re.escape("no")):
         await reader.about(job("x"))

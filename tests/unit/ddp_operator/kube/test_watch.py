@@ -11,7 +11,7 @@ import pytest
 
 from ddp_operator.cluster import ClusterError
 from ddp_operator.kube import watch as watch_module
-from ddp_operator.kube.client import ApiError
+from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.watch import watch
 
 
@@ -79,7 +79,7 @@ async def test_a_watch_begins_with_a_list_and_goes_on_where_it_ended(monkeypatch
     assert waits == [0.1, 0.1]
 
 
-@pytest.mark.parametrize("gone", [GONE, ApiError(410)])
+@pytest.mark.parametrize("gone", [GONE, ResponseError(410)])
 async def test_a_version_that_is_too_old_is_a_new_list(
     monkeypatch: pytest.MonkeyPatch, gone: bytes | Exception
 ) -> None:
@@ -89,7 +89,7 @@ async def test_a_version_that_is_too_old_is_a_new_list(
     assert told == [(None, "a Pod"), (None, "a Pod")]
 
 
-@pytest.mark.parametrize("error", [ClusterError("away"), ApiError(403), event("ERROR", {"code": 500}), b"{"])
+@pytest.mark.parametrize("error", [ClusterError("away"), ResponseError(403), event("ERROR", {"code": 500}), b"{"])
 async def test_a_watch_that_fails_goes_on_from_the_same_version_ever_later(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: bytes | Exception
 ) -> None:

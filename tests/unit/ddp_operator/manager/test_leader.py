@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.cluster import ClusterError
-from ddp_operator.kube.client import ApiError, StartupError
+from ddp_operator.kube.client import ResponseError, StartupError
 from ddp_operator.manager import leader
 from ddp_operator.manager.leader import FENCE_SHARE, Leader, LeaseObservation, may_take, new_identity, observe_lease
 
@@ -39,15 +39,15 @@ class Place:
             raise ClusterError("nobody there")
         if method == "GET":
             if self.lease is None:
-                raise ApiError(404)
+                raise ResponseError(404)
             return copy.deepcopy(self.lease)
         if method == "POST" and self.lease is not None:
-            raise ApiError(409, {"reason": "AlreadyExists"})
+            raise ResponseError(409, {"reason": "AlreadyExists"})
         if method == "PUT":
             if self.lease is None:
-                raise ApiError(404)
+                raise ResponseError(404)
             if body["metadata"]["resourceVersion"] != self.lease["metadata"]["resourceVersion"]:
-                raise ApiError(409, {"reason": "Conflict"})
+                raise ResponseError(409, {"reason": "Conflict"})
         self.put(body)
         if self.lose_answer:
             self.lose_answer = False
@@ -237,7 +237,7 @@ class TestAcquire:
 
     async def test_refusal_is_reported_in_one_line(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         async def refuse(*args: Any, **kwargs: Any) -> Any:
-            raise ApiError(403, {"message": "leases is forbidden"})
+            raise ResponseError(403, {"message": "leases is forbidden"})
 
         monkeypatch.setattr(place, "request", refuse)
         with pytest.raises(
