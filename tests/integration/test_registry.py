@@ -19,7 +19,7 @@ import pytest
 
 from ddp_operator.client.errors import ClientError
 from ddp_operator.client.packing.image import Image
-from ddp_operator.client.packing.packed import Code, pack_code
+from ddp_operator.client.packing.packed import PackedCode, pack_code
 from ddp_operator.client.registry import push_image
 from tests.support.control_plane import free_ports
 
@@ -69,7 +69,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         process.wait()
 
 
-def pack(tmp_path: Path, name: str) -> tuple[Code, Image]:
+def pack(tmp_path: Path, name: str) -> tuple[PackedCode, Image]:
     (tmp_path / "source").mkdir(exist_ok=True)
     (tmp_path / "source" / "train.py").write_text("print('here')\n")
     (tmp_path / "source" / "data.bin").write_bytes(bytes(range(256)) * 20_000)

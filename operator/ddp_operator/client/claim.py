@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from ddp_operator import constants
 from ddp_operator.client.api import Api, Object, api_path
 from ddp_operator.client.errors import ApiError, ClientError
-from ddp_operator.client.packing.packed import Code
+from ddp_operator.client.packing.packed import PackedCode
 from ddp_operator.manifests.template import ResolvedTemplate
 
 # A shell script: the job's Python may need volumes or variables that this pod lacks.
@@ -37,7 +37,7 @@ _KEPT: Final = (
 )
 
 
-def put_on_claim(api: Api, code: Code, template: ResolvedTemplate) -> str:
+def put_on_claim(api: Api, code: PackedCode, template: ResolvedTemplate) -> str:
     """Store the archive at the path of ``spec.code``. Returns a line for the user. Raises: ClientError."""
     pods = api_path("v1", "pods", api.namespace)
     name = api.request("POST", pods, None, build_pod(code, template))["metadata"]["name"]
@@ -49,7 +49,7 @@ def put_on_claim(api: Api, code: Code, template: ResolvedTemplate) -> str:
             api.request("DELETE", f"{pods}/{name}", {"gracePeriodSeconds": "0"})
 
 
-def build_pod(code: Code, template: ResolvedTemplate) -> Object:
+def build_pod(code: PackedCode, template: ResolvedTemplate) -> Object:
     """Return the pod: the job's image and node selection, without GPUs."""
     trainer = template.trainer
     container: dict[str, Any] = {
@@ -85,7 +85,7 @@ def build_pod(code: Code, template: ResolvedTemplate) -> Object:
     }
 
 
-def _wait_for(api: Api, path: str, code: Code) -> None:
+def _wait_for(api: Api, path: str, code: PackedCode) -> None:
     """Wait until the pod runs. Raises: ClientError with the reason from the pod's status."""
     deadline = time.monotonic() + _POD_SECONDS / 2
     cause = ""
@@ -114,7 +114,7 @@ def _find_cause(states: Sequence[Object], conditions: Sequence[Object]) -> str:
     return ""
 
 
-def _send(api: Api, pod: str, code: Code) -> str:
+def _send(api: Api, pod: str, code: PackedCode) -> str:
     """Send the archive to a shell in the pod. Raises: ClientError."""
     from kubernetes import client
     from kubernetes.stream import stream

@@ -9,14 +9,14 @@ from ddp_operator.api.job import DDPTrainingJob, owner_reference
 from ddp_operator.client.api import Api, Object, api_path
 from ddp_operator.client.claim import put_on_claim
 from ddp_operator.client.errors import ApiError, ClientError
-from ddp_operator.client.packing.packed import Code
+from ddp_operator.client.packing.packed import PackedCode
 from ddp_operator.manifests.template import resolve_template
 
 _STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
 
 
 @contextmanager
-def stored_code(api: Api, code: Code | None, job: DDPTrainingJob) -> Iterator[str]:
+def stored_code(api: Api, code: PackedCode | None, job: DDPTrainingJob) -> Iterator[str]:
     """Store the code of a job that is about to be created; yield a line for the user, empty for a ConfigMap.
 
     ``code``: the packed folder; None: the job has no code, or names an existing ConfigMap. If the job is refused, its
@@ -49,7 +49,7 @@ def stored_code(api: Api, code: Code | None, job: DDPTrainingJob) -> Iterator[st
         raise
 
 
-def own_code(api: Api, code: Code | None, job: DDPTrainingJob) -> None:
+def own_code(api: Api, code: PackedCode | None, job: DDPTrainingJob) -> None:
     """Add a job as an owner of its code's ConfigMap, which is deleted with its last owner. Raises: ClientError."""
     name = job.spec.code.config_map_name if job.spec.code else None
     if name is None or not name.startswith(child_names.CODE_PREFIX):

@@ -8,7 +8,7 @@ from pathlib import Path
 from ddp_operator.api.parse import FindProfile, Manifest, find_none
 from ddp_operator.client.errors import ClientError
 from ddp_operator.client.packing.files import CannotPack
-from ddp_operator.client.packing.packed import Code, pack_code
+from ddp_operator.client.packing.packed import PackedCode, pack_code
 from ddp_operator.client.validation import check_manifest
 from ddp_operator.manifests.template import resolve_template
 
@@ -23,7 +23,7 @@ class Workdir:
     claim: str | None = None
     image: str | None = None
 
-    def pack(self) -> Code:
+    def pack(self) -> PackedCode:
         """Pack it. Raises: ClientError."""
         if self.claim is not None and self.image is not None:
             raise ClientError("the packed folder is stored on a claim or in an image; leave one of them out")
@@ -67,7 +67,7 @@ def check_job(
     note: Callable[[str], None],
     profiles: FindProfile = find_none,
     exact: bool = False,
-) -> tuple[Manifest, Code | None]:
+) -> tuple[Manifest, PackedCode | None]:
     """Pack the folder of a job, check its manifest, and return both.
 
     ``note`` receives lines about the packed files; ``profiles`` finds profiles that the file lacks; ``exact``: as in

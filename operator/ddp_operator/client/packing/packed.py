@@ -21,7 +21,7 @@ _SHOWN: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class PackedCode:
     """A folder's archive and its ``spec.code``."""
 
     folder: Path
@@ -87,7 +87,7 @@ def pack_code(
     pip: bool = False,
     claim: str | None = None,
     image: str | None = None,
-) -> Code:
+) -> PackedCode:
     """Pack a folder for a ConfigMap, a claim or an image (a repository with an optional tag).
 
     ``pip``: install its requirements. Raises: CannotPack.
@@ -105,4 +105,4 @@ def pack_code(
     else:
         spec["configMapName"] = child_names.code_config_map_name(archive.digest)
     spec |= {"commit": archive.commit, "dirty": archive.dirty} if archive.commit else {}
-    return Code(folder, archive, spec | ({"pip": REQUIREMENTS} if pip else {}), built)
+    return PackedCode(folder, archive, spec | ({"pip": REQUIREMENTS} if pip else {}), built)
