@@ -89,7 +89,7 @@ class ServerError(ClusterError):
         self.message = message
 
 
-class Conflict(ClusterError):
+class VersionConflict(ClusterError):
     """The object changed after it was observed (409 on a precondition). Observe it again."""
 
 

@@ -11,7 +11,7 @@ import pytest
 from ddp_operator import constants
 from ddp_operator.api.job import owner_reference
 from ddp_operator.api.parse import parse_resource
-from ddp_operator.cluster import AlreadyExists, Conflict, Event, Key, Object, Refused, Snapshot, owner_uids
+from ddp_operator.cluster import AlreadyExists, Event, Key, Object, Refused, Snapshot, VersionConflict, owner_uids
 from tests.support.cluster_drivers import ClusterDriver
 from tests.support.cluster_drivers.base import index_of, living, serve
 
@@ -246,7 +246,7 @@ async def test_a_pod_that_is_declared_failed_is_replaced_and_costs_the_job_nothi
     (own,) = after.jobs
     assert not has(own, "Failed")
     assert not has(own, "FailureTarget")
-    with suppress(Conflict):  # where it is not gone yet: the reconcile comes again
+    with suppress(VersionConflict):  # where it is not gone yet: the reconcile comes again
         await driver.cluster.fail_pod(lost, "NodeLost", "once more")
 
 
@@ -349,7 +349,7 @@ async def test_a_status_for_an_older_version_is_a_conflict(driver: ClusterDriver
     owner = await driver.add_resource(KEY.name)
     version = owner["metadata"]["resourceVersion"]
     await driver.cluster.patch_status(KEY, {"phase": "Running"}, resource_version=version)
-    with pytest.raises(Conflict):
+    with pytest.raises(VersionConflict):
         await driver.cluster.patch_status(KEY, {"phase": "Failed"}, resource_version=version)
     snapshot = await driver.cluster.observe(KEY)
     assert snapshot is not None
@@ -357,7 +357,7 @@ async def test_a_status_for_an_older_version_is_a_conflict(driver: ClusterDriver
 
 
 async def test_a_status_for_a_resource_that_is_gone_is_a_conflict(driver: ClusterDriver) -> None:
-    with pytest.raises(Conflict):
+    with pytest.raises(VersionConflict):
         await driver.cluster.patch_status(KEY, {"phase": "Running"}, resource_version="1")
 
 
@@ -377,14 +377,14 @@ async def test_what_has_changed_since_it_was_seen_is_neither_patched_nor_deleted
     assert before is not None
     await driver.cluster.patch_job("default", JOB, {"spec": {"suspend": True}})
     old = before.jobs[0]["metadata"]
-    with pytest.raises(Conflict):
+    with pytest.raises(VersionConflict):
         await driver.cluster.patch_job("default", JOB, {"spec": {"suspend": False}}, seen=before.jobs[0])
-    with pytest.raises(Conflict):
+    with pytest.raises(VersionConflict):
         await driver.cluster.delete("Job", "default", JOB, uid=old["uid"], resource_version=old["resourceVersion"])
     await driver.cluster.patch_status(
         KEY, {"phase": "Suspended"}, resource_version=before.resource["metadata"]["resourceVersion"]
     )
-    with pytest.raises(Conflict):
+    with pytest.raises(VersionConflict):
         await driver.cluster.delete_resource(
             KEY, uid=owner["metadata"]["uid"], resource_version=before.resource["metadata"]["resourceVersion"]
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_operator.cluster import Conflict, Key
+from ddp_operator.cluster import Key, VersionConflict
 from tests.support.cluster_drivers import ClusterDriver
 
 KEY = Key("default", "train")
@@ -16,10 +16,10 @@ async def test_a_resource_is_suspended_as_it_was_seen(driver: ClusterDriver) -> 
     snapshot = await driver.cluster.observe(KEY)
     assert snapshot is not None
     assert snapshot.resource["spec"]["suspend"]
-    with pytest.raises(Conflict):
+    with pytest.raises(VersionConflict):
         await driver.cluster.suspend_resource(KEY, resource_version=version)
 
 
 async def test_a_resource_that_is_gone_cannot_be_suspended(driver: ClusterDriver) -> None:
-    with pytest.raises(Conflict):
+    with pytest.raises(VersionConflict):
         await driver.cluster.suspend_resource(KEY, resource_version="1")

@@ -13,7 +13,16 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from ddp_operator.cluster import AlreadyExists, ClusterError, Conflict, Event, Key, Refused, ServerError, Snapshot
+from ddp_operator.cluster import (
+    AlreadyExists,
+    ClusterError,
+    Event,
+    Key,
+    Refused,
+    ServerError,
+    Snapshot,
+    VersionConflict,
+)
 from ddp_operator.constants import API_VERSION, KIND, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY
 from ddp_operator.kube import resync, scrape
 from ddp_operator.kube.cache import ObjectCache
@@ -207,7 +216,7 @@ async def test_a_pod_that_has_changed_since_it_was_looked_at_is_not_declared_fai
     await actors.run_pod("digits-1", 0)
     (pod,) = server.list("Pod")
     await actors.patch("Pod", pod["metadata"]["name"], {"metadata": {"labels": {"its-node": "is-back"}}})
-    with pytest.raises(Conflict):
+    with pytest.raises(VersionConflict):
         await cluster.fail_pod(pod, "NodeLost", "the node is gone")
     (after,) = server.list("Pod")
     assert (after["metadata"]["uid"], after["status"]["phase"]) == (pod["metadata"]["uid"], "Running")
@@ -229,7 +238,7 @@ async def test_a_status_is_replaced_and_nothing_else_touched(cluster: KubeCluste
 async def test_a_status_for_an_older_version_is_a_conflict(cluster: KubeCluster, actors: ClusterActors) -> None:
     version = (await seen(cluster)).resource["metadata"]["resourceVersion"]
     await actors.patch(KIND, "digits", {"metadata": {"labels": {"a": "b"}}})
-    with pytest.raises(Conflict):
+    with pytest.raises(VersionConflict):
         await cluster.patch_status(KEY, {"phase": "Running"}, resource_version=version)
     resource = await actors.get(KIND, "digits")
     assert resource is not None
@@ -239,7 +248,7 @@ async def test_a_status_for_an_older_version_is_a_conflict(cluster: KubeCluster,
 async def test_a_status_for_a_ghost_ends_the_ghost(cluster: KubeCluster, server: StandIn) -> None:
     version = (await seen(cluster)).resource["metadata"]["resourceVersion"]
     server.remove(KIND, "digits")
-    with pytest.raises(Conflict):
+    with pytest.raises(VersionConflict):
         await cluster.patch_status(KEY, {"phase": "Running"}, resource_version=version)
     assert await cluster.observe(KEY) is None
 

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
-from ddp_operator.cluster import ClusterError, Conflict, Refused
+from ddp_operator.cluster import ClusterError, Refused, VersionConflict
 from ddp_operator.kube.client import AnswerTooLarge, ApiClient, ResponseError
 from ddp_operator.kube.resources import path, plural
 
@@ -44,7 +44,7 @@ async def call(
             raise Refused(error.message, reason="Forbidden") from error
         if refusable and error.status in INVALID:
             raise Refused(error.message, reason="Invalid") from error
-        exceptions = {404: NotFound, 409: Conflict}
+        exceptions = {404: NotFound, 409: VersionConflict}
         raise exceptions.get(error.status, ClusterError)(str(error)) from error
 
 

@@ -8,13 +8,13 @@ from typing import Any, Final
 from ddp_operator.cluster import (
     AlreadyExists,
     ClusterError,
-    Conflict,
     Event,
     Key,
     Object,
     Refused,
     ServerError,
     Snapshot,
+    VersionConflict,
     claim_of,
     controller_of,
 )
@@ -168,7 +168,7 @@ class KubeCluster:
         except NotFound:
             self._forget("Job", namespace, name)
             return
-        except Conflict:
+        except VersionConflict:
             await self._refresh("Job", namespace, name)
             raise
         self._remember("Job", job)
@@ -199,7 +199,7 @@ class KubeCluster:
             response = await call(self._client, "DELETE", kind, namespace, name, body=body)
         except NotFound:
             pass
-        except Conflict:
+        except VersionConflict:
             current = await self._refresh(kind, namespace, name)
             if current is not None and current["metadata"].get("uid") == uid:
                 raise
@@ -295,7 +295,7 @@ class KubeCluster:
             resource = await self._patch(KIND, key.namespace, key.name, patch)
         except NotFound as exc:
             self._forget(KIND, key.namespace, key.name)
-            raise Conflict(f"{key} was deleted") from exc
+            raise VersionConflict(f"{key} was deleted") from exc
         self._remember(KIND, resource)
 
     async def delete_resource(self, key: Key, *, uid: str, resource_version: str | None = None) -> None:
@@ -323,8 +323,8 @@ class KubeCluster:
                 raise Refused(exc.message, reason="Invalid") from exc
             if exc.status == 404:
                 self._forget(KIND, key.namespace, key.name)
-                raise Conflict(f"{key} was deleted") from exc
-            raise (Conflict if exc.status == 409 else ClusterError)(str(exc)) from exc
+                raise VersionConflict(f"{key} was deleted") from exc
+            raise (VersionConflict if exc.status == 409 else ClusterError)(str(exc)) from exc
         except ClusterError as exc:
             answer = exc.__cause__
             if isinstance(answer, ResponseError) and TOO_LARGE.search(answer.message):

@@ -12,12 +12,12 @@ from ddp_operator import constants
 from ddp_operator.cluster import (
     AlreadyExists,
     ChildKind,
-    Conflict,
     Event,
     Key,
     Object,
     Refused,
     Snapshot,
+    VersionConflict,
     claim_of,
     controller_of,
     owner_uids,
@@ -211,7 +211,7 @@ class LocalCluster:
     def _seen(self, key: Key, resource_version: str) -> Object:
         item = self.store.get(constants.KIND, key.namespace, key.name)
         if item is None:
-            raise Conflict(f"{key} was deleted")
+            raise VersionConflict(f"{key} was deleted")
         _expect(item, resource_version)
         return item
 
@@ -372,4 +372,4 @@ class LocalCluster:
 
 def _expect(item: Object, version: str | None) -> None:
     if version is not None and item["metadata"]["resourceVersion"] != version:
-        raise Conflict(f"{item['kind']} {item['metadata']['name']} has changed since it was observed")
+        raise VersionConflict(f"{item['kind']} {item['metadata']['name']} has changed since it was observed")

@@ -14,7 +14,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ddp_operator.api.status import Phase
-from ddp_operator.cluster import ClusterError, Conflict
+from ddp_operator.cluster import ClusterError, VersionConflict
 from ddp_operator.contract.failure_table import CATEGORIES
 from ddp_operator.status import conditions as c
 from ddp_operator.status.transitions import (
@@ -225,7 +225,7 @@ class OperatorMetrics:
         """Count one reconcile."""
         self.reconcile_seconds.observe(seconds)
         if error is not None:
-            if isinstance(error, Conflict):
+            if isinstance(error, VersionConflict):
                 cause = "Conflict"
             elif isinstance(error, ClusterError):
                 cause = "Cluster"

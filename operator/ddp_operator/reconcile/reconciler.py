@@ -18,7 +18,7 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_status
 from ddp_operator.api.status import Profile, Status
-from ddp_operator.cluster import Cluster, ClusterError, Conflict, Event, Key, Object, Refused, Snapshot
+from ddp_operator.cluster import Cluster, ClusterError, Event, Key, Object, Refused, Snapshot, VersionConflict
 from ddp_operator.kubeobjects import utc_now
 from ddp_operator.reconcile.claims import find_claimed_gpus
 from ddp_operator.reconcile.executor import Executor
@@ -105,7 +105,7 @@ class Reconciler:
         """
         try:
             return await self._run_pass(key)
-        except Conflict:
+        except VersionConflict:
             return _AFTER_CONFLICT
         except StatusRefused:
             return _AFTER_REFUSED_STATUS

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from ddp_operator import workqueue
-from ddp_operator.cluster import ClusterError, Conflict
+from ddp_operator.cluster import ClusterError, VersionConflict
 from ddp_operator.workqueue import LAST_BACKOFF, WorkQueue, backoff
 
 Work = Callable[[str], Awaitable[float | None]]
@@ -153,7 +153,7 @@ async def test_a_failing_key_comes_back_and_does_not_stop_the_others() -> None:
     assert calls[:2] == ["bad", "good"]
 
 
-@pytest.mark.parametrize("error", [ClusterError("500"), Conflict("changed")])
+@pytest.mark.parametrize("error", [ClusterError("500"), VersionConflict("changed")])
 async def test_an_expected_error_leaves_no_traceback(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     seen: list[BaseException | None] = []
 

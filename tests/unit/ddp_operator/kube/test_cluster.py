@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.cluster import AlreadyExists, ClusterError, Conflict, Key, Refused, ServerError
+from ddp_operator.cluster import AlreadyExists, ClusterError, Key, Refused, ServerError, VersionConflict
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.cluster import METADATA_ONLY, ONE_METADATA_ONLY, KubeCluster
@@ -156,7 +156,8 @@ async def test_patch_of_a_job_names_the_version_that_was_seen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "expected"), [(404, type(None)), (409, Conflict), (422, Refused), (403, Refused), (429, ClusterError)]
+    ("status", "expected"),
+    [(404, type(None)), (409, VersionConflict), (422, Refused), (403, Refused), (429, ClusterError)],
 )
 async def test_an_answer_to_a_patch_of_a_job_is_told_for_what_it_is(status: int, expected: type) -> None:
     raised, client = await run(lambda cluster: cluster.patch_job("ns", "j-1", {}, seen=JOB), error(status), error(404))
@@ -177,7 +178,7 @@ async def test_delete_names_the_uid_and_the_version_and_leaves_no_orphans(versio
     }
     assert client.calls == [("DELETE", f"{BATCH}/jobs/j-1", {"body": body})]
     assert (await run(work, error(404)))[0] is None
-    assert type((await run(work, error(409), JOB))[0]) is Conflict
+    assert type((await run(work, error(409), JOB))[0]) is VersionConflict
     assert (await run(work, error(409), {"metadata": JOB["metadata"] | {"uid": "other"}}))[0] is None
 
 
@@ -199,7 +200,7 @@ async def test_a_lost_pod_is_failed_at_its_version_before_it_is_removed_at_once(
     assert removal["body"]["preconditions"] == {"uid": "pu"}
     _, client = await run(lambda cluster: cluster.fail_pod(pod, "NodeLost", ""), error(404))
     assert len(client.calls) == 1, "a pod that is gone is not removed"
-    assert type((await run(lambda cluster: cluster.fail_pod(pod, "NodeLost", ""), error(409)))[0]) is Conflict
+    assert type((await run(lambda cluster: cluster.fail_pod(pod, "NodeLost", ""), error(409)))[0]) is VersionConflict
 
 
 async def test_the_status_is_put_whole_at_its_version() -> None:
@@ -211,7 +212,7 @@ async def test_the_status_is_put_whole_at_its_version() -> None:
         "apiVersion": "ddp-operator.dev/v1alpha1", "kind": "DDPTrainingJob", "status": {"phase": "Running"},
         "metadata": {"name": "j", "namespace": "ns", "resourceVersion": "9"},
     }  # fmt: skip
-    assert type((await run(work, error(404)))[0]) is Conflict
+    assert type((await run(work, error(404)))[0]) is VersionConflict
 
 
 async def test_fetch_asks_for_the_resource_and_its_labelled_children() -> None:
@@ -381,8 +382,8 @@ async def test_a_list_without_members_is_empty() -> None:
         (error(413), Refused),
         (error(422), Refused),
         (error(403), ClusterError),
-        (error(404), Conflict),
-        (error(409), Conflict),
+        (error(404), VersionConflict),
+        (error(409), VersionConflict),
         (broken(500), ClusterError),
     ],
 )

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from ddp_operator.api.status import Condition, LastFailure, Progress, Restarts, Status
-from ddp_operator.cluster import ClusterError, Conflict
+from ddp_operator.cluster import ClusterError, VersionConflict
 from ddp_operator.contract.failure_table import CATEGORIES
 from ddp_operator.manager.telemetry import MAX_NODE_LABELS, PHASES, OperatorMetrics
 from ddp_operator.status import conditions as c
@@ -190,7 +190,7 @@ class TestMetrics:
         assert get("ddp_operator_restarts_total", {"level": "pod", "category": "None"}) == 0
 
     @pytest.mark.parametrize(
-        ("error", "cause"), [(Conflict(), "Conflict"), (ClusterError(), "Cluster"), (KeyError(), "Bug")]
+        ("error", "cause"), [(VersionConflict(), "Conflict"), (ClusterError(), "Cluster"), (KeyError(), "Bug")]
     )
     def test_errors_have_a_cause(self, error: Exception, cause: str) -> None:
         metrics = OperatorMetrics(lambda: 0.0)
