@@ -16,7 +16,7 @@ from ddp_operator import constants
 from ddp_operator.api.status import History, Status
 from ddp_operator.kubeobjects import parse_time
 from ddp_operator.local.folder import COLUMNS
-from ddp_operator.report.run import Event, RankTime, Row, Run, make_run, measure_ranks
+from ddp_operator.report.run import LoggedEvent, RankTime, Row, Run, make_run, measure_ranks
 from ddp_operator.status.scheduling import event_time
 
 _TIMEOUT_SECONDS: Final = 30
@@ -77,7 +77,7 @@ def read_history(history: History | None) -> list[dict[str, float]]:
     return rows
 
 
-def _read_event(event: Mapping[str, Any], name: str) -> Event | None:
+def _read_event(event: Mapping[str, Any], name: str) -> LoggedEvent | None:
     """Return an Event about the job, or a warning about its Jobs and pods; None for all others."""
     involved = event.get("involvedObject") or {}
     time = parse_time(event_time(event))
@@ -87,7 +87,7 @@ def _read_event(event: Mapping[str, Any], name: str) -> Event | None:
         return None
     message = " ".join(str(event.get("message") or "").split())
     where = "" if is_about_job else f"{involved.get('kind')} {involved.get('name')}: "
-    return Event(time.timestamp(), kind, str(event.get("reason") or ""), where + message)
+    return LoggedEvent(time.timestamp(), kind, str(event.get("reason") or ""), where + message)
 
 
 def _facts(resource: Mapping[str, Any]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from ddp_operator.api.status import LastFailure, Progress
 from ddp_operator.local.ending import explain_interruption
 from ddp_operator.local.folder import choose_rate
 from ddp_operator.report.charts import Series, TimeAxis, format_number, line_chart, stacked_chart
-from ddp_operator.report.run import Event, Mark, RankTime, Run, split_step_time
+from ddp_operator.report.run import LoggedEvent, Mark, RankTime, Run, split_step_time
 from ddp_operator.status.failures import describe_detail, describe_place
 from ddp_operator.status.metrics_page import format_duration
 from ddp_operator.status.stragglers import RATIO
@@ -223,7 +223,7 @@ def list_links(links: Sequence[str]) -> str:
     return _box("Trackers", _table((), rows, "wide")) if rows else ""
 
 
-def list_events(events: Sequence[Event], start: float) -> str:
+def list_events(events: Sequence[LoggedEvent], start: float) -> str:
     """Return a table of the Events, with times since the start of the run."""
     rows = [
         _row([("time", format_duration(event.time - start)), (f"name {event.type}", event.reason), ("", event.message)])

@@ -48,7 +48,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class LoggedEvent:
     """A line of events.log. ``time``: Unix seconds."""
 
     time: float
@@ -96,7 +96,7 @@ class Run:
     end: float
     rows: Sequence[Row]
     marks: Sequence[Mark]
-    events: Sequence[Event]
+    events: Sequence[LoggedEvent]
     ranks: Sequence[RankTime]
     traces: Sequence[Path] = ()
 
@@ -159,7 +159,7 @@ def make_run(
     resource: Mapping[str, Any],
     status: Status,
     rows: Sequence[Row],
-    events: Sequence[Event],
+    events: Sequence[LoggedEvent],
     *,
     name: str,
     under_way: bool,
@@ -210,7 +210,7 @@ def split_processes(rows: Sequence[Row]) -> list[list[Row]]:
     return parts
 
 
-def find_marks(rows: Sequence[Row], events: Sequence[Event], start: float) -> list[Mark]:
+def find_marks(rows: Sequence[Row], events: Sequence[LoggedEvent], start: float) -> list[Mark]:
     """Return the interruptions of training: each failure, and each other restart of rank 0's process with its event.
 
     An event may be some seconds later than the first row after the restart.
@@ -254,14 +254,14 @@ def split_step_time(rows: Sequence[Row]) -> list[list[tuple[float, float, float,
     return stretches if any(data or compute for parts in stretches for _, data, compute, _ in parts) else []
 
 
-def parse_events(text: str) -> list[Event]:
+def parse_events(text: str) -> list[LoggedEvent]:
     """Return the lines of an events.log."""
     events = []
     for line in text.splitlines():
         match = re.fullmatch(r"(\S+) (\w+) (\w+): (.*)", line)
         if match:
             with suppress(ValueError):
-                events.append(Event(datetime.fromisoformat(match[1]).timestamp(), *match.groups()[1:]))
+                events.append(LoggedEvent(datetime.fromisoformat(match[1]).timestamp(), *match.groups()[1:]))
     return events
 
 

@@ -27,7 +27,7 @@ from ddp_operator.report.charts import (
 )
 from ddp_operator.report.page import list_ranks
 from ddp_operator.report.run import (
-    Event,
+    LoggedEvent,
     Mark,
     RankTime,
     find_marks,
@@ -226,11 +226,11 @@ class TestRun:
 
     def test_a_restart_has_the_event_about_it_also_where_that_came_late(self) -> None:
         events = [
-            Event(1000.0, "Normal", "Started", "attempt 1"),
-            Event(1009.0, "Warning", "FailureUnknown", "killed"),  # in place: heard of with the next page
-            Event(1010.5, "Warning", "FailureOOM", "memory"),
-            Event(1010.5, "Normal", "Disrupted", "attempt 2"),
-            Event(1020.0, "Warning", "FailureOOM", "again"),  # nothing was trained after it
+            LoggedEvent(1000.0, "Normal", "Started", "attempt 1"),
+            LoggedEvent(1009.0, "Warning", "FailureUnknown", "killed"),  # in place: heard of with the next page
+            LoggedEvent(1010.5, "Warning", "FailureOOM", "memory"),
+            LoggedEvent(1010.5, "Normal", "Disrupted", "attempt 2"),
+            LoggedEvent(1020.0, "Warning", "FailureOOM", "again"),  # nothing was trained after it
         ]
         assert find_marks(rows(), events, 1000.0) == [
             Mark(5.0, "restart", "killed"),
@@ -239,7 +239,7 @@ class TestRun:
         ]
 
     def test_a_change_of_size_is_the_cause_of_its_restart(self) -> None:
-        events = [Event(1010.5, "Normal", "Resized", "4 nodes")]
+        events = [LoggedEvent(1010.5, "Normal", "Resized", "4 nodes")]
         assert find_marks(rows(), events, 1000.0)[1] == Mark(10.5, "Resized", "4 nodes")
 
     def test_step_time_is_split_between_rows_of_one_process(self) -> None:
