@@ -18,7 +18,7 @@ from ddp_trainer.errors import Preempted, UserError, require
 from ddp_trainer.exporter import Exporter
 from ddp_trainer.models.export import export_model
 from ddp_trainer.observability.epoch_record import EpochRecord
-from ddp_trainer.observability.logs import Logs
+from ddp_trainer.observability.logs import ScalarLogs
 from ddp_trainer.observability.meters import Timeline
 from ddp_trainer.observability.reporter import Reporter
 from ddp_trainer.observability.tracing import Tracer
@@ -76,7 +76,7 @@ class Loop:
         )
         resumed = self.checkpointer.resumed if self.checkpointer is not None else None
         self.epochs = EpochRecord(config, world, self.position, 0.0 if resumed is None else resumed.seconds)
-        self.logs = self.report.logs = Logs(config, world, self.position.step)
+        self.logs = self.report.logs = ScalarLogs(config, world, self.position.step)
         self.agreement = StopAgreement(world, self.stop)
         graph = self.engine.graph
         self.tracer = Tracer(config.profile_dir, world, lambda: graph is None or graph.settled)

@@ -185,7 +185,7 @@ class _Background:
             warn(f"{self._name} did not finish in time; its last scalars of this run are lost")
 
 
-class Logs:
+class ScalarLogs:
     """All logs of a run, from ``step`` steps on. Every rank creates them; only rank 0 writes.
 
     Raises :class:`UserError` on all ranks if the folder is not writable.

@@ -22,7 +22,7 @@ from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.world import World
 from ddp_trainer.errors import UserError
 from ddp_trainer.observability import logs
-from ddp_trainer.observability.logs import FILE, JsonLines, Logs
+from ddp_trainer.observability.logs import FILE, JsonLines, ScalarLogs
 
 WORLD = World(RankEnv(), torch.device("cpu"))
 DIGITS = [
@@ -86,7 +86,7 @@ def test_restarted_run_replaces_log_file(tmp_path: Path) -> None:
 def test_a_folder_that_can_t_be_written_is_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"^log_dir: cannot write to .*; make it writable"):
-        Logs(config(log_dir=str(tmp_path / "file" / "logs")), WORLD, 0)
+        ScalarLogs(config(log_dir=str(tmp_path / "file" / "logs")), WORLD, 0)
 
 
 class Failing:
@@ -137,7 +137,7 @@ def test_hanging_log_blocks_neither_step_nor_end(
         return Failing("never")
 
     monkeypatch.setattr(logs, "_SERVICES", [logs._Service("W&B", "WANDB_", "json", hang)])  # type: ignore[arg-type]
-    some = Logs(config(), WORLD, 0)
+    some = ScalarLogs(config(), WORLD, 0)
     some.write(1, {"loss": 1.0})
     some.close()
     some.close()
@@ -154,7 +154,7 @@ def test_missing_or_broken_service_warns(monkeypatch: pytest.MonkeyPatch, capsys
     ]
     monkeypatch.setattr(logs, "_SERVICES", services)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "no_such_module" else object())
-    Logs(config(), WORLD, 0).close()
+    ScalarLogs(config(), WORLD, 0).close()
     said = capsys.readouterr().err
     assert "WANDB_PROJECT is set, but no_such_module is not installed: nothing is sent to W&B" in said
     assert "MLflow is disabled for the rest of this run: No module named 'antigravity.broken'" in said
@@ -163,7 +163,7 @@ def test_missing_or_broken_service_warns(monkeypatch: pytest.MonkeyPatch, capsys
 def test_other_ranks_log_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(RankEnv(rank=1, world_size=2), torch.device("cpu"))
     monkeypatch.setattr(world, "agreed", logs.threading.Lock)
-    some = Logs(config(log_dir=str(tmp_path / "logs")), world, 0)
+    some = ScalarLogs(config(log_dir=str(tmp_path / "logs")), world, 0)
     some.write(1, {"loss": 1.0})
     some.close()
     assert not (tmp_path / "logs").exists()
@@ -179,7 +179,7 @@ def test_tensorboards_own_reader_sees_no_step_twice(
         "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"
     )
     for step in (0, 4):
-        some = Logs(config(log_dir=None if named else str(tmp_path)), WORLD, step)
+        some = ScalarLogs(config(log_dir=None if named else str(tmp_path)), WORLD, step)
         for number in range(step + 1, step + 9):
             some.write(number, {"loss": number / 2})
         some.close()
@@ -196,7 +196,7 @@ def test_mlflow_run_continues_after_resume(tmp_path: Path, monkeypatch: pytest.M
     for step in (0, 4):
         if named:  # as the launcher does, before each start of rank 0
             monkeypatch.setenv("MLFLOW_RUN_ID", given)
-        some = Logs(config(checkpoint={"dir": str(tmp_path)}), WORLD, step)
+        some = ScalarLogs(config(checkpoint={"dir": str(tmp_path)}), WORLD, step)
         for number in range(step + 1, step + 9):
             some.write(number, {"train/loss": number / 2})
         some.close()
@@ -220,7 +220,7 @@ def test_wandb_run_id_is_stored_and_resumed(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("DDP_JOB_NAME", "digits")
     for step in (0, 0, 4):
-        some = Logs(config(checkpoint={"dir": str(tmp_path)}), WORLD, step)
+        some = ScalarLogs(config(checkpoint={"dir": str(tmp_path)}), WORLD, step)
         some.write(5, {"loss": 1.0})
         some.close()
     assert [(one["name"], one["id"], one["resume"]) for one in began] == [
