@@ -16,7 +16,7 @@ from ddp_trainer.distributed.world import World, find_rank_env
 from ddp_trainer.errors import DataError, Preempted, Superseded, UserError
 from ddp_trainer.exporter import Exporter, read_port
 from ddp_trainer.tasks import Task
-from ddp_trainer.trainer import Loop
+from ddp_trainer.trainer import TrainingLoop
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Trainer:
     def _train(self, world: World, stop: StopSignal, port: int) -> Result:
         exporter = Exporter.start(epochs=self.config.epochs, port=port, env=world.env)
         try:
-            loop = Loop(self.config, world, exporter, self._user_parts, stop)
+            loop = TrainingLoop(self.config, world, exporter, self._user_parts, stop)
             weights = loop.fit()
         except DataError:
             exporter.close()  # does not leave the group: the other ranks are within a step

@@ -26,7 +26,7 @@ from ddp_trainer.optim import Schedule, lr_scale
 from ddp_trainer.plan import Plan, Position
 
 
-class Loop:
+class TrainingLoop:
     """One run on one rank."""
 
     def __init__(

@@ -19,7 +19,7 @@ from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.world import World
 from ddp_trainer.engine import seed_generator
 from ddp_trainer.exporter import Exporter
-from ddp_trainer.trainer import Loop
+from ddp_trainer.trainer import TrainingLoop
 
 
 class Switches:
@@ -68,7 +68,7 @@ class Ours:
 
     def __init__(self, config: RunConfig, world: World, exporter: Exporter) -> None:
         self.batch_size = config.data.batch_size * config.optim.accumulate
-        self.trainer = Loop(config, world, exporter)
+        self.trainer = TrainingLoop(config, world, exporter)
         self.trainer.report.begin(self.trainer.plan)
         self.prefetched = getattr(self.trainer.loader.source, "prefetched", 0)
         self._waited = 0.0

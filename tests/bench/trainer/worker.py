@@ -18,7 +18,7 @@ from ddp_trainer.config.options import merge
 from ddp_trainer.config.run import resolve
 from ddp_trainer.distributed import DistributedConfig, RankEnv
 from ddp_trainer.distributed.world import World
-from ddp_trainer.trainer import Loop
+from ddp_trainer.trainer import TrainingLoop
 from tests.bench.trainer.contenders import (
     Bare,
     Ours,
@@ -180,7 +180,7 @@ def train(spec: Spec, world: World, *, as_published: bool) -> dict[str, Any]:
     """Train for the document's epochs; return the last accuracy, and the epochs and seconds that it took."""
     changes = merge({"csv_dir": None, "metrics": {"port": 0}, "distributed": {"device": spec.device}}, spec.changes)
     started, exporter = time.perf_counter(), start_exporter(world.env)
-    loop = Loop(resolve(spec.preset, None, changes, as_published=as_published), world, exporter)
+    loop = TrainingLoop(resolve(spec.preset, None, changes, as_published=as_published), world, exporter)
     loop.fit()
     position = loop.position
     exporter.close()

@@ -33,7 +33,7 @@ from ddp_trainer.cli import main, parse
 from ddp_trainer.config.run import MetricsConfig
 from ddp_trainer.distributed import DistributedConfig
 from ddp_trainer.models import ModelConfig
-from ddp_trainer.trainer import Loop
+from ddp_trainer.trainer import TrainingLoop
 from tests.support.own_task import example
 from tests.support.saved_states import load, same
 
@@ -310,10 +310,10 @@ def test_fit_restores_signal_handlers_after_an_exception(number: int, monkeypatc
             tokens(wrong)
         assert signal.getsignal(number) is handle
 
-        def fail(self: Loop) -> None:
+        def fail(self: TrainingLoop) -> None:
             raise ZeroDivisionError
 
-        monkeypatch.setattr(Loop, "fit", fail)
+        monkeypatch.setattr(TrainingLoop, "fit", fail)
         with pytest.raises(ZeroDivisionError):
             tokens(config())
         assert signal.getsignal(number) is handle
