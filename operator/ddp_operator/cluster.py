@@ -147,7 +147,7 @@ class Cluster(Protocol):
     async def patch_job(self, namespace: str, name: str, patch: Object, *, seen: Object | None = None) -> None:
         """Merge-patch labels, annotations and ``spec`` (suspend, size) of a Job. No error if it does not exist.
 
-        ``seen``: the observed Job, whose version is the precondition. Raises: Refused, Conflict.
+        ``seen``: the observed Job, whose version is the precondition. Raises: Refused, VersionConflict.
         """
 
     async def delete(
@@ -155,7 +155,7 @@ class Cluster(Protocol):
     ) -> None:
         """Delete a child and, in the background, its own children. No error if it does not exist or has another UID.
 
-        Raises: Conflict if it has another version than ``resource_version``.
+        Raises: VersionConflict if it has another version than ``resource_version``.
         """
 
     async def discard(self, manifest: Object) -> None:
@@ -195,13 +195,13 @@ class Cluster(Protocol):
         """
 
     async def suspend_resource(self, key: Key, *, resource_version: str) -> None:
-        """Set ``spec.suspend`` of the custom resource to true, because it is idle. Raises: Conflict."""
+        """Set ``spec.suspend`` of the custom resource to true, because it is idle. Raises: VersionConflict."""
 
     async def delete_resource(self, key: Key, *, uid: str, resource_version: str | None = None) -> None:
-        """Delete the custom resource after its time to live. Raises: Conflict, as ``delete``."""
+        """Delete the custom resource after its time to live. Raises: VersionConflict, as ``delete``."""
 
     async def patch_status(self, key: Key, status: Object, *, resource_version: str) -> None:
-        """Replace the resource's status if it is still at ``resource_version``. Raises: Conflict, Refused."""
+        """Replace the resource's status if it is still at ``resource_version``. Raises: VersionConflict, Refused."""
 
     async def events_of(self, item: Object) -> tuple[Object, ...]:
         """Return the Events of the Job controller, the scheduler and the kubelet about an object.

@@ -35,7 +35,7 @@ async def call(
 ) -> Any:
     """Make a call about one object, or about a list of them, and return the parsed JSON.
 
-    Raises: NotFound, Conflict, ClusterError; with ``refusable`` also Refused, for errors that a retry cannot change.
+    Raises: NotFound, VersionConflict, ClusterError; with ``refusable`` also Refused, if a retry cannot help.
     """
     try:
         return await client.request(method, path(kind, namespace, name, subresource), kind=plural(kind), **options)

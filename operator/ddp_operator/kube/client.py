@@ -155,8 +155,8 @@ class ApiClient:
 
         ``urgent`` bypasses the rate limit and the fence: for calls about the Lease, on which the fence depends.
 
-        Raises: ApiError for a status of 4xx that a retry would not change; ClusterError for errors that a retry may
-        not have: no connection, a timeout, 429 and 5xx.
+        Raises: ResponseError for a status of 4xx that a retry would not change; ClusterError for errors that a
+        retry may not have: no connection, a timeout, 429 and 5xx.
         """
         data = None if body is None else msgspec.json.encode(body)
         headers = {"Accept": accept}
@@ -187,7 +187,7 @@ class ApiClient:
     async def watch(self, path: str, params: Mapping[str, str], *, kind: str, silence: float) -> AsyncGenerator[bytes]:
         """Yield the lines of a watch until the API server ends it, or sends nothing for ``silence`` seconds.
 
-        Raises: ApiError, ClusterError, as ``request``.
+        Raises: ResponseError, ClusterError, as ``request``.
         """
         what = f"watch {path}"
         await self._limiter.acquire()

@@ -107,7 +107,7 @@ async def find_loss(client: ApiClient) -> str | None:
 
 
 async def _check_crd(client: ApiClient) -> None:
-    """Check the CRD by API discovery, which needs no permission. Raises: StartupError, ClusterError, ApiError."""
+    """Check the CRD by API discovery, which needs no permission. Raises: StartupError, ClusterError, ResponseError."""
     try:
         discovery = await client.request("GET", f"/apis/{GROUP}/{VERSION}", kind="apis")
     except ResponseError as exc:
@@ -127,7 +127,7 @@ async def _check_crd(client: ApiClient) -> None:
 
 
 async def _missing_permissions(client: ApiClient, namespaces: Sequence[str], home: str) -> list[str]:
-    """Return the missing permissions, one text for each resource and scope. Raises: ClusterError, ApiError."""
+    """Return the missing permissions, one text for each resource and scope. Raises: ClusterError, ResponseError."""
     required: list[tuple[str, str, str | None]] = []
     scopes: list[str | None] = [*namespaces] or [None]
     for scope in scopes:

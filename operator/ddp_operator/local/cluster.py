@@ -132,7 +132,7 @@ class LocalCluster:
         return self.store.get("Job", namespace, name)
 
     async def patch_job(self, namespace: str, name: str, patch: Object, *, seen: Object | None = None) -> None:
-        """Merge ``patch`` into a Job's labels, annotations and spec. Raises: Conflict."""
+        """Merge ``patch`` into a Job's labels, annotations and spec. Raises: VersionConflict."""
         job = self.store.get("Job", namespace, name)
         if job is not None:
             if seen is not None:
@@ -147,7 +147,7 @@ class LocalCluster:
     async def delete(
         self, kind: ChildKind, namespace: str, name: str, *, uid: str, resource_version: str | None = None
     ) -> None:
-        """Delete a child and its dependents; pods get their grace period. Raises: Conflict."""
+        """Delete a child and its dependents; pods get their grace period. Raises: VersionConflict."""
         item = self.store.get(kind, namespace, name)
         if item is not None and item["metadata"]["uid"] == uid:
             _expect(item, resource_version)
@@ -192,12 +192,12 @@ class LocalCluster:
         self._settle()
 
     async def suspend_resource(self, key: Key, *, resource_version: str) -> None:
-        """Set ``spec.suspend``. Raises: Conflict."""
+        """Set ``spec.suspend``. Raises: VersionConflict."""
         item = self._seen(key, resource_version)
         self.store.change(item, spec={**item["spec"], "suspend": True})
 
     async def delete_resource(self, key: Key, *, uid: str, resource_version: str | None = None) -> None:
-        """Delete the custom resource and its dependents. Raises: Conflict."""
+        """Delete the custom resource and its dependents. Raises: VersionConflict."""
         item = self.store.get(constants.KIND, key.namespace, key.name)
         if item is not None and item["metadata"]["uid"] == uid:
             _expect(item, resource_version)
@@ -205,7 +205,7 @@ class LocalCluster:
             self._settle()
 
     async def patch_status(self, key: Key, status: Object, *, resource_version: str) -> None:
-        """Replace the resource's status. Raises: Conflict."""
+        """Replace the resource's status. Raises: VersionConflict."""
         self.store.change(self._seen(key, resource_version), status=dict(status))
 
     def _seen(self, key: Key, resource_version: str) -> Object:

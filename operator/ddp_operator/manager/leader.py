@@ -191,7 +191,7 @@ class Leader:
                 logger.warning("renewed lease %s, which no other operator has held; resuming", self._lease_path)
 
     async def _renew(self) -> bool:
-        """Renew the Lease once. Returns False if it names another holder. Raises: ClusterError, ApiError."""
+        """Renew the Lease once. Returns False if it names another holder. Raises: ClusterError, ResponseError."""
         try:
             await self._write_own("PUT", _set_renew_time(self._lease))
             return True
@@ -206,7 +206,7 @@ class Leader:
         return True
 
     async def _read(self) -> Body | None:
-        """Return the Lease, or None if it does not exist. Raises: ClusterError, ApiError."""
+        """Return the Lease, or None if it does not exist. Raises: ClusterError, ResponseError."""
         try:
             return await self._call("GET")
         except ResponseError as exc:

@@ -111,7 +111,10 @@ class Reconciler:
             return _AFTER_REFUSED_STATUS
 
     async def _run_pass(self, key: Key, *, fresh: bool = False) -> float | None:
-        """Run one pass. ``fresh``: read from the API server, not from a cache. Raises: Conflict, ClusterError."""
+        """Run one pass. ``fresh``: read from the API server, not from a cache.
+
+        Raises: VersionConflict, ClusterError.
+        """
         snapshot = await (self._cluster.fetch(key) if fresh else self._cluster.observe(key))
         if snapshot is None:
             self._forget(key)
@@ -132,7 +135,7 @@ class Reconciler:
         return await self._reconcile_job(current, job, claims_refusal)
 
     async def _settle_profile(self, current: CurrentPass) -> Profile | PassEnd | None:
-        """Return the job's profile once the status has a copy of it. Raises: Conflict, ClusterError."""
+        """Return the job's profile once the status has a copy of it. Raises: VersionConflict, ClusterError."""
         profile = await find_profile(self._cluster, current.snapshot, self._defaults)
         if isinstance(profile, Refusal):
             return await self._refuse(current, profile)
@@ -145,7 +148,7 @@ class Reconciler:
         return PassEnd(AT_ONCE)
 
     async def _parse_job(self, current: CurrentPass, profile: Profile | None) -> DDPTrainingJob | PassEnd:
-        """Return the typed job, completed by its profile. Raises: Conflict, ClusterError."""
+        """Return the typed job, completed by its profile. Raises: VersionConflict, ClusterError."""
         try:
             return current.memory.parse(current.resource, profile)
         except InvalidManifest as error:
@@ -160,7 +163,7 @@ class Reconciler:
     async def _settle_claims(self, current: CurrentPass, job: DDPTrainingJob) -> Refusal | PassEnd | None:
         """Return None once the status has the number of claimed GPUs; of a started job the refusal of new claims.
 
-        Raises: Conflict, ClusterError.
+        Raises: VersionConflict, ClusterError.
         """
         claims = await find_claimed_gpus(self._cluster, job, has_job=bool(current.snapshot.jobs))
         if isinstance(claims, Refusal):
@@ -175,7 +178,7 @@ class Reconciler:
     ) -> float | None:
         """Observe, decide, execute and write the status. Returns the seconds until the next pass.
 
-        Raises: Conflict, ClusterError.
+        Raises: VersionConflict, ClusterError.
         """
         memory = current.memory
         observation = await self._observer.observe(current.key, job, current.snapshot, memory)
@@ -199,12 +202,12 @@ class Reconciler:
         return min((delay for delay in delays if delay is not None), default=None)
 
     async def _refuse(self, current: CurrentPass, refusal: Refusal) -> PassEnd:
-        """Write a refusal to the status and end the pass. Raises: Conflict, ClusterError."""
+        """Write a refusal to the status and end the pass. Raises: VersionConflict, ClusterError."""
         old, new = report_refused(current.resource, refusal, self._clock())
         return await self._report(current, old, new, _AFTER_NO_PROFILE)
 
     async def _report(self, current: CurrentPass, old: Status, new: Status, retry_after: float) -> PassEnd:
-        """Write why the job cannot be reconciled and end the pass. Raises: Conflict, ClusterError."""
+        """Write why the job cannot be reconciled and end the pass. Raises: VersionConflict, ClusterError."""
         postponed = await self._write(current, old, new)
         return PassEnd(None if is_finished(old) else postponed or retry_after)
 
@@ -214,7 +217,7 @@ class Reconciler:
         """Write ``new`` if it differs from ``old``, the status of the observed resource version.
 
         ``max_restarts``: the limit that an Event about a restart names. Returns the seconds until the write is due, if
-        it is postponed. Raises: Conflict, ClusterError, StatusRefused.
+        it is postponed. Raises: VersionConflict, ClusterError, StatusRefused.
         """
         memory = current.memory
         if memory.status_shortened:
@@ -254,7 +257,7 @@ class Reconciler:
     async def _patch_status(self, current: CurrentPass, old: Status, new: Status) -> None:
         """Write a status. If the API server refuses it, write it shortened, otherwise report the refusal.
 
-        Raises: Conflict, ClusterError, StatusRefused.
+        Raises: VersionConflict, ClusterError, StatusRefused.
         """
         key = current.key
         memory = current.memory
