@@ -69,7 +69,7 @@ def _step_of(line: bytes) -> float:
         return math.inf
 
 
-class TensorBoard:
+class TensorBoardLog:
     """Event files in ``folder``; TensorBoard ignores an earlier process's entries after ``step``."""
 
     def __init__(self, folder: Path, step: int) -> None:
@@ -87,7 +87,7 @@ class TensorBoard:
         self._writer.close()
 
 
-class WandB:
+class WandBLog:
     """A run of Weights & Biases, configured by ``WANDB_*``; the service ignores steps before its last one."""
 
     def __init__(self, settings: Mapping[str, Any], run: str | None) -> None:
@@ -108,7 +108,7 @@ class WandB:
         self._run.finish()
 
 
-class MLflow:
+class MLflowLog:
     """A run of MLflow, configured by ``MLFLOW_*``; metrics that it already has are not sent again."""
 
     def __init__(self, settings: Mapping[str, Any], run: str | None) -> None:
@@ -138,10 +138,10 @@ class _Service(NamedTuple):
     # Prefix of the variables.
     prefix: str
     module: str
-    log: type[WandB | MLflow]
+    log: type[WandBLog | MLflowLog]
 
 
-_SERVICES = (_Service("W&B", "WANDB_", "wandb", WandB), _Service("MLflow", "MLFLOW_", "mlflow", MLflow))
+_SERVICES = (_Service("W&B", "WANDB_", "wandb", WandBLog), _Service("MLflow", "MLFLOW_", "mlflow", MLflowLog))
 
 
 def _flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -206,7 +206,7 @@ class ScalarLogs:
             self._add(FILE, "json", partial(JsonLines, folder / FILE, step))
         events = Path(os.environ[_TENSORBOARD]) if os.environ.get(_TENSORBOARD) else folder
         if events is not None and importlib.util.find_spec("tensorboard"):
-            self._add("TensorBoard", "torch.utils.tensorboard", partial(TensorBoard, events, step))
+            self._add("TensorBoard", "torch.utils.tensorboard", partial(TensorBoardLog, events, step))
         for service in _SERVICES:
             variables = sorted(variable for variable in os.environ if variable.startswith(service.prefix))
             if variables and importlib.util.find_spec(service.module):
@@ -239,7 +239,7 @@ class ScalarLogs:
             log.join(deadline)
 
 
-def _open_service(kind: type[WandB | MLflow], config: RunConfig, step: int) -> Log:
+def _open_service(kind: type[WandBLog | MLflowLog], config: RunConfig, step: int) -> Log:
     """Open a service's log; after a resume at ``step`` it continues the run whose id is next to the checkpoints."""
     if config.checkpoint.dir is None:
         return kind(asdict(config), None)
