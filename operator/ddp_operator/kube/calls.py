@@ -18,7 +18,7 @@ INVALID = frozenset({400, 413, 422})
 """HTTP statuses for a body that the API server will never accept."""
 
 
-class NotFound(ClusterError):
+class ObjectNotFound(ClusterError):
     """The object, namespace or kind does not exist (404)."""
 
 
@@ -35,7 +35,7 @@ async def call(
 ) -> Any:
     """Make a call about one object, or about a list of them, and return the parsed JSON.
 
-    Raises: NotFound, VersionConflict, ClusterError; with ``refusable`` also Refused, if a retry cannot help.
+    Raises: ObjectNotFound, VersionConflict, ClusterError; with ``refusable`` also Refused, if a retry cannot help.
     """
     try:
         return await client.request(method, path(kind, namespace, name, subresource), kind=plural(kind), **options)
@@ -44,7 +44,7 @@ async def call(
             raise Refused(error.message, reason="Forbidden") from error
         if refusable and error.status in INVALID:
             raise Refused(error.message, reason="Invalid") from error
-        exceptions = {404: NotFound, 409: VersionConflict}
+        exceptions = {404: ObjectNotFound, 409: VersionConflict}
         raise exceptions.get(error.status, ClusterError)(str(error)) from error
 
 

@@ -28,7 +28,7 @@ from ddp_operator.constants import (
     PROFILE_KIND,
 )
 from ddp_operator.kube.cache import ObjectCache, build_snapshot
-from ddp_operator.kube.calls import CHUNK, INVALID, NotFound, call, pages
+from ddp_operator.kube.calls import CHUNK, INVALID, ObjectNotFound, call, pages
 from ddp_operator.kube.children import CHILD_KINDS, UNWATCHED_KINDS, key_of, trim_object
 from ddp_operator.kube.client import ApiClient, ResponseError
 from ddp_operator.kube.events import EventReader, EventWriter
@@ -143,7 +143,7 @@ class KubeCluster:
         ident = ("ConfigMap", meta["namespace"], meta["name"])
         try:
             patched: Object = await call(self._client, "PATCH", *ident, refusable=True, **options)
-        except NotFound:
+        except ObjectNotFound:
             self._forget(*ident)
             return None
         except Refused as error:
@@ -165,7 +165,7 @@ class KubeCluster:
             patch = {**patch, "metadata": {**patch.get("metadata", {}), **version}}
         try:
             job = await self._patch("Job", namespace, name, patch, refusable=True)
-        except NotFound:
+        except ObjectNotFound:
             self._forget("Job", namespace, name)
             return
         except VersionConflict:
@@ -197,7 +197,7 @@ class KubeCluster:
         response: Any = None  # stays None if the object was deleted, or another one has its name
         try:
             response = await call(self._client, "DELETE", kind, namespace, name, body=body)
-        except NotFound:
+        except ObjectNotFound:
             pass
         except VersionConflict:
             current = await self._refresh(kind, namespace, name)
@@ -243,7 +243,7 @@ class KubeCluster:
             body = {"metadata": {"uid": meta["uid"], "labels": dict(labels)}}
             try:
                 patched = await self._patch(kind, namespace, meta["name"], body, subresource, refusable=True)
-            except NotFound:
+            except ObjectNotFound:
                 return False
             self._remember(kind, patched)
         return has_restored
@@ -282,7 +282,7 @@ class KubeCluster:
         }
         try:
             failed = await self._patch("Pod", meta["namespace"], meta["name"], body, "status")
-        except NotFound:
+        except ObjectNotFound:
             self._mark_deleted("Pod", meta["namespace"], meta["name"], meta["uid"])
             return
         self._remember("Pod", failed)
@@ -293,7 +293,7 @@ class KubeCluster:
         patch = {"metadata": {"resourceVersion": resource_version}, "spec": {"suspend": True}}
         try:
             resource = await self._patch(KIND, key.namespace, key.name, patch)
-        except NotFound as exc:
+        except ObjectNotFound as exc:
             self._forget(KIND, key.namespace, key.name)
             raise VersionConflict(f"{key} was deleted") from exc
         self._remember(KIND, resource)
@@ -344,7 +344,7 @@ class KubeCluster:
         for kind in ("Workload", "Workload.v1beta2"):
             try:
                 answer = await call(self._client, "GET", kind, meta["namespace"], refusable=True, params=params)
-            except NotFound:
+            except ObjectNotFound:
                 continue
             return tuple(answer.get("items") or ())
         raise Refused("Kueue is not installed", reason="Invalid")
@@ -364,7 +364,7 @@ class KubeCluster:
 
     async def _get(self, kind: str, namespace: str | None, name: str, *, refusable: bool = False) -> Any:
         """Return the current object from the API server, or None if it does not exist."""
-        with suppress(NotFound):
+        with suppress(ObjectNotFound):
             return await call(self._client, "GET", kind, namespace, name, refusable=refusable)
         return None
 

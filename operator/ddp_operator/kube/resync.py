@@ -16,7 +16,7 @@ from typing import Any, Final
 from ddp_operator.cluster import ClusterError, Key, Object
 from ddp_operator.constants import KIND, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY
 from ddp_operator.kube.cache import ObjectCache, version_number
-from ddp_operator.kube.calls import NotFound, call, pages
+from ddp_operator.kube.calls import ObjectNotFound, call, pages
 from ddp_operator.kube.children import UNWATCHED_KINDS, key_of, trim_metadata, trim_object
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.cluster import METADATA_ONLY
@@ -158,7 +158,7 @@ class Resync:
     async def _read(self, kind: str, meta: Mapping[str, Any]) -> None:
         try:
             obj = await call(self.client, "GET", kind, meta["namespace"], meta["name"])
-        except NotFound:
+        except ObjectNotFound:
             return
         key = self.store.apply(kind, obj)
         if key is not None:
