@@ -70,7 +70,7 @@ def find_script(file: str | None, module: str | None) -> "Script | None":
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class ScriptOption:
     """An option that a script takes, as far as its source shows it."""
 
     flag: str
@@ -84,7 +84,7 @@ class Script:
 
     command: Sequence[str]
     name: str
-    options: Sequence[Option] = ()
+    options: Sequence[ScriptOption] = ()
 
 
 def read_script(path: str, source: str) -> Script:
@@ -98,7 +98,7 @@ def read_module(name: str) -> Script:
     return Script(("-m", name), job_name(parts[-1] if parts else name))
 
 
-def find_options(source: str) -> tuple[Option, ...]:
+def find_options(source: str) -> tuple[ScriptOption, ...]:
     """Return the options that a source declares by ``add_argument`` (argparse) or ``option`` (click, typer)."""
     try:
         tree = ast.parse(source)
@@ -116,11 +116,11 @@ def find_options(source: str) -> tuple[Option, ...]:
     return tuple(options.values())
 
 
-def _read_option(flag: str, call: ast.Call) -> Option:
+def _read_option(flag: str, call: ast.Call) -> ScriptOption:
     constants = {word.arg: word.value.value for word in call.keywords if isinstance(word.value, ast.Constant)}
     default = constants.get("default")
     shown = "" if default is None or default is False else str(default)
-    return Option(flag, shown, " ".join(str(constants.get("help") or "").split()))
+    return ScriptOption(flag, shown, " ".join(str(constants.get("help") or "").split()))
 
 
 def write_manifest(
@@ -162,7 +162,7 @@ def write_manifest(
     return "\n".join(lines) + "\n"
 
 
-def _list_options(options: Sequence[Option]) -> list[str]:
+def _list_options(options: Sequence[ScriptOption]) -> list[str]:
     if not options:
         return []
     rows = [(" ".join(filter(None, (option.flag, option.default))), option.help) for option in options]

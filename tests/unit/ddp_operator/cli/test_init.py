@@ -10,7 +10,7 @@ import pytest
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.cli import main
 from ddp_operator.cli import run as cli_run
-from ddp_operator.cli.init import Option, find_options, read_module, read_script, write_manifest
+from ddp_operator.cli.init import ScriptOption, find_options, read_module, read_script, write_manifest
 from ddp_operator.client.validation import check_manifest
 
 SCRIPT = """
@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_options_of_a_script_are_found_with_their_defaults() -> None:
     assert find_options(SCRIPT) == (
-        Option("--epochs", "3", "passes over the data"), Option("--amp"), Option("--lr"), Option("--seed", "0"),
+        ScriptOption("--epochs", "3", "passes over the data"), ScriptOption("--amp"), ScriptOption("--lr"), ScriptOption("--seed", "0"),
     )  # fmt: skip
     assert find_options("def broken(:") == ()
 
