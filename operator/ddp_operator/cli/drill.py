@@ -33,7 +33,7 @@ from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.cli import probe
 from ddp_operator.cli.arguments import add_cluster_arguments, add_output_argument, open_client
 from ddp_operator.cli.io import CommandError, ExitCode, integer, print_note, read_file
-from ddp_operator.cli.recovery import Recovery, Sample, measure, parse_sample
+from ddp_operator.cli.recovery import MeasuredRecovery, Sample, measure, parse_sample
 from ddp_operator.client.api import Api, get_job, list_pods
 from ddp_operator.client.cluster import ClusterBackend
 from ddp_operator.client.errors import ClientError
@@ -136,7 +136,7 @@ class DrillResult(NamedTuple):
     """A drill: what was killed, such as "rank 1 (process 42)", and the recovery."""
 
     killed: str
-    recovery: Recovery
+    recovery: MeasuredRecovery
 
 
 def drill(
@@ -241,7 +241,7 @@ def print_result(result: DrillResult, output: str) -> None:
     print_text(f"verdict     {_describe_verdict(recovery)}")
 
 
-def _describe_loss(recovery: Recovery) -> str:
+def _describe_loss(recovery: MeasuredRecovery) -> str:
     lost = recovery.steps_lost
     if lost is None:
         return "unknown (--after 0)"
@@ -257,7 +257,7 @@ def _describe_loss(recovery: Recovery) -> str:
     )
 
 
-def _describe_verdict(recovery: Recovery) -> str:
+def _describe_verdict(recovery: MeasuredRecovery) -> str:
     if recovery.steps_lost is None:
         return "workers restarted; whether they resumed from a checkpoint is unknown"
     if recovery.from_beginning:

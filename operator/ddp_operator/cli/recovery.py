@@ -26,7 +26,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovery:
+class MeasuredRecovery:
     """A job's recovery and its level (process, pod or group). Steps are None if the script reports none."""
 
     seconds: float
@@ -89,7 +89,7 @@ def parse_sample(values: Mapping[str, float], now: float, attempt: int) -> Sampl
     )
 
 
-def measure(before: Sample, killed_at: float, after: Iterable[Sample]) -> Recovery | None:
+def measure(before: Sample, killed_at: float, after: Iterable[Sample]) -> MeasuredRecovery | None:
     """Return the recovery as soon as the samples show it; None: they end before.
 
     If ``before`` has no steps, workers that run again are a recovery.
@@ -113,7 +113,7 @@ def measure(before: Sample, killed_at: float, after: Iterable[Sample]) -> Recove
         restarted = level != "process" or (sample.in_place_restarts or 0) > (before.in_place_restarts or 0)
         if made is None:
             if sample.running and restarted:
-                return Recovery(sample.time - killed_at, level, None, None)
+                return MeasuredRecovery(sample.time - killed_at, level, None, None)
             continue
         if sample.steps_of_process is None or sample.step is None:
             continue
@@ -128,7 +128,7 @@ def measure(before: Sample, killed_at: float, after: Iterable[Sample]) -> Recove
             step = sample.step
         elif sample.steps_of_process > 0:
             resumed_from = max(0, sample.step - sample.steps_of_process)
-            return Recovery(sample.time - killed_at, level, step, resumed_from)
+            return MeasuredRecovery(sample.time - killed_at, level, step, resumed_from)
     return None
 
 

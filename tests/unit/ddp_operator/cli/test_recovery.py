@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddp_operator.cli.recovery import Recovery, Sample, measure, parse_sample
+from ddp_operator.cli.recovery import MeasuredRecovery, Sample, measure, parse_sample
 
 BEFORE = Sample(99.0, 1, step=40, steps_of_process=40, in_place_restarts=0)
 
@@ -14,7 +14,7 @@ def at(time: float, step: int | None, made: int | None, restarts: int | None = 0
 def test_in_place_recovery_resumes_from_difference_of_counters() -> None:
     samples = [at(100.1, 41, 41), at(101, 41, 41, 1), at(104, 30, 0, 1), at(105.5, 32, 2, 1)]
     found = measure(BEFORE, 100.0, samples)
-    assert found == Recovery(seconds=5.5, level="process", step_before=41, resumed_from=30)
+    assert found == MeasuredRecovery(seconds=5.5, level="process", step_before=41, resumed_from=30)
     assert found.steps_lost == 11
 
 
@@ -27,7 +27,7 @@ def test_new_process_is_recognized_by_changed_difference() -> None:
     """A slow look, and a counter that has overtaken the old one's meanwhile."""
     early = Sample(99.0, 1, step=5, steps_of_process=5, in_place_restarts=0)
     found = measure(early, 100.0, [at(100.1, 5, 5, 1), at(101, 14, 6, 1)])
-    assert found == Recovery(seconds=1.0, level="process", step_before=5, resumed_from=8)
+    assert found == MeasuredRecovery(seconds=1.0, level="process", step_before=5, resumed_from=8)
 
 
 def test_new_process_from_step_0_is_recognized_by_advancing_counter() -> None:
@@ -35,7 +35,7 @@ def test_new_process_from_step_0_is_recognized_by_advancing_counter() -> None:
     late_page = [at(100.1, 5, 5, 1), at(100.3, 6, 6, 1), at(100.5, 6, 6, 1)]
     assert measure(early, 100.0, late_page) is None
     found = measure(early, 100.0, [*late_page, at(101, 9, 9, 1)])
-    assert found == Recovery(seconds=1.0, level="process", step_before=6, resumed_from=0)
+    assert found == MeasuredRecovery(seconds=1.0, level="process", step_before=6, resumed_from=0)
 
 
 def test_lost_page_is_a_replaced_pod() -> None:
@@ -64,7 +64,7 @@ def test_a_first_report_of_step_0_is_no_step_before_the_beginning() -> None:
 
 
 def test_a_process_that_resumes_where_the_killed_one_had_resumed_did_not_begin_at_0() -> None:
-    found = Recovery(1.0, "process", 460, 400, began_at=400)
+    found = MeasuredRecovery(1.0, "process", 460, 400, began_at=400)
     assert not found.from_beginning
     assert (found.earliest_resume, found.latest_resume, found.steps_lost) == (400, 400, 60)
 
@@ -77,7 +77,7 @@ def test_script_without_steps_recovers_when_workers_run() -> None:
         Sample(103, 1, None, None, 1, True),
     ]
     found = measure(silent, 100.0, samples)
-    assert found == Recovery(3.0, "process", None, None)
+    assert found == MeasuredRecovery(3.0, "process", None, None)
     assert found.steps_lost is None
 
 

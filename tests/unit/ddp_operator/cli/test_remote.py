@@ -22,7 +22,7 @@ from ddp_operator.cli.completion import complete, main_for_kubectl
 from ddp_operator.cli.drill import DrillResult, LocalRun, RunEnded, drill, print_result
 from ddp_operator.cli.io import CommandError
 from ddp_operator.cli.list_jobs import format_table
-from ddp_operator.cli.recovery import Recovery, Sample
+from ddp_operator.cli.recovery import MeasuredRecovery, Sample
 from ddp_operator.cli.watch import JsonScreen, PlainScreen, choose_screen, rows_of
 from ddp_operator.client.client import Client
 from ddp_operator.constants import KUEUE_QUEUE_LABEL
@@ -285,7 +285,7 @@ class TestDrill:
         assert lines[3].startswith("verdict     restarted at step 0: no checkpoint was loaded.")
 
     def test_steps_from_the_log_are_lost_within_its_interval(self, capsys: pytest.CaptureFixture[str]) -> None:
-        found = Recovery(1.0, "process", 240, 219, began_at=19, interval=20)
+        found = MeasuredRecovery(1.0, "process", 240, 219, began_at=19, interval=20)
         print_result(DrillResult("rank 1", found), "text")
         lines = capsys.readouterr().out.splitlines()
         assert lines[2] == (
