@@ -27,7 +27,7 @@ from .failures.agent_failure import (
     build_store_failure,
     examine_agent_exit,
 )
-from .failures.restarts import Restarts
+from .failures.restarts import InPlaceRestarts
 from .failures.termination import complete_worker_failure, conclude
 from .failures.worker_failure import find_root_cause
 from .files import log, try_write_json
@@ -90,7 +90,7 @@ class Supervisor:
         self.metrics = MetricsEndpoint(pod.runtime, self._own_page, self._trainer_status.receive)
         if self._mirror is not None:
             self.metrics.comments = self._mirror.build_comment
-        self._restarts = Restarts(pod, self.metrics)
+        self._restarts = InPlaceRestarts(pod, self.metrics)
         self._stalls = StallMonitor(pod, self.metrics, is_stopping=lambda: self._stop_deadline is not None)
         self._wake, self._wake_end = os.pipe()
         os.set_blocking(self._wake, False)

@@ -54,7 +54,7 @@ class Recurrence:
         return lasted >= SIGNIFICANT_SECONDS and not as_late
 
 
-class Restarts:
+class InPlaceRestarts:
     """The failures of this pod's workers, and the restarts in the same pod that followed."""
 
     def __init__(self, pod: Pod, metrics: MetricsEndpoint) -> None:

@@ -12,7 +12,7 @@ from ..files import log
 from ..pod import Pod, measure_groups
 from ..progress.metrics import MetricsEndpoint
 from .agent_failure import MASTER_NOT_FOUND, RENDEZVOUS_CLOSED, STORE_PROBLEMS, AgentEnd, examine_agent_exit
-from .restarts import Restarts
+from .restarts import InPlaceRestarts
 from .text import UPLOAD_REMEDY, format_failure
 from .worker_failure import add_last_lines, find_root_cause, read_recorded_failures, to_shell_exit_code
 
@@ -57,7 +57,7 @@ def _describe_end(failure: Failure) -> list[str]:
 
 
 def complete_worker_failure(
-    failure: Failure, restarts: Restarts, metrics: MetricsEndpoint, progress: Mapping[str, float]
+    failure: Failure, restarts: InPlaceRestarts, metrics: MetricsEndpoint, progress: Mapping[str, float]
 ) -> Failure:
     """Return the failure of a worker with the pod's restarts and its progress."""
     step = restarts.failed_step
@@ -70,7 +70,7 @@ def conclude(
     pod: Pod,
     end: AgentEnd,
     status: int,
-    restarts: Restarts,
+    restarts: InPlaceRestarts,
     metrics: MetricsEndpoint,
     *,
     stopped: bool,
@@ -108,7 +108,7 @@ def conclude(
     return finish(_fail_with_agent(pod, end, status, restarts, progress))
 
 
-def _describe_success(pod: Pod, restarts: Restarts) -> dict[str, Any]:
+def _describe_success(pod: Pod, restarts: InPlaceRestarts) -> dict[str, Any]:
     extra: dict[str, Any] = dict(measure_groups(pod))
     if restarts.last_failure is not None:  # for an operator that has not read the page since
         extra["lastFailure"] = encode_message(restarts.last_failure.to_json(), _LAST_FAILURE_LIMIT).decode()
@@ -137,7 +137,11 @@ def _fail_stopped(pod_end: Failure, unsaved: str) -> Failure:
 
 
 def _fail_with_worker(
-    pod: Pod, failures: Sequence[Failure], restarts: Restarts, metrics: MetricsEndpoint, progress: Mapping[str, float]
+    pod: Pod,
+    failures: Sequence[Failure],
+    restarts: InPlaceRestarts,
+    metrics: MetricsEndpoint,
+    progress: Mapping[str, float],
 ) -> Failure:
     root_cause = find_root_cause(failures)
     if not root_cause.traceback or root_cause.evidence == EVIDENCE_EXIT_CODE:
@@ -149,7 +153,7 @@ def _fail_with_worker(
 
 
 def _fail_with_agent(
-    pod: Pod, end: AgentEnd, status: int, restarts: Restarts, progress: Mapping[str, float]
+    pod: Pod, end: AgentEnd, status: int, restarts: InPlaceRestarts, progress: Mapping[str, float]
 ) -> Failure:
     failure = end.failure or examine_agent_exit(pod, status)
     message = failure.message

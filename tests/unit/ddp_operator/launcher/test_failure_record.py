@@ -14,7 +14,7 @@ from ddp_operator.api.status import LastFailure, Status
 from ddp_operator.contract.failure_record import JSON_NAMES, Failure
 from ddp_operator.kubeobjects import truncate
 from ddp_operator.launcher.failures.agent_failure import AgentEnd
-from ddp_operator.launcher.failures.restarts import Restarts
+from ddp_operator.launcher.failures.restarts import InPlaceRestarts
 from ddp_operator.launcher.failures.rules import WorkerEnd
 from ddp_operator.launcher.failures.termination import conclude
 from ddp_operator.launcher.failures.worker_failure import examine_worker
@@ -69,7 +69,7 @@ def test_every_field_has_the_same_value_from_error_file_to_status(
     # The launcher concludes, and writes the termination message.
     message_file = tmp_path / "termination"
     monkeypatch.setenv("DDP_TERMINATION_LOG", str(message_file))
-    restarts = Restarts(pod, cast(MetricsEndpoint, RankMetrics()))
+    restarts = InPlaceRestarts(pod, cast(MetricsEndpoint, RankMetrics()))
     restarts.observe([received], free=False)
     restarts.count = 2
     code = conclude(

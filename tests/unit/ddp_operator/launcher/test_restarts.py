@@ -10,7 +10,7 @@ import pytest
 
 from ddp_operator.contract.failure_record import Failure
 from ddp_operator.contract.failure_table import CUDA, OOM
-from ddp_operator.launcher.failures.restarts import Restarts
+from ddp_operator.launcher.failures.restarts import InPlaceRestarts
 from ddp_operator.launcher.files import write_json
 from ddp_operator.launcher.progress.metrics import MetricsEndpoint
 from tests.support.launcher_config import launcher_pod
@@ -41,8 +41,8 @@ def failure(message: str = "boom", exit_code: int = 1, container_exit_code: int 
     return dataclasses.replace(base, **fields)
 
 
-def restarts(folder: Path, budget: int = 2, **pod: Any) -> Restarts:
-    return Restarts(launcher_pod(folder, in_place_restarts=budget, **pod), cast(MetricsEndpoint, AtStep()))
+def restarts(folder: Path, budget: int = 2, **pod: Any) -> InPlaceRestarts:
+    return InPlaceRestarts(launcher_pod(folder, in_place_restarts=budget, **pod), cast(MetricsEndpoint, AtStep()))
 
 
 def test_a_failure_costs_one_of_the_budget_and_is_the_reason_of_the_restart(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ class SaysNothing(AtStep):
 def test_a_pod_whose_ranks_report_no_step_goes_by_what_pod_0_has_told(tmp_path: Path) -> None:
     """As of a script that prints its steps in rank 0 alone: the same failure with steps in between is no repetition."""
     config = launcher_pod(tmp_path, in_place_restarts=9, node=1, restarts_without_progress=1)
-    found = Restarts(config, cast(MetricsEndpoint, SaysNothing()))
+    found = InPlaceRestarts(config, cast(MetricsEndpoint, SaysNothing()))
     again = [
         found.observe([failure(signature="exit code 3")], free=False, run_step=step) for step in (100, 200, 300, 300)
     ]
