@@ -4,7 +4,7 @@ from pathlib import Path
 
 from ddp_operator.kubeobjects import utc_now
 from ddp_operator.report.page import build_page
-from ddp_operator.report.run import Run, read_run
+from ddp_operator.report.run import RecordedRun, read_run
 
 __all__ = ["Run", "build_page", "build_report", "read_run"]
 

@@ -16,7 +16,7 @@ from ddp_operator import constants
 from ddp_operator.api.status import History, Status
 from ddp_operator.kubeobjects import parse_time
 from ddp_operator.local.folder import COLUMNS
-from ddp_operator.report.run import LoggedEvent, RankTime, Row, Run, make_run, measure_ranks
+from ddp_operator.report.run import LoggedEvent, RankTime, RecordedRun, Row, make_run, measure_ranks
 from ddp_operator.status.scheduling import event_time
 
 _TIMEOUT_SECONDS: Final = 30
@@ -30,7 +30,7 @@ _RANK_SERIES: Final = (
 
 def read_job(
     resource: Mapping[str, Any], events: Iterable[Mapping[str, Any]], now: datetime, prometheus: str | None = None
-) -> Run:
+) -> RecordedRun:
     """Return the run with the metrics of the status, or of the Prometheus at this URL.
 
     Raises: ValueError, if the status or a response of Prometheus cannot be read; OSError.

@@ -12,7 +12,7 @@ from ddp_operator.api.status import LastFailure, Progress
 from ddp_operator.local.ending import explain_interruption
 from ddp_operator.local.folder import choose_rate
 from ddp_operator.report.charts import Series, TimeAxis, format_number, line_chart, stacked_chart
-from ddp_operator.report.run import LoggedEvent, Mark, RankTime, Run, split_step_time
+from ddp_operator.report.run import LoggedEvent, Mark, RankTime, RecordedRun, split_step_time
 from ddp_operator.status.failures import describe_detail, describe_place
 from ddp_operator.status.metrics_page import format_duration
 from ddp_operator.status.stragglers import RATIO
@@ -76,7 +76,7 @@ footer { margin-top: 32px; color: var(--soft); font-size: 13px; }
 """
 
 
-def build_page(run: Run, now: datetime) -> str:
+def build_page(run: RecordedRun, now: datetime) -> str:
     """Return the page of a run. Its Content-Security-Policy forbids external resources."""
     status = run.status
     phase = "Interrupted" if run.interrupted else status.phase or "Unknown"
@@ -110,7 +110,7 @@ def build_page(run: Run, now: datetime) -> str:
     )
 
 
-def _cards(run: Run) -> Iterable[str]:
+def _cards(run: RecordedRun) -> Iterable[str]:
     status = run.status
     progress = status.progress or Progress()
     duration = None
@@ -141,7 +141,7 @@ def _count(done: int | None, total: int | None) -> str | None:
     return f"{done:,} of {total:,}" if total and total != done else f"{done:,}"
 
 
-def _charts(run: Run) -> str:
+def _charts(run: RecordedRun) -> str:
     axis = TimeAxis(run.end, run.marks, run.checkpoints)
     column, unit = choose_rate(run.rows)
     losses = [Series("training", run.series("loss")), Series("validation", run.series("validation_loss"), 2)]

@@ -79,7 +79,7 @@ class RankTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RecordedRun:
     """A run for the page. Times are seconds since its start, ``start`` is in Unix seconds, and charts end at ``end``.
 
     ``command`` and ``facts`` (host, versions, commit) are empty for an older folder. ``under_way``: a `ddp run` still
@@ -125,7 +125,7 @@ class Run:
         return [(time, step) for step, time in times.items()]
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> RecordedRun:
     """Return the contents of a run folder; missing parts are empty. Raises: ValueError, if it is not a run folder."""
     folder = RunFolder(path)
     if not folder.status.exists():
@@ -167,14 +167,14 @@ def make_run(
     facts: Mapping[str, str] | None = None,
     traces: Sequence[Path] = (),
     ranks: Sequence[RankTime] = (),
-) -> Run:
+) -> RecordedRun:
     """Return the run with these rows and events, which may be in any order."""
     rows = sorted(rows, key=lambda row: row["time"])
     events = sorted(events, key=lambda event: event.time)
     times = [time.timestamp() for time in (status.start_time, status.completion_time) if time]
     times += [row["time"] for row in rows] + [event.time for event in events]
     start = min(times, default=0.0)
-    return Run(
+    return RecordedRun(
         name=name,
         command=command,
         facts=facts or {},
