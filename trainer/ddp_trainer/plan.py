@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from ddp_trainer.config.options import Settings, option
+from ddp_trainer.config.options import SettingsGroup, option
 from ddp_trainer.errors import UserError
 
 
@@ -67,7 +67,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class EarlyStopConfig(Settings, group="early_stop"):
+class EarlyStopConfig(SettingsGroup, group="early_stop"):
     """The condition on which the run ends before its last epoch."""
 
     target_accuracy: float | None = option(

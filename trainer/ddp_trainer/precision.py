@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from ddp_trainer.config.options import Settings, option
+from ddp_trainer.config.options import SettingsGroup, option
 from ddp_trainer.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _CPU_FLAGS = frozenset(("avx512_bf16", "amx_bf16", "bf16"))
 
 
 @dataclass(frozen=True)
-class PrecisionConfig(Settings, group="precision"):
+class PrecisionConfig(SettingsGroup, group="precision"):
     """The number formats and the memory layout."""
 
     name: str = option(

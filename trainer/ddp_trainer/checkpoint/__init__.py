@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from ddp_trainer.config.options import Settings, option
+from ddp_trainer.config.options import SettingsGroup, option
 
 
 @dataclass(frozen=True)
-class CheckpointConfig(Settings, group="checkpoint"):
+class CheckpointConfig(SettingsGroup, group="checkpoint"):
     """The folder, frequency and number of checkpoints."""
 
     dir: str | None = option(

@@ -34,14 +34,14 @@ def option(
     """Create a dataclass field with the help text and flag of its command-line option.
 
     ``flag`` defaults to the field's name with dashes. ``choices`` and ``limits`` (``at_least``, ``above``, ``at_most``,
-    ``below``) are checked by :class:`Settings`.
+    ``below``) are checked by :class:`SettingsGroup`.
     """
     assert limits.keys() <= _LIMITS.keys(), limits
     metadata = {"help": help, "flag": flag, "choices": choices, "limits": limits}
     return dataclasses.field(default=default, metadata=metadata)
 
 
-class Settings:
+class SettingsGroup:
     """Base of a group of settings, a frozen dataclass.
 
     Its constructor raises :class:`UserError` for values beyond the limits of their options.

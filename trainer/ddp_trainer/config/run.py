@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_trainer.checkpoint import CheckpointConfig
-from ddp_trainer.config.options import MAX_SEED, Settings, build, merge, option
+from ddp_trainer.config.options import MAX_SEED, SettingsGroup, build, merge, option
 from ddp_trainer.config.presets import get_preset
 from ddp_trainer.data import DataConfig
 from ddp_trainer.distributed import DistributedConfig
@@ -19,7 +19,7 @@ from ddp_trainer.precision import PrecisionConfig
 
 
 @dataclass(frozen=True)
-class MetricsConfig(Settings, group="metrics"):
+class MetricsConfig(SettingsGroup, group="metrics"):
     """The Prometheus endpoint."""
 
     port: int | None = option(
@@ -32,7 +32,7 @@ class MetricsConfig(Settings, group="metrics"):
 
 
 @dataclass(frozen=True)
-class RunConfig(Settings):
+class RunConfig(SettingsGroup):
     """All settings of a run."""
 
     preset: str = ""

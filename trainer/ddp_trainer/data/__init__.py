@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp_trainer.config.options import MAX_SEED, Component, Settings, option
+from ddp_trainer.config.options import MAX_SEED, Component, SettingsGroup, option
 from ddp_trainer.errors import UserError, require
 from ddp_trainer.imports import check_name, load_callable
 
@@ -46,7 +46,7 @@ DATASETS = {
 
 
 @dataclass(frozen=True)
-class DataConfig(Settings, group="data"):
+class DataConfig(SettingsGroup, group="data"):
     """The dataset, its augmentation and the size of batches."""
 
     name: str = option("digits", "a built-in dataset, or your own module:function", flag="--data")

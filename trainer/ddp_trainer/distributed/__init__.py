@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from ddp_trainer.config.options import Settings, option
+from ddp_trainer.config.options import SettingsGroup, option
 from ddp_trainer.errors import UserError
 
 
 @dataclass(frozen=True)
-class DistributedConfig(Settings, group="distributed"):
+class DistributedConfig(SettingsGroup, group="distributed"):
     """The device of the ranks, and how they communicate."""
 
     device: str = option(

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp_trainer.config.options import Component, Settings, option
+from ddp_trainer.config.options import Component, SettingsGroup, option
 from ddp_trainer.errors import UserError, require
 from ddp_trainer.imports import check_name, load_callable
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ModelConfig(Settings, group="model"):
+class ModelConfig(SettingsGroup, group="model"):
     """The network and its parameters. The data decide the numbers of channels and classes."""
 
     name: str = option("small-resnet", "a built-in model, or your own module:function", flag="--model")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddp_trainer.config.options import Settings, option
+from ddp_trainer.config.options import SettingsGroup, option
 from ddp_trainer.errors import require
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ SCHEDULES: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class OptimConfig(Settings, group="optim"):
+class OptimConfig(SettingsGroup, group="optim"):
     """The optimizer, and the processing of gradients before its step."""
 
     name: str = option("sgd", "update rule", flag="--optimizer", choices=tuple(OPTIMIZERS))
@@ -156,7 +156,7 @@ def lr_scale(config: OptimConfig, world_size: int) -> float:
 
 
 @dataclass(frozen=True)
-class ScheduleConfig(Settings, group="schedule"):
+class ScheduleConfig(SettingsGroup, group="schedule"):
     """The course of the learning rate over the training."""
 
     name: str = option(

@@ -4,13 +4,13 @@ from dataclasses import asdict, dataclass, field
 
 import pytest
 
-from ddp_trainer.config.options import Settings, build, merge, option, options
+from ddp_trainer.config.options import SettingsGroup, build, merge, option, options
 from ddp_trainer.config.run import RunConfig
 from ddp_trainer.errors import UserError
 
 
 @dataclass(frozen=True)
-class Inner(Settings, group="inner"):
+class Inner(SettingsGroup, group="inner"):
     size: int = option(3, "how big", at_least=1, below=100)
     rate: float = option(0.5, "how fast", above=0)
     kinds: tuple[str, ...] = option((), "which")
@@ -19,7 +19,7 @@ class Inner(Settings, group="inner"):
 
 
 @dataclass(frozen=True)
-class Outer(Settings):
+class Outer(SettingsGroup):
     on: bool = option(False, "whether")
     inner: Inner = field(default_factory=Inner)
 
