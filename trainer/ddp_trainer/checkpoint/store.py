@@ -38,7 +38,7 @@ MANIFEST_VERSION = 1
 SECONDS = "trainingSeconds"
 
 
-class Snapshot:
+class StateSnapshot:
     """A copy of a state at the time of construction.
 
     Tensors on a GPU are first copied within its memory, asynchronously to the host; :meth:`to_cpu` copies them to the
@@ -143,7 +143,7 @@ class Saved:
 class _PendingSave:
     """A snapshot that is to be written."""
 
-    snapshot: Snapshot
+    snapshot: StateSnapshot
     step: int
     accuracy: float | None
     run: dict[str, Any]
@@ -250,7 +250,7 @@ class Checkpointer:
         if self.superseded is not None:
             return
         started = time.perf_counter()
-        save = _PendingSave(Snapshot(state), step, accuracy, run, started, on_saved)
+        save = _PendingSave(StateSnapshot(state), step, accuracy, run, started, on_saved)
         with self._lock:
             skipped = self._waiting
             self._waiting = save

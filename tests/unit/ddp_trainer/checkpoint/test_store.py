@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from ddp_trainer.checkpoint import CheckpointConfig
-from ddp_trainer.checkpoint.store import Checkpointer, CopyStreams, HashingFile, Snapshot, load_newest
+from ddp_trainer.checkpoint.store import Checkpointer, CopyStreams, HashingFile, StateSnapshot, load_newest
 from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.world import World
 from ddp_trainer.errors import UserError
@@ -370,7 +370,7 @@ def test_one_stream_a_device_copies_all_checkpoints(monkeypatch: pytest.MonkeyPa
     streams = CopyStreams()
     first, second = torch.device("cuda", 0), torch.device("cuda", 1)
     for device in (first, second, first, second):
-        snapshot = Snapshot({})
+        snapshot = StateSnapshot({})
         snapshot._copied = [(device, Event())]
         snapshot.to_cpu(streams)
     assert created == [first, second]
