@@ -6,7 +6,7 @@ from ddp_operator.kubeobjects import utc_now
 from ddp_operator.report.page import build_page
 from ddp_operator.report.run import RecordedRun, read_run
 
-__all__ = ["Run", "build_page", "build_report", "read_run"]
+__all__ = ["RecordedRun", "build_page", "build_report", "read_run"]
 
 
 def build_report(folder: Path) -> str:

@@ -34,8 +34,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_options_of_a_script_are_found_with_their_defaults() -> None:
     assert find_options(SCRIPT) == (
-        ScriptOption("--epochs", "3", "passes over the data"), ScriptOption("--amp"), ScriptOption("--lr"), ScriptOption("--seed", "0"),
-    )  # fmt: skip
+        ScriptOption("--epochs", "3", "passes over the data"),
+        ScriptOption("--amp"),
+        ScriptOption("--lr"),
+        ScriptOption("--seed", "0"),
+    )
     assert find_options("def broken(:") == ()
 
 
