@@ -60,7 +60,7 @@ def write_page() -> str:
         + f"\nPhases: {phases}.\n\nLevels: {levels}. Categories: {', '.join(CATEGORIES)}.\n\n"
         + f"Reasons of `ddp_operator_waiting_jobs`: {', '.join((*c.SCHEDULED_REASONS, NOT_ACCEPTED))}; any other is "
         + f"{OTHER}.\n\n"
-        + "`process_*` of prometheus-client (CPU, memory, files) are there as well.\n"
+        + "The page also has `process_*` of prometheus-client (CPU, memory, files).\n"
     )
 
 
