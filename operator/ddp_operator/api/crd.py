@@ -166,7 +166,7 @@ COLUMNS: tuple[tuple[str, str, str, int], ...] = (
 )
 
 
-def print_columns(status: Status) -> list[Any]:
+def render_columns(status: Status) -> list[Any]:
     """Return the cells that `kubectl get ddp` prints for a status."""
     resource = {"status": msgspec.to_builtins(status)}
     return [read_column(resource, path) for _, _, path, priority in COLUMNS if not priority]

@@ -79,12 +79,12 @@ def sum_up(items: Iterable[Mapping[str, Any]], group: str) -> dict[str, dict[str
     import msgspec
 
     from ddp_operator.api.status import Usage
-    from ddp_operator.status.usage import purposes
+    from ddp_operator.status.usage import list_purposes
 
     sums: dict[str, Counter[str]] = {}
     for item in items:
         status = item.get("status") or {}
         if usage := status.get("usage"):
             name = status.get("profile", {}).get("name", "-") if group == "profile" else item["metadata"][group]
-            sums.setdefault(name, Counter()).update(purposes(msgspec.convert(usage, Usage)))
+            sums.setdefault(name, Counter()).update(list_purposes(msgspec.convert(usage, Usage)))
     return {name: dict(row) for name, row in sums.items()}

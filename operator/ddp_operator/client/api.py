@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from ddp_operator import constants
 from ddp_operator.api.child_names import is_job_name
 from ddp_operator.client.errors import ApiError, ClientError, NotFound
-from ddp_operator.status.scheduling import event_time
+from ddp_operator.status.scheduling import read_event_time
 
 Object = dict[str, Any]
 
@@ -230,7 +230,8 @@ def list_pods(api: Api, name: str) -> list[Object]:
 def list_events(api: Api, name: str, uid: str) -> list[Object]:
     """Return the Events about a job and about its children, oldest first. Raises: ClientError."""
     items = api.request("GET", api_path("v1", "events", api.namespace))["items"]
-    return sorted((event for event in items if _is_about(event.get("involvedObject") or {}, name, uid)), key=event_time)
+    events = (event for event in items if _is_about(event.get("involvedObject") or {}, name, uid))
+    return sorted(events, key=read_event_time)
 
 
 def _is_about(item: Mapping[str, Any], name: str, uid: str) -> bool:

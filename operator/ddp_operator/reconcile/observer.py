@@ -30,12 +30,12 @@ from ddp_operator.reconcile.page_budget import (
 )
 from ddp_operator.status import conditions as c
 from ddp_operator.status import kueue, lost_nodes, scheduling, stragglers
-from ddp_operator.status.converge import scrape_interval
+from ddp_operator.status.converge import compute_scrape_interval
 from ddp_operator.status.decide import is_finished
 from ddp_operator.status.diagnosis import MOST_FAILURES, parse_restart_failures
 from ddp_operator.status.failures import Termination
 from ddp_operator.status.metrics_page import Page, PageParser, RateMeter
-from ddp_operator.status.node_health import LOOK_SECONDS, MOST_NODES, find_trouble, nodes_in_use
+from ddp_operator.status.node_health import LOOK_SECONDS, MOST_NODES, find_trouble, list_nodes_in_use
 from ddp_operator.status.observation import Children, Observation, Problem, Stall, view_children
 from ddp_operator.status.ownership import may_have_lost_labels
 from ddp_operator.status.stragglers import Ranks
@@ -195,7 +195,7 @@ class Observer:
     async def _read_page(self, job: DDPTrainingJob, children: Children, memory: Memory) -> tuple[bool, Page | None]:
         """Read the page of pod 0 when it is due. Returns whether it was requested, and the page."""
         now = self._clock()
-        interval = scrape_interval(job.status, now, self._progress_interval)
+        interval = compute_scrape_interval(job.status, now, self._progress_interval)
         if memory.page_lost is not None and memory.page_read is not None:
             # Each request occupies a worker for seconds.
             interval = max(interval, min(_LOST_PAGE_INTERVAL, seconds_since(memory.page_lost, memory.page_read)))
@@ -244,7 +244,7 @@ class Observer:
     async def _read_nodes(self, job: DDPTrainingJob, children: Children) -> Mapping[str, NodeView]:
         """Read the nodes of overdue pods, which a lost node may prevent from terminating."""
         nodes = {}
-        for name in lost_nodes.nodes_to_inspect(job, children, self._clock()):
+        for name in lost_nodes.list_nodes_to_inspect(job, children, self._clock()):
             try:
                 nodes[name] = view_node(await self._cluster.node(name))
             except Refused:
@@ -253,7 +253,7 @@ class Observer:
 
     async def _watch_nodes(self, job: DDPTrainingJob, children: Children, memory: Memory) -> Mapping[str, str]:
         """Return the troubles of the pods' nodes. Each read covers some of the nodes; the others keep their result."""
-        used = nodes_in_use(job, children)
+        used = list_nodes_in_use(job, children)
         now = self._clock()
         troubles = {name: trouble for name, trouble in memory.troubles.items() if name in used}
         if used and seconds_since(memory.nodes_watched, now) >= LOOK_SECONDS * _EARLY:
@@ -274,7 +274,7 @@ class Observer:
     ) -> Mapping[str, Problem]:
         """Return the problems that Events and Workloads report of waiting Jobs and pods. They are read at intervals."""
         now = self._clock()
-        uids = () if is_finished(job.status) else scheduling.objects_to_inspect(job, children, now)
+        uids = () if is_finished(job.status) else scheduling.list_objects_to_inspect(job, children, now)
         if not uids:
             memory.events_read = None
             self._polling.discard(key)
@@ -282,7 +282,7 @@ class Observer:
         self._polling.add(key)
         if memory.events_read is not None:
             last, last_problems = memory.events_read
-            interval = scheduling.event_poll_delay(job, children, last, polling_jobs=len(self._polling)) or 0.0
+            interval = scheduling.compute_event_poll_delay(job, children, last, polling_jobs=len(self._polling)) or 0.0
             if seconds_since(last, now) < interval * _EARLY:
                 return last_problems
 
@@ -296,7 +296,7 @@ class Observer:
                 if raw["kind"] == "Job" and (gated or raw["spec"].get("suspend")):
                     problem = await self._read_queue(raw)
                 else:
-                    problem = scheduling.latest_warning(await self._cluster.events_of(raw))
+                    problem = scheduling.find_latest_warning(await self._cluster.events_of(raw))
                 if problem is not None:
                     problems[uid] = problem
         memory.events_read = (now, problems)

@@ -31,7 +31,13 @@ from ddp_operator.status.decide import decide, is_finished, report_refused, repo
 from ddp_operator.status.decision import AT_ONCE, Refusal
 from ddp_operator.status.history import extend_history
 from ddp_operator.status.refused_status import describe_refused_status, report_refused_status, shorten_status
-from ddp_operator.status.transitions import NodeFailed, Transition, find_transitions, is_minor_change, transition_events
+from ddp_operator.status.transitions import (
+    NodeFailed,
+    Transition,
+    find_transitions,
+    is_minor_change,
+    list_transition_events,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -248,7 +254,7 @@ class Reconciler:
             for transition in transitions:
                 self._on_transition(namespace, transition)
         with suppress(ClusterError):
-            for event in transition_events(old, new, max_restarts):
+            for event in list_transition_events(old, new, max_restarts):
                 await self._cluster.emit(current.resource, event)
             for transition in transitions:
                 if isinstance(transition, NodeFailed):

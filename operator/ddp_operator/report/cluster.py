@@ -17,7 +17,7 @@ from ddp_operator.api.status import History, Status
 from ddp_operator.kubeobjects import parse_time
 from ddp_operator.local.folder import COLUMNS
 from ddp_operator.report.run import LoggedEvent, RankTime, RecordedRun, Row, make_run, measure_ranks
-from ddp_operator.status.scheduling import event_time
+from ddp_operator.status.scheduling import read_event_time
 
 _TIMEOUT_SECONDS: Final = 30
 _POINTS: Final = 500
@@ -80,7 +80,7 @@ def read_history(history: History | None) -> list[dict[str, float]]:
 def _read_event(event: Mapping[str, Any], name: str) -> LoggedEvent | None:
     """Return an Event about the job, or a warning about its Jobs and pods; None for all others."""
     involved = event.get("involvedObject") or {}
-    time = parse_time(event_time(event))
+    time = parse_time(read_event_time(event))
     kind = str(event.get("type") or "Normal")
     is_about_job = involved.get("kind") == constants.KIND
     if time is None or not (is_about_job or kind == "Warning"):

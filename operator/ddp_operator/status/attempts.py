@@ -1,7 +1,7 @@
-"""The decisions that count: attempts, budgets, the cause of a failure, the end. Written first, acted on later.
+"""Decisions that the status records: a new attempt, counted restarts, the last failure, the end of the job. Pure.
 
-Each but the first returns a Decision without actions that asks for another pass at once: that pass finds the ledger in
-status and makes the children follow it, so that a crash in between loses nothing and counts nothing twice.
+All functions except ``start`` return a Decision without actions, and request the next pass at once. That pass reads the
+recorded status and reconciles the child objects, so a crash in between loses nothing and counts nothing twice.
 """
 
 from dataclasses import replace as replace_fields
@@ -22,21 +22,23 @@ from ddp_operator.status.describe import describe
 from ddp_operator.status.diagnosis import build_node_failure, find_restart_cause, parse_restart_failures
 from ddp_operator.status.failures import Termination, describe_failure, describe_restart
 from ddp_operator.status.observation import State
-from ddp_operator.status.progress import take_final_progress, without_eta
+from ddp_operator.status.progress import drop_eta, record_final_progress
 from ddp_operator.status.replacement import is_consequence, was_lost_lately
 from ddp_operator.status.restart_accounting import count_new_restarts, note_steps
 from ddp_operator.status.views import JobView, PodView
-from ddp_operator.status.waiting import is_queued, size_waits
+from ddp_operator.status.waiting import is_queued, is_resize_waiting
 
+# A pod's clock may be wrong: a failure time older than this is replaced by the current time.
 _BELIEVED = timedelta(minutes=10)
-# The Job controller's back-off after a failed pod.
-_FIRST_DELAY, _LONGEST_DELAY = timedelta(seconds=10), timedelta(minutes=6)
+# As the Job controller's back-off after a failed pod.
+_FIRST_DELAY = timedelta(seconds=10)
+_LONGEST_DELAY = timedelta(minutes=6)
 
 
 def start(state: State) -> State:
-    """Start attempt 1. Its Job is created before the status is written: a job that is refused has had no attempt.
+    """Start attempt 1. Its Job is created before the status is written, so a refused job has no attempt.
 
-    If that write is lost, ``recover`` reads the attempt from its Job; no number is used twice, because this one is 1.
+    If the write of the status is lost, ``recover`` reads the attempt from its Job.
     """
     status = replace(
         state.status,
@@ -51,7 +53,7 @@ def start(state: State) -> State:
 
 
 def recover(state: State, newest: JobView) -> Decision:
-    """Record the attempt of the newest Job: the status of it was lost, or another client has overwritten it.
+    """Record the attempt of the newest Job, whose status was lost or overwritten by another client.
 
     Past restarts count as failures unless the status records more, so that a crash loop does not start from zero.
     """
@@ -72,17 +74,17 @@ def recover(state: State, newest: JobView) -> Decision:
 
 
 def restart(state: State, cause: LastFailure, restarts: Restarts) -> Decision:
-    """Begin the next attempt after a failure that is counted in ``restarts``."""
+    """Start the next attempt after a failure that is counted in ``restarts``."""
     status = _next_attempt(state, restarts, c.GROUP_RESTART, cause)
-    delay = start_delay(status)
+    delay = compute_start_delay(status)
     when = f" in {delay.total_seconds():.0f} s" if delay else ""
     which = f"restart {restarts.used} of {state.spec.recovery.max_restarts}{when}"
     message = describe_restart(which, cause, status.checkpoint)
     return _begin(state, status, Fact(c.RESTARTING, "True", c.GROUP_RESTART, message))
 
 
-def start_delay(status: Status) -> timedelta:
-    """Return how long the pods of the current attempt are held back, as what their init container needs may come."""
+def compute_start_delay(status: Status) -> timedelta:
+    """Return the delay of the attempt's pods after a failed init container, whose dependency may become available."""
     failure = status.last_failure
     if failure is None or not failure.container or failure.attempt != status.attempt - 1:
         return timedelta(0)
@@ -93,7 +95,7 @@ def start_delay(status: Status) -> timedelta:
 def note_restart_in_place(state: State) -> Decision | None:
     """Count restarts by the launchers in the same pods, and report them; None: there are no new ones.
 
-    Without a root cause they are the consequence of something else, such as a lost pod, and not counted.
+    Restarts without a root cause are the consequence of another event, such as a lost pod, and are not counted.
     """
     job = state.job
     status = state.status
@@ -109,7 +111,7 @@ def note_restart_in_place(state: State) -> Decision | None:
     described = describe(state, replace(status, restarts=restarts))
     restart = _last_restart(status, state.now, cause, c.RESTARTED_IN_PLACE, level="SamePods")
     if cause is None and status.last_restart is not None and was_lost_lately(state):
-        restart = replace(status.last_restart, recovery_seconds=None)  # it began with the loss of a pod
+        restart = replace(status.last_restart, recovery_seconds=None)  # the loss of a pod started it
     described = replace(described, last_restart=restart)
     return Decision(described, requeue_after=AT_ONCE)
 
@@ -117,7 +119,7 @@ def note_restart_in_place(state: State) -> Decision | None:
 def _count_in_place(
     state: State, reported: tuple[tuple[PodView, Termination], ...]
 ) -> tuple[LastFailure | None, Restarts]:
-    """Return the root cause of the restarts that pods report, and the accounting with it; None: it is not counted."""
+    """Return the root cause of the reported restarts, and the accounting with them; None: they are not counted."""
     status = state.status
     new = tuple((pod, failure) for pod, failure in reported if count_new_restarts(status, failure.restarts))
     cause = find_restart_cause(status.attempt, new)
@@ -125,13 +127,13 @@ def _count_in_place(
         return None, status.restarts
     if not state.job.counts_in_place:
         return cause, status.restarts
-    # Each launcher applies the limit that was left when the attempt began.
+    # Each launcher applies the limit that remained at the start of the attempt.
     times = len({failure.restarts for _, failure in new if not failure.secondary})
     return cause, count_failure(state.job, cause, state.pods, state.now, times)
 
 
-def restart_free(state: State, cause: LastFailure | None, reason: str) -> Decision:
-    """Begin the next attempt after an interruption that is not counted: a disruption, a resumption."""
+def restart_without_counting(state: State, cause: LastFailure | None, reason: str) -> Decision:
+    """Start the next attempt after an interruption that is not counted: a disruption, a resumption."""
     before = replace(state.status.restarts, free=state.status.restarts.free + 1)
     cause = _first_report(state.status.last_failure, cause)
     status = _next_attempt(state, before, reason, cause)
@@ -142,7 +144,7 @@ def restart_free(state: State, cause: LastFailure | None, reason: str) -> Decisi
 
 
 def readmit_nodes(state: State, message: str) -> Decision:
-    """Start the next attempt, which may use the failed nodes again because no others fit."""
+    """Start the next attempt, which may use the failed nodes again because no other node fits."""
     state = replace_fields(state, job=replace_fields(state.job, status=replace(state.status, failed_nodes=())))
     before = replace(state.status.restarts, free=state.status.restarts.free + 1)
     status = _next_attempt(state, before, c.NODES_READMITTED)
@@ -151,7 +153,7 @@ def readmit_nodes(state: State, message: str) -> Decision:
 
 
 def leave_nodes(state: State, nodes: tuple[str, ...]) -> Decision:
-    """Start the next attempt, not counted, on other nodes than those that report a problem."""
+    """Start the next attempt, not counted, on nodes without a reported problem."""
     before = replace(state.status.restarts, free=state.status.restarts.free + 1)
     status = _next_attempt(state, before, c.NODE_UNHEALTHY)
     status = replace(status, failed_nodes=lost_nodes.remember(status.failed_nodes, iter(nodes)))
@@ -161,9 +163,10 @@ def leave_nodes(state: State, nodes: tuple[str, ...]) -> Decision:
 
 
 def record_lost_nodes(state: State, found: tuple[tuple[PodView, str], ...], *, explains: bool) -> Decision:
-    """Note nodes that were lost with pods on them, before those pods are declared failed.
+    """Record nodes that were lost with pods, before the operator marks these pods as failed.
 
-    ``explains``: the failure in the ledger is what survivors made of it. It is given its true cause, and is free.
+    ``explains``: the loss explains the recorded failure, which surviving pods reported. The loss replaces that failure,
+    and the restart is no longer counted.
     """
     status = state.status
     pod, message = found[0]
@@ -227,7 +230,7 @@ def succeed(state: State) -> Decision:
 
 
 def _final_size(state: State) -> tuple[int, str]:
-    """Return the final number of pods of the Job, and a remark if its queue admitted only these."""
+    """Return the final number of pods of the Job, and a note if its queue admitted fewer than requested."""
     nodes = state.status.attempt_nodes
     job = state.attempt_job
     if job is None or job.nodes >= nodes or not is_queued(state.job, job):
@@ -247,8 +250,9 @@ def _success(state: State) -> tuple[str, str]:
 
 
 def fail(state: State, cause: LastFailure | None, reason: str, conclusion: str) -> Decision:
-    """Fail the job. ``conclusion``: why there is no further attempt; empty where ``cause`` alone is the reason."""
-    status, message = state.status, conclusion
+    """Fail the job. ``conclusion``: why there is no further attempt; empty if ``cause`` is the only reason."""
+    status = state.status
+    message = conclusion
     if cause is not None:
         status = replace(status, last_failure=replace(cause, conclusion=conclusion))
         message = f"{conclusion}; last: {describe_failure(cause)}" if conclusion else describe_failure(cause)
@@ -267,22 +271,21 @@ def _first_report(before: LastFailure | None, cause: LastFailure | None) -> Last
 def _last_restart(
     status: Status, now: datetime, failure: LastFailure | None, reason: str, level: RecoveryLevel = "NewPods"
 ) -> LastRestart:
-    """Return what is known of a restart's cost when it begins."""
+    """Return a restart with the known part of its cost."""
     failed = failure.time if failure else None
-    # A training pod's clock may be anything.
-    began = failed if failed is not None and timedelta(0) <= now - failed < _BELIEVED else now
+    started = failed if failed is not None and timedelta(0) <= now - failed < _BELIEVED else now
     attempt = status.attempt + (level == "NewPods")
     cause = failure.category if failure else reason
-    begun = LastRestart(attempt=attempt, time=truncate(began), level=level, cause=cause)
-    return note_steps(begun, status, failure.step if failure else None)
+    restart = LastRestart(attempt=attempt, time=truncate(started), level=level, cause=cause)
+    return note_steps(restart, status, failure.step if failure else None)
 
 
 def _next_attempt(state: State, restarts: Restarts, reason: str, failure: LastFailure | None = None) -> Status:
-    status = take_final_progress(state.status, state.pods, state.now)
+    status = record_final_progress(state.status, state.pods, state.now)
     return replace(
         status,
         attempt=status.attempt + 1,
-        attempt_nodes=status.attempt_nodes if size_waits(state.job, state.attempt_job) else state.spec.nodes,
+        attempt_nodes=status.attempt_nodes if is_resize_waiting(state.job, state.attempt_job) else state.spec.nodes,
         job_name=child_names.job_name(state.job.name, status.attempt + 1),
         attempt_time=truncate(state.now),
         restarts=replace(
@@ -305,7 +308,7 @@ def _begin(state: State, status: Status, restart: Fact | None = None) -> Decisio
 
 
 def _end(state: State, status: Status, phase: Phase, facts: list[Fact]) -> Decision:
-    status = take_final_progress(status, state.pods, state.now)
+    status = record_final_progress(status, state.pods, state.now)
     facts += [
         Fact(c.SUSPENDED, "False", c.NOT_SUSPENDED),
         Fact(c.PROGRESSING, "False", c.FINISHED, "training has ended"),
@@ -316,6 +319,6 @@ def _end(state: State, status: Status, phase: Phase, facts: list[Fact]) -> Decis
         phase=phase,
         completion_time=truncate(state.now),
         nodes=state.pods.counts(status.attempt_nodes),
-        progress=without_eta(status.progress),
+        progress=drop_eta(status.progress),
     )
     return Decision(set_conditions(ended, facts, state.now, state.job.generation), requeue_after=AT_ONCE)

@@ -1,4 +1,4 @@
-"""The arithmetic of restarts: the limits of spec.recovery, and how failures count against them.
+"""Restart accounting: count failures against the limits of spec.recovery. Pure.
 
 docs/api.md lists every limit, with the field that changes it.
 """
@@ -14,7 +14,7 @@ from ddp_operator.contract.failure_table import SIGNIFICANT_SECONDS
 from ddp_operator.status import conditions as c
 from ddp_operator.status.diagnosis import Diagnosis
 from ddp_operator.status.observation import Pods
-from ddp_operator.status.progress import take_final_progress
+from ddp_operator.status.progress import record_final_progress
 from ddp_operator.status.restart_accounting import count_new_restarts
 
 
@@ -24,11 +24,11 @@ class RestartLimit(NamedTuple):
     reason: str
     """Of the condition Failed."""
     conclusion: str = ""
-    """The text; empty where the failure itself is the only reason."""
+    """The text; empty if the failure is the only reason."""
 
 
 def find_permanent_limit(job: DDPTrainingJob, diagnosis: Diagnosis, pods: Pods, now: datetime) -> RestartLimit | None:
-    """Return why another attempt would fail in the same way, whatever is left of the budget; None: it might not."""
+    """Return why another attempt would fail in the same way; None: it may succeed."""
     cause = diagnosis.cause
     if cause is None:
         return None
@@ -44,13 +44,13 @@ def count_failure(
 ) -> Restarts:
     """Return the restart accounting with a failure of the current attempt counted against ``maxRestarts``.
 
-    ``times``: how many failures, where they were not observed separately. None: this one, which ended its pod, and the
-    unobserved ones that its launcher has handled in the same pod.
+    ``times``: the number of failures. None: this failure, which ended its pod, and the unobserved failures that the
+    launcher handled in that pod.
 
-    Checkpointed progress renews the budget; a step beyond the farthest one ends a row of failures without progress.
-    Where no step is ever reported, an attempt that lasted ``SIGNIFICANT_SECONDS`` counts as progress.
+    A checkpoint that is ``resetAfterSteps`` further resets the count. A step beyond the highest step resets the count
+    of failures without progress. If no step is reported, an attempt of ``SIGNIFICANT_SECONDS`` counts as progress.
     """
-    status = take_final_progress(job.status, pods, now)
+    status = record_final_progress(job.status, pods, now)
     restarts = status.restarts
     if times is None:
         times = 1 + _count_unobserved(job, cause, pods, restarts)
@@ -70,7 +70,7 @@ def count_failure(
 
 
 def _count_unobserved(job: DDPTrainingJob, cause: LastFailure, pods: Pods, restarts: Restarts) -> int:
-    """Return the restarts in the failed pod that the operator has not counted yet, within what the budget has left."""
+    """Return the restarts in the failed pod that are not counted yet, at most the remaining budget."""
     if not job.counts_in_place or job.spec.elastic is not None:
         return 0
     end = next((pod.termination for pod in pods if pod.name == cause.pod and pod.termination), None)
@@ -99,9 +99,9 @@ def _describe_exhausted(counted: Restarts, limit: int) -> str:
 
 
 def _find_step(cause: LastFailure, status: Status) -> int:
-    """Return the run's step at the failure, 0 where it is not known.
+    """Return the run's step at the failure; 0: unknown.
 
-    The failing rank's own report at its end is exact; the operator read pod 0's page some seconds before.
+    The failing rank reports its exact step. The page of pod 0 is some seconds older.
     """
     return cause.step or (status.progress.step if status.progress else None) or 0
 
@@ -112,15 +112,15 @@ def _is_repeated(job: DDPTrainingJob, cause: LastFailure, pods: Pods, now: datet
     if last is None or not cause.signature or cause.signature != last.signature:
         return False
     if (cause.pod, cause.time) == (last.pod, last.time):
-        return False  # the same failure, which the operator has read from the pod's page
-    step = _find_step(cause, take_final_progress(job.status, pods, now))
+        return False  # the operator has already read this failure from the pod's page
+    step = _find_step(cause, record_final_progress(job.status, pods, now))
     if step:
         return step <= max(last.step or 0, job.status.restarts.step)
     return not _has_lasted(pods)
 
 
 def _has_lasted(pods: Pods) -> bool:
-    """Return whether a pod of the attempt ran for long enough to have made progress."""
+    """Return whether a pod of the attempt ran long enough to count as progress."""
     for pod in pods:
         end = pod.termination
         if pod.started and end and end.time and end.time - pod.started.timestamp() >= SIGNIFICANT_SECONDS:

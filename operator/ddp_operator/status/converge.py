@@ -27,23 +27,29 @@ from ddp_operator.status.decision import (
     SuspendResource,
 )
 from ddp_operator.status.describe import describe
-from ddp_operator.status.node_health import LOOK_SECONDS, nodes_in_use
+from ddp_operator.status.node_health import LOOK_SECONDS, list_nodes_in_use
 from ddp_operator.status.observation import Observation, Pods, State
 from ddp_operator.status.replacement import create_missing_pods
-from ddp_operator.status.scheduling import event_poll_delay
-from ddp_operator.status.usage import idle_left, suspends
+from ddp_operator.status.scheduling import compute_event_poll_delay
+from ddp_operator.status.usage import compute_idle_seconds_left, must_suspend
 from ddp_operator.status.views import JobView, PodView
-from ddp_operator.status.waiting import active_deadline, edited_for_queue, is_queued, pending_deadline, resumes
+from ddp_operator.status.waiting import (
+    compute_active_deadline,
+    compute_pending_deadline,
+    find_queue_edits,
+    is_queued,
+    is_resuming,
+)
 
 SOON = 1.0
 """Seconds to wait for a change that sends no event: of a page, a report."""
 RECHECK_REFUSAL = 30.0
 NODE_PATIENCE = timedelta(seconds=60)
-"""How long failed nodes are avoided although no other node fits: an autoscaler may add one."""
+"""How long failed nodes are avoided if no other node fits; an autoscaler may add one."""
 _FIRST_STEP = timedelta(minutes=2)
 # Pods that have trained together end within this time of each other.
 _LATE_JOINERS = timedelta(seconds=30)
-# While the pass waits for an event (the end of pods, of a Job), in case that event is lost.
+# Seconds until the next pass if the event that it waits for (the end of pods or of a Job) is lost.
 LATER = 10.0
 # The Job controller needs about a second to fail a Job by its podFailurePolicy.
 _FAIL_JOB_PATIENCE = timedelta(seconds=60)
@@ -51,13 +57,13 @@ _FAIL_JOB_PATIENCE = timedelta(seconds=60)
 
 @dataclass
 class _PassPlan:
-    """The actions of a pass, and the seconds after each of which another pass is due."""
+    """The actions of a pass, and the seconds until further passes are due."""
 
     actions: list[Action] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
 
     def wait_until(self, moment: datetime, now: datetime, *, least: float = 0.1) -> None:
-        """Ask for a pass at a moment, after ``least`` seconds at the earliest."""
+        """Plan a pass at a time, at the earliest in ``least`` seconds."""
         self.waits.append(max(least, (moment - now).total_seconds()))
 
 
@@ -73,7 +79,7 @@ def converge(state: State, progress_interval: float) -> Decision:
     _poll_events(state, plan)
     plan.actions += lost_nodes.fail_lost_pods(state.job, state.observation, state.now, plan.waits)
 
-    # A pod must not be created in a Job that its queue has suspended meanwhile: a watch may report that late.
+    # A watch may report late that the queue has suspended the Job, which must not get a pod then.
     creates_pod = any(isinstance(action, CreatePod) for action in plan.actions)
     next_pass = min(plan.waits, default=None)
     return Decision(described, tuple(plan.actions), next_pass, needs_fresh_read=creates_pod)
@@ -115,7 +121,7 @@ def _create_job(state: State, plan: _PassPlan) -> None:
 
 
 def _needs_new_job(state: State, job: JobView) -> bool:
-    """Return whether the Job has to be created again, from this operator's launcher or from the edited spec."""
+    """Return whether the Job must be recreated, with this operator's launcher or from the edited spec."""
     if state.observation.launcher_lost and not any(pod.alive and pod.has_run for pod in state.pods):
         return True
     return state.refusal is None and _was_edited(state, job)
@@ -136,18 +142,18 @@ def _update_job(state: State, job: JobView, plan: _PassPlan) -> None:
 def _describe_progress(state: State, progress_interval: float, plan: _PassPlan) -> Status:
     """Return the status of the pass, and plan when pod 0's page is read again."""
     status = state.status
-    if resumes(state.job):
+    if is_resuming(state.job):
         status = replace(status, start_time=truncate(state.now), attempt_time=truncate(state.now))
     described = describe(state, status)
     if described.phase == "Running" or (described.phase == "Restarting" and state.pods):
-        plan.waits.append(scrape_interval(described, state.now, progress_interval))
+        plan.waits.append(compute_scrape_interval(described, state.now, progress_interval))
     return described
 
 
 def _check_deadlines(state: State, plan: _PassPlan) -> None:
     if not state.spec.suspend:
-        active = active_deadline(state.job, state.attempt_job, state.now)
-        pending = pending_deadline(state.job, state.attempt_job, state.pods, state.now)
+        active = compute_active_deadline(state.job, state.attempt_job, state.now)
+        pending = compute_pending_deadline(state.job, state.attempt_job, state.pods, state.now)
         for deadline in (active, pending):
             if deadline is not None:
                 plan.wait_until(deadline, state.now)
@@ -157,7 +163,7 @@ def _check_deadlines(state: State, plan: _PassPlan) -> None:
 
 
 def _watch_nodes(state: State, plan: _PassPlan) -> None:
-    if nodes_in_use(state.job, state.observation):
+    if list_nodes_in_use(state.job, state.observation):
         plan.waits.append(LOOK_SECONDS)
     blocked = find_avoidance_block(state.pods)
     if blocked is not None:
@@ -165,25 +171,25 @@ def _watch_nodes(state: State, plan: _PassPlan) -> None:
 
 
 def _suspend_idle_job(state: State, plan: _PassPlan) -> None:
-    seconds = idle_left(state)
-    if not suspends(state):
+    seconds = compute_idle_seconds_left(state)
+    if not must_suspend(state):
         if seconds is not None and seconds > 0:
             plan.waits.append(seconds)
     elif state.status.is_true(c.IDLE):
         plan.actions.append(SuspendResource())
     else:
-        plan.waits.append(0.0)  # the condition with the reason is written first
+        plan.waits.append(0.0)  # first write the condition with the reason
 
 
 def _poll_events(state: State, plan: _PassPlan) -> None:
-    delay = event_poll_delay(state.job, state.observation, state.now, state.observation.polling_jobs)
+    delay = compute_event_poll_delay(state.job, state.observation, state.now, state.observation.polling_jobs)
     if delay is not None and not state.spec.suspend:
         plan.waits.append(delay)
 
 
-def scrape_interval(status: Status, now: datetime, progress_interval: float) -> float:
+def compute_scrape_interval(status: Status, now: datetime, progress_interval: float) -> float:
     """Return the seconds between two reads of pod 0's page: few until the first step, for at most two minutes."""
-    if status.attempt == 0:  # that of the pod that fetches the inputs
+    if status.attempt == 0:  # the page of the pod that fetches the inputs
         return progress_interval
     joined = status.condition(c.RENDEZVOUSED)
     if joined is None or joined.status == "False":
@@ -196,7 +202,7 @@ def scrape_interval(status: Status, now: datetime, progress_interval: float) -> 
 def can_resize(state: State, attempt_job: JobView) -> bool:
     """Return whether the Job of an elastic job can be resized while its pods run.
 
-    In a queue only an elastic Job of Kueue can: Kueue stops any other one for it. A gang never can.
+    In a queue only an elastic Job of Kueue can be resized, because Kueue would stop any other Job. A gang cannot.
     """
     if state.spec.elastic is None or attempt_job.finished or attempt_job.deleting:
         return False
@@ -206,10 +212,10 @@ def can_resize(state: State, attempt_job: JobView) -> bool:
 
 
 def find_late_joiner_deadline(state: State) -> datetime | None:
-    """Return when an elastic job has succeeded although some of its pods still run; None: it waits for them.
+    """Return when an elastic job counts as succeeded although some pods still run; None: it waits for them.
 
-    Pods that train together end together, pod 0 among them. A pod that still runs joined when training was over, and
-    would wait for pod 0 until rendezvous.joinTimeoutSeconds.
+    Pods that train together end together with pod 0. A pod that still runs joined after the end of training, and would
+    wait for pod 0 until rendezvous.joinTimeoutSeconds.
     """
     newest = state.pods.newest
     zero = newest.get(0)
@@ -221,14 +227,14 @@ def find_late_joiner_deadline(state: State) -> datetime | None:
 
 
 class AvoidanceBlock(NamedTuple):
-    """The scheduler finds no node for a pod but those that the operator avoids."""
+    """A pod that fits only on nodes that the operator avoids."""
 
     since: datetime
     message: str
 
 
 def find_avoidance_block(pods: Pods) -> AvoidanceBlock | None:
-    """Return since when the avoided nodes are the only ones for a pod, with the scheduler's message; None: no pod."""
+    """Return the first pod that fits only on avoided nodes, with the scheduler's message; None: no pod does."""
     blocks = [
         AvoidanceBlock(pod.unscheduled_since, f"{pod.name}: {pod.waiting_message}")
         for pod in pods
@@ -243,15 +249,15 @@ def _is_blocked_by_avoidance(pod: PodView) -> bool:
 
 
 def _compute_start_delay(state: State) -> float:
-    """Return in how many seconds the current attempt may get its pods."""
+    """Return the seconds until the current attempt may get its pods."""
     began = state.status.attempt_time
     if began is None:
         return 0.0
-    return (began + attempts.start_delay(state.status) - state.now).total_seconds()
+    return (began + attempts.compute_start_delay(state.status) - state.now).total_seconds()
 
 
 def _was_edited(state: State, attempt_job: JobView) -> bool:
-    """Return whether a Job was built from another spec, which could be edited because no pod has run."""
+    """Return whether the spec was edited after the Job was built, which is allowed until a pod has run."""
     has_run = state.status.first_run_time is not None or any(pod.has_run for pod in state.observation.pods)
     return not has_run and not attempt_job.finished and attempt_job.spec_digest not in ("", state.job.spec_digest)
 
@@ -266,8 +272,8 @@ def _former_may_run(state: State) -> bool:
 def _is_obsolete(state: State, former: JobView) -> bool:
     """Return whether a former attempt's Job has to be deleted.
 
-    The last failed one stays for its pods' logs, also while the Job controller has not reported its certain end yet.
-    A Job that would continue (a resize, an OOM kill) and older ones are deleted.
+    The last failed Job remains for its pods' logs, also while the Job controller has not failed it yet. Older Jobs, and
+    a Job that would continue (after a resize or an OOM kill), are deleted.
     """
     age = state.status.attempt - former.attempt
     if age < 1 or former.deleting:
@@ -281,11 +287,11 @@ def _suspend_actions(state: State, attempt_job: JobView) -> list[Action]:
     if attempt_job.finished:
         return []
     if is_queued(state.job, attempt_job):
-        # Only the queue changes `suspend`: it would resume a Job that another client suspends, and a Job that another
+        # Only the queue may change `suspend`: it resumes a Job that another client suspends, and a Job that another
         # client resumes has no quota.
         if state.spec.suspend:
             return [DeleteJob(attempt_job.name, attempt_job.uid)]
-        edited = edited_for_queue(state.job, attempt_job) if attempt_job.suspended else {}
+        edited = find_queue_edits(state.job, attempt_job) if attempt_job.suspended else {}
         return [RelabelJob(attempt_job.name, edited)] if edited else []
     if attempt_job.suspended != state.spec.suspend:
         return [SuspendJob(attempt_job.name, state.spec.suspend)]
@@ -293,7 +299,7 @@ def _suspend_actions(state: State, attempt_job: JobView) -> list[Action]:
 
 
 def clean_up(job: DDPTrainingJob, observation: Observation, now: datetime) -> Decision:
-    """Clean up the child objects of an ended job; delete the resource when its time to live is over."""
+    """Clean up the child objects of an ended job; delete the resource when its time to live has expired."""
     actions: list[Action] = []
     waits: list[float] = []
     for view in observation.jobs:
@@ -327,7 +333,7 @@ def _clean(
     if view.deleting:
         return []
     if view.attempt < job.status.attempt and not view.finished and not is_about_to_fail(view, job, observation, now):
-        # Created by an operator that had lost leadership: no decision asked for its pods.
+        # An operator that had lost leadership created it; no decision of this operator did.
         return [DeleteJob(view.name, view.uid)]
     if job.spec.clean_pod_policy == "All":
         return [DeleteJob(view.name, view.uid)]
@@ -337,6 +343,6 @@ def _clean(
         waits.append(LATER)
         return []
     if is_queued(job, view):
-        return [DeleteJob(view.name, view.uid)]  # once suspended, it would be admitted again
+        return [DeleteJob(view.name, view.uid)]  # a queue would admit a suspended Job again
     # A suspended Job terminates the running pods and keeps the ended ones, with their logs.
     return [] if view.suspended else [SuspendJob(view.name, True)]

@@ -1,7 +1,7 @@
 """The state machine: (resource, observation, now) -> Decision. Pure, idempotent, level-triggered.
 
 The status records the attempt (attempt, attemptNodes, restarts, lastFailure, the terminal conditions), which is the
-desired state of the child objects. Nothing about the past is kept elsewhere: a restarted operator continues from it.
+desired state of the child objects. It is the only memory of the past, so a restarted operator continues from it.
 """
 
 import dataclasses
@@ -33,20 +33,20 @@ from ddp_operator.status.decision import Decision, Refusal
 from ddp_operator.status.diagnosis import Diagnosis, build_image_failure, is_inferred
 from ddp_operator.status.failure_policy import Verdict, judge_attempt
 from ddp_operator.status.inputs import fetch_inputs
-from ddp_operator.status.node_health import nodes_to_leave
+from ddp_operator.status.node_health import list_nodes_to_leave
 from ddp_operator.status.observation import Observation, State
-from ddp_operator.status.progress import without_eta
+from ddp_operator.status.progress import drop_eta
 from ddp_operator.status.usage import account
 from ddp_operator.status.views import PodView
 from ddp_operator.status.waiting import (
-    active_deadline,
-    pending_deadline,
-    size_waits,
+    compute_active_deadline,
+    compute_pending_deadline,
+    is_resize_waiting,
 )
 
-# While the decision waits for a silent pod: a change of its node sends no event.
+# Interval while the decision waits for a pod that does not report: a change of its node sends no event.
 _RECHECK_NODE = 5.0
-# An invalid spec mostly stays invalid until it is edited, but an API server's rules can change too.
+# An invalid spec usually becomes valid by an edit, which sends an event, but the API server's rules can change too.
 _RECHECK_SPEC = 300.0
 _REMEDY = (
     f"the CRD {constants.CRD_NAME} in the cluster does not match this operator (version {__version__}): upgrade the "
@@ -109,12 +109,12 @@ def _complete(state: State) -> Decision | None:
     if state.attempt_job is None or not state.attempt_job.complete:
         return None
     nodes = state.status.attempt_nodes
-    unseen = state.pods.counts(nodes).succeeded < nodes
-    return dataclasses.replace(attempts.succeed(state), needs_fresh_read=unseen)
+    is_watch_late = state.pods.counts(nodes).succeeded < nodes
+    return dataclasses.replace(attempts.succeed(state), needs_fresh_read=is_watch_late)
 
 
 def _record_lost_nodes(state: State) -> Decision | None:
-    """Record nodes that are lost with pods on them, before those pods are declared failed."""
+    """Record nodes that were lost with pods, before the operator marks these pods as failed."""
     lost = lost_nodes.lost_pods(state.job, state.observation, state.now)
     nodes = {pod.node_name for pod, _ in lost}
     if nodes <= set(state.status.failed_nodes):
@@ -126,12 +126,12 @@ def _judge_failure(state: State) -> Decision | None:
     if state.spec.suspend:
         return None
     verdict = judge_attempt(state)
-    return None if verdict is None else _carry_out(state, verdict)
+    return None if verdict is None else _apply_verdict(state, verdict)
 
 
 def _check_active_deadline(state: State) -> Decision | None:
     """Fail a job that has run for longer than spec.activeDeadlineSeconds."""
-    deadline = active_deadline(state.job, state.attempt_job, state.now)
+    deadline = compute_active_deadline(state.job, state.attempt_job, state.now)
     if state.spec.suspend or deadline is None or state.now < deadline:
         return None
     message = f"active for longer than activeDeadlineSeconds ({state.spec.active_deadline_seconds})"
@@ -140,7 +140,7 @@ def _check_active_deadline(state: State) -> Decision | None:
 
 def _check_pending_deadline(state: State) -> Decision | None:
     """Fail a job whose pods have not all run within spec.pendingDeadlineSeconds."""
-    deadline = pending_deadline(state.job, state.attempt_job, state.pods, state.now)
+    deadline = compute_pending_deadline(state.job, state.attempt_job, state.pods, state.now)
     if state.spec.suspend or deadline is None or state.now < deadline:
         return None
     scheduled = state.status.condition(c.SCHEDULED)
@@ -152,10 +152,10 @@ def _check_pending_deadline(state: State) -> Decision | None:
 
 
 def _resize(state: State) -> Decision | None:
-    """Change the number of nodes, in the same pods where the Job can be resized."""
+    """Change the number of nodes: in place if the Job can be resized, otherwise with a new attempt."""
     if state.spec.nodes == state.status.attempt_nodes or state.refusal is not None:
         return None
-    if size_waits(state.job, state.attempt_job):
+    if is_resize_waiting(state.job, state.attempt_job):
         return None
     if state.attempt_job is not None and can_resize(state, state.attempt_job):
         return attempts.resize_in_place(state)
@@ -163,13 +163,13 @@ def _resize(state: State) -> Decision | None:
 
 
 def _leave_unhealthy_nodes(state: State) -> Decision | None:
-    """Start an attempt on other nodes, if recovery.nodeHealth asks for it."""
-    nodes = nodes_to_leave(state) if state.refusal is None else ()
+    """Start an attempt on other nodes, if recovery.nodeHealth requires it."""
+    nodes = list_nodes_to_leave(state) if state.refusal is None else ()
     return attempts.leave_nodes(state, nodes) if nodes else None
 
 
 def _readmit_failed_nodes(state: State) -> Decision | None:
-    """Start an attempt that may use the failed nodes again, if the scheduler finds no others."""
+    """Start an attempt that may use the failed nodes again, if no other node fits."""
     blocked = find_avoidance_block(state.pods)
     if blocked is None or state.refusal is not None or state.now - blocked.since < NODE_PATIENCE:
         return None
@@ -191,7 +191,7 @@ _STEPS: Final[tuple[Callable[[State], Decision | None], ...]] = (
 
 
 def _has_succeeded(state: State) -> bool:
-    """Return whether the pods that have succeeded are enough; peers that remain may fail once they are alone."""
+    """Return whether enough pods have succeeded. Later failures of their peers do not matter."""
     if state.spec.success_policy == "RankZero":
         return any(pod.index == 0 and pod.phase == "Succeeded" for pod in state.pods)
     if state.job.spares:
@@ -209,8 +209,8 @@ def is_finished(status: Status) -> bool:
     return status.is_true(c.SUCCEEDED) or status.is_true(c.FAILED)
 
 
-def _carry_out(state: State, verdict: Verdict) -> Decision:
-    """Return the decision that carries out a verdict on a failure."""
+def _apply_verdict(state: State, verdict: Verdict) -> Decision:
+    """Return the decision that implements a verdict on a failure."""
     cause = verdict.diagnosis.cause
     if cause is None:
         decision = _await_report(state, verdict.diagnosis)
@@ -219,18 +219,18 @@ def _carry_out(state: State, verdict: Verdict) -> Decision:
     elif verdict.restarts is not None:
         decision = attempts.restart(state, cause, verdict.restarts)
     else:
-        decision = attempts.restart_free(state, cause, verdict.reason)
+        decision = attempts.restart_without_counting(state, cause, verdict.reason)
     is_uncertain = verdict.diagnosis.secondary_only and any(pod.alive for pod in state.pods)
     return dataclasses.replace(decision, needs_fresh_read=is_uncertain)
 
 
 def _await_report(state: State, diagnosis: Diagnosis) -> Decision:
-    """Report which pod is waited for before a failure counts, and change nothing else."""
+    """Report the pod whose report decides about a failure, and change nothing else."""
     fact = Fact(c.PROGRESSING, "False", c.WAITING_FOR_PEERS, diagnosis.waiting)
     status = replace(
         state.status,
         nodes=state.pods.counts(state.status.attempt_nodes),
-        progress=without_eta(state.status.progress),
+        progress=drop_eta(state.status.progress),
     )
     status = set_conditions(status, [fact], state.now, state.job.generation)
     seconds = SOON
@@ -240,7 +240,7 @@ def _await_report(state: State, diagnosis: Diagnosis) -> Decision:
 
 
 def _explains(state: State, lost: tuple[tuple[PodView, str], ...]) -> bool:
-    """Return whether lost pods are the cause of the failure after which the current attempt began."""
+    """Return whether lost pods are the cause of the failure that preceded the current attempt."""
     failure = state.status.last_failure
     attempts = {pod.attempt for pod, _ in lost}
     return (

@@ -9,7 +9,7 @@ from ddp_operator.api.status import Status
 
 @dataclass(frozen=True, slots=True)
 class EnsureChildren:
-    """Create the missing ones of an attempt's Service, ConfigMap and Job."""
+    """Create the missing objects of an attempt: Service, ConfigMap and Job."""
 
     attempt: int
     nodes: int
@@ -49,7 +49,7 @@ class RelabelJob:
 
 @dataclass(frozen=True, slots=True)
 class FailPod:
-    """Declare a pod failed and remove it, because its node is lost."""
+    """Mark a pod as failed and remove it, because its node is lost."""
 
     name: str
     uid: str
@@ -67,12 +67,12 @@ class CreatePod:
 
 @dataclass(frozen=True, slots=True)
 class SuspendResource:
-    """Set ``spec.suspend`` of the training job itself: it holds GPUs and makes no step."""
+    """Set ``spec.suspend`` of the training job, because it holds GPUs without steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteResource:
-    """Delete the training job itself: its time to live is over."""
+    """Delete the training job, because its time to live has expired."""
 
 
 Action = (
@@ -90,7 +90,7 @@ Action = (
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why the spec cannot be carried out at present. ``reason`` is a reason of Accepted."""
+    """Why the spec is not acceptable now. ``reason``: of the condition Accepted."""
 
     reason: Literal[
         "InvalidSpec",

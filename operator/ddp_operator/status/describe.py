@@ -10,7 +10,7 @@ from ddp_operator.status.conditions import Fact, set_conditions
 from ddp_operator.status.metrics_page import Page, compute_goodput
 from ddp_operator.status.observation import Pods, State
 from ddp_operator.status.observed_attempt import ObservedAttempt, observe_attempt
-from ddp_operator.status.progress import without_eta
+from ddp_operator.status.progress import drop_eta
 from ddp_operator.status.restart_accounting import account_restarts
 
 
@@ -32,7 +32,7 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
     conditions = describe_conditions(attempt, accounting, status)
     phase = compute_phase(attempt, conditions.restarting)
 
-    progress = status.progress if phase == "Running" else without_eta(status.progress)
+    progress = status.progress if phase == "Running" else drop_eta(status.progress)
     status = replace(status, phase=phase, progress=progress, conditions=state.status.conditions)
     return set_conditions(status, conditions.facts, state.now, state.job.generation)
 

@@ -1,4 +1,4 @@
-"""Whether an attempt has failed, and its root cause across all pods: the earliest failure that is not secondary."""
+"""Diagnose an attempt: whether it failed, and its root cause, the earliest failure that is not secondary. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from ddp_operator.status.metrics_page import Page
 from ddp_operator.status.observation import Pods
 from ddp_operator.status.views import JobView, NodeView, PodView
 
-# A pod that was killed longer before the first secondary failure has been replaced since: it is not the cause.
+# A pod killed earlier than this before the first secondary failure was replaced in between, so it is not the cause.
 _SAME_INCIDENT = timedelta(seconds=120)
 _MAX_MESSAGE = 1024
 
@@ -44,7 +44,7 @@ class Diagnosis:
     waiting: str = ""
     until: datetime | None = None
     repeated: bool = False
-    """Whether the pod has seen the same failure before, without progress in between."""
+    """Whether the same failure occurred in the pod before, without progress in between."""
 
 
 def diagnose(
@@ -57,7 +57,7 @@ def diagnose(
     since: datetime | None = None,
     nodes: Mapping[str, NodeView] | None = None,
 ) -> Diagnosis | None:
-    """Return the diagnosis of an attempt, or None where it has not failed.
+    """Return the diagnosis of an attempt; None: it has not failed.
 
     ``is_replaced``: whether the Job replaces a lost pod; otherwise the attempt is over. A suspension deleted the pods
     that were deleted before ``since``. ``nodes``: the nodes that were queried, by name.
@@ -90,7 +90,7 @@ def _list_failed_ends(pods: Iterable[PodView]) -> list[PodEnd]:
 
 
 def _find_first_time(job: JobView | None, fatal: Iterable[PodEnd]) -> datetime | None:
-    """Return when the first pod failed, or the Job where no pod reports a time."""
+    """Return when the first pod failed; if no pod reports a time, when the Job failed."""
     times = [end.time for _, end in fatal if end.time is not None]
     if times:
         return datetime.fromtimestamp(min(times), UTC)
@@ -127,7 +127,7 @@ def _diagnose_secondary(
     first: datetime | None,
     now: datetime,
 ) -> Diagnosis:
-    """Return the diagnosis where no pod reports a root cause: a killed pod is likelier than one that lost its peer."""
+    """Return the diagnosis if no pod reports a root cause: a killed pod is more likely than one that lost its peer."""
     candidates = [(pod, end) for pod, end in ended if _is_of_incident(end, first) and not _was_stopped(end, first)]
     if not candidates:
         message = (job.failed_message if job else "") or "the Job failed"
@@ -147,7 +147,7 @@ def parse_restart_failures(reports: Iterable[tuple[PodView, Page | Termination]]
 
 
 def find_restart_cause(attempt: int, failures: tuple[PodEnd, ...]) -> LastFailure | None:
-    """Return the root cause of the latest restart in the same pods; None where all reported failures are secondary."""
+    """Return the root cause of the latest restart in the same pods; None: all reported failures are secondary."""
     roots = [(pod, failure) for pod, failure in failures if not failure.secondary]
     if not roots:
         return None
@@ -163,7 +163,7 @@ def build_node_failure(attempt: int, pod: PodView, message: str, now: datetime) 
 
 
 def build_image_failure(attempt: int, pods: Pods, now: datetime) -> LastFailure | None:
-    """Return the failure of an attempt whose image was not pulled; None where it waited for something else."""
+    """Return the failure of an attempt whose image was not pulled; None: it waits for another reason."""
     for pod in pods.newest.values():
         if pod.alive and pod.waiting_reason == c.IMAGE_PULL:
             return _build_failure(attempt, pod, IMAGE_PULL, pod.waiting_message[:_MAX_MESSAGE], now)
@@ -171,7 +171,7 @@ def build_image_failure(attempt: int, pods: Pods, now: datetime) -> LastFailure 
 
 
 def is_inferred(failure: LastFailure) -> bool:
-    """Return whether surviving pods only inferred a failure, so that a lost node is the better explanation."""
+    """Return whether surviving pods only inferred a failure; a lost node explains it better."""
     category = CATEGORIES.get(failure.category, UNKNOWN)
     return category.vague or (category is NODE_LOST and failure.rank is not None)
 
@@ -193,14 +193,14 @@ def _diagnose_loss(
         return Diagnosis(_build_loss(attempt, min(disrupted, key=_loss_order)), disruption=True)
     killed = [(pod, pod.termination) for pod in lost if pod.termination]
     if killed:
-        # A script whose own exit code reports a preemption is no disruption: it would be restarted forever.
+        # A script that exits with the code for preemption is counted; otherwise it would be restarted forever.
         pod, end = min(killed, key=_order)
         return Diagnosis(build_last_failure(attempt, pod, end))
     return None
 
 
 def _is_active(job: JobView) -> bool:
-    """Return whether lost pods of a Job were not deleted by its own end or by a suspension, also one not yet lifted."""
+    """Return whether a Job runs, so that neither its end nor a suspension, current or recent, deleted its lost pods."""
     is_resuming = job.suspend_changed is not None and job.started is None
     return not (job.finished or job.deleting or job.suspended or is_resuming)
 
@@ -221,12 +221,12 @@ def _list_lost_pods(job: JobView, pods: tuple[PodView, ...], since: datetime | N
 
 
 def _was_lost_before(pod: PodView, first: datetime | None, job: JobView | None) -> bool:
-    """Return whether a pod was lost before its peers failed, and not because of their failure."""
+    """Return whether a pod was lost before its peers failed."""
     if pod.disrupted:
         end = pod.termination
         return end is None or _is_of_incident(end, first)
 
-    # The Job controller deletes the other pods of a failed Job. Its clock is the better one to compare with.
+    # The Job controller deletes the remaining pods of a failed Job. Deletions have the time of its clock.
     failed = (job.failed_at if job else None) or first
     if pod.phase == "Succeeded" or pod.deleted_at is None or failed is None:
         return False
@@ -234,7 +234,7 @@ def _was_lost_before(pod: PodView, first: datetime | None, job: JobView | None) 
 
 
 def find_disruption(attempt: int, pods: Iterable[PodView]) -> LastFailure | None:
-    """Return the loss of the pod that was deleted, evicted or preempted first; None where no pod was."""
+    """Return the loss of the pod that was deleted, evicted or preempted first; None: no pod was."""
     lost = [pod for pod in pods if pod.has_run and pod.phase != "Succeeded" and (pod.disrupted or pod.deleting)]
     return _build_loss(attempt, min(lost, key=_loss_order)) if lost else None
 
@@ -267,7 +267,7 @@ def _build_failure(
 
 
 def build_last_failure(attempt: int, pod: PodView, end: Termination) -> LastFailure:
-    """Return the failure that a pod reports as ``status.lastFailure`` has it."""
+    """Return the failure that a pod reports, as ``status.lastFailure``."""
     return LastFailure(
         attempt=attempt,
         rank=end.rank,
@@ -300,13 +300,13 @@ def _ends_attempt(pod: PodView, end: Termination) -> bool:
 def _wait_for_peers(
     pods: tuple[PodView, ...], failed: list[PodEnd], since: datetime | None, now: datetime
 ) -> Diagnosis | None:
-    """Return which pods may still report the cause, and until when; None where the wait is over."""
+    """Return the wait for pods that may still report the cause; None: the wait is over."""
     silent = sorted((pod for pod in pods if pod.alive), key=lambda pod: (not pod.has_run, pod.index))
     if since is None or not silent:
         return None
     peer = silent[0]
     limit = timedelta(seconds=SILENT_POD_SECONDS if peer.has_run else SILENT_START_SECONDS)
-    if abs(now - since) > limit:  # also where clocks disagree by more than that
+    if abs(now - since) > limit:  # also if clocks differ by more than the limit
         return None
 
     until = since + limit

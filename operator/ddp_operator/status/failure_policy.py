@@ -1,6 +1,6 @@
-"""What follows a failure of the current attempt: wait, restart with new pods, or fail the job.
+"""Decide about a failure of the current attempt: wait, restart with new pods, or fail the job. Pure.
 
-A lost pod that its Job replaces (``replacement.is_replaced``) is no failure of the attempt. Pure.
+A lost pod that its Job replaces (``replacement.is_replaced``) is not a failure of the attempt.
 """
 
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from ddp_operator.status.budget import RestartLimit, count_failure, find_limit, 
 from ddp_operator.status.diagnosis import Diagnosis, diagnose
 from ddp_operator.status.observation import State
 from ddp_operator.status.replacement import is_replaced, is_replacing
-from ddp_operator.status.waiting import waiting_since, was_suspending
+from ddp_operator.status.waiting import find_waiting_start, was_suspending
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What follows a failure.
+    """The decision about a failure.
 
-    ``Wait`` for the report of another pod; ``Restart``, counted in ``restarts``; ``RestartFree``, which is not counted,
-    with the ``reason`` of the condition Restarting; or ``Fail`` the job because of ``limit``.
+    ``Wait`` for the report of another pod; ``Restart``, counted in ``restarts``; ``RestartUncounted``, with ``reason``
+    for the condition Restarting; or ``Fail`` the job because of ``limit``.
     """
 
     action: Literal["Wait", "Restart", "RestartFree", "Fail"]
@@ -32,7 +32,7 @@ class Verdict:
 
 
 def judge_attempt(state: State) -> Verdict | None:
-    """Return what follows the failure of the current attempt; None: it has not failed."""
+    """Return the verdict on the failure of the current attempt; None: it has not failed."""
     job = state.job
     now = state.now
     diagnosis = diagnose(
@@ -41,7 +41,7 @@ def judge_attempt(state: State) -> Verdict | None:
         state.pods,
         now,
         is_replaced=partial(is_replaced, state),
-        since=now if was_suspending(job) else waiting_since(job, state.attempt_job),
+        since=now if was_suspending(job) else find_waiting_start(job, state.attempt_job),
         nodes=state.observation.nodes,
     )
     if diagnosis is None:
@@ -56,7 +56,7 @@ def _judge_failure(state: State, diagnosis: Diagnosis, cause: LastFailure) -> Ve
     if limit is not None:
         return Verdict("Fail", diagnosis, limit=limit)
 
-    reason = _find_free_reason(state, diagnosis)
+    reason = _find_uncounted_reason(state, diagnosis)
     if reason:
         return Verdict("RestartFree", diagnosis, reason=reason)
 
@@ -67,7 +67,7 @@ def _judge_failure(state: State, diagnosis: Diagnosis, cause: LastFailure) -> Ve
     return Verdict("Restart", diagnosis, restarts=restarts)
 
 
-def _find_free_reason(state: State, diagnosis: Diagnosis) -> str:
+def _find_uncounted_reason(state: State, diagnosis: Diagnosis) -> str:
     """Return the reason of the condition Restarting for a failure that is not counted; empty: it is counted."""
     if diagnosis.disruption and not state.spec.recovery.count_disruptions:
         return c.DISRUPTED
@@ -76,14 +76,14 @@ def _find_free_reason(state: State, diagnosis: Diagnosis) -> str:
     if _ended_in_suspension(state):
         return c.RESUMED
     if is_replacing(state):
-        return c.DISRUPTED  # the other pods have waited for a new one as long as their time limit allows
+        return c.DISRUPTED  # the peers have waited for the replacement until their time limit
     if state.attempt_job is not None and state.attempt_job.suspended:
         return c.DISRUPTED  # the queue has evicted the pods
     return ""
 
 
 def _ended_in_suspension(state: State) -> bool:
-    """Return whether the attempt ended while its pods were being stopped: a slower pod then reports a lost peer."""
+    """Return whether the attempt ended during a suspension: a pod that stops later then reports a lost peer."""
     if was_suspending(state.job):
         return True
     failed_at = state.attempt_job.failed_at if state.attempt_job else None

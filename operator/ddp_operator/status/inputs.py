@@ -20,7 +20,7 @@ from ddp_operator.status.conditions import Fact, set_conditions
 from ddp_operator.status.decision import AT_ONCE, Action, Decision, DeleteJob, EnsureChildren
 from ddp_operator.status.failures import InputReport
 from ddp_operator.status.observation import State
-from ddp_operator.status.scheduling import describe_scheduling, event_poll_delay
+from ddp_operator.status.scheduling import compute_event_poll_delay, describe_scheduling
 from ddp_operator.status.views import JobView
 
 _LATER: Final = 10.0
@@ -47,7 +47,7 @@ def fetch_inputs(state: State, progress_interval: float) -> Decision | None:
         actions.append(EnsureChildren(0, 0))
         status = replace(status, attempt_time=truncate(state.now))
     actions += lost_nodes.fail_lost_pods(state.job, state.observation, state.now, waits)
-    delay = event_poll_delay(state.job, state.observation, state.now, state.observation.polling_jobs)
+    delay = compute_event_poll_delay(state.job, state.observation, state.now, state.observation.polling_jobs)
     if delay is not None:
         waits.append(delay)
     return Decision(_describe(state, status, _describe_fetch(state, status)), tuple(actions), min(waits))

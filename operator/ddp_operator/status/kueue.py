@@ -1,7 +1,7 @@
-"""Why Kueue does not admit a Job: the conditions of its Workload, and of the LocalQueue that it is in. Pure.
+"""Explain why Kueue does not admit a Job, from the conditions of its Workload and its LocalQueue. Pure.
 
 All versions of Kueue have the same condition types. Their reasons differ: 0.19 has one for each obstacle, earlier
-versions report ``Pending`` for all of them. Messages are quoted; docs/kueue.md explains why a few are matched.
+versions report ``Pending`` for all. Messages are quoted; docs/kueue.md explains why a few are matched.
 """
 
 import re
@@ -31,14 +31,14 @@ _INADMISSIBLE = (
     "NoMatchingFlavor",
 )
 _STOPPED = ("Suspended", "OnHold")
-# Before 0.19 only the message distinguishes these. It lists an obstacle for each flavor; one that passes is enough.
+# Before 0.19 only the message distinguishes these. It lists an obstacle per flavor; one temporary obstacle suffices.
 _PENDING = "Pending"
 _OVER_CAPACITY = "request > maximum capacity"
-_LASTING = re.compile(
+_PERMANENT_OBSTACLE = re.compile(
     rf"{_OVER_CAPACITY}|untolerated taint|doesn't match|unavailable in ClusterQueue|flavor \S+ not found"
     r"|validation failed|didn't satisfy LimitRange"
 )
-_PASSING = re.compile(r"more needed|topology|preempt", re.IGNORECASE)
+_TEMPORARY_OBSTACLE = re.compile(r"more needed|topology|preempt", re.IGNORECASE)
 _NOT_ACTIVE = re.compile(r"(?:is inactive|is stopped)$")
 _MAX_LENGTH = 1024
 
@@ -84,11 +84,11 @@ def explain_waiting(
 ) -> Problem | None:
     """Return why Kueue does not admit a Job, or all its pods, with a reason of Scheduled; None: Kueue reports none.
 
-    ``queue``: the LocalQueue that the Job names, where it can be read.
+    ``queue``: the LocalQueue of the Job, if the operator may read it.
     """
     if not workloads:
         return _explain_missing_workload(job)
-    # An elastic Job has one more for each size; the former ones are finished.
+    # An elastic Job has one Workload per size; the former ones are finished.
     newest = max(workloads, key=lambda item: (not _find_condition(item, "Finished").is_true, _read_creation(item)))
     workload = _parse_workload(newest)
 
@@ -124,7 +124,7 @@ def _name_check(check: Mapping[str, Any]) -> str:
 
 
 def _explain_end(workload: _Workload) -> Problem | None:
-    """Return that Kueue no longer considers a Workload, because it is finished or deactivated."""
+    """Return that Kueue ignores a Workload, because it is finished or deactivated."""
     if workload.finished.is_true:
         cause = f"{workload.finished.reason}: {workload.finished.message}"
         return Problem(c.WORKLOAD_FINISHED, f"Workload {workload.name} is finished ({cause})")
@@ -147,7 +147,7 @@ def _explain_reserved_quota(workload: _Workload) -> Problem | None:
 
 
 def _explain_hold(workload: _Workload, queue: Mapping[str, Any] | None) -> Problem | None:
-    """Return why a LocalQueue admits nothing: Kueue updates the Workloads in it later, and not all of them."""
+    """Return why a LocalQueue admits nothing. Kueue updates its Workloads later, and not all of them."""
     if queue is None:
         return None
     name = queue["metadata"]["name"]
@@ -179,7 +179,7 @@ def _explain_pending(workload: _Workload, queue: Mapping[str, Any] | None) -> Pr
     """Return why a Workload has no quota, in Kueue's message."""
     message = workload.reserved.message
     names_inactive_queue = _NOT_ACTIVE.search(message) is not None
-    outdated = names_inactive_queue and queue is not None  # the queue is active, and Kueue has not updated the Workload
+    outdated = names_inactive_queue and queue is not None  # the queue is active again
     if not message or outdated:
         eviction = workload.eviction.removeprefix("; ")
         return Problem(c.QUOTA_PENDING, eviction) if eviction else None
@@ -198,12 +198,14 @@ def _explain_pending(workload: _Workload, queue: Mapping[str, Any] | None) -> Pr
 def _is_inadmissible(reserved: _KueueCondition) -> bool:
     """Return whether a Workload stays without quota until the queue or the job is changed."""
     if reserved.reason == _PENDING:
-        return _LASTING.search(reserved.message) is not None and not _PASSING.search(reserved.message)
+        return _PERMANENT_OBSTACLE.search(reserved.message) is not None and not _TEMPORARY_OBSTACLE.search(
+            reserved.message
+        )
     return reserved.reason in _INADMISSIBLE
 
 
 def _explain_missing_workload(job: Mapping[str, Any]) -> Problem | None:
-    """Return that Kueue has created no Workload for a Job that has its label, and the object that may be missing."""
+    """Return that Kueue has created no Workload for a Job with its label, and what to check."""
     labels = job["metadata"].get("labels") or {}
     if KUEUE_QUEUE_LABEL not in labels:
         return None  # another client may have suspended it

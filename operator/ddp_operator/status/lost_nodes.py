@@ -35,7 +35,7 @@ class _SilentPod(NamedTuple):
     problem: str
 
 
-def nodes_to_inspect(job: DDPTrainingJob, children: Children, now: datetime) -> tuple[str, ...]:
+def list_nodes_to_inspect(job: DDPTrainingJob, children: Children, now: datetime) -> tuple[str, ...]:
     """Return the nodes whose state decides about a pod now, at most ``MAX_NODES``."""
     pods = sorted(_list_placed_pods(children), key=lambda pod: (pod.cut_off_since is None, pod.node_name))
     nodes: dict[str, None] = {}

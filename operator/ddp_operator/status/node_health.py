@@ -18,7 +18,7 @@ MOST_NODES = 32
 """Nodes read in one pass; of a larger job the next ones are read in the next pass."""
 
 
-def nodes_in_use(job: DDPTrainingJob, children: Children) -> tuple[str, ...]:
+def list_nodes_in_use(job: DDPTrainingJob, children: Children) -> tuple[str, ...]:
     """Return the nodes of the current attempt's pods, if the spec asks to watch their health."""
     if job.spec.recovery.node_health is None or job.spec.suspend:
         return ()
@@ -42,7 +42,7 @@ def find_trouble(job: DDPTrainingJob, raw: Mapping[str, Any] | None) -> str:
     return ", ".join(troubles)[:512]
 
 
-def nodes_to_leave(state: State) -> tuple[str, ...]:
+def list_nodes_to_leave(state: State) -> tuple[str, ...]:
     """Return the nodes that a new attempt has to leave now.
 
     Nodes that are avoided already are omitted, and all of them if no other nodes had room.
@@ -53,7 +53,7 @@ def nodes_to_leave(state: State) -> tuple[str, ...]:
     restart = state.status.last_restart
     if restart is not None and restart.cause == c.NODES_READMITTED and restart.attempt == state.status.attempt:
         return ()
-    used = nodes_in_use(state.job, state.observation)
+    used = list_nodes_in_use(state.job, state.observation)
     return tuple(name for name in state.observation.troubles if name in used and name not in state.status.failed_nodes)
 
 
@@ -61,7 +61,7 @@ def describe_nodes(state: State) -> Fact | None:
     """Return NodesHealthy; None if the spec does not ask for it."""
     if state.spec.recovery.node_health is None:
         return None
-    used = nodes_in_use(state.job, state.observation)
+    used = list_nodes_in_use(state.job, state.observation)
     troubles = [f"{name}: {trouble}" for name, trouble in state.observation.troubles.items() if name in used]
     if troubles:
         return Fact(c.NODES_HEALTHY, "False", c.NODE_UNHEALTHY, "; ".join(troubles)[:1024])

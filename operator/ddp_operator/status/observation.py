@@ -1,4 +1,4 @@
-"""The observation: everything on which a decision depends, as immutable values."""
+"""The observation of a pass: the input of a decision, as immutable values. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,13 +22,13 @@ class Pods(tuple[PodView, ...]):
 
     @cached_property
     def newest(self) -> Mapping[int, PodView]:
-        """One pod for each index: of a replaced pod and its successors the newest that matters."""
+        """One pod per index: the newest relevant one of a replaced pod and its successors."""
         ordered = sorted(self, key=lambda pod: (pod.index, pod.alive, pod.phase == "Succeeded", pod.created, pod.name))
         return {pod.index: pod for pod in ordered}
 
     @property
     def running(self) -> int:
-        """How many of the newest pods run."""
+        """Number of newest pods that run."""
         return sum(pod.running for pod in self.newest.values())
 
     @property
@@ -79,7 +79,7 @@ class Children:
         return self._attempts.get(attempt) or Pods()
 
     def former_alive(self, attempt: int) -> int:
-        """Return how many pods of former attempts may still run a process."""
+        """Return the number of pods of former attempts that may still run a process."""
         orphans = sum(pod.alive for pod in self.orphans)
         return orphans + sum(pod.alive and pod.attempt < attempt for pod in self.pods)
 
@@ -93,7 +93,7 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Steps that have stopped: since when, the steps of the ranks, and the states of those that hang."""
+    """A stall: its start, the steps of the ranks, and the states of hanging ranks."""
 
     since: datetime
     ranks: Mapping[int, RankSample] = field(default_factory=dict)
@@ -112,19 +112,18 @@ class Observation(Children):
     shared: frozenset[tuple[str, str]] = frozenset()
     """Kind and name of the existing child objects that all attempts share."""
     shared_complete: bool = True
-    """Whether these are all that pods need: without the Service a replaced pod finds no peers, without the launcher's
-    ConfigMap it does not start."""
+    """Whether all objects exist that a replaced pod needs: the Service to find its peers, the launcher to start."""
     launcher_lost: bool = False
-    """Whether the current Job's launcher was deleted and is an older operator's, so it cannot be created again."""
+    """Whether the current Job's launcher was deleted and cannot be recreated, because an older operator built it."""
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     problems: Mapping[str, Problem] = field(default_factory=dict)
     """By the UID of the Job or the pod."""
     polling_jobs: int = 0
-    """How many training jobs have objects of which Events are read."""
+    """Number of training jobs whose Events are polled."""
     stragglers: tuple[Straggler, ...] | None = None
     """None: ranks were not compared."""
     stall: Stall | None = None
-    """None: steps are made, or no page reports them."""
+    """None: training makes steps, or no page reports steps."""
     pull_errors: Mapping[str, str] = field(default_factory=dict)
     """Why the image of a pod cannot be pulled, by the pod's UID."""
     troubles: Mapping[str, str] = field(default_factory=dict)
@@ -134,7 +133,7 @@ class Observation(Children):
     orphaned_since: datetime | None = None
     """Since when orphans exist that no controller deletes."""
     recheck_after: float | None = None
-    """In how many seconds missing child objects may appear without a watch event; None: none is missing."""
+    """Seconds until missing child objects may appear without a watch event; None: none is missing."""
 
 
 def view_children(job: DDPTrainingJob, snapshot: Snapshot) -> Children:
@@ -154,7 +153,7 @@ def view_children(job: DDPTrainingJob, snapshot: Snapshot) -> Children:
 
 @dataclass(frozen=True)
 class State:
-    """A resource, its observation, and the time. ``refusal``: why the present spec cannot be carried out."""
+    """A resource, its observation, and the time. ``refusal``: why the spec is not acceptable now."""
 
     job: DDPTrainingJob
     observation: Observation
@@ -168,7 +167,7 @@ class State:
 
     @property
     def status(self) -> Status:
-        """The status, as it was written last."""
+        """The status as last written."""
         return self.job.status
 
     @cached_property

@@ -13,7 +13,7 @@ from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.diagnosis import find_disruption
 from ddp_operator.status.observation import Pods, State
-from ddp_operator.status.progress import apply_metrics, take_final_progress
+from ddp_operator.status.progress import apply_metrics, record_final_progress
 from ddp_operator.status.waiting import waits_in_queue
 
 
@@ -106,11 +106,11 @@ def _read_progress(state: State, status: Status, pods: Pods, *, was_joined: bool
         status = apply_metrics(status, page.values, state.now, page.rates)
     elif not pods and not was_joined:
         # Pods that are deleted make steps and save them until their grace period ends, after the next attempt began.
-        former = take_final_progress(status, state.observation.pods_of(status.attempt - 1), state.now)
+        former = record_final_progress(status, state.observation.pods_of(status.attempt - 1), state.now)
         status = _copy_progress(status, former)
 
     if state.spec.suspend:
-        status = _copy_progress(status, take_final_progress(status, pods, state.now))
+        status = _copy_progress(status, record_final_progress(status, pods, state.now))
     return status
 
 

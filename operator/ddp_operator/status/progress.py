@@ -21,7 +21,7 @@ def apply_metrics(status: Status, values: Mapping[str, float], now: datetime, ra
     )
 
 
-def take_final_progress(status: Status, pods: Pods, now: datetime) -> Status:
+def record_final_progress(status: Status, pods: Pods, now: datetime) -> Status:
     """Return the status with the progress and the restarts in the termination messages of ended pods."""
     terminations = [pod.termination for pod in pods.newest.values() if pod.termination]
     values = next((termination.progress for termination in terminations if termination.progress), {})
@@ -38,7 +38,7 @@ def count_in_place(restarts: Restarts, in_attempt: int) -> Restarts:
     return replace(restarts, in_place=max(restarts.in_place, restarts.in_place_before + in_attempt))
 
 
-def without_eta(progress: Progress | None) -> Progress | None:
+def drop_eta(progress: Progress | None) -> Progress | None:
     """Return the progress of a job that makes no steps at present, which has no remaining time."""
     return None if progress is None else replace(progress, eta=None, eta_seconds=None)
 

@@ -25,8 +25,8 @@ def is_replaced(state: State, pod: PodView) -> bool:
     """Return whether a lost pod is replaced in its Job; otherwise the attempt is over.
 
     In a queue it always is, because a new Job would go to the end of the queue. In an elastic job it is if enough peers
-    continue, with pod 0 among them. In any other job its peers must be able to wait, and a spare or a healthy node must
-    be available: only the pods of a new Job avoid a failed node.
+    including pod 0 continue. In any other job the peers must be able to wait, and a spare or a healthy node must be
+    available, because only pods of a new Job avoid a failed node.
     """
     if is_queued(state.job, state.attempt_job) or _trains_without_lost_pods(state):
         return True
@@ -44,7 +44,7 @@ def is_replacing(state: State) -> bool:
 
 
 def is_consequence(state: State, failure: LastFailure) -> bool:
-    """Return whether workers restarted because a pod was lost: all of them saved and stopped, or lost their peer."""
+    """Return whether workers restarted because a pod was lost: they saved and stopped, or lost their peer."""
     missing = state.pods.running < state.job.attempt_size.pods
     lost = missing or is_replacing(state) or was_lost_lately(state)
     return lost and (failure.category == PREEMPTED.name or CATEGORIES[failure.category].symptom)
@@ -59,15 +59,15 @@ def was_lost_lately(state: State) -> bool:
 
 
 def describe_replacement(status: Status, lost: LastFailure | None) -> str:
-    """Return the message about a replaced pod. ``lost``: its loss, None if the cause is unknown."""
+    """Return the message about a replaced pod. ``lost``: its loss; None: the cause is unknown."""
     return describe_restart("lost pod replaced, not counted", lost, status.checkpoint)
 
 
 def create_missing_pods(state: State, attempt_job: JobView) -> list[CreatePod]:
-    """Return the pods to create in a Job whose other pods wait for them.
+    """Return the missing pods of a Job whose remaining pods wait for them.
 
-    The Job controller would create them too, after a back-off of 10 s that doubles with each failure. A pod that was
-    killed soon after its start is left to the Job controller.
+    The Job controller would also create them, but after a back-off of 10 s that doubles with each failure. It replaces
+    pods that were killed soon after their start, so that the back-off applies to them.
     """
     if attempt_job.finished or attempt_job.suspended or state.spec.suspend or attempt_job.started is None:
         return []
@@ -84,13 +84,13 @@ def create_missing_pods(state: State, attempt_job: JobView) -> list[CreatePod]:
 
 
 def _was_replaced_before(state: State, pod: PodView) -> bool:
-    """Return whether a pod that replaces another one is lost too, perhaps not by chance."""
+    """Return whether a lost pod was itself a replacement, so the loss may have a permanent cause."""
     suffix = child_names.replacement_suffix(state.status.restarts.replaced)
     return is_replacing(state) and pod.name.endswith(f"-{suffix}")
 
 
 def _trains_without_lost_pods(state: State) -> bool:
-    """Return whether enough pods of an elastic job continue, with pod 0 among them."""
+    """Return whether enough pods of an elastic job continue, including pod 0."""
     if state.spec.elastic is None:
         return False
     healthy = {
@@ -105,7 +105,7 @@ def _can_peers_wait(state: State) -> bool:
     """Return whether the other pods wait: they have joined, none has ended, and their launchers restart the workers."""
     if state.attempt_job is None or not _awaits_peers(state.attempt_job) or not _has_joined(state):
         return False
-    # Only the Job controller creates pods of a Kubernetes gang: a spare bridges its back-off.
+    # Only the Job controller creates pods of a Kubernetes gang. A spare works during its back-off.
     ganged = any(pod.ganged for pod in state.pods) and not state.job.spares
     return not ganged and not any(pod.phase == "Succeeded" for pod in state.pods)
 
@@ -114,7 +114,7 @@ def _awaits_peers(job: JobView) -> bool:
     """Return whether the launchers of a Job restart the workers, not counted, when a peer is lost."""
     for variable in find_trainer(job.raw["spec"].get("template") or {}).get("env") or ():
         if variable["name"] == constants.ENV_LAUNCHER_CONFIG:
-            with suppress(ValueError):  # the launcher of an older operator
+            with suppress(ValueError):  # of an older operator
                 return decode_config(variable["value"].replace("$$", "$")).awaits_peers
     return False
 
@@ -130,7 +130,7 @@ def _has_joined(state: State) -> bool:
 
 
 def _needs_replacement(pod: PodView | None, now: datetime) -> bool:
-    """Return whether the operator replaces a pod at once; None: its Job has removed it."""
+    """Return whether the operator replaces a pod at once. None: the pod was deleted."""
     if pod is None:
         return True
     if pod.alive or pod.phase == "Succeeded":

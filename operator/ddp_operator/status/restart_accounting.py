@@ -15,7 +15,7 @@ from ddp_operator.status import conditions as c
 from ddp_operator.status.diagnosis import find_restart_cause
 from ddp_operator.status.metrics_page import Page
 from ddp_operator.status.observed_attempt import ObservedAttempt
-from ddp_operator.status.progress import count_in_place, take_final_progress
+from ddp_operator.status.progress import count_in_place, record_final_progress
 from ddp_operator.status.replacement import is_consequence
 
 
@@ -88,7 +88,7 @@ def _count_restarts_in_same_pods(attempt: ObservedAttempt) -> Restarts:
     if page is not None:
         restarts = count_in_place(restarts, page.in_place_restarts)
     if attempt.state.spec.suspend:
-        stopped = take_final_progress(replace(attempt.recorded, restarts=restarts), attempt.pods, attempt.state.now)
+        stopped = record_final_progress(replace(attempt.recorded, restarts=restarts), attempt.pods, attempt.state.now)
         restarts = stopped.restarts
     return restarts
 

@@ -1,4 +1,4 @@
-"""The condition Scheduled: which pods wait for what, in the message of the component that they wait for. Pure.
+"""Compute the condition Scheduled: what pods wait for, with the message of the responsible component. Pure.
 
 The scheduler and the kubelet write into a pod's status, Kueue into the Job's Workload. The Job controller, when it may
 not create a pod, and the kubelet, when it cannot mount a volume, only post Events. The operator reads Events and
@@ -20,21 +20,21 @@ from ddp_operator.status.conditions import Fact
 from ddp_operator.status.kueue import QUEUE_REASONS, line
 from ddp_operator.status.observation import Children, Observation, Problem
 from ddp_operator.status.views import JobView, PodView
-from ddp_operator.status.waiting import describe_late_edits, is_queued, waiting_since, waits_in_queue
+from ddp_operator.status.waiting import describe_late_edits, find_waiting_start, is_queued, waits_in_queue
 
-# A Job's pods are created within a second; a kubelet starts a container, or reports a problem, within some more.
+# A Job's pods are created within a second; a kubelet starts a container or reports a problem within a few seconds.
 _PATIENCE = timedelta(seconds=5)
 _MIN_DELAY = 10.0
 _MAX_DELAY = 300.0
 # A queue may be stopped, or a Workload deactivated, at any time, without a change of the Job.
 _MAX_DELAY_IN_QUEUE = 60.0
-# The Job controller and the scheduler handle a new object within a second, thousands of them within some more.
+# The Job controller and the scheduler handle a new object within a second, thousands within some seconds.
 _NOTICE = timedelta(seconds=30)
 _READS_PER_SECOND = 5.0
 _MAX_INSPECTED = 3
 _GATED = "SchedulingGated"
 _SCHEDULER_EVENT = "FailedScheduling"
-# The message of kubelets before 1.32 between two tries to pull an image.
+# The message of kubelets before 1.32 between two attempts to pull an image.
 _PAUSE = "Back-off pulling image "
 _EXPLAINING = ("FailedCreate", "FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", _SCHEDULER_EVENT)
 _VOLUME_EVENTS = ("FailedMount", "FailedAttachVolume")
@@ -124,7 +124,7 @@ def _describe_blocked_job(
 
 def _describe_waiting(waiting: Sequence[_WaitingPod]) -> Fact:
     """Return Scheduled of pods that wait for a node, an image or a volume."""
-    # Most pods of a gang report only that they wait for their peers: the scheduler's message on one has the reason.
+    # Most pods of a gang report only that they wait for their peers; the scheduler's message on one pod has the reason.
     pod = min(waiting, key=lambda item: item.message.startswith(_GANG_WAITS))
     more = f" (and {len(waiting) - 1} more pods)" if len(waiting) > 1 else ""
     return Fact(c.SCHEDULED, "False", pod.reason, f"{pod.name}{more}: {pod.message}")
@@ -138,7 +138,7 @@ def _describe_queueing(attempt_job: JobView, problem: Problem | None) -> Fact:
     elif known:
         waits = "is waiting for admission by Kueue"
     else:
-        # Without the label another client has suspended it, or Kueue where it manages all Jobs.
+        # Without the label, another client has suspended it, or Kueue if it manages all Jobs.
         waits = "was suspended by another client and waits to be resumed"
     because = f": {known.message}" if known else ""
     reason = known.reason if known else c.QUOTA_PENDING
@@ -146,7 +146,7 @@ def _describe_queueing(attempt_job: JobView, problem: Problem | None) -> Fact:
 
 
 def _describe_sidecars(pods: Iterable[PodView]) -> str:
-    """Return a remark about the sidecar that was restarted most often; training continues beside it."""
+    """Return a note about the sidecar with the most restarts; training continues."""
     restarted = [
         (sidecar.restarts, pod.name, sidecar.name, sidecar.reason)
         for pod in pods
@@ -160,7 +160,7 @@ def _describe_sidecars(pods: Iterable[PodView]) -> str:
 
 
 def _describe_missing_pods(pods: Iterable[PodView], attempt_job: JobView | None, scheduled: str, now: datetime) -> Fact:
-    """Return Scheduled of an attempt whose pods are being created, and which controller is late, if any is."""
+    """Return Scheduled of an attempt whose pods are being created, with the controller that is late, if any."""
 
     def is_ignored(since: datetime | None) -> bool:
         return since is not None and now - since >= _NOTICE
@@ -179,14 +179,14 @@ def _describe_missing_pods(pods: Iterable[PodView], attempt_job: JobView | None,
     return Fact(c.SCHEDULED, "False", c.WAITING_FOR_PODS, scheduled)
 
 
-def objects_to_inspect(job: DDPTrainingJob, children: Children, now: datetime) -> tuple[str, ...]:
-    """Return the UIDs of the Job and the pods whose Events may explain more than their status does."""
+def list_objects_to_inspect(job: DDPTrainingJob, children: Children, now: datetime) -> tuple[str, ...]:
+    """Return the UIDs of the Job and pods whose status has no reason, so that their Events are read."""
     silent = [item.uid for item in _list_silent_objects(job, children) if now - item.since >= _PATIENCE]
     return tuple(silent[:_MAX_INSPECTED])
 
 
-def event_poll_delay(job: DDPTrainingJob, children: Children, now: datetime, polling_jobs: int) -> float | None:
-    """Return in how many seconds those objects' Events are read; None: there are no such objects.
+def compute_event_poll_delay(job: DDPTrainingJob, children: Children, now: datetime, polling_jobs: int) -> float | None:
+    """Return the seconds until Events of objects without a reason are read; None: all objects have one.
 
     All waiting jobs share a limited number of reads per second.
     """
@@ -202,7 +202,7 @@ def event_poll_delay(job: DDPTrainingJob, children: Children, now: datetime, pol
 
 
 def find_pull_errors(pods: Iterable[PodView], known: Mapping[str, str]) -> dict[str, str]:
-    """Return why images cannot be pulled, by the UIDs of the waiting pods. ``known``: those of the pass before."""
+    """Return why images cannot be pulled, by the UIDs of waiting pods. ``known``: the result of the previous pass."""
     errors = {}
     for pod in pods:
         if pod.waiting_reason == c.IMAGE_PULL:
@@ -211,16 +211,16 @@ def find_pull_errors(pods: Iterable[PodView], known: Mapping[str, str]) -> dict[
     return errors
 
 
-def latest_warning(events: Iterable[Mapping[str, Any]]) -> Problem | None:
+def find_latest_warning(events: Iterable[Mapping[str, Any]]) -> Problem | None:
     """Return the latest warning that explains why an object does not start."""
     warnings = [event for event in events if event.get("type") == "Warning" and event.get("reason") in _EXPLAINING]
     if not warnings:
         return None
-    latest = max(warnings, key=event_time)
+    latest = max(warnings, key=read_event_time)
     return Problem(str(latest["reason"]), line(latest.get("message")))
 
 
-def event_time(event: Mapping[str, Any]) -> str:
+def read_event_time(event: Mapping[str, Any]) -> str:
     """Return when an Event occurred last, as RFC 3339, or an empty string."""
     series = event.get("series") or {}
     metadata = event.get("metadata") or {}
@@ -234,11 +234,11 @@ def event_time(event: Mapping[str, Any]) -> str:
 
 
 def _explain_pod(pod: PodView, observation: Observation, job_problem: Problem | None) -> _WaitingPod | None:
-    """Return what a pod waits for; None: nothing that is known. ``job_problem``: the problem of its Job."""
+    """Return what a pod waits for; None: unknown. ``job_problem``: the problem of its Job."""
     if constants.KUEUE_ELASTIC_GATE in scheduling_gates(pod.raw):
         return _explain_elastic_gate(pod, job_problem)
     if pod.waiting_reason == _GATED and not scheduling_gates(pod.raw):
-        return None  # its last gate was removed a moment ago
+        return None  # the last gate was just removed
     if pod.waiting_reason == c.UNSCHEDULABLE:
         names_volume = _VOLUME_WORDS.search(pod.waiting_message) is not None
         reason = c.VOLUME_NOT_READY if names_volume else c.UNSCHEDULABLE
@@ -275,7 +275,7 @@ def _list_silent_objects(job: DDPTrainingJob, children: Children) -> list[_Silen
     """Return the objects that wait without a reason in their status."""
     attempt = job.status.attempt
     attempt_job = children.job(attempt)
-    began = waiting_since(job, attempt_job)
+    began = find_waiting_start(job, attempt_job)
     if attempt_job is None or attempt_job.finished or attempt_job.deleting:
         return []
     if attempt_job.suspended:

@@ -1,6 +1,6 @@
-"""Events and counts for the operator's metrics, from the step from one status to the next. Pure.
+"""Compare two statuses of a job, and list the Events to emit and the transitions to count. Pure.
 
-The two statuses are compared, so a repeated pass emits and counts nothing.
+A repeated pass has equal statuses, so it emits and counts nothing.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from msgspec.structs import replace
 
-from ddp_operator.api.crd import print_columns
+from ddp_operator.api.crd import render_columns
 from ddp_operator.api.status import Condition, LastFailure, Status
 from ddp_operator.cluster import Event
 from ddp_operator.contract.failure_table import CATEGORIES, CUDA, UNKNOWN
@@ -18,7 +18,7 @@ from ddp_operator.status import conditions as c
 from ddp_operator.status.failures import describe_failure, describe_restart
 from ddp_operator.status.kueue import QUEUE_REASONS
 from ddp_operator.status.replacement import describe_replacement
-from ddp_operator.status.usage import purposes
+from ddp_operator.status.usage import list_purposes
 
 RECOVERY_LEVELS: Final = ("process", "pod", "group")
 NO_FAILURE: Final = "None"
@@ -32,7 +32,7 @@ _WARNINGS: Final = frozenset((*c.BLOCKING, c.UNREACHABLE)) - {c.QUOTA_PENDING}
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A failure was found."""
+    """A new failure."""
 
     category: str
 
@@ -56,7 +56,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A job has succeeded or failed for good."""
+    """A job has succeeded or failed."""
 
     result: Literal["Succeeded", "Failed"]
 
@@ -72,7 +72,7 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class NodeFailed:
-    """A node failed a job that holds GPUs: it was lost, its GPU failed, or the job left it as unhealthy."""
+    """A node caused a failure of a job with GPUs: it was lost, its GPU failed, or the job left it as unhealthy."""
 
     node: str
 
@@ -81,7 +81,7 @@ Transition = Failed | Restarted | Reached | Ended | Used | NodeFailed
 
 
 def find_transitions(old: Status, new: Status, now: datetime) -> tuple[Transition, ...]:
-    """Return what happened between two statuses of one job."""
+    """Return the transitions between two statuses of one job."""
     return tuple(_transitions(old, new, now))
 
 
@@ -127,9 +127,9 @@ def _list_failed_nodes(old: Status, new: Status, category: str) -> Iterator[Node
 
 
 def _list_usage(old: Status, new: Status) -> Iterator[Used]:
-    before = purposes(old.usage)
+    before = list_purposes(old.usage)
     profile = new.profile.name if new.profile is not None else ""
-    for purpose, seconds in purposes(new.usage).items():
+    for purpose, seconds in list_purposes(new.usage).items():
         spent = seconds - before.get(purpose, 0)
         if spent > 0:  # repeated steps were productive before
             yield Used(purpose, spent, profile)
@@ -144,7 +144,7 @@ def _list_stages(old: Status, new: Status, now: datetime) -> Iterator[Reached]:
     if start is None:
         return
     seconds = max(0.0, (now - start).total_seconds())
-    # After a restart the pods join again: only the first time counts.
+    # Pods join again after a restart; only the first time counts.
     restarted = any(restarts.in_place or restarts.replaced for restarts in (old.restarts, new.restarts))
     joined = new.is_true(c.RENDEZVOUSED) and not old.is_true(c.RENDEZVOUSED)
     if joined and not restarted and old.progress is None:
@@ -156,12 +156,12 @@ def _list_stages(old: Status, new: Status, now: datetime) -> Iterator[Reached]:
 def is_minor_change(old: Status, new: Status) -> bool:
     """Return whether two statuses differ only in pod counts, messages and measurements, and in no printed column.
 
-    Such a change can wait: a big job would else write one for each pod, and `kubectl get -w` would repeat a line.
+    Such a write can wait. Otherwise a large job would cause one write per pod, and `kubectl get -w` would repeat lines.
     """
-    if _states(old) != _states(new) or print_columns(old) != print_columns(new):
+    if _states(old) != _states(new) or render_columns(old) != render_columns(new):
         return False
     same = {name: getattr(old, name) for name in ("nodes", "conditions", "goodput", "stragglers", "usage")}
-    if old.progress is not None and new.progress is not None:  # the first progress is no minor change
+    if old.progress is not None and new.progress is not None:  # the first progress is not a minor change
         same["progress"] = old.progress
     return replace(new, **same) == old
 
@@ -173,7 +173,7 @@ def _states(status: Status) -> list[tuple[str, str, str, int, str]]:
             condition.status,
             condition.reason,
             condition.observed_generation,
-            # Messages of a queue are read seldom, and the job's owner waits for them.
+            # Messages of a queue change seldom, and users wait for them.
             condition.message if condition.reason in QUEUE_REASONS else "",
         )
         for condition in status.conditions
@@ -187,8 +187,8 @@ _EVENT_TYPES: Final = (
 """Conditions whose transitions are Events, in the order in which they happen."""
 
 
-def transition_events(old: Status, new: Status, limit: int | None = None) -> tuple[Event, ...]:
-    """Return the Events for the step from one status to the next, in the order in which things happened.
+def list_transition_events(old: Status, new: Status, limit: int | None = None) -> tuple[Event, ...]:
+    """Return the Events for the change from one status to the next, in chronological order.
 
     ``limit``: recovery.maxRestarts.
     """
@@ -291,7 +291,7 @@ def _is_same_state(before: Condition, condition: Condition) -> bool:
 
 
 def _build_condition_event(before: Condition | None, condition: Condition) -> Event | None:
-    """Return the Event of a condition that has changed; None: the change is none."""
+    """Return the Event of a changed condition; None: the change has no Event."""
     if condition.type in (c.DISTRIBUTED, c.NODES_HEALTHY, c.UPLOADED):
         return _build_health_event(before, condition)
     if condition.status == "True":

@@ -90,7 +90,7 @@ def _add(usage: Usage, purpose: str, seconds: int) -> Usage:
     return replace(usage, lost=tuple(LostUsage(cause=cause, gpu_seconds=total) for cause, total in lost.items()))
 
 
-def idle_left(state: State) -> float | None:
+def compute_idle_seconds_left(state: State) -> float | None:
     """Return in how many seconds spec.idle counts the job as idle, 0 or less once it does; None: it makes steps."""
     idle = state.spec.idle
     usage = state.status.usage
@@ -108,28 +108,28 @@ def describe_idle(state: State) -> Fact | None:
         return Fact(c.IDLE, before.status, before.reason, before.message)
 
     usage = state.status.usage
-    seconds = idle_left(state)
+    seconds = compute_idle_seconds_left(state)
     if seconds is None or seconds > 0 or usage is None or usage.idle_since is None:
         return Fact(c.IDLE, "False", c.NOT_IDLE)
     message = f"{usage.gpus} GPUs are held and no step was made since {format_time(usage.idle_since)}"
-    if suspends(state):
+    if must_suspend(state):
         message += f"; the job is suspended: `ddp resume {state.job.name}` resumes it"
     elif state.status.progress is None:
         message += "; its script has reported no step yet"
     return Fact(c.IDLE, "True", c.NO_STEPS, message)
 
 
-def suspends(state: State) -> bool:
+def must_suspend(state: State) -> bool:
     """Return whether the operator suspends an idle job. A running job that reports no steps may train: it stays."""
     if state.spec.idle is None or state.spec.idle.action != "Suspend":
         return False
     if state.status.progress is None and state.status.phase == "Running":
         return False
-    seconds = idle_left(state)
+    seconds = compute_idle_seconds_left(state)
     return seconds is not None and seconds <= 0
 
 
-def purposes(usage: Usage | None) -> dict[str, int]:
+def list_purposes(usage: Usage | None) -> dict[str, int]:
     """Return the GPU-seconds by purpose: Productive, Waiting and the causes of losses."""
     if usage is None:
         return {}

@@ -11,12 +11,12 @@ from ddp_operator.kubeobjects import EPOCH, find_trainer, parse_time, scheduling
 from ddp_operator.status.failures import KubeletEvidence, Termination, parse_termination
 
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
-# The kubelet's message in the pause before the next try differs from that of the try by this prefix alone.
+# During back-off the kubelet adds this prefix to the error message.
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*": (?:\w+: )?')
 
-_MAX_WORDS = 512
+_MAX_MESSAGE = 512
 _EVICTED = "Evicted"
-_EXIT_KILLED = 137  # assumed where no container is reported
+_EXIT_KILLED = 137  # assumed if no container is reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,29 +38,29 @@ class JobView:
     ignored_since: datetime | None = None
     """Since when the Job controller has not acted on it."""
     suspend_written: bool | None = None
-    """The ``spec.suspend`` that the operator wrote last; None: an older operator created it, which kept no record."""
+    """The ``spec.suspend`` that the operator wrote last; None: created by an older operator without this record."""
     queue: str = ""
-    """The LocalQueue that its label names; Kueue adds that label in a namespace with a default queue."""
+    """The LocalQueue in its label, which Kueue adds in a namespace with a default queue."""
     admitted: bool = False
-    """Whether Kueue has marked its pod template as admitted, which it also does to a Job without the label."""
+    """Whether Kueue has marked its pod template as admitted, also without the label."""
     takes_slices: bool = False
-    """Whether Kueue holds back more pods until they have quota and leaves those that run alone (an elastic Job)."""
+    """Whether the Job is elastic in Kueue: running pods continue while additional pods wait for quota."""
     started: datetime | None = None
-    """When it was last allowed to run, by the Job controller; None while it is suspended."""
+    """When the Job controller last started it; None while it is suspended."""
     suspend_changed: datetime | None = None
-    """When it was last suspended or resumed, by the Job controller."""
+    """When the Job controller last suspended or resumed it."""
     spec_digest: str = ""
     """Digest of the spec that it was built from; empty: an older operator created it."""
     raw: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
-        """True once the Job controller starts no more pods for it."""
+        """True if the Job controller creates no more pods for it."""
         return self.complete or self.failed
 
 
 class RestartedSidecar(NamedTuple):
-    """A native sidecar that was restarted. ``reason``: why it ended last."""
+    """A native sidecar that was restarted. ``reason``: of its last end."""
 
     name: str
     restarts: int
@@ -101,7 +101,7 @@ class PodView:
 
     @property
     def scheduler(self) -> str:
-        """The scheduler that places it."""
+        """The name of its scheduler."""
         return (self.raw.get("spec") or {}).get("schedulerName") or "default-scheduler"
 
     @property
@@ -142,12 +142,12 @@ class PodView:
 
     @property
     def ganged(self) -> bool:
-        """Whether a Kubernetes gang has placed it: its Job cannot be resized then."""
+        """Whether it is part of a Kubernetes gang, so its Job cannot be resized."""
         return bool((self.raw.get("spec") or {}).get("schedulingGroup"))
 
     @property
     def avoids_nodes(self) -> bool:
-        """True if the operator keeps it off failed nodes: see ``manifests.pod``."""
+        """True if it must not run on failed nodes: see ``manifests.pod``."""
         affinity = (self.raw.get("spec") or {}).get("affinity") or {}
         required = (affinity.get("nodeAffinity") or {}).get("requiredDuringSchedulingIgnoredDuringExecution") or {}
         for term in required.get("nodeSelectorTerms") or ():
@@ -158,7 +158,7 @@ class PodView:
 
     @property
     def has_run(self) -> bool:
-        """True once a kubelet has started it, so its peers depend on it. A pod that fetches inputs has no peers."""
+        """True if a kubelet has started it, so its peers depend on it. A pod that fetches inputs has no peers."""
         return self.attempt > 0 and self.started is not None and self.phase != "Pending"
 
     @property
@@ -205,7 +205,7 @@ def view_job(raw: Mapping[str, Any]) -> JobView:
         complete="Complete" in true_conditions or "SuccessCriteriaMet" in true_conditions,
         failed=failed is not None,
         failed_message=str((failed or {}).get("message") or ""),
-        # Pods that the Job controller deletes after its decision were not taken away before.
+        # The decision precedes the deletion of the remaining pods by the Job controller.
         failed_at=parse_time((decided or failed or {}).get("lastTransitionTime")),
         deleting="deletionTimestamp" in metadata,
         launcher=_find_launcher(template),
@@ -236,7 +236,7 @@ def view_pod(raw: Mapping[str, Any]) -> PodView:
     conditions = {item.get("type"): item for item in status.get("conditions") or ()}
     created = parse_time(metadata.get("creationTimestamp"))
     node_name = (raw.get("spec") or {}).get("nodeName") or ""
-    # A scheduler that lost a race for the pod may leave its message: a pod with a node is scheduled.
+    # A second scheduler may have written its condition; a pod with a node is scheduled.
     scheduled = {} if node_name else conditions.get("PodScheduled") or {}
     unschedulable = scheduled.get("status") == "False"
 
@@ -273,7 +273,7 @@ def view_pod(raw: Mapping[str, Any]) -> PodView:
         trained=bool(trainer.get("terminated")),
         raw=raw,
         disruption=str(disruption.get("reason") or ""),
-        disruption_message=str(disruption.get("message") or "")[:_MAX_WORDS],
+        disruption_message=str(disruption.get("message") or "")[:_MAX_MESSAGE],
         deleted_at=None if grace_ends is None else grace_ends - grace,
         grace_ends=grace_ends,
         unready_since=unready_since,
@@ -292,7 +292,7 @@ def view_node(raw: Mapping[str, Any] | None) -> NodeView:
     if ready.get("status") == "True":
         return NodeView(True, "")
     message = str(ready.get("message") or ready.get("reason") or "its kubelet has not reported Ready")
-    return NodeView(False, f"the node is not ready: {message}"[:_MAX_WORDS])
+    return NodeView(False, f"the node is not ready: {message}"[:_MAX_MESSAGE])
 
 
 def _waiting(status: Mapping[str, Any], scheduled: Mapping[str, Any]) -> tuple[str, str]:
@@ -352,7 +352,7 @@ def _find_eviction(raw: Mapping[str, Any]) -> str:
     is_disrupted = any(condition.get("type") == "DisruptionTarget" for condition in conditions)
     if status.get("reason") != _EVICTED or is_disrupted:
         return ""
-    return f"{_EVICTED}: {status.get('message') or 'by the kubelet'}"[:_MAX_WORDS]
+    return f"{_EVICTED}: {status.get('message') or 'by the kubelet'}"[:_MAX_MESSAGE]
 
 
 def _sidecars(raw: Mapping[str, Any]) -> frozenset[str]:

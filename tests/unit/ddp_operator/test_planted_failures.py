@@ -17,7 +17,7 @@ from ddp_operator.status import conditions as c
 from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import AT_ONCE
 from ddp_operator.status.metrics_page import parse_page
-from ddp_operator.status.transitions import transition_events
+from ddp_operator.status.transitions import list_transition_events
 from ddp_operator.view.why import explain_why
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe
 
@@ -80,7 +80,7 @@ def settle(planted: Planted) -> tuple[Status, list[str]]:
         typed = job(status=status, **{"nodes": 2, **planted.spec})
         parsed = parse_page(planted.page) if planted.page else None
         decision = decide(typed, observe(typed, planted.jobs, planted.pods, parsed, **planted.answers), now)
-        messages += [event.message for event in transition_events(status, decision.status, 3)]
+        messages += [event.message for event in list_transition_events(status, decision.status, 3)]
         status = decision.status
         if decision.requeue_after != AT_ONCE:
             break

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from ddp_operator import constants
 from ddp_operator.api.status import LastFailure, Restarts, Status
-from ddp_operator.status.converge import scrape_interval
+from ddp_operator.status.converge import compute_scrape_interval
 from ddp_operator.status.decide import decide, is_finished
 from ddp_operator.status.decision import (
     AT_ONCE,
@@ -341,8 +341,8 @@ class TestLookingAgain:
 
     def test_job_without_a_first_step_is_polled_every_second_for_two_minutes(self) -> None:
         joined = run(pods=RUNNING, text=page(phase="Running")).status
-        assert scrape_interval(joined, NOW + timedelta(seconds=119), 10.0) == 1.0
-        assert scrape_interval(joined, NOW + timedelta(seconds=121), 10.0) == 10.0
+        assert compute_scrape_interval(joined, NOW + timedelta(seconds=119), 10.0) == 1.0
+        assert compute_scrape_interval(joined, NOW + timedelta(seconds=121), 10.0) == 10.0
 
     def test_pass_is_due_at_deadline(self) -> None:
         decision = run(trained(), pods=RUNNING, activeDeadlineSeconds=7, text=TRAINING)

@@ -14,7 +14,7 @@ from ddp_operator.status import conditions as c
 from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import Decision
 from ddp_operator.status.metrics_page import parse_page
-from ddp_operator.status.transitions import transition_events
+from ddp_operator.status.transitions import list_transition_events
 from ddp_operator.status.views import NodeView, view_pod
 from ddp_operator.view.why import explain_why
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page, resource
@@ -241,9 +241,9 @@ class TestCheckpointsInAStore:
         )
         again = self.decide(self.UPLOADED, decision.status)
         assert state(again, c.UPLOADED) == ("True", "SnapshotUploaded")
-        reasons = [event.reason for event in transition_events(STARTED, decision.status)]
+        reasons = [event.reason for event in list_transition_events(STARTED, decision.status)]
         assert "UploadFailing" in reasons
-        assert [event.reason for event in transition_events(decision.status, again.status)] == ["SnapshotUploaded"]
+        assert [event.reason for event in list_transition_events(decision.status, again.status)] == ["SnapshotUploaded"]
 
     def test_why_names_training_and_newest_snapshot(self) -> None:
         decision = self.decide(self.FAILING)

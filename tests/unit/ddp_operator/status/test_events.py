@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from ddp_operator.api.status import CheckpointStatus, Condition, LastFailure, Restarts, Status
 from ddp_operator.cluster import Event
-from ddp_operator.status.transitions import transition_events
+from ddp_operator.status.transitions import list_transition_events
 from tests.support.builders import NOW
 
 
@@ -17,7 +17,7 @@ def condition(kind: str, status: Any, reason: str = "R", message: str = "words")
 
 def events(old: Any, new: Any) -> list[tuple[str, str, str]]:
     before, after = (Status(conditions=(result,)) if result else Status() for result in (old, new))
-    return [(event.type, event.reason, event.message) for event in transition_events(before, after)]
+    return [(event.type, event.reason, event.message) for event in list_transition_events(before, after)]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_transition_emits_its_event(old: Any, new: Any, text: Any) -> None:
 
 def test_first_attempt_emits_started() -> None:
     new = Status(attempt=1, attempt_nodes=4, job_name="a-1")
-    assert transition_events(Status(), new) == (Event("Normal", "Started", "attempt 1 with 4 nodes as Job a-1"),)
+    assert list_transition_events(Status(), new) == (Event("Normal", "Started", "attempt 1 with 4 nodes as Job a-1"),)
 
 
 def test_next_attempt_emits_its_failure_first() -> None:
@@ -70,7 +70,7 @@ def test_next_attempt_emits_its_failure_first() -> None:
     new = Status(
         attempt=2, conditions=(restart,), last_failure=LastFailure(attempt=1, category="OOM", message="m" * 5000)
     )
-    failure, begun = transition_events(old, new)
+    failure, begun = list_transition_events(old, new)
     assert (failure.reason, failure.message) == ("FailureOOM", f"attempt 1: OOM: {'m' * 298} …")
     assert begun == Event("Normal", "GroupRestart", "restart 1 of 3: x")
 
@@ -81,17 +81,17 @@ def test_restart_in_same_pods_emits_one_line(counted: int, which: str) -> None:
     old = Status(attempt=2, restarts=Restarts(in_place=3, in_place_before=3))
     budget = Restarts(in_place=4, in_place_before=3, used=2, counted=counted)
     new = replace(old, restarts=budget, last_failure=failure)
-    _, event = transition_events(old, replace(new, checkpoint=CheckpointStatus(step=400)), 3)
+    _, event = list_transition_events(old, replace(new, checkpoint=CheckpointStatus(step=400)), 3)
     line = f"{which}, in the same pods: UserError (rank 1): KeyError: 10"
     assert event == Event("Normal", "RestartedInPlace", f"{line}; from step 400")
-    assert transition_events(old, new, 3)[1].message == line  # nothing of a step where none is known
+    assert list_transition_events(old, new, 3)[1].message == line  # nothing of a step where none is known
 
 
 def test_known_failure_is_not_emitted_again() -> None:
     failure = LastFailure(attempt=1, category="OOM")
-    assert transition_events(Status(last_failure=failure), Status(last_failure=failure, attempt=0)) == ()
+    assert list_transition_events(Status(last_failure=failure), Status(last_failure=failure, attempt=0)) == ()
 
 
 def test_repeated_pass_emits_nothing() -> None:
     status = Status(attempt=2, conditions=(condition("Accepted", "False"), condition("Scheduled", "True")))
-    assert transition_events(status, status) == ()
+    assert list_transition_events(status, status) == ()

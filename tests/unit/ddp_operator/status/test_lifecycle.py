@@ -13,7 +13,7 @@ from ddp_operator.manifests.children import build_children
 from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import Decision
 from ddp_operator.status.metrics_page import parse_page
-from ddp_operator.status.transitions import transition_events
+from ddp_operator.status.transitions import list_transition_events
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
 from tests.support.fake_cluster import ReconcilerHarness
 
@@ -171,7 +171,7 @@ class TestProcessGroup:
         assert decision.status.phase == "Succeeded"
         distributed = decision.status.condition("Distributed")
         assert (distributed.status if distributed else None) == result
-        events = [event.reason for event in transition_events(STARTED, decision.status)]
+        events = [event.reason for event in list_transition_events(STARTED, decision.status)]
         assert ("NoProcessGroup" in events) is (result == "False")
 
     def test_process_group_policy_fails_or_ignores(self) -> None:

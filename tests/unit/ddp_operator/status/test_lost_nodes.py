@@ -12,9 +12,9 @@ from ddp_operator.kubeobjects import format_time
 from ddp_operator.status.lost_nodes import (
     MAX_NODES,
     describe_lost_contact,
+    list_nodes_to_inspect,
     lost_pods,
     next_check,
-    nodes_to_inspect,
     remember,
 )
 from ddp_operator.status.views import NodeView
@@ -62,7 +62,7 @@ def test_cut_off_nodes_are_inspected_first() -> None:
     gone = [child_pod(i, deleting=True, grace=0, node=f"a{i:02d}") for i in range(MAX_NODES)]
     typed, seen = see(*gone, child_pod(50, unready=NOW, node="z"))
     nodes = ("z", *(f"a{i:02d}" for i in range(MAX_NODES - 1)))
-    assert nodes_to_inspect(typed, seen, at(3600)) == nodes
+    assert list_nodes_to_inspect(typed, seen, at(3600)) == nodes
 
 
 def test_next_check_is_at_the_first_due_pod() -> None:

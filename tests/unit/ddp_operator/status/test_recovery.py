@@ -13,7 +13,7 @@ from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import AT_ONCE, Decision, DeleteJob, FailPod
 from ddp_operator.status.diagnosis import build_node_failure
 from ddp_operator.status.metrics_page import parse_page
-from ddp_operator.status.transitions import transition_events
+from ddp_operator.status.transitions import list_transition_events
 from ddp_operator.status.views import NodeView, view_node, view_pod
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
 
@@ -296,8 +296,8 @@ class TestLostNode:
     def test_is_inspected_only_when_a_deleted_pod_does_not_end(self) -> None:
         typed = job(status=STARTED, nodes=2)
         seen = observe(typed, [JOB], [child_pod(0), self.STUCK])
-        assert lost_nodes.nodes_to_inspect(typed, seen, NOW + timedelta(seconds=119)) == ()
-        assert lost_nodes.nodes_to_inspect(typed, seen, NOW + timedelta(seconds=120)) == ("node-b",)
+        assert lost_nodes.list_nodes_to_inspect(typed, seen, NOW + timedelta(seconds=119)) == ()
+        assert lost_nodes.list_nodes_to_inspect(typed, seen, NOW + timedelta(seconds=120)) == ("node-b",)
         assert lost_nodes.next_check(typed, seen, NOW + timedelta(seconds=100)) == 20
 
     @pytest.mark.parametrize(
@@ -382,9 +382,9 @@ class TestLostNode:
         assert decision.status.attempt == 2
         assert failure(decision) == status.last_failure
         assert "Kubelet stopped posting" in failure(decision).message
-        reasons = [event.reason for event in transition_events(typed.status, decision.status)]
+        reasons = [event.reason for event in list_transition_events(typed.status, decision.status)]
         assert reasons.count("FailureNodeLost") == 1
-        assert "FailureNodeLost" not in [e.reason for e in transition_events(status, decision.status)]
+        assert "FailureNodeLost" not in [e.reason for e in list_transition_events(status, decision.status)]
 
     @pytest.mark.parametrize(
         ("last_step", "found"),
@@ -406,7 +406,7 @@ class TestLostNode:
             "node node-b of pod 1 has been NotReady since 2026-11-20T12:00:00Z (the node is not ready: Kubelet stopped"
         )
         assert words in condition.message
-        events = [event.reason for event in transition_events(status, decision.status)]
+        events = [event.reason for event in list_transition_events(status, decision.status)]
         assert ("NodeNotReady" in events) is (found[1] == "NodeNotReady")
         assert decision.status.nodes.ready == 1
 
@@ -415,7 +415,7 @@ class TestLostNode:
         silent, gate = (child_pod(1, unready=NOW, node="node-b") for _ in range(2))
         gate["status"]["conditions"][0]["reason"] = "ReadinessGatesNotReady"
         for pod, asked in ((silent, ("node-b",)), (gate, ()), (child_pod(1, ready=False, node="node-b"), ())):
-            assert lost_nodes.nodes_to_inspect(typed, observe(typed, [JOB], [child_pod(0), pod]), NOW) == asked
+            assert lost_nodes.list_nodes_to_inspect(typed, observe(typed, [JOB], [child_pod(0), pod]), NOW) == asked
 
     def test_frees_pods_of_a_job_that_has_ended_too(self) -> None:
         ended = run(jobs=[child_job(conditions={"Complete": ""})]).status

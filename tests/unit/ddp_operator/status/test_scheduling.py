@@ -12,11 +12,11 @@ from ddp_operator.cluster import Refused
 from ddp_operator.kubeobjects import format_time
 from ddp_operator.status.observation import Observation, Problem
 from ddp_operator.status.scheduling import (
+    compute_event_poll_delay,
     describe_scheduling,
-    event_poll_delay,
+    find_latest_warning,
     find_pull_errors,
-    latest_warning,
-    objects_to_inspect,
+    list_objects_to_inspect,
 )
 from tests.support.builders import NOW, child_job, child_pod, job, observe, resource
 from tests.support.fake_cluster import ReconcilerHarness
@@ -108,13 +108,15 @@ class TestMessages:
         # The last gate went, and the scheduler has not written since.
         assert say(child_pod(0), grown())[0] == "WaitingForPods"
         seen = see(child_pod(0, age=900), grown("kueue.x-k8s.io/elastic-job"))
-        assert objects_to_inspect(*seen, NOW) == ("job-1",)
-        assert event_poll_delay(*seen, NOW, 1) == 10, "it counts from the pod, not from the attempt"
+        assert list_objects_to_inspect(*seen, NOW) == ("job-1",)
+        assert compute_event_poll_delay(*seen, NOW, 1) == 10, "it counts from the pod, not from the attempt"
 
     def test_partly_admitted_job_states_its_pods(self) -> None:
         few = child_job(nodes=1, queue="gpu", written=False, suspend=False)
         assert say(child_pod(0), jobs=[few]) == ("QuotaPending", "queue admitted 1/2 pods; training with 1")
-        assert objects_to_inspect(*see(child_pod(0), jobs=[few]), NOW + timedelta(hours=1)) == (), "none is missing"
+        assert list_objects_to_inspect(*see(child_pod(0), jobs=[few]), NOW + timedelta(hours=1)) == (), (
+            "none is missing"
+        )
         few["spec"]["template"] = {"spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/elastic-job"}]}}
         assert say(child_pod(0), jobs=[few]) == ("WaitingForPods", "1/2 pods scheduled"), "it is about to grow"
 
@@ -228,7 +230,7 @@ class TestMessages:
         words = "train-1-0-abcde (and 1 more pods): no scheduler has acted on it; check that volcanoo is running"
         ignored = ("Unschedulable", f"{words} (0/2 pods scheduled)")
         assert say(*pods) == (ignored if age >= 30 else ("WaitingForPods", "0/2 pods scheduled"))
-        assert event_poll_delay(*see(*pods), NOW, 1) is not None  # nothing else would call for a pass
+        assert compute_event_poll_delay(*see(*pods), NOW, 1) is not None  # nothing else would call for a pass
 
     def test_a_scheduler_that_has_found_a_node_meanwhile_is_not_quoted(self) -> None:
         """Pulling a big image takes minutes, in which its complaint is the latest event of the pod."""
@@ -245,18 +247,18 @@ class TestEvents:
             event("BackOff", "nothing of ours", at=20),
         ]
         for order in (text, text[::-1]):
-            assert latest_warning(order) == Problem("FailedMount", "new")
+            assert find_latest_warning(order) == Problem("FailedMount", "new")
 
     def test_times_of_event_series_are_read(self) -> None:
         series = event("FailedMount", "again", series={"lastObservedTime": format_time(NOW + timedelta(seconds=99))})
-        assert latest_warning([event("FailedCreate", "x", at=50), series]) == Problem("FailedMount", "again")
+        assert find_latest_warning([event("FailedCreate", "x", at=50), series]) == Problem("FailedMount", "again")
 
     @pytest.mark.parametrize("events", [[], [{}], [{"type": "Warning", "reason": "FailedMount"}]])
     def test_malformed_events_are_ignored(self, events: Any) -> None:
-        assert latest_warning(events) in (None, Problem("FailedMount", ""))
+        assert find_latest_warning(events) in (None, Problem("FailedMount", ""))
 
     def test_long_messages_are_cut(self) -> None:
-        result = latest_warning([event("FailedMount", "x \n" * 9999)])
+        result = find_latest_warning([event("FailedMount", "x \n" * 9999)])
         assert result is not None
         assert len(result.message) == 1024
 
@@ -266,34 +268,34 @@ class TestReadingEvents:
     def test_events_of_a_job_with_missing_pods_are_read_after_some_seconds(
         self, seconds: float, queried: tuple[str, ...]
     ) -> None:
-        assert objects_to_inspect(*see(child_pod(0)), NOW + timedelta(seconds=seconds)) == queried
+        assert list_objects_to_inspect(*see(child_pod(0)), NOW + timedelta(seconds=seconds)) == queried
 
     @pytest.mark.parametrize("seconds", [0, 3, 5, 100, 9999])
     def test_delay_between_reads_grows_to_a_limit(self, seconds: float) -> None:
-        requested = event_poll_delay(*see(), NOW + timedelta(seconds=seconds), 1)
+        requested = compute_event_poll_delay(*see(), NOW + timedelta(seconds=seconds), 1)
         assert requested is not None
         assert 1 <= requested <= 300
 
     def test_queues_are_read_more_often_than_events(self) -> None:
-        assert event_poll_delay(*see(jobs=[QUEUED]), NOW + timedelta(days=1), 1) == 60
-        assert event_poll_delay(*see(), NOW + timedelta(days=1), 1) == 300
+        assert compute_event_poll_delay(*see(jobs=[QUEUED]), NOW + timedelta(days=1), 1) == 60
+        assert compute_event_poll_delay(*see(), NOW + timedelta(days=1), 1) == 300
 
     @pytest.mark.parametrize(("others", "requested"), [(1, 50), (100, 50), (1000, 200), (10_000, 2000)])
     def test_rate_of_reads_is_shared_by_all_waiting_jobs(self, others: int, requested: float) -> None:
         typed, seen = see()
-        assert event_poll_delay(typed, seen, NOW + timedelta(seconds=100), others) == requested
+        assert compute_event_poll_delay(typed, seen, NOW + timedelta(seconds=100), others) == requested
         # The first look is not put off by others.
-        assert event_poll_delay(typed, seen, NOW + timedelta(seconds=1), others) == 4
+        assert compute_event_poll_delay(typed, seen, NOW + timedelta(seconds=1), others) == 4
 
     def test_workload_of_a_queued_job_is_read(self) -> None:
         queued = see(jobs=[QUEUED])
-        assert objects_to_inspect(*queued, NOW + timedelta(seconds=9)) == ("job-1",)
-        assert objects_to_inspect(*see(jobs=[child_job(suspend=True)]), NOW + timedelta(seconds=9)) == ()
+        assert list_objects_to_inspect(*queued, NOW + timedelta(seconds=9)) == ("job-1",)
+        assert list_objects_to_inspect(*see(jobs=[child_job(suspend=True)]), NOW + timedelta(seconds=9)) == ()
         stopped = see(jobs=[QUEUED], suspend=True)
-        assert objects_to_inspect(*stopped, NOW + timedelta(seconds=9)) == ()
+        assert list_objects_to_inspect(*stopped, NOW + timedelta(seconds=9)) == ()
 
     def test_events_of_a_scheduled_pod_that_does_not_start_are_read(self) -> None:
-        assert objects_to_inspect(*see(bound(0), bound(1, age=2)), NOW) == ("uid-train-1-0-abcde",)
+        assert list_objects_to_inspect(*see(bound(0), bound(1, age=2)), NOW) == ("uid-train-1-0-abcde",)
 
     @pytest.mark.parametrize(
         ("pods", "changes"),
@@ -306,7 +308,10 @@ class TestReadingEvents:
     )
     def test_no_events_are_read_for_a_healthy_job(self, pods: Any, changes: Any) -> None:
         typed, seen = see(*pods, jobs=[child_job(**changes)])
-        assert (objects_to_inspect(typed, seen, NOW + timedelta(hours=1)), event_poll_delay(typed, seen, NOW, 1)) == (
+        assert (
+            list_objects_to_inspect(typed, seen, NOW + timedelta(hours=1)),
+            compute_event_poll_delay(typed, seen, NOW, 1),
+        ) == (
             (),
             None,
         )
@@ -376,4 +381,4 @@ def test_read_delay_is_that_of_the_longest_waiting_object() -> None:
     typed, observation = see(bound(0, age=20), bound(1, age=200))
     long, _ = see(bound(0, age=200), bound(1, age=200))
     alone = observe(long, [child_job()], [bound(0, age=200), bound(1, age=200)], problems={})
-    assert event_poll_delay(typed, observation, NOW, 1) == event_poll_delay(long, alone, NOW, 1)
+    assert compute_event_poll_delay(typed, observation, NOW, 1) == compute_event_poll_delay(long, alone, NOW, 1)

@@ -17,9 +17,9 @@ from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import Decision
 from ddp_operator.status.metrics_page import RankSample, StalledRank, compute_goodput, parse_page
 from ddp_operator.status.observation import Stall
-from ddp_operator.status.progress import without_eta
+from ddp_operator.status.progress import drop_eta
 from ddp_operator.status.stragglers import MAX_PODS, find_stragglers, is_stalled, sample_pods, stalled_since
-from ddp_operator.status.transitions import transition_events
+from ddp_operator.status.transitions import list_transition_events
 from ddp_operator.status.views import view_pod
 from tests.support.builders import NOW, child_job, child_pod, hand_over, job, last_words, observe, page
 from tests.support.fake_cluster import ReconcilerHarness
@@ -112,9 +112,9 @@ class TestStall:
         second = run(stall(300) + hung(300), status=first, stalled=BEHIND, began=began, seconds=480)
         since = format_time(began.since)
         assert progressing(second)[2] == f"no step since {since}; rank 1 is in train_step (train.py:50)"
-        assert [event.reason for event in transition_events(first, second.status)] == ["Stalled"]
+        assert [event.reason for event in list_transition_events(first, second.status)] == ["Stalled"]
         third = run(stall(310) + hung(310), status=second.status, stalled=BEHIND, began=began, seconds=490)
-        assert transition_events(second.status, third.status) == ()
+        assert list_transition_events(second.status, third.status) == ()
 
     def test_one_explaining_launcher_is_enough(self) -> None:
         assert progressing(run(page(phase="Running", ddp_step=57) + hung(30)))[1] == "Stalled"
@@ -428,7 +428,7 @@ class TestProgressAcrossARestart:
         own = run(page(phase="Running", ddp_step=36), status=heard, pods=(gone, child_pod(0, attempt=2))).status
         assert own.progress is not None
         assert own.progress.step == 36
-        assert run("", status=own, pods=(gone, child_pod(0, attempt=2))).status.progress == without_eta(own.progress)
+        assert run("", status=own, pods=(gone, child_pod(0, attempt=2))).status.progress == drop_eta(own.progress)
 
     def test_process_without_step_has_no_progress(self) -> None:
         shown = run(page(phase="Running", ddp_steps_total=0), status=self.BEFORE).status

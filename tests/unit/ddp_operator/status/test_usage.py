@@ -15,7 +15,7 @@ from ddp_operator.status.metrics_page import parse_page
 from ddp_operator.status.observation import Stall
 from ddp_operator.status.stragglers import is_stalled, stalled_since
 from ddp_operator.status.transitions import Used, find_transitions, is_minor_change
-from ddp_operator.status.usage import PRODUCTIVE, WAITING, purposes
+from ddp_operator.status.usage import PRODUCTIVE, WAITING, list_purposes
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page, template, trainer
 
 GPUS = template(trainer(resources={"limits": {"nvidia.com/gpu": 4}}))
@@ -44,7 +44,7 @@ class Life:
             if self.status == before:
                 break
             text = text if self.status.attempt == before.attempt else ""
-        return purposes(self.status.usage)
+        return list_purposes(self.status.usage)
 
 
 def pods(phase: str = "Running", *, attempt: int = 1, **changes: Any) -> list[Any]:
