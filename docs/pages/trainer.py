@@ -15,7 +15,7 @@ from ddp_trainer.config.run import RunConfig, resolve
 NOT_STATED = "not stated"
 
 
-class Fact(NamedTuple):
+class DocumentedValue(NamedTuple):
     """A value in a document and its location there; ``keys`` are the settings that reproduce it."""
 
     what: str
@@ -29,15 +29,15 @@ _COURSE = "WideResNet course"
 _ARTICLE = "article on segmentation"
 _GUIDE = "two-node guide"
 
-_NETWORK = Fact(
+_NETWORK = DocumentedValue(
     "network",
     "model.name model.widen model.dropout model.pool",
     "WideResNet of 1 (CIFAR-10: 3), 16, 160, 320 and 640 channels, dropout 0.01, `AvgPool2d(7)` at the end",
     "`class WideResNet`",
 )
 _ENDING = (
-    Fact("epochs", "epochs", "40 at most", "`args.epochs`"),
-    Fact(
+    DocumentedValue("epochs", "epochs", "40 at most", "`args.epochs`"),
+    DocumentedValue(
         "early stop",
         "early_stop.target_accuracy early_stop.patience",
         "0.85 in two validations in a row",
@@ -45,8 +45,8 @@ _ENDING = (
     ),
 )
 _LOADER = (
-    Fact("last batch", "data.drop_last", "dropped", "`train_loader`"),
-    Fact(
+    DocumentedValue("last batch", "data.drop_last", "dropped", "`train_loader`"),
+    DocumentedValue(
         "validation",
         "data.validation_as_training data.eval_batch_size",
         "in padded shares without their last batch; means of the ranks' means",
@@ -54,60 +54,66 @@ _LOADER = (
     ),
 )
 _FASHION = (
-    Fact("data", "data.name", "Fashion-MNIST", "`train_set`"),
-    Fact("augmentation", "data.augment", "none", "`train_set`"),
-    Fact("batch a process", "data.batch_size", "32", "`args.batch_size`"),
+    DocumentedValue("data", "data.name", "Fashion-MNIST", "`train_set`"),
+    DocumentedValue("augmentation", "data.augment", "none", "`train_set`"),
+    DocumentedValue("batch a process", "data.batch_size", "32", "`args.batch_size`"),
     *_LOADER,
     _NETWORK,
 )
-_FULL = Fact("arithmetic", "precision.name precision.channels_last", "torch's default", "whole program")
+_FULL = DocumentedValue("arithmetic", "precision.name precision.channels_last", "torch's default", "whole program")
 _LARGE = (
-    Fact(
+    DocumentedValue(
         "update rule",
         "optim.name optim.betas optim.grad_averaging",
         "`torch_optimizer.NovoGrad` with gradient averaging (betas 0.95, 0)",
         "`optimizer`",
     ),
-    Fact("momentum", "optim.momentum", "0.9, which NovoGrad ignores", "`args.momentum`"),
-    Fact(
+    DocumentedValue("momentum", "optim.momentum", "0.9, which NovoGrad ignores", "`args.momentum`"),
+    DocumentedValue(
         "rate and world size",
         "optim.lr_scaling",
         "linear, or the square root, in the text; the program does not scale it",
         "Scaling Learning Rate with Batch Size; `optimizer`",
     ),
-    Fact(
+    DocumentedValue(
         "warm-up",
         "schedule.name schedule.warmup_epochs schedule.warmup_by_node schedule.warmup_stairs",
         "`LinearLR` over 5 epochs from 1 / GPUs of a node, once per epoch",
         "Learning Rate Warm-up; `scheduler`",
     ),
 )
-_SEED = Fact("seed", "seed")
+_SEED = DocumentedValue("seed", "seed")
 # Preset -> its document, the part of it that is reproduced, and the values there.
-DOCUMENTS: Mapping[str, tuple[str, str, tuple[Fact, ...]]] = {
+DOCUMENTS: Mapping[str, tuple[str, str, tuple[DocumentedValue, ...]]] = {
     "cifar10-resnet50": (
         _TUTORIAL,
         "all of it",
         (
-            Fact("data", "data.name", "CIFAR-10", "Creating the Data Loader"),
-            Fact(
+            DocumentedValue("data", "data.name", "CIFAR-10", "Creating the Data Loader"),
+            DocumentedValue(
                 "augmentation",
                 "data.augment data.crop_padding",
                 "random crop of 32, horizontal flip",
                 "Creating the Data Loader",
             ),
-            Fact("test images", "data.validation_augment", "like the training images", "Creating the Data Loader"),
-            Fact("batch a process", "data.batch_size", "256", "Creating the Data Loader"),
-            Fact("last batch", "data.drop_last", "kept", "Creating the Data Loader"),
-            Fact("network", "model.name", "torchvision's ResNet-50, without weights", "Training on a Single GPU"),
-            Fact("outputs", "model.num_outputs", "1,000, the default", "Training on a Single GPU"),
-            Fact("batch norm over ranks", "model.sync_batchnorm", "no", "Step 2: Wrap the Model Using DDP"),
-            Fact(
+            DocumentedValue(
+                "test images", "data.validation_augment", "like the training images", "Creating the Data Loader"
+            ),
+            DocumentedValue("batch a process", "data.batch_size", "256", "Creating the Data Loader"),
+            DocumentedValue("last batch", "data.drop_last", "kept", "Creating the Data Loader"),
+            DocumentedValue(
+                "network", "model.name", "torchvision's ResNet-50, without weights", "Training on a Single GPU"
+            ),
+            DocumentedValue("outputs", "model.num_outputs", "1,000, the default", "Training on a Single GPU"),
+            DocumentedValue("batch norm over ranks", "model.sync_batchnorm", "no", "Step 2: Wrap the Model Using DDP"),
+            DocumentedValue(
                 "optimizer", "optim.name optim.momentum optim.weight_decay", "SGD, 0.9, 0", "Training on a Single GPU"
             ),
-            Fact("learning rate", "optim.lr optim.lr_scaling schedule.name", "0.001", "Training on a Single GPU"),
-            Fact("epochs", "epochs", "1", "Training on a Single GPU"),
-            Fact(
+            DocumentedValue(
+                "learning rate", "optim.lr optim.lr_scaling schedule.name", "0.001", "Training on a Single GPU"
+            ),
+            DocumentedValue("epochs", "epochs", "1", "Training on a Single GPU"),
+            DocumentedValue(
                 "arithmetic",
                 "precision.name precision.channels_last model.small_maps",
                 "torch's default; fp16 with a scaler in a variant",
@@ -120,16 +126,18 @@ DOCUMENTS: Mapping[str, tuple[str, str, tuple[Fact, ...]]] = {
         _GUIDE,
         "Distributed environment overview",
         (
-            Fact("data", "data.name", "CIFAR-10", "Data sampling"),
-            Fact("augmentation", "data.augment data.crop_padding"),
-            Fact("batch a process", "data.batch_size", "64", "Results and discussions"),
-            Fact("last batch", "data.drop_last", "kept", "Data sampling"),
-            Fact("network", "model.name model.num_outputs", "torchvision's ResNet-18 with 10 outputs", "Model"),
-            Fact("batch norm over ranks", "model.sync_batchnorm", "no", "Model"),
-            Fact("optimizer", "optim.name optim.momentum optim.weight_decay"),
-            Fact("learning rate", "optim.lr optim.lr_scaling schedule.name"),
-            Fact("epochs", "epochs"),
-            Fact(
+            DocumentedValue("data", "data.name", "CIFAR-10", "Data sampling"),
+            DocumentedValue("augmentation", "data.augment data.crop_padding"),
+            DocumentedValue("batch a process", "data.batch_size", "64", "Results and discussions"),
+            DocumentedValue("last batch", "data.drop_last", "kept", "Data sampling"),
+            DocumentedValue(
+                "network", "model.name model.num_outputs", "torchvision's ResNet-18 with 10 outputs", "Model"
+            ),
+            DocumentedValue("batch norm over ranks", "model.sync_batchnorm", "no", "Model"),
+            DocumentedValue("optimizer", "optim.name optim.momentum optim.weight_decay"),
+            DocumentedValue("learning rate", "optim.lr optim.lr_scaling schedule.name"),
+            DocumentedValue("epochs", "epochs"),
+            DocumentedValue(
                 "arithmetic", "precision.name precision.channels_last model.small_maps", "torch's default", "Training"
             ),
             _SEED,
@@ -140,9 +148,9 @@ DOCUMENTS: Mapping[str, tuple[str, str, tuple[Fact, ...]]] = {
         "first lab, Final Solution",
         (
             *_FASHION,
-            Fact("batch norm over ranks", "model.sync_batchnorm", "yes", "`model`"),
-            Fact("optimizer", "optim.name optim.momentum optim.weight_decay", "SGD, 0, 0", "`optimizer`"),
-            Fact("learning rate", "optim.lr optim.lr_scaling schedule.name", "0.01", "`args.base_lr`"),
+            DocumentedValue("batch norm over ranks", "model.sync_batchnorm", "yes", "`model`"),
+            DocumentedValue("optimizer", "optim.name optim.momentum optim.weight_decay", "SGD, 0, 0", "`optimizer`"),
+            DocumentedValue("learning rate", "optim.lr optim.lr_scaling schedule.name", "0.01", "`args.base_lr`"),
             *_ENDING,
             _FULL,
             _SEED,
@@ -153,9 +161,9 @@ DOCUMENTS: Mapping[str, tuple[str, str, tuple[Fact, ...]]] = {
         "large-batch lab, Final Code",
         (
             *_FASHION,
-            Fact("batch norm over ranks", "model.sync_batchnorm", "no", "`model`"),
+            DocumentedValue("batch norm over ranks", "model.sync_batchnorm", "no", "`model`"),
             *_LARGE,
-            Fact("learning rate", "optim.lr", "0.01", "`args.base_lr`"),
+            DocumentedValue("learning rate", "optim.lr", "0.01", "`args.base_lr`"),
             *_ENDING,
             _FULL,
             _SEED,
@@ -165,20 +173,20 @@ DOCUMENTS: Mapping[str, tuple[str, str, tuple[Fact, ...]]] = {
         _COURSE,
         "Assignment",
         (
-            Fact("data", "data.name", "CIFAR-10", "`train_set`"),
-            Fact(
+            DocumentedValue("data", "data.name", "CIFAR-10", "`train_set`"),
+            DocumentedValue(
                 "augmentation",
                 "data.augment data.rotation data.shear data.scale_min data.scale_max data.jitter",
                 "flip, rotation 10, shear 10, scale 0.8 to 1.2, jitter 0.2",
                 "`transform_train`",
             ),
-            Fact("batch a process", "data.batch_size", "256", "`args.batch_size`"),
+            DocumentedValue("batch a process", "data.batch_size", "256", "`args.batch_size`"),
             *_LOADER,
             _NETWORK,
-            Fact("batch norm over ranks", "model.sync_batchnorm", "yes", "`model`"),
+            DocumentedValue("batch norm over ranks", "model.sync_batchnorm", "yes", "`model`"),
             *_LARGE,
-            Fact("learning rate", "optim.lr", "0.15", "`args.base_lr`"),
-            Fact("training accuracy", "train_accuracy", "printed", "`train`"),
+            DocumentedValue("learning rate", "optim.lr", "0.15", "`args.base_lr`"),
+            DocumentedValue("training accuracy", "train_accuracy", "printed", "`train`"),
             *_ENDING,
             _FULL,
             _SEED,
@@ -188,18 +196,18 @@ DOCUMENTS: Mapping[str, tuple[str, str, tuple[Fact, ...]]] = {
         _ARTICLE,
         "benchmark",
         (
-            Fact("data", "data.name", "PASCAL VOC 2012", "benchmark"),
-            Fact("augmentation", "data.augment data.scale_min data.scale_max"),
-            Fact("image size", "data.image_size"),
-            Fact("batch a process", "data.batch_size data.eval_batch_size", "8", "synchronising, (2)"),
-            Fact("last batch", "data.drop_last", "kept", "synchronising, (2)"),
-            Fact("network", "model.name", "DeepLabV3-ResNet101", "benchmark"),
-            Fact("batch norm over ranks", "model.sync_batchnorm", "no", "synchronising, (6)"),
-            Fact("optimizer", "optim.name optim.momentum optim.weight_decay"),
-            Fact("learning rate", "optim.lr optim.lr_scaling schedule.name"),
-            Fact("epochs", "epochs", "20", "benchmark"),
-            Fact("arithmetic", "precision.name precision.channels_last", "torch's default", "synchronising"),
-            Fact("seed", "seed precision.deterministic", "0, deterministic cuDNN", "synchronising, (4)"),
+            DocumentedValue("data", "data.name", "PASCAL VOC 2012", "benchmark"),
+            DocumentedValue("augmentation", "data.augment data.scale_min data.scale_max"),
+            DocumentedValue("image size", "data.image_size"),
+            DocumentedValue("batch a process", "data.batch_size data.eval_batch_size", "8", "synchronising, (2)"),
+            DocumentedValue("last batch", "data.drop_last", "kept", "synchronising, (2)"),
+            DocumentedValue("network", "model.name", "DeepLabV3-ResNet101", "benchmark"),
+            DocumentedValue("batch norm over ranks", "model.sync_batchnorm", "no", "synchronising, (6)"),
+            DocumentedValue("optimizer", "optim.name optim.momentum optim.weight_decay"),
+            DocumentedValue("learning rate", "optim.lr optim.lr_scaling schedule.name"),
+            DocumentedValue("epochs", "epochs", "20", "benchmark"),
+            DocumentedValue("arithmetic", "precision.name precision.channels_last", "torch's default", "synchronising"),
+            DocumentedValue("seed", "seed precision.deterministic", "0, deterministic cuDNN", "synchronising, (4)"),
         ),
     ),
 }

@@ -78,7 +78,7 @@ def encode(times: Sequence[float], values: Sequence[float]) -> bytes:
     return b"".join(field(2, b"\x09" + struct.pack("<d", v) + b"\x10" + varint(int(t * 1000))) for t, v in pairs)
 
 
-class Prometheus:
+class LoopbackPrometheus:
     """One on loopback, with the project's rules, that takes remote writes."""
 
     def __init__(self, folder: Path) -> None:
@@ -128,7 +128,7 @@ class Prometheus:
         return int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{self.process.pid}/status").read_text())[1]) / 1e6  # type: ignore[index]
 
 
-def write_history(prometheus: Prometheus, ranks: int, times: Sequence[float]) -> int:
+def write_history(prometheus: LoopbackPrometheus, ranks: int, times: Sequence[float]) -> int:
     """Write what the ranks of one job have exported at these times; return how many series there are."""
     began = times[0] - 600
     # Seven ranks differ in their work, others are alike: so the samples are packed once.
@@ -168,7 +168,7 @@ def write_history(prometheus: Prometheus, ranks: int, times: Sequence[float]) ->
     return count
 
 
-def write_recorded(prometheus: Prometheus, ranks: int, times: Sequence[float]) -> int:
+def write_recorded(prometheus: LoopbackPrometheus, ranks: int, times: Sequence[float]) -> int:
     """Give what the rules have recorded a history as well: the values that they have now, at all of these times."""
     found: list[Any] = []
     while sum(item["metric"]["__name__"] == "ddp:rank_work:seconds" for item in found) < ranks:
@@ -194,7 +194,7 @@ def queries() -> Iterator[tuple[str, str, bool]]:
 def measure(ranks: int, minutes: int, rounds: int) -> None:
     """Fill a Prometheus, and time rules and queries."""
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
-        prometheus = Prometheus(Path(name))
+        prometheus = LoopbackPrometheus(Path(name))
         stack.callback(prometheus.process.wait)
         stack.callback(prometheus.process.terminate)
         prometheus.await_ready()

@@ -53,7 +53,7 @@ HOSTILE_PAGE = ('ddp_loss{a="' + '\\"' * 2030 + '"} 1\n') * 256
 PATTERNS = ["(?i)(?P<step>[\0-\uffff])" + "[\u0100-\uffff]" * 95 + str(number) for number in range(8)]
 
 
-class Measured:
+class LatencyProbe:
     """The longest time by which a task came late that is due every 5 ms."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Measured:
 
 async def measure(work: Callable[[], Awaitable[None]]) -> tuple[float, float]:
     """Return the longest pause in seconds while something is done, and the most MiB that the process had."""
-    measured = Measured()
+    measured = LatencyProbe()
     beating = asyncio.create_task(measured.run())
     await asyncio.sleep(0.2)
     await work()

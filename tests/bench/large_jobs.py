@@ -26,7 +26,7 @@ from ddp_operator.constants import EXIT_RETRYABLE, KIND
 from ddp_operator.kube.resources import path
 from ddp_operator.kube.watch import watch
 from tests.bench.operator_scale import (
-    Row,
+    ScaleRow,
     calls,
     cpu_seconds,
     difference,
@@ -118,7 +118,7 @@ class Seen:
         return max(times())
 
 
-class Meter:
+class UsageMeter:
     """What a span of time costs: each program its CPU time, and the operator its memory and calls."""
 
     def __init__(self, operator: OperatorProcess) -> None:
@@ -126,7 +126,7 @@ class Meter:
         self._operator = operator
         self._process = psutil.Process(operator.process.pid)
 
-    async def __aenter__(self) -> Meter:
+    async def __aenter__(self) -> UsageMeter:
         self._calls = await calls(self._operator)
         self._cpu, self._own, self._since = cpu_seconds(), self._process.cpu_times(), time.perf_counter()
         return self
@@ -167,7 +167,7 @@ class LargeJobs:
         self._folder = folder
         self._operators = 0
         (self._port,) = free_ports(1)
-        self.rows: list[Row] = []
+        self.rows: list[ScaleRow] = []
 
     @contextlib.asynccontextmanager
     async def namespace(self, name: str) -> AsyncIterator[tuple[ClusterActors, PretendNodes, Seen]]:
@@ -197,21 +197,21 @@ class LargeJobs:
         name = f"1 x {nodes}"
         async with self.namespace("one") as (actors, pretended, seen):
             with self.operator("one") as operator:
-                async with Meter(operator) as starting:
+                async with UsageMeter(operator) as starting:
                     since = time.perf_counter()
                     await actors.create(self.manifest("train", nodes))
                     await actors.child_job("train-1")
                     made = time.perf_counter() - since
                     ran = await seen.phase(1, "Running") - since
                 starting.report(f"{name}, to Running")
-                async with Meter(operator) as steady:
+                async with UsageMeter(operator) as steady:
                     await asyncio.sleep(seconds)
                 steady.report(f"{name}, training")
                 since = time.perf_counter()
                 await self._fail(actors, nodes // 2, 1)
                 await until(lambda: "lastFailure" in seen.status["train"], 0.02)
                 told = time.perf_counter() - since
-                async with Meter(operator) as failing:
+                async with UsageMeter(operator) as failing:
                     again = await seen.phase(1, "Running", 2) - since
                 failing.report(f"{name}, failure to Running")
                 peak = starting.peak
@@ -225,20 +225,20 @@ class LargeJobs:
                     third = await seen.phase(1, "Running", 3) - since
             back, _ = await self._restart("one", 1)
         self.rows += [
-            Row(f"{name}: resource to Job", made, "s", 1),
-            Row(f"{name}: resource to Running", ran, "s", 60),
-            Row(f"{name}: operator's CPU until then, of a core", starting.share, "%", 10),
-            Row(f"{name}: the same in seconds", starting.cpu, "s", 5),
-            Row(f"{name}: status writes until then", starting.statuses, "", 12),
-            Row(f"{name}: operator's CPU while it trains, of a core", steady.share, "%", 2),
-            Row(f"{name}: a pod's failure to lastFailure", told, "s", 5),
-            Row(f"{name}: a pod's failure to Running again", again, "s", 90),
-            Row(f"{name}: operator's CPU until then, of a core", failing.share, "%", 10),
-            Row(f"{name}: status writes until then", failing.statuses, "", 12),
-            Row(f"{name}: most memory", peak, "MiB", 150),
-            Row(f"{name}: leader killed while pods start, to its successor", took_over, "s", 20),
-            Row(f"{name}: leader killed while pods start, to Running", third, "s", 90),
-            Row(f"{name}: restart until the job is looked at", back, "s", 15),
+            ScaleRow(f"{name}: resource to Job", made, "s", 1),
+            ScaleRow(f"{name}: resource to Running", ran, "s", 60),
+            ScaleRow(f"{name}: operator's CPU until then, of a core", starting.share, "%", 10),
+            ScaleRow(f"{name}: the same in seconds", starting.cpu, "s", 5),
+            ScaleRow(f"{name}: status writes until then", starting.statuses, "", 12),
+            ScaleRow(f"{name}: operator's CPU while it trains, of a core", steady.share, "%", 2),
+            ScaleRow(f"{name}: a pod's failure to lastFailure", told, "s", 5),
+            ScaleRow(f"{name}: a pod's failure to Running again", again, "s", 90),
+            ScaleRow(f"{name}: operator's CPU until then, of a core", failing.share, "%", 10),
+            ScaleRow(f"{name}: status writes until then", failing.statuses, "", 12),
+            ScaleRow(f"{name}: most memory", peak, "MiB", 150),
+            ScaleRow(f"{name}: leader killed while pods start, to its successor", took_over, "s", 20),
+            ScaleRow(f"{name}: leader killed while pods start, to Running", third, "s", 90),
+            ScaleRow(f"{name}: restart until the job is looked at", back, "s", 15),
         ]
 
     async def many(self, count: int, nodes: int, seconds: float) -> None:
@@ -246,7 +246,7 @@ class LargeJobs:
         name = f"{count} x {nodes}"
         async with self.namespace("many") as (actors, _, seen):
             with self.operator("many") as operator:
-                async with Meter(operator) as starting:
+                async with UsageMeter(operator) as starting:
                     since = time.perf_counter()
                     await in_parallel(
                         [lambda n=number: actors.create(self.manifest(f"job-{n}", nodes)) for number in range(count)]
@@ -255,7 +255,7 @@ class LargeJobs:
                     made = time.perf_counter() - since
                     ran = await seen.phase(count, "Running") - since
                 starting.report(f"{name}, to Running")
-                async with Meter(operator) as steady:
+                async with UsageMeter(operator) as steady:
                     await asyncio.sleep(seconds)
                 steady.report(f"{name}, training")
                 peak = steady.peak
@@ -264,23 +264,23 @@ class LargeJobs:
                     operator.kill()
                     await until(lambda: has_passed_over(standby, count), 0.5)
                     took_over = time.perf_counter() - since
-                    successor = Meter(standby).peak
+                    successor = UsageMeter(standby).peak
                     versions = await self._jobs(actors)
             back, restarted = await self._restart("many", count)
             touched = sum(versions[name] != version for name, version in (await self._jobs(actors)).items())
         self.rows += [
-            Row(f"{name}: resources to Jobs", made, "s", 60),
-            Row(f"{name}: resources to Running", ran, "s", 600),
-            Row(f"{name}: status writes a job until then", starting.statuses / count, "", 6),
-            Row(f"{name}: operator's CPU until then, of a core", starting.share, "%", 50),
-            Row(f"{name}: operator's CPU while they train, of a core", steady.share, "%", 50),
-            Row(f"{name}: status writes a second while they train", steady.statuses / steady.seconds, "1/s", 100),
-            Row(f"{name}: most memory", peak, "MiB", 250),
-            Row(f"{name}: leader killed, until its successor has looked at all", took_over, "s", 30),
-            Row(f"{name}: the successor's most memory", successor, "MiB", 250),
-            Row(f"{name}: restart until all are looked at", back, "s", 15),
-            Row(f"{name}: its most memory", restarted, "MiB", 250),
-            Row(f"{name}: Jobs touched by it", touched, "", 0),
+            ScaleRow(f"{name}: resources to Jobs", made, "s", 60),
+            ScaleRow(f"{name}: resources to Running", ran, "s", 600),
+            ScaleRow(f"{name}: status writes a job until then", starting.statuses / count, "", 6),
+            ScaleRow(f"{name}: operator's CPU until then, of a core", starting.share, "%", 50),
+            ScaleRow(f"{name}: operator's CPU while they train, of a core", steady.share, "%", 50),
+            ScaleRow(f"{name}: status writes a second while they train", steady.statuses / steady.seconds, "1/s", 100),
+            ScaleRow(f"{name}: most memory", peak, "MiB", 250),
+            ScaleRow(f"{name}: leader killed, until its successor has looked at all", took_over, "s", 30),
+            ScaleRow(f"{name}: the successor's most memory", successor, "MiB", 250),
+            ScaleRow(f"{name}: restart until all are looked at", back, "s", 15),
+            ScaleRow(f"{name}: its most memory", restarted, "MiB", 250),
+            ScaleRow(f"{name}: Jobs touched by it", touched, "", 0),
         ]
 
     async def _fail(self, actors: ClusterActors, index: int, attempt: int) -> None:
@@ -292,7 +292,7 @@ class LargeJobs:
         since = time.perf_counter()
         with again:
             await until(lambda: has_passed_over(again, count), 0.1)
-            return time.perf_counter() - since, Meter(again).peak
+            return time.perf_counter() - since, UsageMeter(again).peak
 
     async def _jobs(self, actors: ClusterActors) -> dict[str, str]:
         return {job["metadata"]["name"]: job["metadata"]["generation"] for job in await actors.list("Job")}

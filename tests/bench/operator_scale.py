@@ -47,7 +47,7 @@ Samples = dict[tuple[str, str, str], float]
 
 
 @dataclass(frozen=True)
-class Row:
+class ScaleRow:
     """One figure and what it should be."""
 
     what: str
@@ -82,7 +82,7 @@ class Bench:
     def __init__(self, plane: ControlPlane, folder: Path) -> None:
         self.plane = plane
         self.folder = folder
-        self.rows: list[Row] = []
+        self.rows: list[ScaleRow] = []
 
     def actors(self, namespace: str) -> ClusterActors:
         """Return users of a new namespace, in which pods may be made."""
@@ -128,9 +128,9 @@ class Bench:
             print(f"CPU seconds, {name}: {', '.join(f'{what} {value:.1f}' for what, value in shares.items())}")
         print(f"calls a job, dry runs and events included: {listed}")
         self.rows += [
-            Row(f"burst of {count}: writes a second", writes / ours, "1/s", 0, most=False),
-            Row(f"burst of {count}: the same against the bare client", bare / ours, "", 0.7, most=False),
-            Row("burst: status updates a job until its Job is there", writes_of_status(made) / count, "", 3),
+            ScaleRow(f"burst of {count}: writes a second", writes / ours, "1/s", 0, most=False),
+            ScaleRow(f"burst of {count}: the same against the bare client", bare / ours, "", 0.7, most=False),
+            ScaleRow("burst: status updates a job until its Job is there", writes_of_status(made) / count, "", 3),
         ]
 
     async def latency(self, count: int) -> None:
@@ -150,8 +150,10 @@ class Bench:
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
         took.sort()
-        self.rows.append(Row("one job at a time: resource to Job, median", took[len(took) // 2], "ms", 100))
-        self.rows.append(Row("one job at a time: resource to Job, 99 of 100", took[int(len(took) * 0.99)], "ms", 500))
+        self.rows.append(ScaleRow("one job at a time: resource to Job, median", took[len(took) // 2], "ms", 100))
+        self.rows.append(
+            ScaleRow("one job at a time: resource to Job, 99 of 100", took[int(len(took) * 0.99)], "ms", 500)
+        )
 
     async def life(self, count: int) -> None:
         """Let jobs of two pods run, and fail; count what is written until they run."""
@@ -175,9 +177,9 @@ class Bench:
                     )
                     await actors.resource(f"job-{number}", lambda found: "lastFailure" in found.get("status", {}))
                     took.append(time.perf_counter() - since)
-        self.rows.append(Row("create to Running: objects created a job", created / count, "", 4))
-        self.rows.append(Row("create to Running, two pods: status updates a job", updates / count, "", 3))
-        self.rows.append(Row("a pod's end to lastFailure in status, longest", max(took), "s", 2))
+        self.rows.append(ScaleRow("create to Running: objects created a job", created / count, "", 4))
+        self.rows.append(ScaleRow("create to Running, two pods: status updates a job", updates / count, "", 3))
+        self.rows.append(ScaleRow("a pod's end to lastFailure in status, longest", max(took), "s", 2))
 
     async def rest(self, count: int, seconds: float) -> None:
         """Keep many jobs; look at the operator at rest, and after a restart."""
@@ -206,12 +208,12 @@ class Bench:
                 assert again.process is not None
                 spent = psutil.Process(again.process.pid).cpu_times()
             touched = sum(versions[name] != version for name, version in (await versions_of(actors)).items())
-        self.rows.append(Row(f"{count} jobs at rest: resident memory", rss, "MiB", 120))
-        self.rows.append(Row(f"{count} jobs at rest: CPU of one core", used * 100, "%", 2))
-        self.rows.append(Row(f"{count} jobs at rest: writes but the Lease", written, "", 0))
-        self.rows.append(Row(f"restart with {count} jobs: until all are looked at", settled, "s", 30))
-        self.rows.append(Row(f"restart with {count} jobs: CPU until then", spent.user + spent.system, "s", 30))
-        self.rows.append(Row(f"restart with {count} jobs: objects touched", touched, "", 0))
+        self.rows.append(ScaleRow(f"{count} jobs at rest: resident memory", rss, "MiB", 120))
+        self.rows.append(ScaleRow(f"{count} jobs at rest: CPU of one core", used * 100, "%", 2))
+        self.rows.append(ScaleRow(f"{count} jobs at rest: writes but the Lease", written, "", 0))
+        self.rows.append(ScaleRow(f"restart with {count} jobs: until all are looked at", settled, "s", 30))
+        self.rows.append(ScaleRow(f"restart with {count} jobs: CPU until then", spent.user + spent.system, "s", 30))
+        self.rows.append(ScaleRow(f"restart with {count} jobs: objects touched", touched, "", 0))
 
 
 async def until(probe: Callable[[], Any], pause: float) -> None:

@@ -25,7 +25,7 @@ from typing import Final
 
 from ddp_operator.local.adapt import hold_free_port
 from tests.bench.figures import ratio, table
-from tests.support.launcher_pods import Pods
+from tests.support.launcher_pods import LauncherPods
 
 PATIENCE: Final = 120.0
 TRAIN = """
@@ -67,7 +67,7 @@ def by_hand(folder: Path, ranks: int) -> float:
             worker.wait()
 
 
-def killed(job: Pods, folder: Path, known: set[int]) -> float:
+def killed(job: LauncherPods, folder: Path, known: set[int]) -> float:
     """Kill the second pod's worker; return seconds until its successor has made a step."""
     log = folder / "log-1"
     pid, _ = first_step(log, known)
@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         (folder / "train.py").write_text(TRAIN)
         save = f"import torch; torch.save({{'weights': torch.zeros({options.megabytes} * 250000)}}, 'checkpoint.pt')"
         subprocess.run([sys.executable, "-c", save], cwd=folder, check=True)
-        job = Pods(folder, ["train.py"], nodes=options.pods, max_restarts=options.rounds, warm=False)
+        job = LauncherPods(folder, ["train.py"], nodes=options.pods, max_restarts=options.rounds, warm=False)
         ends.callback(job.stop)
         job.start()
         known: set[int] = set()

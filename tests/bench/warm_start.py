@@ -23,7 +23,7 @@ from typing import Final
 
 from tests.bench.figures import ratio, table
 from tests.bench.recovery import PATIENCE, by_hand
-from tests.support.launcher_pods import Pods
+from tests.support.launcher_pods import LauncherPods
 
 TRAIN: Final = """
 import os, time
@@ -67,7 +67,7 @@ def measure(folder: Path, ranks: int, *, warm: bool) -> tuple[float, float, floa
     (folder / "train.py").write_text(TRAIN)
     with contextlib.ExitStack() as ends:
         config = {"warm_start": warm}
-        job = Pods(folder, ["train.py"], nodes=1, nproc=ranks, max_restarts=1, warm=False, config=config)
+        job = LauncherPods(folder, ["train.py"], nodes=1, nproc=ranks, max_restarts=1, warm=False, config=config)
         ends.callback(job.stop)
         begun, log = time.time(), folder / "log-0"
         job.start()

@@ -249,7 +249,7 @@ SCENARIOS: dict[str, tuple[Request, ...]] = {
 }  # fmt: skip
 
 
-class Api:
+class TracedServer:
     """Asks one API server."""
 
     def __init__(self, session: aiohttp.ClientSession, info: kopf.ConnectionInfo, *, is_standin: bool) -> None:
@@ -309,7 +309,7 @@ def without_chance(body: Any) -> Any:
 
 
 @pytest_asyncio.fixture(params=["standin", pytest.param("control-plane", marks=pytest.mark.apiserver)])
-async def api(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Api]:
+async def api(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[TracedServer]:
     """The stand-in and a real API server, each with a namespace for what is recorded."""
     async with AsyncExitStack() as stack:
         if request.param == "standin":
@@ -319,14 +319,14 @@ async def api(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[A
         else:
             kubeconfig = request.getfixturevalue("plane").admin
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        found = Api(session, await login(str(kubeconfig)), is_standin=request.param == "standin")
+        found = TracedServer(session, await login(str(kubeconfig)), is_standin=request.param == "standin")
         await found.send(create({"kind": "Namespace", "metadata": {"name": NAMESPACE}}))
         yield found
         if request.param != "standin":
             await empty(found)
 
 
-async def empty(api: Api) -> None:
+async def empty(api: TracedServer) -> None:
     """Delete the namespace, with all that holds it, and wait until its name is free."""
     await api.send(Request("DELETE", "Namespace", NAMESPACE, {}))
     while (await api.send(Request("GET", "Namespace", NAMESPACE)))[0] != 404:
@@ -339,7 +339,7 @@ async def empty(api: Api) -> None:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-async def test_requests_are_answered_as_recorded(api: Api, name: str, trace: Callable[[str], Trace]) -> None:
+async def test_requests_are_answered_as_recorded(api: TracedServer, name: str, trace: Callable[[str], Trace]) -> None:
     if api.is_standin and name in NOT_IN_THE_STANDIN:
         pytest.skip(NOT_IN_THE_STANDIN[name])
     recorded = trace(f"api/{name}")
@@ -350,7 +350,7 @@ async def test_requests_are_answered_as_recorded(api: Api, name: str, trace: Cal
             recorded.answer(str(request), await api.ask(request))
 
 
-async def test_watches_go_on_as_recorded(api: Api, trace: Callable[[str], Trace]) -> None:
+async def test_watches_go_on_as_recorded(api: TracedServer, trace: Callable[[str], Trace]) -> None:
     recorded = trace("api/watches")
     _, first = await api.send(create(config_map()))
     await api.send(patch("ConfigMap", "c", {"data": {"a": "2"}}))

@@ -70,7 +70,7 @@ SCENARIOS = {
 }
 
 
-class Stage:
+class TracedJob:
     """A Job on a cluster, and what is done to it."""
 
     def __init__(self, driver: ClusterDriver) -> None:
@@ -174,7 +174,7 @@ async def test_a_job_lives_as_recorded(driver: ClusterDriver, name: str, trace: 
     scenario = SCENARIOS[name]
     if scenario.holds_pods and not driver.can_hold_pods:
         pytest.skip("this cluster's pods end at once")
-    stage, recorded = Stage(driver), trace(f"jobs/{name}")
+    stage, recorded = TracedJob(driver), trace(f"jobs/{name}")
     await stage.create(scenario.nodes, scenario.spec)
     await recorded.step(f"create {scenario.nodes}", stage.state, view=driver.comparable)
     for step in scenario.steps:
@@ -187,6 +187,6 @@ async def test_a_job_lives_as_recorded(driver: ClusterDriver, name: str, trace: 
 
 
 async def test_a_pod_is_made_of_the_template_as_recorded(driver: ClusterDriver, trace: Callable[[str], Trace]) -> None:
-    stage = Stage(driver)
+    stage = TracedJob(driver)
     await stage.create(2, {})
     await trace("jobs/pod").step("create 2", stage.pod)

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.drills.core import DRILLS, Drill, NotHere, Perished, Row, build_table
+from tests.drills.core import DRILLS, Drill, DrillRow, NotHere, Perished, build_table
 from tests.drills.floors import measure_floor, train
 from tests.drills.scene import Scene, Session
 from tests.support.object_store import PACKAGES, ObjectStore
@@ -67,7 +67,7 @@ def run_all(chosen: Sequence[Drill], session: Session, *, runs: int, fast: bool,
         session.reference = train(folder / "reference")
     rows = []
     for one in chosen:
-        row = Row(one)
+        row = DrillRow(one)
         rows.append(row)
         for _ in range(runs):
             run_once(row, session, fast=fast)
@@ -82,7 +82,7 @@ def run_all(chosen: Sequence[Drill], session: Session, *, runs: int, fast: bool,
     return 1 if failed else 0
 
 
-def run_once(row: Row, session: Session, *, fast: bool) -> None:
+def run_once(row: DrillRow, session: Session, *, fast: bool) -> None:
     """Make one drill once and note what came of it."""
     scene = Scene(session, row.drill.name, fast=fast)
     since = time.monotonic()

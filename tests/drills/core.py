@@ -20,7 +20,7 @@ class Perished(Exception):
 
 
 @dataclass
-class Outcome:
+class DrillOutcome:
     """What one run of a drill gave. ``floor`` names the floor of its recovery: ranks, agents or none.
 
     ``lost``: steps made once more; ``seconds``: from the fault to the next new step; None where there is nothing to
@@ -42,7 +42,7 @@ class Drill:
 
     name: str
     about: str
-    act: Callable[[Scene], Outcome]
+    act: Callable[[Scene], DrillOutcome]
     fast: bool = False
     trains: bool = True
 
@@ -52,10 +52,10 @@ DRILLS: dict[str, Drill] = {}
 
 def drill(
     name: str, about: str, *, fast: bool = False, trains: bool = True
-) -> Callable[[Callable[[Scene], Outcome]], Callable[..., Outcome]]:
+) -> Callable[[Callable[[Scene], DrillOutcome]], Callable[..., DrillOutcome]]:
     """Register a function as a drill. It raises Perished or AssertionError where the job does not survive."""
 
-    def register(act: Callable[[Scene], Outcome]) -> Callable[..., Outcome]:
+    def register(act: Callable[[Scene], DrillOutcome]) -> Callable[..., DrillOutcome]:
         assert name not in DRILLS
         DRILLS[name] = Drill(name, about, act, fast, trains)
         return act
@@ -64,11 +64,11 @@ def drill(
 
 
 @dataclass
-class Row:
+class DrillRow:
     """A drill's line in the table."""
 
     drill: Drill
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[DrillOutcome] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     not_here: str = ""
 
@@ -81,7 +81,7 @@ class Row:
 COLUMNS = ("drill", "runs", "survived", "steps lost", "recovery", "floor", "ratio", "")
 
 
-def build_table(rows: Sequence[Row]) -> str:
+def build_table(rows: Sequence[DrillRow]) -> str:
     """Return the table, and the closing line."""
     cells = [COLUMNS, *map(_cells, rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(COLUMNS))]
@@ -90,7 +90,7 @@ def build_table(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, "", f"DRILLS {survived}/{tried}"])
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: DrillRow) -> tuple[str, ...]:
     if row.not_here:
         return (row.drill.name, "0", "-", "-", "-", "-", "-", f"not run here: {row.not_here}")
     lost = [outcome.lost for outcome in row.outcomes if outcome.lost is not None]

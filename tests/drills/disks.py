@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.drills.core import NotHere, Outcome, Perished, drill
+from tests.drills.core import DrillOutcome, NotHere, Perished, drill
 from tests.drills.kills import check_lost
 from tests.drills.scene import EVERY, Running, Scene, kill
 
@@ -19,7 +19,7 @@ _ROOM = 16 << 20
 
 
 @drill("disk-full", "no room for checkpoints: training goes on, and a restart finds the last whole one")
-def fill_disk(scene: Scene) -> Outcome:
+def fill_disk(scene: Scene) -> DrillOutcome:
     claims = _claims(scene)
     claims.mkdir(parents=True)
     mounted = os.geteuid() == 0 and _mount(scene, claims)
@@ -38,7 +38,7 @@ def fill_disk(scene: Scene) -> Outcome:
 
 
 @drill("disk-full-run", "no room in the whole folder of `ddp run`, records and all: it goes on, and says so")
-def fill_run(scene: Scene) -> Outcome:
+def fill_run(scene: Scene) -> DrillOutcome:
     runs = scene.folder / "ddp-runs"
     runs.mkdir()
     if os.geteuid() != 0 or not _mount(scene, runs):
@@ -55,7 +55,7 @@ def fill_run(scene: Scene) -> Outcome:
 
 
 @drill("disk-slow", "each sync takes half a second: steps do not wait for it, and a kill in a write does no harm")
-def slow_disk(scene: Scene) -> Outcome:
+def slow_disk(scene: Scene) -> DrillOutcome:
     run = scene.start(env={"DRILL_SLOW_SYNC": "0.5"})
     scene.until(lambda: list(_claims(scene).glob(".step-*.tmp")) and _saved(_claims(scene)), "a write", alive=run)
     struck = kill([run.tree().workers[1]])
@@ -75,21 +75,21 @@ def _flip(path: Path) -> None:
 
 
 @drill("checkpoint-truncated", "the newest checkpoint is cut in half: the one before it serves")
-def truncate(scene: Scene) -> Outcome:
+def truncate(scene: Scene) -> DrillOutcome:
     return _damage(scene, _cut, "is damaged")
 
 
 @drill("checkpoint-flipped", "one bit of the newest checkpoint is wrong: the one before it serves", fast=True)
-def flip(scene: Scene) -> Outcome:
+def flip(scene: Scene) -> DrillOutcome:
     return _damage(scene, _flip, "is damaged")
 
 
 @drill("checkpoint-missing", "the newest checkpoint's data are gone: the one before it serves")
-def remove(scene: Scene) -> Outcome:
+def remove(scene: Scene) -> DrillOutcome:
     return _damage(scene, Path.unlink, "can't be read")
 
 
-def _damage(scene: Scene, how: Callable[[Path], None], words: str) -> Outcome:
+def _damage(scene: Scene, how: Callable[[Path], None], words: str) -> DrillOutcome:
     run = scene.start()
     scene.until_step(run)
     tree, claims = run.tree(), _claims(scene)

@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from tests.drills.core import Outcome, Perished, drill
+from tests.drills.core import DrillOutcome, Perished, drill
 from tests.drills.driven import PROGRAM
 from tests.drills.kills import check_lost
 from tests.drills.scene import EVERY, STRIKE, Running, Scene
@@ -31,7 +31,7 @@ def _expect(run: Running, found: object, wanted: object, what: str) -> None:
 
 
 @drill("exception-once", f"one rank raises an exception before step {STRIKE}, once: restarted in the same pods")
-def raise_once(scene: Scene) -> Outcome:
+def raise_once(scene: Scene) -> DrillOutcome:
     run = scene.start(env={"DRILL_FAULT": f"raise:1:{STRIKE}:1"})
     run.succeed(restarts=0, in_place=1)
     scene.check_state()
@@ -39,7 +39,7 @@ def raise_once(scene: Scene) -> Outcome:
 
 
 @drill("exception-always", "the same every time: after the second the job fails and says why, whatever its budgets")
-def raise_always(scene: Scene) -> Outcome:
+def raise_always(scene: Scene) -> DrillOutcome:
     run = scene.start(env={"DRILL_FAULT": f"raise:1:{STRIKE}:99"})
     status = run.end(1)
     failure = status["lastFailure"]
@@ -49,11 +49,11 @@ def raise_always(scene: Scene) -> Outcome:
     _expect(run, failure["message"], f"RuntimeError: broken on purpose at step {STRIKE}", "message")
     _expect(run, "in strike" in failure["traceback"], True, "a traceback that leads to the line")
     scene.check_state(SAVED)
-    return Outcome(note="fails, as its policy says")
+    return DrillOutcome(note="fails, as its policy says")
 
 
 @drill("loss-not-finite", "a loss that is no number, with --nonfinite stop: the job ends and names step and rank")
-def spoil_loss(scene: Scene) -> Outcome:
+def spoil_loss(scene: Scene) -> DrillOutcome:
     run = scene.start(arguments=["--nonfinite", "stop"], env={"DRILL_FAULT": f"nan:1:{STRIKE}:1"})
     status = run.end(1)
     failure = status["lastFailure"]
@@ -62,11 +62,11 @@ def spoil_loss(scene: Scene) -> Outcome:
     words = f"the loss of step {STRIKE + 1} on rank 1 is not a finite number"
     _expect(run, words in failure["message"], True, f"message with {words!r}, which is {failure['message']!r}")
     scene.check_state(SAVED)
-    return Outcome(note="fails, as its policy says; nothing after the loss is saved")
+    return DrillOutcome(note="fails, as its policy says; nothing after the loss is saved")
 
 
 @drill("out-of-memory", "the kernel kills a worker that grows beyond its pod's memory: a new attempt, category OOM")
-def eat_memory(scene: Scene) -> Outcome:
+def eat_memory(scene: Scene) -> DrillOutcome:
     prefix, kind, note = _memory_group(scene)
     scene.env["DRILL_PREFIX_1"] = prefix
     run = scene.start(

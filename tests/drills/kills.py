@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 
-from tests.drills.core import Outcome, Perished, check_blamed, drill
+from tests.drills.core import DrillOutcome, Perished, check_blamed, drill
 from tests.drills.scene import EVERY, STEPS, STRIKE, Scene, kill
 
 
-def check_lost(outcome: Outcome, limit: int = 2 * EVERY) -> Outcome:
+def check_lost(outcome: DrillOutcome, limit: int = 2 * EVERY) -> DrillOutcome:
     """Insist that no more is lost than what came after the newest checkpoint, or after the one before it."""
     if outcome.lost is not None and outcome.lost > limit:
         raise Perished(f"{outcome.lost} steps were lost, with a checkpoint every {EVERY}")
@@ -16,7 +16,7 @@ def check_lost(outcome: Outcome, limit: int = 2 * EVERY) -> Outcome:
 
 
 @drill("worker-killed", "SIGKILL of one worker: restarted in the same pods, by the agents")
-def kill_worker(scene: Scene) -> Outcome:
+def kill_worker(scene: Scene) -> DrillOutcome:
     run = scene.start()
     scene.until_step(run)
     struck = kill([run.tree().workers[1]])
@@ -26,7 +26,7 @@ def kill_worker(scene: Scene) -> Outcome:
 
 
 @drill("agent-killed", "SIGKILL of torchrun's agent in pod 1: its launcher starts another")
-def kill_agent(scene: Scene) -> Outcome:
+def kill_agent(scene: Scene) -> DrillOutcome:
     run = scene.start()
     scene.until_step(run)
     struck = kill([run.tree().agents[1]])
@@ -38,7 +38,7 @@ def kill_agent(scene: Scene) -> Outcome:
 
 
 @drill("master-agent-killed", "SIGKILL of the agent in pod 0, whose store lives on beside it")
-def kill_master_agent(scene: Scene) -> Outcome:
+def kill_master_agent(scene: Scene) -> DrillOutcome:
     run = scene.start()
     scene.until_step(run)
     struck = kill([run.tree().agents[0]])
@@ -48,7 +48,7 @@ def kill_master_agent(scene: Scene) -> Outcome:
 
 
 @drill("pod-killed", "SIGKILL of pod 1's first process: a new attempt of the group")
-def kill_pod(scene: Scene) -> Outcome:
+def kill_pod(scene: Scene) -> DrillOutcome:
     run = scene.start()
     scene.until_step(run)
     struck = kill([run.tree().launchers[1]])
@@ -61,7 +61,7 @@ def kill_pod(scene: Scene) -> Outcome:
 
 
 @drill("master-pod-killed", "SIGKILL of pod 0's first process, with the rendezvous' store in it")
-def kill_master_pod(scene: Scene) -> Outcome:
+def kill_master_pod(scene: Scene) -> DrillOutcome:
     run = scene.start()
     scene.until_step(run)
     struck = kill([run.tree().launchers[0]])
@@ -72,7 +72,7 @@ def kill_master_pod(scene: Scene) -> Outcome:
 
 
 @drill("all-killed", "SIGKILL of every process of every pod at once, as when a machine ends")
-def kill_all(scene: Scene) -> Outcome:
+def kill_all(scene: Scene) -> DrillOutcome:
     run = scene.start()
     scene.until_step(run)
     struck = kill(run.tree().all)
@@ -82,7 +82,7 @@ def kill_all(scene: Scene) -> Outcome:
 
 
 @drill("run-killed", "SIGKILL of `ddp run` itself: nothing runs on; started again it goes on from the checkpoint")
-def kill_run(scene: Scene) -> Outcome:
+def kill_run(scene: Scene) -> DrillOutcome:
     first = scene.start()
     scene.until_step(first)
     first.note_ports()
@@ -110,7 +110,7 @@ def kill_run(scene: Scene) -> Outcome:
 
 
 @drill("rank-stopped", "SIGSTOP of one rank: the watchdog names it, ends the workers, and they start again")
-def stop_rank(scene: Scene) -> Outcome:
+def stop_rank(scene: Scene) -> DrillOutcome:
     stall = 4.0
     # By itself, at a step: from outside, on a busy machine, it is stopped when it has trained to its end.
     env = {"DRILL_FAULT": f"stop:1:{STRIKE}:1"}
@@ -129,7 +129,7 @@ def stop_rank(scene: Scene) -> Outcome:
     "rank-hung",
     "a rank hangs in its own code, with no restart in the same pods left: a new attempt, and status names it",
 )
-def hang_rank(scene: Scene) -> Outcome:
+def hang_rank(scene: Scene) -> DrillOutcome:
     stall = 4.0
     run = scene.start(
         env={"DRILL_FAULT": f"hang:1:{STRIKE}:1"},
@@ -149,7 +149,7 @@ def hang_rank(scene: Scene) -> Outcome:
 
 
 @drill("graceful-stop", "SIGTERM to `ddp run`: all ranks save the same step; started again nothing is lost")
-def stop_run(scene: Scene) -> Outcome:
+def stop_run(scene: Scene) -> DrillOutcome:
     first = scene.start()
     scene.until_step(first)
     first.note_ports()

@@ -11,7 +11,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from tests.drills.core import NotHere, Outcome, drill
+from tests.drills.core import DrillOutcome, NotHere, drill
 from tests.drills.driven import PROGRAM
 from tests.drills.kills import check_lost
 from tests.drills.scene import Scene, kill
@@ -61,7 +61,7 @@ class Cable:
 
 
 @drill("network-cut", "for 20 s no packet passes between the pods, with 6 s for a collective")
-def cut(scene: Scene) -> Outcome:
+def cut(scene: Scene) -> DrillOutcome:
     cable, seconds = Cable(scene), 20.0
     arguments = ["--collective-timeout-seconds", str(_TIMEOUT)]
     run = scene.start(program=PROGRAM, arguments=arguments, env={"GLOO_SOCKET_IFNAME": "wire"})
@@ -76,7 +76,7 @@ def cut(scene: Scene) -> Outcome:
 
 
 @drill("network-blip", "for 3 s no packet passes between the pods: steps wait, nothing restarts")
-def blip(scene: Scene) -> Outcome:
+def blip(scene: Scene) -> DrillOutcome:
     cable = Cable(scene)
     run = scene.start(program=PROGRAM, env={"GLOO_SOCKET_IFNAME": "wire"})
     scene.until_step(run)
@@ -86,11 +86,11 @@ def blip(scene: Scene) -> Outcome:
     cable.tell("mend")
     run.succeed(restarts=0, in_place=0)
     scene.check_state()
-    return Outcome(lost=0)
+    return DrillOutcome(lost=0)
 
 
 @drill("network-slow", "each packet takes 30 ms longer, also while a killed worker is started again")
-def slow(scene: Scene) -> Outcome:
+def slow(scene: Scene) -> DrillOutcome:
     cable = Cable(scene)
     run = scene.start(program=PROGRAM, env={"GLOO_SOCKET_IFNAME": "wire"})
     scene.until_step(run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.drills.core import Outcome, Perished, drill
+from tests.drills.core import DrillOutcome, Perished, drill
 from tests.drills.driven import PROGRAM
 from tests.drills.kills import check_lost
 from tests.drills.scene import STEPS, Running, Scene, kill
@@ -17,17 +17,17 @@ def _expect_no_step_twice(scene: Scene, run: Running) -> None:
 
 
 @drill("pod-deleted", "somebody deletes pod 1: all ranks save the same step, pod 0 waits for a new pod 1, and goes on")
-def delete_pod(scene: Scene) -> Outcome:
+def delete_pod(scene: Scene) -> DrillOutcome:
     return _delete(scene, 1)
 
 
 @drill("master-pod-deleted", "somebody deletes pod 0, with the rendezvous' store in it: pod 1 waits for a new pod 0")
-def delete_master_pod(scene: Scene) -> Outcome:
+def delete_master_pod(scene: Scene) -> DrillOutcome:
     return _delete(scene, 0)
 
 
 @drill("spare-takes-over", "somebody deletes pod 1 of two: the pod that waits beside them takes its place")
-def take_over(scene: Scene) -> Outcome:
+def take_over(scene: Scene) -> DrillOutcome:
     alone = Scene(scene.session, f"{scene.name}-without", fast=scene.fast)
     scene.on_leaving(alone.close)
     without = delete_pod(alone)
@@ -44,7 +44,7 @@ def take_over(scene: Scene) -> Outcome:
     return replace(outcome, by_hand=without.seconds, note="floor: the same job without a spare, right before")
 
 
-def _delete(scene: Scene, pod: int) -> Outcome:
+def _delete(scene: Scene, pod: int) -> DrillOutcome:
     run = scene.start(program=PROGRAM)
     scene.until_step(run)
     run.note_ports()
@@ -52,7 +52,7 @@ def _delete(scene: Scene, pod: int) -> Outcome:
     return _check_replaced(scene, run, pod, struck)
 
 
-def _check_replaced(scene: Scene, run: Running, pod: int, struck: float) -> Outcome:
+def _check_replaced(scene: Scene, run: Running, pod: int, struck: float) -> DrillOutcome:
     status = run.succeed(restarts=0)
     failure, restarts = status["lastFailure"], status["restarts"]
     if restarts["replaced"] != 1 or restarts["counted"] or status["lastRestart"]["level"] != "ReplacedPod":
@@ -65,7 +65,7 @@ def _check_replaced(scene: Scene, run: Running, pod: int, struck: float) -> Outc
 
 
 @drill("recreated", "the resource is deleted and made anew at once under its name, while its pods still run")
-def recreate(scene: Scene) -> Outcome:
+def recreate(scene: Scene) -> DrillOutcome:
     run = scene.start(program=PROGRAM)
     scene.until_step(run)
     run.note_ports()
@@ -79,7 +79,7 @@ def recreate(scene: Scene) -> Outcome:
 
 
 @drill("spec-edited", "during a restart the job is suspended, given another time to live, and resumed")
-def edit_spec(scene: Scene) -> Outcome:
+def edit_spec(scene: Scene) -> DrillOutcome:
     run = scene.start(program=PROGRAM)
     scene.until_step(run)
     struck = kill([run.tree().launchers[1]])

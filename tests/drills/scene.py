@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import yaml
 
-from tests.drills.core import Outcome, Perished
+from tests.drills.core import DrillOutcome, Perished
 from tests.support import ROOT
 from tests.support.object_store import PACKAGES, ObjectStore
 
@@ -48,7 +48,7 @@ RECOVERY = {"maxRestarts": 3}
 
 
 @dataclass(frozen=True)
-class Step:
+class WitnessStep:
     """One line of the witness."""
 
     time: float
@@ -145,14 +145,14 @@ class Scene:
 
     # The witness
 
-    def steps(self, rank: int = 0) -> list[Step]:
+    def steps(self, rank: int = 0) -> list[WitnessStep]:
         """Return the steps that a rank has made so far."""
         try:
             lines = (self.witness / f"steps-{rank}").read_text().splitlines()
         except FileNotFoundError:
             return []
         words = [line.split() for line in lines if len(line.split()) == 5]
-        return [Step(float(t), int(a), int(r), int(p), int(s)) for t, a, r, p, s in words]
+        return [WitnessStep(float(t), int(a), int(r), int(p), int(s)) for t, a, r, p, s in words]
 
     def until(self, probe: Callable[[], Any], what: str, *, alive: Running | None = None) -> Any:
         """Wait until ``probe()`` is true and return it; ``alive`` has to run meanwhile."""
@@ -167,13 +167,13 @@ class Scene:
                 raise Perished(f"never: {what}\n{self.runs[-1].output if self.runs else ''}")
             time.sleep(0.01)
 
-    def until_step(self, run: Running, step: int = STRIKE, rank: int = 0) -> list[Step]:
+    def until_step(self, run: Running, step: int = STRIKE, rank: int = 0) -> list[WitnessStep]:
         """Wait until a rank has made so many steps, and where there is a store until that has one checkpoint."""
         if self.session.store is not None:
             self.until(lambda: run.said("uploaded the checkpoints"), "a checkpoint in the store", alive=run)
         return list(self.until(lambda: _reached(self.steps(rank), step), f"step {step} of rank {rank}", alive=run))
 
-    def recovery(self, struck: float, *, floor: str, waits: float = 0.0, note: str = "") -> Outcome:
+    def recovery(self, struck: float, *, floor: str, waits: float = 0.0, note: str = "") -> DrillOutcome:
         """Return what rank 0 lost and how long it took until its first new step after ``struck`` (monotonic)."""
         steps = self.steps()
         before = [step for step in steps if step.time <= struck]
@@ -183,7 +183,7 @@ class Scene:
         if not after:
             raise Perished("no step was made after the fault")
         lost = max(step.step for step in old) + 1 - after[0].step if old else 0
-        return Outcome(max(0, lost), after[0].time - struck, floor, waits, note)
+        return DrillOutcome(max(0, lost), after[0].time - struck, floor, waits, note)
 
     # What must hold
 
@@ -294,10 +294,10 @@ class Running:
                 connections = psutil.Process(pid).net_connections("tcp")
                 self.ports |= {one.laddr.port for one in connections if one.laddr and one.status == psutil.CONN_LISTEN}
 
-    def tree(self) -> Tree:
+    def tree(self) -> ProcessTree:
         """Return who is who among its processes."""
         self.note_ports()
-        return Tree.of(self.process.pid)
+        return ProcessTree.of(self.process.pid)
 
     def end(self, code: int = 0) -> dict[str, Any]:
         """Wait for the end, insist on the exit code, and return the status."""
@@ -324,7 +324,7 @@ class Running:
 
 
 @dataclass(frozen=True)
-class Tree:
+class ProcessTree:
     """Processes of a run by pod: launchers, agents and workers; the store of pod 0."""
 
     launchers: dict[int, int]
@@ -332,7 +332,7 @@ class Tree:
     workers: dict[int, int]
 
     @classmethod
-    def of(cls, run: int) -> Tree:
+    def of(cls, run: int) -> ProcessTree:
         """Look at the children of `ddp run`."""
         launchers: dict[int, int] = {}
         agents: dict[int, int] = {}
@@ -459,5 +459,5 @@ def kill(pids: Sequence[int] | Iterator[int], number: int = signal.SIGKILL) -> f
     return struck
 
 
-def _reached(steps: list[Step], count: int) -> list[Step]:
+def _reached(steps: list[WitnessStep], count: int) -> list[WitnessStep]:
     return steps if steps and steps[-1].step + 1 >= count else []

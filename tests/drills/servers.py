@@ -13,7 +13,7 @@ from typing import Any
 
 from ddp_operator.constants import EXIT_RETRYABLE, KIND
 from ddp_operator.kubeobjects import format_time
-from tests.drills.core import NotHere, Outcome, Perished, check_blamed, drill
+from tests.drills.core import DrillOutcome, NotHere, Perished, check_blamed, drill
 from tests.drills.scene import PATIENCE, Scene
 from tests.support import ROOT
 from tests.support.builders import job_manifest
@@ -26,7 +26,7 @@ Json = dict[str, Any]
 NAME = "digits"
 
 
-class Stage:
+class ServerStage:
     """A stand-in API server, the operator beside it, and users."""
 
     def __init__(self, server: StandIn, actors: ClusterActors, operator: OperatorProcess) -> None:
@@ -75,7 +75,7 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def stage(scene: Scene) -> AsyncIterator[Stage]:
+async def stage(scene: Scene) -> AsyncIterator[ServerStage]:
     """Start all three."""
     with StandIn() as server:
         kubeconfig = server.write_kubeconfig(scene.folder)
@@ -83,15 +83,15 @@ async def stage(scene: Scene) -> AsyncIterator[Stage]:
         env = {"DDP_OPERATOR_CALL_TIMEOUT": "2"} | scene.marks
         with OperatorProcess(kubeconfig, scene.folder / "operator.log", port=port, env=env) as operator:
             async with ClusterActors(kubeconfig) as actors:
-                yield Stage(server, actors, operator)
+                yield ServerStage(server, actors, operator)
 
 
 @drill("api-down", "no call to the API server gets through for 60 s; meanwhile a pod fails", trains=False)
-def api_down(scene: Scene) -> Outcome:
+def api_down(scene: Scene) -> DrillOutcome:
     return asyncio.run(_api_down(scene, 6.0 if scene.fast else 60.0))
 
 
-async def _api_down(scene: Scene, seconds: float) -> Outcome:
+async def _api_down(scene: Scene, seconds: float) -> DrillOutcome:
     async with stage(scene) as here:
         await here.actors.create(job_manifest(NAME))
         await here.train(f"{NAME}-1")
@@ -112,17 +112,17 @@ async def _api_down(scene: Scene, seconds: float) -> Outcome:
         status = await here.succeed(f"{NAME}-2")
         _check(here, status, ["digits-1", "digits-2"], attempt=2, counted=1)
         check_blamed(status, 1)
-    return Outcome(seconds=taken, note="recovery: from the server's return to the next attempt's Job")
+    return DrillOutcome(seconds=taken, note="recovery: from the server's return to the next attempt's Job")
 
 
 @drill("api-frozen", "a real kube-apiserver stands still for 60 s, then goes on; a pod fails after that", trains=False)
-def api_frozen(scene: Scene) -> Outcome:
+def api_frozen(scene: Scene) -> DrillOutcome:
     if not all(find_binary(name) for name in ("etcd", "kube-apiserver", "kube-controller-manager")):
         raise NotHere("needs etcd, kube-apiserver and kube-controller-manager in KUBEBUILDER_ASSETS")
     return asyncio.run(_api_frozen(scene, 6.0 if scene.fast else 60.0))
 
 
-async def _api_frozen(scene: Scene, seconds: float) -> Outcome:
+async def _api_frozen(scene: Scene, seconds: float) -> DrillOutcome:
     with ControlPlane(scene.folder) as plane:
         plane.kubectl("apply", "--server-side", "-f", str(ROOT / "deploy" / "crds" / "ddptrainingjobs.yaml"))
         plane.kubectl("wait", "--for=condition=Established", "crd/ddptrainingjobs.ddp-operator.dev")
@@ -154,15 +154,15 @@ async def _api_frozen(scene: Scene, seconds: float) -> Outcome:
                 raise Perished(f"the operator ended\n{operator.log[-4000:]}")
     if sorted(jobs) != [f"{NAME}-1", f"{NAME}-2"] or status["restarts"]["counted"] != 1:
         raise Perished(f"{jobs}, {status}")
-    return Outcome(seconds=taken, note="recovery: from the failure after it to the next attempt's Job")
+    return DrillOutcome(seconds=taken, note="recovery: from the failure after it to the next attempt's Job")
 
 
 @drill("api-recreated", "the resource is deleted and made anew at once under its name", fast=True, trains=False)
-def recreate(scene: Scene) -> Outcome:
+def recreate(scene: Scene) -> DrillOutcome:
     return asyncio.run(_recreate(scene))
 
 
-async def _recreate(scene: Scene) -> Outcome:
+async def _recreate(scene: Scene) -> DrillOutcome:
     async with stage(scene) as here:
         old = await here.actors.create(job_manifest(NAME))
         await here.train(f"{NAME}-1")
@@ -185,10 +185,10 @@ async def _recreate(scene: Scene) -> Outcome:
         _check(here, status, ["digits-1", "digits-1"], attempt=1, counted=0)
         if "lastFailure" in status:
             raise Perished(f"the new job bears marks of the old one: {status['lastFailure']}")
-    return Outcome(seconds=taken, note="recovery: from the deletion to the new Job")
+    return DrillOutcome(seconds=taken, note="recovery: from the deletion to the new Job")
 
 
-def _check(here: Stage, status: Mapping[str, Any], jobs: list[str], *, attempt: int, counted: int) -> None:
+def _check(here: ServerStage, status: Mapping[str, Any], jobs: list[str], *, attempt: int, counted: int) -> None:
     """Insist on the attempts that were made, each once, and on what is left: one of each child, and the launcher's."""
     if here.jobs() != jobs or status["attempt"] != attempt or status["restarts"]["counted"] != counted:
         raise Perished(f"made {here.jobs()}, not {jobs}; {status}")

@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from tests.drills.core import NotHere, Outcome, Perished, check_blamed, drill
+from tests.drills.core import DrillOutcome, NotHere, Perished, check_blamed, drill
 from tests.drills.driven import PROGRAM
 from tests.drills.kills import check_lost
 from tests.drills.scene import Scene, kill
@@ -17,7 +17,7 @@ from tests.drills.scene import Scene, kill
 _HOUR = 3600
 
 
-class Clock:
+class SceneClock:
     """The wall clock of everything that a scene starts."""
 
     def __init__(self, scene: Scene) -> None:
@@ -36,8 +36,8 @@ class Clock:
             file.write(struct.pack("=q", seconds))
 
 
-def _jump(scene: Scene, seconds: int) -> Outcome:
-    clock = Clock(scene)
+def _jump(scene: Scene, seconds: int) -> DrillOutcome:
+    clock = SceneClock(scene)
     run = scene.start(pendingDeadlineSeconds=1800)
     scene.until_step(run)
     tree = run.tree()
@@ -56,17 +56,17 @@ def _jump(scene: Scene, seconds: int) -> Outcome:
 
 
 @drill("clock-forward", "all clocks jump an hour ahead, and a pod is killed at that moment")
-def forward(scene: Scene) -> Outcome:
+def forward(scene: Scene) -> DrillOutcome:
     return _jump(scene, _HOUR)
 
 
 @drill("clock-back", "all clocks jump an hour back, and a pod is killed at that moment")
-def back(scene: Scene) -> Outcome:
+def back(scene: Scene) -> DrillOutcome:
     return _jump(scene, -_HOUR)
 
 
 @drill("dns-late", "the name of pod 0 resolves only after 60 s: the pods wait and say for what")
-def late_names(scene: Scene) -> Outcome:
+def late_names(scene: Scene) -> DrillOutcome:
     seconds = 8.0 if scene.fast else 60.0
     hosts = scene.folder / "hosts"
     hosts.write_text(Path("/etc/hosts").read_text())

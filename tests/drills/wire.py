@@ -48,7 +48,7 @@ def open_end(namespace: str | None, name: str, address: str) -> int:
     return end
 
 
-class Wire:
+class PacketForwarder:
     """Passes packets on by their destination's last byte."""
 
     def __init__(self, ends: dict[int, int]) -> None:
@@ -108,7 +108,7 @@ def main() -> None:
     names = dict(enumerate(namespaces, 1))
     ends = {number: open_end(name, "wire", f"{network}.{number}") for number, name in names.items()}
     ends[_HERE] = open_end(None, f"wire{os.getpid()}"[:15], f"{network}.{_HERE}")
-    Wire(ends).run()
+    PacketForwarder(ends).run()
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         build_images()
 
 
-class Cluster:
+class UserNamespace:
     """One namespace of the cluster, for a user of it."""
 
     def __init__(self, kubeconfig: str, namespace: str) -> None:
@@ -152,7 +152,7 @@ def adapt(manifest: Mapping[str, Any], name: str | None = None) -> dict[str, Any
     return adapted
 
 
-class Operator:
+class CheckoutOperator:
     """The operator as a process of this checkout, which a test may kill and start again."""
 
     def __init__(self, kubeconfig: str, log: Path) -> None:
@@ -185,7 +185,7 @@ def apply_crds(kubeconfig: str, checkout: Path = ROOT) -> None:
 
 
 @pytest.fixture(scope="session")
-def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator | None]:
+def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CheckoutOperator | None]:
     """See to it that an operator runs; returns it where it is a process of these tests."""
     kubeconfig = os.environ["DDP_E2E_KUBECONFIG"]
     source = os.environ.get("DDP_E2E_OPERATOR", "installed")
@@ -200,7 +200,7 @@ def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator | No
             release.uninstall()
         return
     apply_crds(kubeconfig)
-    found = Operator(kubeconfig, tmp_path_factory.mktemp("operator") / "operator.log")
+    found = CheckoutOperator(kubeconfig, tmp_path_factory.mktemp("operator") / "operator.log")
     try:
         yield found
     finally:
@@ -210,7 +210,7 @@ def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator | No
 
 
 @pytest.fixture
-def release(operator: Operator | None) -> Iterator[Release]:
+def release(operator: CheckoutOperator | None) -> Iterator[Release]:
     """The release of the chart whose operator works."""
     if operator is not None:
         pytest.skip("the operator is a process of these tests and no release of the chart (DDP_E2E_OPERATOR)")
@@ -221,10 +221,10 @@ def release(operator: Operator | None) -> Iterator[Release]:
 
 
 @contextmanager
-def new_namespace() -> Iterator[Cluster]:
+def new_namespace() -> Iterator[UserNamespace]:
     """Make a namespace, deleted afterwards."""
     name = f"ddp-e2e-{uuid.uuid4().hex[:8]}"
-    found = Cluster(os.environ["DDP_E2E_KUBECONFIG"], name)
+    found = UserNamespace(os.environ["DDP_E2E_KUBECONFIG"], name)
     found.core.create_namespace({"metadata": {"name": name}})
     try:
         yield found
@@ -237,13 +237,13 @@ def new_namespace() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def cluster(operator: Operator | None) -> Iterator[Cluster]:
+def cluster(operator: CheckoutOperator | None) -> Iterator[UserNamespace]:
     """A new namespace, deleted afterwards."""
     with new_namespace() as found:
         yield found
 
 
-def make_claim(cluster: Cluster, name: str, source: dict[str, Any]) -> Iterator[str]:
+def make_claim(cluster: UserNamespace, name: str, source: dict[str, Any]) -> Iterator[str]:
     """Make a claim on this volume, deleted afterwards."""
     mode, volume = {"accessModes": ["ReadWriteMany"]}, f"{cluster.namespace}-{name}"
     spec = {"capacity": {"storage": "1Gi"}, **mode, "claimRef": {"namespace": cluster.namespace, "name": name}}
@@ -258,7 +258,7 @@ def make_claim(cluster: Cluster, name: str, source: dict[str, Any]) -> Iterator[
         cluster.core.delete_persistent_volume(volume)
 
 
-def here(cluster: Cluster) -> str:
+def here(cluster: UserNamespace) -> str:
     """Return the address by which the cluster's nodes know this machine."""
     [node, *_] = cluster.core.list_node().items
     [address] = [one.address for one in node.status.addresses if one.type == "InternalIP"]
@@ -268,7 +268,7 @@ def here(cluster: Cluster) -> str:
 
 
 @pytest.fixture
-def claim(cluster: Cluster) -> Iterator[str]:
+def claim(cluster: UserNamespace) -> Iterator[str]:
     """A claim that all nodes share, empty at first."""
     if not os.environ.get("DDP_E2E_CHECKPOINTS"):
         pytest.skip("DDP_E2E_CHECKPOINTS names no volume that all nodes share")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import Cluster, adapt
+from .conftest import UserNamespace, adapt
 from .release import Release
 from .test_cluster import DIGITS, script_job
 from .test_upgrade import TRAIN_UNTIL_TOLD, names, step, tell
@@ -27,7 +27,7 @@ def restored(release: Release) -> Iterator[Release]:
         release.roll_back(revision)
 
 
-def test_delivered_operator_takes_the_sample_to_succeeded(release: Release, cluster: Cluster) -> None:
+def test_delivered_operator_takes_the_sample_to_succeeded(release: Release, cluster: UserNamespace) -> None:
     applied = cluster.apply(adapt(DIGITS))
     assert applied.returncode == 0, applied.stderr
     status = cluster.phase("digits", "Succeeded", "Failed")
@@ -42,7 +42,7 @@ def test_delivered_operator_takes_the_sample_to_succeeded(release: Release, clus
     assert limits["readOnlyRootFilesystem"] is True
 
 
-def test_job_trains_on_through_upgrade_and_rollback(restored: Release, cluster: Cluster) -> None:
+def test_job_trains_on_through_upgrade_and_rollback(restored: Release, cluster: UserNamespace) -> None:
     patterns = {"metrics": {"logPatterns": [r"^step (?P<step>\d+)"]}}
     applied = cluster.apply(script_job("steady", TRAIN_UNTIL_TOLD, **patterns))
     assert applied.returncode == 0, applied.stderr
@@ -67,7 +67,7 @@ def test_job_trains_on_through_upgrade_and_rollback(restored: Release, cluster: 
     assert names(cluster, "steady") == pods
 
 
-def assert_progress(cluster: Cluster, name: str, change: str) -> None:
+def assert_progress(cluster: UserNamespace, name: str, change: str) -> None:
     """Wait until the operator reports more steps than now."""
     reached = step(cluster.status(name))
     cluster.until(lambda: step(cluster.status(name)) > reached, f"progress of {name} after the {change}")

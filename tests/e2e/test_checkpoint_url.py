@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.object_store import ObjectStore
 
-from .conftest import Cluster, here
+from .conftest import UserNamespace, here
 from .test_cluster import script_job
 
 pytestmark = [
@@ -44,7 +44,7 @@ dist.destroy_process_group()
 
 
 @pytest.fixture
-def store(cluster: Cluster, tmp_path: Path) -> Iterator[ObjectStore]:
+def store(cluster: UserNamespace, tmp_path: Path) -> Iterator[ObjectStore]:
     made = ObjectStore(tmp_path, here(cluster))
     secret = {"metadata": {"name": "bucket-access"}, "stringData": made.credentials}
     cluster.core.create_namespaced_secret(cluster.namespace, secret)
@@ -52,13 +52,13 @@ def store(cluster: Cluster, tmp_path: Path) -> Iterator[ObjectStore]:
     made.stop()
 
 
-def begun(cluster: Cluster, pod: str) -> int | None:
+def begun(cluster: UserNamespace, pod: str) -> int | None:
     """Return the step at which a pod's rank has begun last."""
     found = re.findall(r"rank \d begins at (\d+)", cluster.kubectl("logs", pod).stdout)
     return int(found[-1]) if found else None
 
 
-def test_pods_that_share_no_disk_go_on_from_the_store(cluster: Cluster, store: ObjectStore) -> None:
+def test_pods_that_share_no_disk_go_on_from_the_store(cluster: UserNamespace, store: ObjectStore) -> None:
     job = script_job(
         "stored",
         TRAIN,

@@ -9,7 +9,7 @@ import yaml
 
 from tests.support import ROOT
 
-from .conftest import Cluster, adapt
+from .conftest import UserNamespace, adapt
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -38,7 +38,7 @@ def script_job(name: str, script: str, **spec: Any) -> dict[str, Any]:
     return job
 
 
-def test_the_sample_trains_and_tells_its_progress(cluster: Cluster) -> None:
+def test_the_sample_trains_and_tells_its_progress(cluster: UserNamespace) -> None:
     applied = cluster.apply(adapt(DIGITS))
     assert applied.returncode == 0, applied.stderr
     cluster.until(lambda: cluster.status("digits").get("progress", {}).get("totalSteps"), "progress")
@@ -54,7 +54,7 @@ def test_the_sample_trains_and_tells_its_progress(cluster: Cluster) -> None:
     assert "Succeeded" in events
 
 
-def test_a_failed_rank_is_named_and_the_group_recovers(cluster: Cluster) -> None:
+def test_a_failed_rank_is_named_and_the_group_recovers(cluster: UserNamespace) -> None:
     job = script_job("flaky", FAIL_ONCE, recovery={"inPlaceRestarts": 0, "maxRestarts": 1})
     assert cluster.apply(job).returncode == 0
     status = cluster.phase("flaky", "Succeeded", "Failed")
@@ -68,7 +68,7 @@ def test_a_failed_rank_is_named_and_the_group_recovers(cluster: Cluster) -> None
     assert cluster.kubectl("logs", failure["pod"]).returncode == 0, "the failed attempt's logs are gone"
 
 
-def test_restart_in_place_needs_no_new_pod(cluster: Cluster) -> None:
+def test_restart_in_place_needs_no_new_pod(cluster: UserNamespace) -> None:
     script = FAIL_ONCE.replace('os.environ["DDP_ATTEMPT"] == "1"', 'os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"')
     assert cluster.apply(script_job("inplace", script, recovery={"inPlaceRestarts": 1})).returncode == 0
     status = cluster.phase("inplace", "Succeeded", "Failed")
@@ -77,7 +77,7 @@ def test_restart_in_place_needs_no_new_pod(cluster: Cluster) -> None:
     assert len(cluster.pods("inplace")) == 2
 
 
-def test_a_lost_pod_is_replaced(cluster: Cluster) -> None:
+def test_a_lost_pod_is_replaced(cluster: UserNamespace) -> None:
     script = FAIL_ONCE.replace("raise", "pass  # ").replace("range(8)", "range(60)")
     assert cluster.apply(script_job("loser", script)).returncode == 0
     cluster.until(lambda: "Training" in str(cluster.status("loser")) or _joined(cluster, "loser"), "all ranks joined")
@@ -87,7 +87,7 @@ def test_a_lost_pod_is_replaced(cluster: Cluster) -> None:
     assert status["phase"] == "Succeeded", status
 
 
-def test_scale_replaces_the_group_without_counting(cluster: Cluster) -> None:
+def test_scale_replaces_the_group_without_counting(cluster: UserNamespace) -> None:
     script = FAIL_ONCE.replace("raise", "pass  # ").replace("range(8)", "range(60)")
     assert cluster.apply(script_job("grow", script, nodes=1)).returncode == 0
     cluster.phase("grow", "Running")
@@ -98,7 +98,7 @@ def test_scale_replaces_the_group_without_counting(cluster: Cluster) -> None:
     assert [status["restarts"][kind] for kind in ("total", "counted", "free")] == [1, 0, 1]
 
 
-def test_suspend_stops_the_pods_and_resume_goes_on(cluster: Cluster) -> None:
+def test_suspend_stops_the_pods_and_resume_goes_on(cluster: UserNamespace) -> None:
     script = FAIL_ONCE.replace("raise", "pass  # ").replace("range(8)", "range(30)")
     assert cluster.apply(script_job("pause", script)).returncode == 0
     cluster.phase("pause", "Running")
@@ -109,7 +109,7 @@ def test_suspend_stops_the_pods_and_resume_goes_on(cluster: Cluster) -> None:
     assert cluster.phase("pause", "Succeeded", "Failed")["phase"] == "Succeeded"
 
 
-def test_an_images_typo_is_corrected_in_place(cluster: Cluster) -> None:
+def test_an_images_typo_is_corrected_in_place(cluster: UserNamespace) -> None:
     job = script_job("typo", FAIL_ONCE.replace("raise", "pass  # "))
     container = job["spec"]["template"]["spec"]["containers"][0]
     image, container["image"] = container["image"], "registry.invalid/no/such-image:1"
@@ -124,7 +124,7 @@ def test_an_images_typo_is_corrected_in_place(cluster: Cluster) -> None:
     assert (status["phase"], status["attempt"], status["restarts"]["all"]) == ("Succeeded", 1, 0), status
 
 
-def test_a_bad_template_is_refused_in_status_before_any_child(cluster: Cluster) -> None:
+def test_a_bad_template_is_refused_in_status_before_any_child(cluster: UserNamespace) -> None:
     job = adapt(DIGITS, "bad")
     job["spec"]["template"]["spec"]["containers"][0]["imagePullPolcy"] = "Never"
     assert cluster.apply(job).returncode == 0
@@ -135,7 +135,7 @@ def test_a_bad_template_is_refused_in_status_before_any_child(cluster: Cluster) 
     assert cluster.kubectl("get", "job,svc", "-l", "ddp-operator.dev/job-name=bad", "-o", "name").stdout == ""
 
 
-def test_an_image_that_is_not_there_is_told_once(cluster: Cluster) -> None:
+def test_an_image_that_is_not_there_is_told_once(cluster: UserNamespace) -> None:
     job = adapt(DIGITS, "imageless")
     container = job["spec"]["template"]["spec"]["containers"][0]
     container |= {"image": "localhost/nobody/has-this:1", "imagePullPolicy": "IfNotPresent"}
@@ -157,7 +157,7 @@ def test_an_image_that_is_not_there_is_told_once(cluster: Cluster) -> None:
     assert len(said) == 1, said
 
 
-def test_a_deleted_job_leaves_no_object_behind(cluster: Cluster) -> None:
+def test_a_deleted_job_leaves_no_object_behind(cluster: UserNamespace) -> None:
     assert cluster.apply(adapt(DIGITS)).returncode == 0
     cluster.phase("digits", "Running")
     assert cluster.kubectl("delete", "ddp", "digits").returncode == 0
@@ -166,6 +166,6 @@ def test_a_deleted_job_leaves_no_object_behind(cluster: Cluster) -> None:
     cluster.until(lambda: not cluster.kubectl(*left).stdout, "the end of every child")
 
 
-def _joined(cluster: Cluster, name: str) -> bool:
+def _joined(cluster: UserNamespace, name: str) -> bool:
     conditions = cluster.status(name).get("conditions") or []
     return any(c["type"] == "Rendezvoused" and c["status"] == "True" for c in conditions)

@@ -15,7 +15,7 @@ from ddp_operator.constants import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
 from tests.support.ddp_run import manifest
 from tests.support.wheels import make_wheel
 
-from .conftest import Cluster, adapt
+from .conftest import UserNamespace, adapt
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -58,7 +58,7 @@ def write_project(folder: Path, name: str) -> None:
     (folder / "job.yaml").write_text(yaml.safe_dump(adapt(job, name)))
 
 
-def ddp(cluster: Cluster, folder: Path, *words: str) -> str:
+def ddp(cluster: UserNamespace, folder: Path, *words: str) -> str:
     """Run a command as a user does, in the folder; returns what it prints."""
     line = [sys.executable, "-m", "ddp_operator.cli", *words, "--namespace", cluster.namespace]
     env = os.environ | {"KUBECONFIG": cluster.kubeconfig}
@@ -67,7 +67,7 @@ def ddp(cluster: Cluster, folder: Path, *words: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_a_large_folder_comes_by_a_claim_and_packages_by_pip(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_large_folder_comes_by_a_claim_and_packages_by_pip(cluster: UserNamespace, tmp_path: Path) -> None:
     """The claim is one of a volume that all nodes share."""
     volume = os.environ.get("DDP_E2E_CHECKPOINTS")
     if not volume:
@@ -97,7 +97,7 @@ def test_a_large_folder_comes_by_a_claim_and_packages_by_pip(cluster: Cluster, t
         cluster.core.delete_persistent_volume(cluster.namespace)
 
 
-def test_a_large_folder_comes_by_a_registry(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_large_folder_comes_by_a_registry(cluster: UserNamespace, tmp_path: Path) -> None:
     repository = os.environ.get("DDP_E2E_REGISTRY")
     if not repository:
         pytest.skip("DDP_E2E_REGISTRY names no repository that the nodes mount images of")
@@ -118,7 +118,9 @@ def test_a_large_folder_comes_by_a_registry(cluster: Cluster, tmp_path: Path) ->
     assert "already exists" in ddp(cluster, tmp_path, "submit", "job.yaml", *options)
 
 
-def test_a_folder_trains_on_two_pods_through_a_lost_pod_and_a_suspension(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_folder_trains_on_two_pods_through_a_lost_pod_and_a_suspension(
+    cluster: UserNamespace, tmp_path: Path
+) -> None:
     write_project(tmp_path, "folder")
     shown = ddp(cluster, tmp_path, "submit", "job.yaml", "--workdir", ".")
     digest = cluster.get("folder")["spec"]["code"]["digest"]  # type: ignore[index]

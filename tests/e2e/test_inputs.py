@@ -11,7 +11,7 @@ import pytest
 from ddp_operator.constants import LABEL_ATTEMPT
 from tests.support.file_server import FileServer, pattern, serve_file
 
-from .conftest import Cluster, here, make_claim
+from .conftest import UserNamespace, here, make_claim
 from .test_cluster import script_job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -32,7 +32,7 @@ except OSError as error:
 
 
 @pytest.fixture
-def foreign(cluster: Cluster) -> Iterator[str]:
+def foreign(cluster: UserNamespace) -> Iterator[str]:
     """A claim into which nobody may write."""
     yield from make_claim(cluster, "foreign", {"hostPath": {"path": "/sys", "type": "Directory"}})
 
@@ -44,12 +44,12 @@ def job_of(name: str, server: FileServer, claim: str, **changes: Any) -> dict[st
     return found
 
 
-def attempts(cluster: Cluster, name: str) -> set[str]:
+def attempts(cluster: UserNamespace, name: str) -> set[str]:
     """Return the attempts of which there are pods; 0 is that of the pod that fetches."""
     return {pod.metadata.labels[LABEL_ATTEMPT] for pod in cluster.pods(name)}
 
 
-def test_a_file_that_is_cut_is_whole_before_two_pods_read_it(cluster: Cluster, claim: str) -> None:
+def test_a_file_that_is_cut_is_whole_before_two_pods_read_it(cluster: UserNamespace, claim: str) -> None:
     sha = hashlib.sha256()
     for start in range(0, SIZE, 10_000_000):
         sha.update(pattern(start, 10_000_000))
@@ -89,7 +89,13 @@ def test_a_file_that_is_cut_is_whole_before_two_pods_read_it(cluster: Cluster, c
     ],
 )
 def test_what_is_wrong_ends_the_job_before_any_pod_that_trains(
-    cluster: Cluster, claim: str, foreign: str, name: str, served: dict[str, Any], changes: dict[str, Any], reason: str
+    cluster: UserNamespace,
+    claim: str,
+    foreign: str,
+    name: str,
+    served: dict[str, Any],
+    changes: dict[str, Any],
+    reason: str,
 ) -> None:
     server = FileServer(pattern, **({"size": SIZE} | served))
     with serve_file(server, host=here(cluster)):
@@ -103,7 +109,7 @@ def test_what_is_wrong_ends_the_job_before_any_pod_that_trains(
     assert attempts(cluster, name) == {"0"}
 
 
-def test_a_node_cache_is_filled_before_its_pods(cluster: Cluster) -> None:
+def test_a_node_cache_is_filled_before_its_pods(cluster: UserNamespace) -> None:
     """The folder of the cache is each node's own; here nodes may share a disk, and then one fetches for the others."""
     folder = f"/var/tmp/{cluster.namespace}"
     server = FileServer(pattern, 5_000_000)

@@ -11,7 +11,7 @@ import yaml
 
 from tests.support.notebook import check_notebook, start_notebook
 
-from .conftest import PATIENCE, Cluster
+from .conftest import PATIENCE, UserNamespace
 from .test_cluster import DIGITS
 
 pytestmark = [
@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 
-def test_the_notebook_trains_in_a_cluster(cluster: Cluster, claim: str, tmp_path: Path) -> None:
+def test_the_notebook_trains_in_a_cluster(cluster: UserNamespace, claim: str, tmp_path: Path) -> None:
     config = yaml.safe_load(Path(cluster.kubeconfig).read_text())
     (context,) = (one["context"] for one in config["contexts"] if one["name"] == config["current-context"])
     context["namespace"] = cluster.namespace
@@ -53,5 +53,5 @@ def test_the_notebook_trains_in_a_cluster(cluster: Cluster, claim: str, tmp_path
     assert cluster.status("points")["restarts"]["all"] >= 1
 
 
-def step(cluster: Cluster) -> int:
+def step(cluster: UserNamespace) -> int:
     return (cluster.status("points").get("progress") or {}).get("step") or 0

@@ -20,7 +20,7 @@ import pytest
 import yaml
 from kubernetes.client import ApiException
 
-from .conftest import Cluster
+from .conftest import UserNamespace
 from .test_recovery import TRAIN, Training, condition
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -63,7 +63,7 @@ def freeze() -> Iterator[Callable[[str], Callable[[], None]]]:
 
 @pytest.mark.parametrize("part", ["kube-apiserver", "etcd", "kube-controller-manager"])
 def test_a_failure_while_the_control_plane_stands_still_is_answered_afterwards(
-    cluster: Cluster, freeze: Callable[[str], Callable[[], None]], part: str
+    cluster: UserNamespace, freeze: Callable[[str], Callable[[], None]], part: str
 ) -> None:
     job = Training(cluster, "frozen", script=FAILS_LATER, recovery={"inPlaceRestarts": 0})
     done = job.trained()
@@ -85,7 +85,7 @@ def test_a_failure_while_the_control_plane_stands_still_is_answered_afterwards(
     assert len(job.living()) == 2
 
 
-def a_quota(cluster: Cluster) -> Callable[[], object]:
+def a_quota(cluster: UserNamespace) -> Callable[[], object]:
     """Let the namespace have one pod more than none, and return what takes the quota away."""
     quota = cluster.kubectl("create", "quota", "team", "--hard=pods=1")
     assert quota.returncode == 0, quota.stderr
@@ -95,7 +95,7 @@ def a_quota(cluster: Cluster) -> Callable[[], object]:
     return partial(cluster.kubectl, "delete", "quota", "team")
 
 
-def a_policy(cluster: Cluster) -> Callable[[], object]:
+def a_policy(cluster: UserNamespace) -> Callable[[], object]:
     """Deny Jobs in the namespace by an admission policy, and return what takes it away."""
     name = cluster.namespace
     policy = {
@@ -116,7 +116,7 @@ def a_policy(cluster: Cluster) -> Callable[[], object]:
     return _admission(cluster, {kind: {"spec": spec} for kind, spec in kinds.items()}, "no Jobs tonight")
 
 
-def a_webhook(cluster: Cluster) -> Callable[[], object]:
+def a_webhook(cluster: UserNamespace) -> Callable[[], object]:
     """Ask a webhook that is not there about the namespace's Jobs, and return what takes it away."""
     hook = {
         "name": "audit.example.com",
@@ -131,7 +131,7 @@ def a_webhook(cluster: Cluster) -> Callable[[], object]:
     return _admission(cluster, {"ValidatingWebhookConfiguration": {"webhooks": [hook]}}, "audit.example.com")
 
 
-def _admission(cluster: Cluster, objects: dict[str, dict[str, Any]], words: str) -> Callable[[], object]:
+def _admission(cluster: UserNamespace, objects: dict[str, dict[str, Any]], words: str) -> Callable[[], object]:
     name = cluster.namespace
 
     def remove() -> None:
@@ -166,7 +166,10 @@ def _admission(cluster: Cluster, objects: dict[str, dict[str, Any]], words: str)
     ],
 )
 def test_a_refused_attempt_says_who_refuses_it_and_begins_when_it_may(
-    cluster: Cluster, obstacle: Callable[[Cluster], Callable[[], object]], where: tuple[str, str, str], words: str
+    cluster: UserNamespace,
+    obstacle: Callable[[UserNamespace], Callable[[], object]],
+    where: tuple[str, str, str],
+    words: str,
 ) -> None:
     job = Training(
         cluster, "refused", recovery={"inPlaceRestarts": 0}
@@ -191,7 +194,7 @@ def test_a_refused_attempt_says_who_refuses_it_and_begins_when_it_may(
     assert condition(job.status, "Accepted")["status"] == "True"
 
 
-def test_drained_nodes_are_left_and_waited_for(cluster: Cluster) -> None:
+def test_drained_nodes_are_left_and_waited_for(cluster: UserNamespace) -> None:
     job = Training(cluster, "drained")
     done = job.trained()
     nodes = [node.metadata.name for node in cluster.core.list_node().items]
@@ -227,7 +230,7 @@ def test_drained_nodes_are_left_and_waited_for(cluster: Cluster) -> None:
     assert (restarts["counted"], restarts["total"], restarts["replaced"]) == (0, 0, 1), restarts
 
 
-def test_what_somebody_changes_on_children_is_put_right(cluster: Cluster) -> None:
+def test_what_somebody_changes_on_children_is_put_right(cluster: UserNamespace) -> None:
     job = Training(cluster, "meddled")
     labelled = f"ddp-operator.dev/job-name in ({job.name},)"  # and what all jobs share
     for what, deed in (
@@ -260,7 +263,7 @@ def test_what_somebody_changes_on_children_is_put_right(cluster: Cluster) -> Non
 
 
 @pytest.mark.parametrize("cascade", ["background", "foreground"])
-def test_a_deleted_job_leaves_nothing(cluster: Cluster, cascade: str) -> None:
+def test_a_deleted_job_leaves_nothing(cluster: UserNamespace, cascade: str) -> None:
     job = Training(cluster, "leaving")
     job.trained()
     deleted = cluster.kubectl("delete", "ddp", job.name, f"--cascade={cascade}", "--timeout=100s")
@@ -272,7 +275,7 @@ def test_a_deleted_job_leaves_nothing(cluster: Cluster, cascade: str) -> None:
     )
 
 
-def test_a_deleted_namespace_takes_its_running_jobs_along(cluster: Cluster) -> None:
+def test_a_deleted_namespace_takes_its_running_jobs_along(cluster: UserNamespace) -> None:
     job = Training(cluster, "moving")
     job.trained()
     cluster.core.delete_namespace(cluster.namespace)

@@ -16,7 +16,7 @@ from kubernetes import client
 
 from tests.support.file_server import FileServer, pattern, serve_file
 
-from .conftest import Cluster, adapt, new_namespace
+from .conftest import UserNamespace, adapt, new_namespace
 from .test_cluster import DIGITS
 from .test_inputs import here
 from .test_recovery import TRAIN as TRAINING
@@ -60,7 +60,7 @@ while True:
 class Queue:
     """A queue with room for two pods, and the jobs in it."""
 
-    def __init__(self, cluster: Cluster, version: str) -> None:
+    def __init__(self, cluster: UserNamespace, version: str) -> None:
         self.cluster, self.version, self.name = cluster, version, cluster.namespace
         # Some clusters let Kueue act on namespaces that carry a label only.
         cluster.core.patch_namespace(self.name, {"metadata": {"labels": {"queue-test": "true"}}})
@@ -170,7 +170,7 @@ class Queue:
 
 
 @pytest.fixture
-def queue(cluster: Cluster) -> Iterator[Queue]:
+def queue(cluster: UserNamespace) -> Iterator[Queue]:
     """A queue of Kueue's for the namespace."""
     groups = client.ApisApi(cluster.core.api_client).get_api_versions().groups
     versions = [group.preferred_version.version for group in groups if group.name == KUEUE]
@@ -183,7 +183,7 @@ def queue(cluster: Cluster) -> Iterator[Queue]:
         found.remove()
 
 
-def test_a_job_without_a_label_waits_for_its_quota_and_loses_nothing(cluster: Cluster, queue: Queue) -> None:
+def test_a_job_without_a_label_waits_for_its_quota_and_loses_nothing(cluster: UserNamespace, queue: Queue) -> None:
     queue.submit("first", 60)
     cluster.phase("first", "Running")
     queue.submit("second", 5)
@@ -193,7 +193,7 @@ def test_a_job_without_a_label_waits_for_its_quota_and_loses_nothing(cluster: Cl
     queue.succeeds("first", "second")
 
 
-def test_a_preempted_job_goes_on_in_the_same_attempt(cluster: Cluster, queue: Queue) -> None:
+def test_a_preempted_job_goes_on_in_the_same_attempt(cluster: UserNamespace, queue: Queue) -> None:
     queue.submit("patient", 20)
     cluster.phase("patient", "Running")
     queue.submit("urgent", 20, urgent=True)
@@ -202,7 +202,7 @@ def test_a_preempted_job_goes_on_in_the_same_attempt(cluster: Cluster, queue: Qu
     queue.succeeds("urgent", "patient")
 
 
-def test_a_job_that_is_suspended_gives_its_quota_back_until_it_is_resumed(cluster: Cluster, queue: Queue) -> None:
+def test_a_job_that_is_suspended_gives_its_quota_back_until_it_is_resumed(cluster: UserNamespace, queue: Queue) -> None:
     queue.submit("first", 20, suspend=True)
     cluster.phase("first", "Suspended")
     queue.submit("second", 20)
@@ -216,7 +216,7 @@ def test_a_job_that_is_suspended_gives_its_quota_back_until_it_is_resumed(cluste
     queue.succeeds("first", "second")
 
 
-def test_a_queue_that_is_held_or_drained_is_the_reason_until_it_is_let_go(cluster: Cluster, queue: Queue) -> None:
+def test_a_queue_that_is_held_or_drained_is_the_reason_until_it_is_let_go(cluster: UserNamespace, queue: Queue) -> None:
     queue.hold("Hold")
     queue.submit("job", 40)
     held = queue.waits("job", "is not active", "QueueStopped")
@@ -230,7 +230,7 @@ def test_a_queue_that_is_held_or_drained_is_the_reason_until_it_is_let_go(cluste
     queue.succeeds("job")
 
 
-def test_a_deactivated_job_stops_and_goes_on_when_it_is_active_again(cluster: Cluster, queue: Queue) -> None:
+def test_a_deactivated_job_stops_and_goes_on_when_it_is_active_again(cluster: UserNamespace, queue: Queue) -> None:
     queue.submit("job", 40)
     cluster.phase("job", "Running")
     name = queue.workload("job")["metadata"]["name"]
@@ -241,7 +241,7 @@ def test_a_deactivated_job_stops_and_goes_on_when_it_is_active_again(cluster: Cl
     queue.succeeds("job")
 
 
-def test_a_job_keeps_its_place_when_its_queue_is_corrected_while_it_waits(cluster: Cluster, queue: Queue) -> None:
+def test_a_job_keeps_its_place_when_its_queue_is_corrected_while_it_waits(cluster: UserNamespace, queue: Queue) -> None:
     queue.submit("job", 5, queue="nowhere", annotations={f"provreq.{KUEUE}/a": "b"})
     queue.waits("job", "LocalQueue nowhere doesn't exist", "Inadmissible")
     before = queue.workload("job")["metadata"]["uid"]
@@ -251,7 +251,7 @@ def test_a_job_keeps_its_place_when_its_queue_is_corrected_while_it_waits(cluste
     assert queue.workload("job")["metadata"]["uid"] == before
 
 
-def test_a_job_that_never_fits_says_so_and_starts_when_it_is_smaller(cluster: Cluster, queue: Queue) -> None:
+def test_a_job_that_never_fits_says_so_and_starts_when_it_is_smaller(cluster: UserNamespace, queue: Queue) -> None:
     queue.submit("job", 5, nodes=3, elastic={"minNodes": 1, "maxNodes": 4})
     queue.waits("job", "request > maximum capacity", "Inadmissible")
     assert "ddp scale job" in cluster.why("job")
@@ -261,7 +261,7 @@ def test_a_job_that_never_fits_says_so_and_starts_when_it_is_smaller(cluster: Cl
     assert queue.workload("job")["metadata"]["uid"] == before
 
 
-def test_a_size_for_which_a_job_would_be_stopped_waits(cluster: Cluster, queue: Queue) -> None:
+def test_a_size_for_which_a_job_would_be_stopped_waits(cluster: UserNamespace, queue: Queue) -> None:
     queue.submit("job", 40, elastic={"minNodes": 1, "maxNodes": 4})
     cluster.phase("job", "Running")
     before = queue.pods("job").keys()
@@ -273,7 +273,9 @@ def test_a_size_for_which_a_job_would_be_stopped_waits(cluster: Cluster, queue: 
     queue.succeeds("job")
 
 
-def test_an_elastic_job_of_kueue_grows_within_its_quota_and_trains_on_beyond_it(cluster: Cluster, queue: Queue) -> None:
+def test_an_elastic_job_of_kueue_grows_within_its_quota_and_trains_on_beyond_it(
+    cluster: UserNamespace, queue: Queue
+) -> None:
     elastic = {"minNodes": 1, "maxNodes": 3}
     queue.submit("job", 60, nodes=1, elastic=elastic, annotations={f"{KUEUE}/elastic-job": "true"})
     cluster.phase("job", "Running")
@@ -293,7 +295,7 @@ def test_an_elastic_job_of_kueue_grows_within_its_quota_and_trains_on_beyond_it(
     assert (status["phase"], status["attempt"], status["restarts"]["counted"]) == ("Succeeded", 1, 0)
 
 
-def test_a_lost_pod_costs_no_place_in_the_queue(cluster: Cluster, queue: Queue) -> None:
+def test_a_lost_pod_costs_no_place_in_the_queue(cluster: UserNamespace, queue: Queue) -> None:
     queue.submit("job", 20)
     cluster.phase("job", "Running")
     before = queue.workload("job")["metadata"]["uid"]
@@ -304,7 +306,7 @@ def test_a_lost_pod_costs_no_place_in_the_queue(cluster: Cluster, queue: Queue) 
     assert queue.workload("job")["metadata"]["uid"] == before
 
 
-def test_a_failed_rank_costs_no_place_in_the_queue(cluster: Cluster, queue: Queue) -> None:
+def test_a_failed_rank_costs_no_place_in_the_queue(cluster: UserNamespace, queue: Queue) -> None:
     queue.submit("job", 20, fails=True)
     cluster.phase("job", "Running")
     before = queue.workload("job")["metadata"]["uid"], queue.pods("job").keys()
@@ -317,7 +319,7 @@ def test_a_failed_rank_costs_no_place_in_the_queue(cluster: Cluster, queue: Queu
     assert (queue.workload("job")["metadata"]["uid"], queue.pods("job").keys()) == before
 
 
-def test_a_job_that_is_deleted_while_it_waits_leaves_the_queue(cluster: Cluster, queue: Queue) -> None:
+def test_a_job_that_is_deleted_while_it_waits_leaves_the_queue(cluster: UserNamespace, queue: Queue) -> None:
     queue.submit("first", 20)
     cluster.phase("first", "Running")
     queue.submit("second", 5)
@@ -328,7 +330,7 @@ def test_a_job_that_is_deleted_while_it_waits_leaves_the_queue(cluster: Cluster,
     queue.succeeds("first")
 
 
-def test_a_lost_pod_is_replaced_at_once_in_the_same_job_and_workload(cluster: Cluster, queue: Queue) -> None:
+def test_a_lost_pod_is_replaced_at_once_in_the_same_job_and_workload(cluster: UserNamespace, queue: Queue) -> None:
     def workloads() -> set[str]:
         found = cluster.kubectl("get", "workloads", "-o", "jsonpath={.items[*].metadata.uid}")
         return set(found.stdout.split())
@@ -348,7 +350,7 @@ def test_a_lost_pod_is_replaced_at_once_in_the_same_job_and_workload(cluster: Cl
 
 @pytest.mark.parametrize("elastic", [False, True], ids=["fixed", "elastic"])
 def test_no_failure_costs_the_job_the_workload_or_a_pod_that_is_well(
-    cluster: Cluster, queue: Queue, elastic: bool
+    cluster: UserNamespace, queue: Queue, elastic: bool
 ) -> None:
     job = Training(
         cluster,
@@ -406,7 +408,9 @@ def test_no_failure_costs_the_job_the_workload_or_a_pod_that_is_well(
         assert [pod.metadata.uid for pod in job.living()] == [stays]
 
 
-def test_a_spare_has_its_quota_from_the_beginning_and_takes_a_lost_pods_place(cluster: Cluster, queue: Queue) -> None:
+def test_a_spare_has_its_quota_from_the_beginning_and_takes_a_lost_pods_place(
+    cluster: UserNamespace, queue: Queue
+) -> None:
     job = Training(cluster, "spared", spares=1)
     queue.waits("spared", "request > maximum capacity", "Inadmissible")
     queue.widen(3)
@@ -427,7 +431,7 @@ def test_a_spare_has_its_quota_from_the_beginning_and_takes_a_lost_pods_place(cl
     assert queue.workload("spared")["metadata"]["uid"] == before["metadata"]["uid"]
 
 
-def test_a_lost_pod_is_back_as_soon_as_without_a_queue(cluster: Cluster, queue: Queue) -> None:
+def test_a_lost_pod_is_back_as_soon_as_without_a_queue(cluster: UserNamespace, queue: Queue) -> None:
     with new_namespace() as elsewhere:
         jobs = {"in a queue": Training(cluster, "queued"), "without one": Training(elsewhere, "unqueued")}
         assert queue.workload("queued")

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import yaml
 
-from .conftest import Cluster, adapt
+from .conftest import UserNamespace, adapt
 from .test_cluster import DIGITS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -64,7 +64,7 @@ class Training:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: UserNamespace,
         name: str,
         *,
         script: str = TRAIN,
@@ -173,7 +173,7 @@ def restarts(job: Training) -> bool:
     return any(one["type"] == "Restarting" and one["status"] == "True" for one in job.status["conditions"])
 
 
-def test_a_deleted_pod_costs_no_saved_step_and_no_budget(cluster: Cluster) -> None:
+def test_a_deleted_pod_costs_no_saved_step_and_no_budget(cluster: UserNamespace) -> None:
     job = Training(cluster, "worker")
     for index, what in ((1, "a worker's pod was deleted"), (0, "the master's pod was deleted")):
         done = job.trained()
@@ -187,7 +187,7 @@ def test_a_deleted_pod_costs_no_saved_step_and_no_budget(cluster: Cluster) -> No
     assert status["lastRestart"]["level"] == "ReplacedPod"
 
 
-def test_a_spare_takes_the_place_of_a_deleted_pod(cluster: Cluster) -> None:
+def test_a_spare_takes_the_place_of_a_deleted_pod(cluster: UserNamespace) -> None:
     job = Training(cluster, "spared", spares=1)
     done = job.trained()
     cluster.until(lambda: job.status["nodes"].get("spares") == 1, "a spare is ready")
@@ -202,7 +202,7 @@ def test_a_spare_takes_the_place_of_a_deleted_pod(cluster: Cluster) -> None:
     assert status["phase"] == "Running", status
 
 
-def test_a_drill_kills_a_rank_and_measures_its_restart_in_place(cluster: Cluster) -> None:
+def test_a_drill_kills_a_rank_and_measures_its_restart_in_place(cluster: UserNamespace) -> None:
     job = Training(cluster, "exercise")
     done = job.trained()
     pods = [job.pod(index).metadata.name for index in range(2)]
@@ -218,7 +218,7 @@ def test_a_drill_kills_a_rank_and_measures_its_restart_in_place(cluster: Cluster
     assert [job.pod(index).metadata.name for index in range(2)] == pods
 
 
-def test_an_elastic_job_grows_shrinks_and_loses_a_pod_without_losing_its_job(cluster: Cluster) -> None:
+def test_an_elastic_job_grows_shrinks_and_loses_a_pod_without_losing_its_job(cluster: UserNamespace) -> None:
     job = Training(cluster, "stretch", elastic={"minNodes": 1, "maxNodes": 3})
     done = job.trained()
     for size in (3, 2):
@@ -237,7 +237,7 @@ def test_an_elastic_job_grows_shrinks_and_loses_a_pod_without_losing_its_job(clu
     assert status["restarts"]["total"] == 0
 
 
-def test_preflight_measures_the_way_between_pods(cluster: Cluster) -> None:
+def test_preflight_measures_the_way_between_pods(cluster: UserNamespace) -> None:
     job = Training(cluster, "before", preflight={"mode": "Fail", "checks": ["dns", "tcp", "allreduce", "pairs"]})
     job.trained(steps=1)
     found = cluster.until(lambda: job.status.get("preflight"), "the preflight's figures in status")
@@ -258,7 +258,9 @@ def test_preflight_measures_the_way_between_pods(cluster: Cluster) -> None:
     [("3", "RepeatedFailure", 2), ("10 + int(os.environ['DDP_ATTEMPT'])", "CrashLoop", 3)],
     ids=["the same way", "another way each time"],
 )
-def test_a_job_that_fails_without_a_step_stops_early(cluster: Cluster, code: str, reason: str, attempts: int) -> None:
+def test_a_job_that_fails_without_a_step_stops_early(
+    cluster: UserNamespace, code: str, reason: str, attempts: int
+) -> None:
     job = adapt(DIGITS, "loop")
     container = job["spec"]["template"]["spec"]["containers"][0]
     container["command"], container["args"] = ["python3", "-c", f"import os; os._exit({code})"], []
@@ -272,7 +274,7 @@ def test_a_job_that_fails_without_a_step_stops_early(cluster: Cluster, code: str
 
 
 @pytest.fixture
-def lose_node(cluster: Cluster) -> Iterator[Callable[[str], None]]:
+def lose_node(cluster: UserNamespace) -> Iterator[Callable[[str], None]]:
     """Return a function that switches a node off without a word; it is switched on again afterwards."""
     stop, start = os.environ.get("DDP_E2E_NODE_STOP"), os.environ.get("DDP_E2E_NODE_START")
     if not stop or not start:
@@ -295,7 +297,7 @@ def lose_node(cluster: Cluster) -> Iterator[Callable[[str], None]]:
 
 @pytest.mark.parametrize("budget", [{}, {"inPlaceRestarts": 0, "maxRestarts": 0}], ids=["default", "no-restarts"])
 def test_a_lost_node_holds_nothing_up_and_is_avoided(
-    cluster: Cluster, lose_node: Callable[[str], None], budget: dict[str, int]
+    cluster: UserNamespace, lose_node: Callable[[str], None], budget: dict[str, int]
 ) -> None:
     job = Training(cluster, "outage", recovery={"forceDeleteAfterSeconds": 10, **budget})
     done = job.trained()
@@ -316,7 +318,7 @@ def test_a_lost_node_holds_nothing_up_and_is_avoided(
 
 
 @pytest.fixture
-def report_trouble(cluster: Cluster) -> Iterator[Callable[[str], None]]:
+def report_trouble(cluster: UserNamespace) -> Iterator[Callable[[str], None]]:
     """Return a function that writes a condition of a node, as detectors of GPU errors do; removed afterwards."""
     ill: list[str] = []
 
@@ -337,7 +339,7 @@ def report_trouble(cluster: Cluster) -> Iterator[Callable[[str], None]]:
 
 
 def test_a_node_that_reports_a_broken_gpu_is_left_and_avoided(
-    cluster: Cluster, report_trouble: Callable[[str], None]
+    cluster: UserNamespace, report_trouble: Callable[[str], None]
 ) -> None:
     job = Training(cluster, "ill", recovery={"nodeHealth": {"conditions": ["Xid*"], "action": "Migrate"}})
     done = job.trained()
@@ -355,7 +357,7 @@ def test_a_node_that_reports_a_broken_gpu_is_left_and_avoided(
     assert f"avoids unhealthy nodes: {nodes[1]}: XidCriticalError (GPU 3 has fallen off the bus)" in events
 
 
-def test_a_rank_that_hangs_in_a_script_without_an_exporter_is_named_and_ended(cluster: Cluster) -> None:
+def test_a_rank_that_hangs_in_a_script_without_an_exporter_is_named_and_ended(cluster: UserNamespace) -> None:
     script = """
 import time
 import torch

@@ -18,7 +18,7 @@ import pytest
 from ddp_operator.constants import API_VERSION, KIND
 from tests.support.ports import HeldPort
 
-from .conftest import Cluster
+from .conftest import UserNamespace
 from .test_code import ddp
 
 pytestmark = [
@@ -96,7 +96,7 @@ def job_of(claim: str) -> dict[str, Any]:
 
 
 def test_a_lost_pod_and_a_suspension_are_one_run_and_the_board_shows_it(
-    cluster: Cluster, claim: str, tmp_path: Path
+    cluster: UserNamespace, claim: str, tmp_path: Path
 ) -> None:
     applied = cluster.apply(job_of(claim))
     assert applied.returncode == 0, applied.stderr
@@ -144,7 +144,7 @@ def test_a_lost_pod_and_a_suspension_are_one_run_and_the_board_shows_it(
 
 
 @contextmanager
-def typed(cluster: Cluster, line: str) -> Iterator[int]:
+def typed(cluster: UserNamespace, line: str) -> Iterator[int]:
     """Run a command in a terminal, whose writing end it gives, until the end of the block."""
     user, terminal = pty.openpty()
     env = os.environ | {"KUBECONFIG": cluster.kubeconfig}

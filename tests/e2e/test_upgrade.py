@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import Cluster, Operator, apply_crds
+from .conftest import CheckoutOperator, UserNamespace, apply_crds
 from .test_cluster import script_job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -41,7 +41,7 @@ dist.destroy_process_group()
 
 
 @pytest.fixture
-def older_operator(operator: Operator | None, tmp_path: Path) -> Iterator[Callable[[], None]]:
+def older_operator(operator: CheckoutOperator | None, tmp_path: Path) -> Iterator[Callable[[], None]]:
     """Have the older operator work; return what puts the present one in its place."""
     if operator is None:
         pytest.skip("the operator is installed in the cluster: only one that is a process of these tests is upgraded")
@@ -66,13 +66,13 @@ def older_operator(operator: Operator | None, tmp_path: Path) -> Iterator[Callab
         subprocess.run(["git", "worktree", "remove", "--force", str(older)], check=True, capture_output=True)
 
 
-def tell(cluster: Cluster, pod: str, what: str) -> None:
+def tell(cluster: UserNamespace, pod: str, what: str) -> None:
     """Let the training that pod 0 leads know that it should end or fail."""
     done = cluster.kubectl("exec", pod, "--", "touch", f"/tmp/{what}")
     assert done.returncode == 0, done.stderr
 
 
-def names(cluster: Cluster, job: str, attempt: int = 1) -> list[str]:
+def names(cluster: UserNamespace, job: str, attempt: int = 1) -> list[str]:
     """Return the names of an attempt's pods by index."""
     return sorted(pod.metadata.name for pod in cluster.pods(job) if pod.metadata.name.startswith(f"{job}-{attempt}-"))
 
@@ -82,7 +82,7 @@ def step(status: dict[str, Any]) -> int:
     return int(status.get("progress", {}).get("step") or 0)
 
 
-def test_jobs_go_on_while_the_operator_is_upgraded(cluster: Cluster, older_operator: Callable[[], None]) -> None:
+def test_jobs_go_on_while_the_operator_is_upgraded(cluster: UserNamespace, older_operator: Callable[[], None]) -> None:
     patterns = {"metrics": {"logPatterns": [r"^step (?P<step>\d+)"]}}
     for name in ("steady", "fails-later"):
         applied = cluster.apply(script_job(name, TRAIN_UNTIL_TOLD, recovery={"inPlaceRestarts": 0}, **patterns))

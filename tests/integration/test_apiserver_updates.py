@@ -128,7 +128,7 @@ def changes(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Server:
+class UpdateServer:
     """An event loop of its own, the API server's default namespace, and what is stored in it, by name."""
 
     runner: asyncio.Runner
@@ -137,7 +137,7 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server(plane: ControlPlane) -> Iterator[Server]:
+def server(plane: ControlPlane) -> Iterator[UpdateServer]:
     """An API server with a job for every base and status."""
 
     async def store(actors: ClusterActors) -> dict[str, dict[str, Any]]:
@@ -153,7 +153,7 @@ def server(plane: ControlPlane) -> Iterator[Server]:
 
     with asyncio.Runner() as runner:
         actors = ClusterActors(plane.admin)
-        yield Server(runner, actors, runner.run(store(actors)))
+        yield UpdateServer(runner, actors, runner.run(store(actors)))
         for base in BASES:
             for word in STATUSES:
                 runner.run(actors.delete(KIND, f"{base}-{word}"))
@@ -186,7 +186,7 @@ def taken_for(old: dict[str, Any], raw: dict[str, Any]) -> bool:
 @examples(300)
 @given(change=changes())
 def test_the_api_server_takes_the_changes_that_are_taken_offline(
-    server: Server, change: tuple[str, dict[str, Any]]
+    server: UpdateServer, change: tuple[str, dict[str, Any]]
 ) -> None:
     name, raw = change
     if not isinstance(raw.get("status") or {}, dict) or raw.get("kind") != KIND:
@@ -199,7 +199,7 @@ def test_the_api_server_takes_the_changes_that_are_taken_offline(
 
 
 @pytest.mark.parametrize("field", ["template", "networkPolicy"])
-def test_nothing_passes_for_another_value_of_a_fixed_field(server: Server, field: str) -> None:
+def test_nothing_passes_for_another_value_of_a_fixed_field(server: UpdateServer, field: str) -> None:
     for base in BASES:
         old = server.stored[f"{base}-running"]
         for value in VALUES[field]:
@@ -208,7 +208,7 @@ def test_nothing_passes_for_another_value_of_a_fixed_field(server: Server, field
             assert taken_for(old, raw) == (not said), f"{field} {value}: {said or 'the API server takes it'}"
 
 
-def test_a_job_of_an_older_schema_can_still_be_changed(server: Server, plane: ControlPlane) -> None:
+def test_a_job_of_an_older_schema_can_still_be_changed(server: UpdateServer, plane: ControlPlane) -> None:
     """A job was stored when a template could be anything: what it needs now is asked for once somebody changes it."""
 
     async def scenario() -> None:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from ddp_operator.launcher.pod import CheckpointStoreConfig, WatchdogConfig
-from tests.support.launcher_pods import Pods
+from tests.support.launcher_pods import LauncherPods
 from tests.support.object_store import FolderStore, ObjectStore
 from tests.support.saved_states import load, same
 
@@ -48,7 +48,7 @@ while step < last and not rank:
 open("over", "w").close()
 """
 TRAINEE = [str(Path(__file__).parents[1] / "drills" / "trainee.py")]
-Attempt = Callable[..., Pods]
+Attempt = Callable[..., LauncherPods]
 Store = FolderStore | ObjectStore
 
 
@@ -61,14 +61,14 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def attempt(tmp_path: Path, store: Store) -> Iterator[Attempt]:
-    made: list[Pods] = []
+    made: list[LauncherPods] = []
 
-    def start(number: int, *, nodes: int = 1, restarts: int = 0, grace: int = 100, **env: object) -> Pods:
+    def start(number: int, *, nodes: int = 1, restarts: int = 0, grace: int = 100, **env: object) -> LauncherPods:
         folder = tmp_path / f"attempt-{number}"
         folder.mkdir()
         (folder / "train.py").write_text(TRAIN)
         config = {"checkpoint": CheckpointStoreConfig(store.url, 3), "watchdog": WatchdogConfig(900, 900, 10, "Report")}
-        pods = Pods(folder, ["train.py"], nodes=nodes, max_restarts=restarts, config=config)
+        pods = LauncherPods(folder, ["train.py"], nodes=nodes, max_restarts=restarts, config=config)
         made.append(pods)
         about = {"DDP_ATTEMPT": number, "DDP_RUN_ID": f"job-{number}", "DDP_GRACE_SECONDS": grace, **env}
         for index in range(nodes):
@@ -82,11 +82,11 @@ def attempt(tmp_path: Path, store: Store) -> Iterator[Attempt]:
         pods.stop()
 
 
-def until_uploaded(pods: Pods, store: Store, snapshots: int) -> None:
+def until_uploaded(pods: LauncherPods, store: Store, snapshots: int) -> None:
     pods.until(lambda: len(store.keys("snapshots")) >= snapshots, f"{snapshots} snapshots in the store")
 
 
-def find_mirror(pods: Pods) -> psutil.Process:
+def find_mirror(pods: LauncherPods) -> psutil.Process:
     children = psutil.Process(pods.running[0].pid).children()
     (found,) = (child for child in children if "mirror" in child.cmdline())
     return found
@@ -193,10 +193,10 @@ def test_the_trainer_ends_bit_by_bit_as_without_an_end_in_the_middle(store: Stor
     arguments = [*TRAINEE, "--preset", "digits-resnet", "--model-width", "8", "--batch-size", "16", "--max-steps", "40"]
     arguments += ["--dropout", "0.2", "--checkpoint-every-steps", "5", "--checkpoint-keep", "1", "--log-every", "1"]
 
-    def start(name: str, number: int, config: dict[str, object], pause: float) -> Pods:
+    def start(name: str, number: int, config: dict[str, object], pause: float) -> LauncherPods:
         folder = tmp_path / name
         folder.mkdir()
-        pods = Pods(folder, arguments, nodes=2, config=config)
+        pods = LauncherPods(folder, arguments, nodes=2, config=config)
         about = {"DRILL_FOLDER": folder, "DRILL_PAUSE": pause, "DDP_ATTEMPT": number, "DDP_RUN_ID": f"job-{number}"}
         for index in range(2):  # each pod has a disk of its own; what the reference's ranks share is the first one's
             about["DDP_CHECKPOINT_DIR"] = folder / f"ckpt-{index if config else 0}"
@@ -208,7 +208,7 @@ def test_the_trainer_ends_bit_by_bit_as_without_an_end_in_the_middle(store: Stor
     def read_losses(log: str) -> dict[str, str]:
         return dict(re.findall(r"step (\d+)\b.*?loss ([\d.]+)", log))
 
-    made: list[Pods] = []
+    made: list[LauncherPods] = []
     kept = {"checkpoint": CheckpointStoreConfig(store.url, 3), "watchdog": WatchdogConfig(900, 900, 100, "Report")}
     try:
         reference = start("reference", 1, {}, 0.0)
@@ -241,7 +241,7 @@ def test_training_continues_while_store_is(state: str, tmp_path: Path) -> None:
     (folder / "train.py").write_text(TRAIN)
     config = {"checkpoint": CheckpointStoreConfig(store.url, 3), "watchdog": WatchdogConfig(900, 900, 100, "Report")}
     place = {"DDP_CHECKPOINT_DIR": str(folder / "ckpt"), "DDP_ATTEMPT": "1", "DDP_RUN_ID": "job-1"}
-    pods = Pods(folder, ["train.py"], nodes=1, config=config)
+    pods = LauncherPods(folder, ["train.py"], nodes=1, config=config)
     try:
         # Between two saves is more than a file needs to count as complete.
         pods.env = {**store.env, **place, "STEPS": "100000", "EVERY": "100", "SIZE": "200000"}

@@ -24,7 +24,7 @@ from tests.support.container import (
     BASE_PATH,
     Container,
     ContainerProcess,
-    Surroundings,
+    PodContext,
     read_container,
     resolve_env,
 )
@@ -97,10 +97,10 @@ def server(pki: Path) -> Iterator[StandIn]:
 
 
 @pytest.fixture
-def surroundings(server: StandIn, pki: Path) -> Surroundings:
+def surroundings(server: StandIn, pki: Path) -> PodContext:
     """What a kubelet adds to the pod of the operator."""
     image_env, image_folder = read_image()
-    return Surroundings(
+    return PodContext(
         env={
             "HOSTNAME": POD_NAME,
             "KUBERNETES_SERVICE_HOST": "127.0.0.1",
@@ -123,7 +123,7 @@ def pod() -> Object:
 
 
 @pytest.fixture
-def container(pod: Object, surroundings: Surroundings, tmp_path: Path) -> Container:
+def container(pod: Object, surroundings: PodContext, tmp_path: Path) -> Container:
     """The container of that pod."""
     return read_container(pod, surroundings, tmp_path / "root")
 
@@ -206,7 +206,7 @@ def test_container_has_what_the_pod_gives_it_and_nothing_else(run: Run, containe
     }
 
 
-def test_values_of_references_are_resolved(surroundings: Surroundings) -> None:
+def test_values_of_references_are_resolved(surroundings: PodContext) -> None:
     objects = [
         {"kind": "ConfigMap", "metadata": {"name": "proxy"}, "data": {"address": "http://proxy:3128"}},
         {"kind": "Secret", "metadata": {"name": "login"}, "stringData": {"password": "hidden"}},

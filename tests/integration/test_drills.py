@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from tests.drills import __main__ as drills
-from tests.drills.core import Drill, NotHere, Outcome, Perished, Row, build_table
+from tests.drills.core import Drill, DrillOutcome, DrillRow, NotHere, Perished, build_table
 from tests.drills.scene import Session
 from tests.drills.soak import Samples, soak_local
 from tests.support import ROOT
@@ -41,13 +41,13 @@ def test_every_drill_is_in_the_page_about_them(capsys: pytest.CaptureFixture[str
 
 
 def test_a_drill_that_is_not_survived_fails_the_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def perish(scene: object) -> Outcome:
+    def perish(scene: object) -> DrillOutcome:
         raise Perished("the state differs\nand more")
 
-    def lack(scene: object) -> Outcome:
+    def lack(scene: object) -> DrillOutcome:
         raise NotHere("needs wings")
 
-    chosen = [Drill("good", "", lambda scene: Outcome(3, 4.0, "ranks"), trains=False)]
+    chosen = [Drill("good", "", lambda scene: DrillOutcome(3, 4.0, "ranks"), trains=False)]
     chosen += [Drill("bad", "", perish, trains=False), Drill("absent", "", lack, trains=False)]
     assert drills.run_all(chosen, Session(tmp_path), runs=2, fast=True, floors=False) == 1
     told = capsys.readouterr()
@@ -58,9 +58,12 @@ def test_a_drill_that_is_not_survived_fails_the_whole(tmp_path: Path, capsys: py
 
 
 def test_the_table_holds_recoveries_against_their_floors() -> None:
-    drill = Drill("one", "", lambda scene: Outcome())
-    waited = [Outcome(2, 6.0, "ranks", waits=1.0, by_hand=3.0), Outcome(5, 8.0, "ranks", waits=1.0, by_hand=5.0)]
-    _, line, _, last = build_table([Row(drill, waited)]).splitlines()
+    drill = Drill("one", "", lambda scene: DrillOutcome())
+    waited = [
+        DrillOutcome(2, 6.0, "ranks", waits=1.0, by_hand=3.0),
+        DrillOutcome(5, 8.0, "ranks", waits=1.0, by_hand=5.0),
+    ]
+    _, line, _, last = build_table([DrillRow(drill, waited)]).splitlines()
     assert line.split() == ["one", "2", "2", "2-5", "7.0", "s", "5.0", "s", "1.40"]
     assert last == "DRILLS 2/2"
 

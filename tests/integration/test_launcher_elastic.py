@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launcher_pods import Pods
+from tests.support.launcher_pods import LauncherPods
 
 pytestmark = pytest.mark.process
 
@@ -49,14 +49,14 @@ dist.destroy_process_group()
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Pods]:
+def job(tmp_path: Path) -> Iterator[LauncherPods]:
     (tmp_path / "train.py").write_text(TRAIN)
-    made = Pods(tmp_path, ["train.py"], elastic=(1, 4))
+    made = LauncherPods(tmp_path, ["train.py"], elastic=(1, 4))
     yield made
     made.stop()
 
 
-def test_a_job_grows_shrinks_and_loses_a_pod_without_losing_steps(job: Pods, tmp_path: Path) -> None:
+def test_a_job_grows_shrinks_and_loses_a_pod_without_losing_steps(job: LauncherPods, tmp_path: Path) -> None:
     job.start()
     job.until_logged(0, "world 2 begins at step 0")
     assert "world 1 begins" not in job.log(0)  # it has waited for both, although one would do

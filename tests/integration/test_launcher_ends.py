@@ -11,21 +11,21 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.launcher_pods import Pods
+from tests.support.launcher_pods import LauncherPods
 
 pytestmark = pytest.mark.process
 
-PodsFactory = Callable[..., Pods]
+PodsFactory = Callable[..., LauncherPods]
 
 
 @pytest.fixture
 def pods(tmp_path: Path) -> Iterator[PodsFactory]:
-    made: list[Pods] = []
+    made: list[LauncherPods] = []
 
-    def make(*command: str, script: str = "", **options: object) -> Pods:
+    def make(*command: str, script: str = "", **options: object) -> LauncherPods:
         if script:
             (tmp_path / "train.py").write_text(script)
-        made.append(Pods(tmp_path, command, **options))  # type: ignore[arg-type]
+        made.append(LauncherPods(tmp_path, command, **options))  # type: ignore[arg-type]
         return made[-1]
 
     yield make
@@ -41,11 +41,11 @@ time.sleep(600)
 """
 
 
-def descendants(job: Pods, index: int = 0) -> list[psutil.Process]:
+def descendants(job: LauncherPods, index: int = 0) -> list[psutil.Process]:
     return psutil.Process(job.running[index].pid).children(recursive=True)
 
 
-def until_gone(job: Pods, processes: list[psutil.Process]) -> None:
+def until_gone(job: LauncherPods, processes: list[psutil.Process]) -> None:
     job.until(lambda: not any(is_alive(process) for process in processes), "all processes are gone")
 
 

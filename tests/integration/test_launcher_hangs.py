@@ -11,20 +11,20 @@ import psutil
 import pytest
 
 from ddp_operator.launcher.pod import WatchdogConfig
-from tests.support.launcher_pods import Pods
+from tests.support.launcher_pods import LauncherPods
 
 pytestmark = pytest.mark.process
 
-PodsFactory = Callable[..., Pods]
+PodsFactory = Callable[..., LauncherPods]
 
 
 @pytest.fixture
 def pods(tmp_path: Path) -> Iterator[PodsFactory]:
-    made: list[Pods] = []
+    made: list[LauncherPods] = []
 
-    def make(script: str, **options: object) -> Pods:
+    def make(script: str, **options: object) -> LauncherPods:
         (tmp_path / "train.py").write_text(script)
-        made.append(Pods(tmp_path, ["train.py"], **options))  # type: ignore[arg-type]
+        made.append(LauncherPods(tmp_path, ["train.py"], **options))  # type: ignore[arg-type]
         return made[-1]
 
     yield make
@@ -274,7 +274,7 @@ print(f"step {step + 1}", flush=True)
     assert ended.log.count("the log has shown no step for ") == 1
 
 
-def heartbeat_age(job: Pods) -> float:
+def heartbeat_age(job: LauncherPods) -> float:
     """Return for how long the launcher has seen no step, seconds; 0 where it does not say."""
     found = re.search(r"^ddp_launcher_heartbeat_age_seconds (\S+)$", job.page(), re.M)
     return float(found[1]) if found else 0.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launcher_pods import Pods
+from tests.support.launcher_pods import LauncherPods
 
 pytestmark = pytest.mark.process
 
@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(job: Pods) -> tuple[int, ...]:
+def run(job: LauncherPods) -> tuple[int, ...]:
     try:
         ended = job.run()
     finally:
@@ -60,7 +60,7 @@ def run(job: Pods) -> tuple[int, ...]:
 def test_a_job_trains_where_torch_has_other_private_parts(folder: Path) -> None:
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text(HIDES_ATTRIBUTES)
-    job = Pods(folder, ["train.py"], env={"PYTHONPATH": str(folder / "site")}, warm=False)
+    job = LauncherPods(folder, ["train.py"], env={"PYTHONPATH": str(folder / "site")}, warm=False)
     assert run(job) == (0, 0)
     log = job.log(0)
     assert log.count("torchrun runs as it is") == 1
@@ -73,7 +73,7 @@ def test_a_failure_has_its_cause_where_torch_has_other_private_parts(folder: Pat
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text(HIDES_ATTRIBUTES)
     site = {"PYTHONPATH": str(folder / "site")}
-    job = Pods(folder, ["train.py", "fail", "0"], nodes=1, nproc=2, env=site, warm=False)
+    job = LauncherPods(folder, ["train.py", "fail", "0"], nodes=1, nproc=2, env=site, warm=False)
     try:
         (ended,) = job.run()
     finally:
@@ -87,10 +87,10 @@ def test_a_failure_has_its_cause_where_torch_has_other_private_parts(folder: Pat
 class TestOldest:
     """Python 3.9 and torch 2.2, in pods passed by hand."""
 
-    def job(self, python: str, folder: Path, *arguments: str, **options: object) -> Pods:
+    def job(self, python: str, folder: Path, *arguments: str, **options: object) -> LauncherPods:
         about = subprocess.run([python, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True)
         print("torch", about.stdout, about.stderr)
-        return Pods(folder, ["train.py", *arguments], python=python, warm=False, **options)  # type: ignore[arg-type]
+        return LauncherPods(folder, ["train.py", *arguments], python=python, warm=False, **options)  # type: ignore[arg-type]
 
     def test_job_trains_on_other_versions_of_torch(self, oldest: str, folder: Path) -> None:
         job = self.job(oldest, folder, nproc=2)

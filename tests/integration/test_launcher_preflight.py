@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddp_operator.launcher.pod import PreflightConfig
-from tests.support.launcher_pods import Pods
+from tests.support.launcher_pods import LauncherPods
 
 pytestmark = pytest.mark.process
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.process
 def test_preflight_measures_all_reduce_and_page_has_results(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import os, time\nwhile not os.path.exists('enough'): time.sleep(0.05)\n")
     config = {"preflight": PreflightConfig(True, ("dns", "tcp", "allreduce"), 1)}
-    job = Pods(tmp_path, ["train.py"], nproc=2, config=config)
+    job = LauncherPods(tmp_path, ["train.py"], nproc=2, config=config)
     try:
         job.start()
         for index in (0, 1):
@@ -37,7 +37,7 @@ def test_preflight_measures_all_reduce_and_page_has_results(tmp_path: Path) -> N
 def test_failed_check_ends_pod_with_mode_fail(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("open('started', 'w')\n")
     config = {"preflight": PreflightConfig(True, ("allreduce",), 1e15)}
-    job = Pods(tmp_path, ["train.py"], nodes=1, nproc=2, max_restarts=2, config=config)
+    job = LauncherPods(tmp_path, ["train.py"], nodes=1, nproc=2, max_restarts=2, config=config)
     try:
         (ended,) = job.run()
     finally:
@@ -52,7 +52,7 @@ def test_failed_check_ends_pod_with_mode_fail(tmp_path: Path) -> None:
 def test_preflight_measures_pairs_and_reports_transport(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("open('started', 'w')\n")
     config = {"preflight": PreflightConfig(False, ("pairs",), 0, min_pair_bytes_per_second=1e15)}
-    job = Pods(tmp_path, ["train.py"], nodes=3, nproc=2, config=config)
+    job = LauncherPods(tmp_path, ["train.py"], nodes=3, nproc=2, config=config)
     try:
         ended = job.run()
     finally:
@@ -68,7 +68,7 @@ def test_preflight_measures_pairs_and_reports_transport(tmp_path: Path) -> None:
 def test_required_network_refuses_sockets(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("open('started', 'w')\n")
     config = {"preflight": PreflightConfig(False, ("allreduce",), 0, require=True, transports=("IB", "RoCE"))}
-    job = Pods(tmp_path, ["train.py"], config=config)
+    job = LauncherPods(tmp_path, ["train.py"], config=config)
     try:
         ended = job.run()
     finally:

@@ -11,21 +11,23 @@ from pathlib import Path
 import pytest
 
 from tests.integration.test_launcher_elastic import TRAIN
-from tests.support.launcher_pods import Pods
+from tests.support.launcher_pods import LauncherPods
 
 pytestmark = pytest.mark.process
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Pods]:
+def job(tmp_path: Path) -> Iterator[LauncherPods]:
     (tmp_path / "train.py").write_text(TRAIN)
-    made = Pods(tmp_path, ["train.py"], spares=1, max_restarts=3, config={"restarts_without_progress": 1})
+    made = LauncherPods(tmp_path, ["train.py"], spares=1, max_restarts=3, config={"restarts_without_progress": 1})
     yield made
     made.stop()
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.nightly), signal.SIGKILL])
-def test_spare_replaces_lost_pod_and_successor_is_on_standby(job: Pods, tmp_path: Path, number: signal.Signals) -> None:
+def test_spare_replaces_lost_pod_and_successor_is_on_standby(
+    job: LauncherPods, tmp_path: Path, number: signal.Signals
+) -> None:
     job.start(2)
     job.start(0, 1)
     job.until_logged(1, "world 2 begins at step 0")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launcher_pods import Pods
+from tests.support.launcher_pods import LauncherPods
 
 pytestmark = pytest.mark.process
 
@@ -65,16 +65,16 @@ while enough == 0:
     dist.all_reduce(enough)
 """
 
-PodsFactory = Callable[..., Pods]
+PodsFactory = Callable[..., LauncherPods]
 
 
 @pytest.fixture
 def pods(tmp_path: Path) -> Iterator[PodsFactory]:
-    made: list[Pods] = []
+    made: list[LauncherPods] = []
 
-    def make(*command: str, script: str = TRAIN, **options: object) -> Pods:
+    def make(*command: str, script: str = TRAIN, **options: object) -> LauncherPods:
         (tmp_path / "train.py").write_text(script)
-        made.append(Pods(tmp_path, command, **options))  # type: ignore[arg-type]
+        made.append(LauncherPods(tmp_path, command, **options))  # type: ignore[arg-type]
         return made[-1]
 
     yield make

@@ -19,7 +19,7 @@ import pytest
 
 from tests.integration.test_launcher_worker import SCRIPTS, SEES, Outcome
 from tests.support.launcher_folder import RANK_MODULES, lay_out
-from tests.support.launcher_pods import Pods
+from tests.support.launcher_pods import LauncherPods
 
 pytestmark = pytest.mark.process
 
@@ -341,9 +341,9 @@ if restart == "0":
 """
 
 
-def job(folder: Path, **options: Any) -> Pods:
+def job(folder: Path, **options: Any) -> LauncherPods:
     (folder / "train.py").write_text(TELLS)
-    return Pods(folder, options.pop("command", ["train.py"]), nodes=1, nproc=2, max_restarts=1, **options)
+    return LauncherPods(folder, options.pop("command", ["train.py"]), nodes=1, nproc=2, max_restarts=1, **options)
 
 
 @pytest.mark.parametrize(

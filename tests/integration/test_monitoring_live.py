@@ -46,7 +46,7 @@ NEEDS_A_LOG = {"ddp_global_samples_per_second"}
 
 
 @dataclass
-class Prometheus:
+class PrometheusServer:
     """A running server."""
 
     url: str
@@ -75,10 +75,10 @@ class Prometheus:
 
 
 @dataclass
-class Watched:
+class ScrapedRun:
     """What was scraped, and when."""
 
-    prometheus: Prometheus
+    prometheus: PrometheusServer
     run_folder: Path
     begin: float
     end: float
@@ -99,7 +99,7 @@ class Watched:
 def serve_page(page: str) -> Iterator[int]:
     """Answer every request with this page; give the port."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class PageHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.send_header("Content-Type", "text/plain; version=0.0.4")
@@ -109,7 +109,7 @@ def serve_page(page: str) -> Iterator[int]:
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), PageHandler) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()
         yield server.server_port
@@ -146,7 +146,7 @@ async def submit_jobs(kubeconfig: Path, count: int, page: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScrapedRun]:
     """A run that has ended and an operator that has served jobs, both scraped from beginning to end."""
     folder = tmp_path_factory.mktemp("monitoring")
     with ExitStack() as stack:
@@ -168,7 +168,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         stack.callback(server.wait, PATIENCE)
         stack.callback(server.terminate)
-        prometheus = Prometheus(f"http://127.0.0.1:{port}")
+        prometheus = PrometheusServer(f"http://127.0.0.1:{port}")
         begin = time.time()
         options = ["--quiet", "--metrics-port", str(base), "--", *ARGUMENTS]
         with DdpRun(folder, SAMPLE, options) as run:
@@ -176,10 +176,10 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             asyncio.run(submit_jobs(kubeconfig, 5, base))
             assert run.wait() == 0, run.output
             run_folder = run.run_folder
-        yield Watched(prometheus, run_folder, begin, time.time())
+        yield ScrapedRun(prometheus, run_folder, begin, time.time())
 
 
-def test_every_panel_has_values(watched: Watched) -> None:
+def test_every_panel_has_values(watched: ScrapedRun) -> None:
     empty = []
     for path in BOARDS:
         for panel in panels(path):
@@ -189,7 +189,7 @@ def test_every_panel_has_values(watched: Watched) -> None:
     assert empty == []
 
 
-def test_every_annotation_and_variable_can_be_asked(watched: Watched) -> None:
+def test_every_annotation_and_variable_can_be_asked(watched: ScrapedRun) -> None:
     for path in BOARDS:
         board = json.loads(path.read_text())
         for annotation in board["annotations"].get("list", []):
@@ -206,7 +206,7 @@ def test_every_annotation_and_variable_can_be_asked(watched: Watched) -> None:
             assert found, variable["query"]
 
 
-def test_every_rule_is_evaluated_and_its_series_exist(watched: Watched) -> None:
+def test_every_rule_is_evaluated_and_its_series_exist(watched: ScrapedRun) -> None:
     groups = watched.prometheus.get("rules")["groups"]
     evaluated = {rule["name"]: rule for group in groups for rule in group["rules"]}
     wanted = [rule for path in sorted((MONITORING / "alerts").glob("*.yaml")) for rule in rules(path)]
@@ -222,11 +222,11 @@ def test_every_rule_is_evaluated_and_its_series_exist(watched: Watched) -> None:
             assert watched.values(rule["record"])
 
 
-def test_nothing_fired_on_a_good_run(watched: Watched) -> None:
+def test_nothing_fired_on_a_good_run(watched: ScrapedRun) -> None:
     assert watched.values('ALERTS{alertstate="firing"}') == []
 
 
-def test_figures_are_those_of_the_run(watched: Watched) -> None:
+def test_figures_are_those_of_the_run(watched: ScrapedRun) -> None:
     assert max(watched.values("max(ddp_world_size)")) == 2
     assert max(watched.values("max(ddp_planned_epochs)")) == 4
     assert max(watched.values("max(ddp_checkpoint_step)")) > 0
@@ -241,7 +241,7 @@ def test_figures_are_those_of_the_run(watched: Watched) -> None:
     assert all(0.9 <= ratio <= 1.3 for ratio in ratios), ratios
 
 
-def test_the_report_of_a_job_is_written_from_it(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_of_a_job_is_written_from_it(watched: ScrapedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddp_operator.report.cluster._LEAST_STEP", 1)  # it scrapes that often here
     job = yaml.safe_load((watched.run_folder / "status.yaml").read_text())
     job["metadata"] |= {"name": "run", "namespace": "local"}  # as the configuration labels what it scrapes

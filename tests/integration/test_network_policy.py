@@ -22,7 +22,7 @@ from ddp_operator.client.validation import check_manifest
 from tests.support import pod_network
 from tests.support.builders import job_manifest
 from tests.support.chart import render, the
-from tests.support.pod_network import Pod, build_ruleset
+from tests.support.pod_network import NetworkPod, build_ruleset
 
 RENDEZVOUS, METRICS, GLOO, API, STORAGE = 29400, 9400, 40123, 443, 2049
 TCP = (RENDEZVOUS, METRICS, GLOO, API, STORAGE, 8080, 53)
@@ -66,24 +66,26 @@ def children(manifest: dict[str, Any]) -> tuple[Any, ...]:
     return check_manifest(yaml.safe_dump(manifest)).children
 
 
-def pods() -> dict[str, Pod]:
+def pods() -> dict[str, NetworkPod]:
     """Everybody who may want something of a training pod."""
     operator = the(render({"networkPolicy": {"enabled": True}}, namespace="ddp-operator"), "Deployment")
     train = labels_of_training("train")
     prometheus = {"app.kubernetes.io/name": "prometheus"}
     made = [
-        Pod("train-0", "10.1.0.1", "team", train),
-        Pod("train-1", "10.1.0.2", "team", train),
-        Pod("other-job", "10.1.0.3", "team", labels_of_training("other")),
-        Pod("neighbour", "10.1.0.4", "team", {"app": "shell"}),
+        NetworkPod("train-0", "10.1.0.1", "team", train),
+        NetworkPod("train-1", "10.1.0.2", "team", train),
+        NetworkPod("other-job", "10.1.0.3", "team", labels_of_training("other")),
+        NetworkPod("neighbour", "10.1.0.4", "team", {"app": "shell"}),
         # Labels say nothing beyond their namespace.
-        Pod("impostor", "10.1.0.5", "other", train),
-        Pod("prometheus", "10.1.0.6", "monitoring", prometheus),
-        Pod("grafana", "10.1.0.7", "monitoring", {"app.kubernetes.io/name": "grafana"}),
-        Pod("operator", "10.1.0.8", "ddp-operator", operator["spec"]["template"]["metadata"]["labels"], {"http": 8080}),
-        Pod("dns", "10.1.0.9", "kube-system", {"k8s-app": "kube-dns"}),
-        Pod("apiserver", "172.16.0.1"),
-        Pod("storage", "192.168.7.7"),
+        NetworkPod("impostor", "10.1.0.5", "other", train),
+        NetworkPod("prometheus", "10.1.0.6", "monitoring", prometheus),
+        NetworkPod("grafana", "10.1.0.7", "monitoring", {"app.kubernetes.io/name": "grafana"}),
+        NetworkPod(
+            "operator", "10.1.0.8", "ddp-operator", operator["spec"]["template"]["metadata"]["labels"], {"http": 8080}
+        ),
+        NetworkPod("dns", "10.1.0.9", "kube-system", {"k8s-app": "kube-dns"}),
+        NetworkPod("apiserver", "172.16.0.1"),
+        NetworkPod("storage", "192.168.7.7"),
     ]
     return {pod.name: pod for pod in made}
 

@@ -221,7 +221,7 @@ async def test_certificates_that_cannot_be_used_are_refused_in_one_line() -> Non
         await client.connect()
 
 
-class Clock:
+class LoopClock:
     """A loop's time and sleep that only count."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,14 +229,14 @@ class Clock:
         self.slept: list[float] = []
         clock = self
 
-        class Loop:
+        class FakeLoop:
             def time(self) -> float:
                 return clock.now
 
         async def sleep(seconds: float) -> None:
             clock.slept.append(round(seconds, 6))
 
-        monkeypatch.setattr("ddp_operator.kube.client.asyncio.get_running_loop", Loop)
+        monkeypatch.setattr("ddp_operator.kube.client.asyncio.get_running_loop", FakeLoop)
         monkeypatch.setattr("ddp_operator.kube.client.asyncio.sleep", sleep)
 
 
@@ -244,7 +244,7 @@ class Clock:
 async def test_the_rate_limit_lets_a_burst_through_and_spaces_the_rest(
     monkeypatch: pytest.MonkeyPatch, burst: int, expected: list[float]
 ) -> None:
-    clock = Clock(monkeypatch)
+    clock = LoopClock(monkeypatch)
     limiter = RateLimiter(qps=10, burst=burst)
     for _ in range(4):
         await limiter.acquire()
@@ -256,7 +256,7 @@ async def test_the_rate_limit_lets_a_burst_through_and_spaces_the_rest(
 
 
 async def test_a_pause_holds_everybody_back_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
+    clock = LoopClock(monkeypatch)
     limiter = RateLimiter(qps=10, burst=5)
     await limiter.acquire()
     limiter.pause(7)

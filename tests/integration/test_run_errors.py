@@ -29,7 +29,7 @@ time.sleep(600)
 """
 
 
-class Run:
+class FailingRun:
     """`ddp run` in this process, whose passes end as ``error_of`` says: by the number of the pass, from 1."""
 
     def __init__(
@@ -73,7 +73,7 @@ def test_what_fails_now_and_then_or_only_watches_is_told_and_the_run_goes_on(
 
     monkeypatch.setattr(Recorder, "sample", sample)
     monkeypatch.setattr("ddp_operator.report.build_report", draw)
-    run = Run(tmp_path, monkeypatch, lambda number: KeyError("lost") if number in (1, 3, 4, 5) else None)
+    run = FailingRun(tmp_path, monkeypatch, lambda number: KeyError("lost") if number in (1, 3, 4, 5) else None)
     assert run.run("print('done')") == ExitCode.OK
     assert run.read("errors.log").count("KeyError: 'lost'") == 4
     assert "Traceback" in run.read("errors.log")
@@ -90,7 +90,7 @@ def test_what_fails_now_and_then_or_only_watches_is_told_and_the_run_goes_on(
 def test_an_error_in_every_pass_ends_the_run_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = Run(tmp_path, monkeypatch, lambda number: KeyError("lost") if Path("ready").exists() else None)
+    run = FailingRun(tmp_path, monkeypatch, lambda number: KeyError("lost") if Path("ready").exists() else None)
     assert run.run(SAVES_ON_SIGTERM) == ExitCode.BROKEN
     assert Path("saved").exists()
     status = run.resource()["status"]
@@ -109,7 +109,7 @@ def test_an_error_in_every_pass_ends_the_run_in_order(
 def test_before_any_pod_it_ends_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = Run(tmp_path, monkeypatch, lambda number: KeyError("lost"))
+    run = FailingRun(tmp_path, monkeypatch, lambda number: KeyError("lost"))
     assert run.run("") == ExitCode.BROKEN
     assert run.passes == 8
     assert run.resource()["status"]["phase"] == "Failed"
@@ -123,7 +123,7 @@ def test_the_end_of_a_pod_that_cannot_be_recorded_ends_the_run(
         raise KeyError("end")
 
     monkeypatch.setattr("ddp_operator.local.pods.read_termination_message", read_nothing)
-    run = Run(tmp_path, monkeypatch, lambda number: None)
+    run = FailingRun(tmp_path, monkeypatch, lambda number: None)
     assert run.run("print('done')") == ExitCode.BROKEN
     assert run.resource()["status"]["phase"] == "Failed"
     assert "KeyError: 'end'" in capsys.readouterr().out

@@ -38,7 +38,7 @@ os.execv(sys.executable, [sys.executable, "-c", "import sys; from ddp_operator.c
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-class Terminal:
+class RunInTerminal:
     """`ddp run` of a script in a terminal of its own; ``seen`` is all that was written there."""
 
     def __init__(self, folder: Path, **env: str) -> None:
@@ -93,14 +93,14 @@ class Terminal:
 
 
 @pytest.fixture(params=["xterm-256color", "dumb"])
-def terminal(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Terminal]:
-    made = Terminal(tmp_path, TERM=request.param)
+def terminal(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RunInTerminal]:
+    made = RunInTerminal(tmp_path, TERM=request.param)
     yield made
     made.close()
 
 
 def test_progress_is_shown_in_a_narrow_terminal_and_ctrl_c_ends_in_order(
-    terminal: Terminal, request: pytest.FixtureRequest
+    terminal: RunInTerminal, request: pytest.FixtureRequest
 ) -> None:
     terminal.until(r"^ *step \d+/4000: loss")  # the script's own line
     terminal.until(r"0\.\d%")

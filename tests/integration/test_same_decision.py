@@ -20,7 +20,7 @@ from ddp_operator.local.cluster import LocalCluster
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.settings import Settings
 from tests.support.control_plane import ControlPlane
-from tests.support.decision_history import FAILURE, NAME, SCRIPT, History, build_resource
+from tests.support.decision_history import FAILURE, NAME, SCRIPT, DecisionHistory, build_resource
 from tests.support.running_operator import RunningOperator, Start
 from tests.support.standin import ClusterActors
 
@@ -55,7 +55,7 @@ EXPECTED = {
 async def test_a_failed_attempt_on_the_local_cluster_has_the_expected_history(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    history = History()
+    history = DecisionHistory()
     cluster = LocalCluster(tmp_path / "run", tmp_path / "claims")
     wake = asyncio.Event()
     cluster.on_change = wake.set
@@ -105,7 +105,7 @@ async def test_a_failed_attempt_on_a_real_api_server_has_the_expected_history(pl
     assert history.facts() == EXPECTED
 
 
-async def play(actors: ClusterActors) -> History:
+async def play(actors: ClusterActors) -> DecisionHistory:
     """Act the scenario's pods on an API server whose operator runs, and return what was seen of the status."""
     with page_server() as (port, page):
         await actors.create(build_resource(["python", "train.py"], metrics={"port": port}))
@@ -122,7 +122,7 @@ async def play(actors: ClusterActors) -> History:
     return history
 
 
-async def act_attempt(actors: ClusterActors, page: Page, attempt: int) -> None:
+async def act_attempt(actors: ClusterActors, page: FakeMetricsPage, attempt: int) -> None:
     """Make both pods run and join, and wait until the status says so."""
     page.phase = "Rendezvous"
     for index in (0, 1):
@@ -139,9 +139,9 @@ def _condition(resource: Mapping[str, Any], kind: str) -> str:
 
 
 @asynccontextmanager
-async def watching(actors: ClusterActors) -> AsyncIterator[History]:
+async def watching(actors: ClusterActors) -> AsyncIterator[DecisionHistory]:
     """Record every status that is written: what looking now and then would miss on a busy machine."""
-    history = History()
+    history = DecisionHistory()
 
     async def watch() -> None:
         async for resource in actors.watch(KIND):
@@ -157,7 +157,7 @@ async def watching(actors: ClusterActors) -> AsyncIterator[History]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-class Page:
+class FakeMetricsPage:
     """The metrics page of pod 0's launcher."""
 
     phase = "Starting"
@@ -169,10 +169,10 @@ class Page:
 class page_server:
     """Serve a Page on 127.0.0.1; gives its port and the page."""
 
-    def __enter__(self) -> tuple[int, Page]:
-        page = Page()
+    def __enter__(self) -> tuple[int, FakeMetricsPage]:
+        page = FakeMetricsPage()
 
-        class Handler(BaseHTTPRequestHandler):
+        class FakePageHandler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 body = str(page).encode()
                 self.send_response(200)
@@ -183,7 +183,7 @@ class page_server:
             def log_message(self, format: str, *args: Any) -> None:
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), FakePageHandler)
         self.thread = Thread(target=self.server.serve_forever, daemon=True)
         self.thread.start()
         return int(self.server.server_port), page

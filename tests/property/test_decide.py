@@ -37,7 +37,7 @@ refusals = st.none() | st.builds(
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class PassInput:
     """What a pass meets: the spec as edited by then, what is seen, and the time."""
 
     spec: Any
@@ -74,7 +74,7 @@ class Step:
 
 
 @st.composite
-def steps(draw: st.DrawFn) -> Step:
+def steps(draw: st.DrawFn) -> PassInput:
     spec = {
         "nodes": draw(st.integers(1, 3)),
         "suspend": draw(st.booleans()),
@@ -93,7 +93,7 @@ def steps(draw: st.DrawFn) -> Step:
         if pod["metadata"]["name"] not in names:
             names.add(pod["metadata"]["name"])
             seen.append(pod)
-    return Step(
+    return PassInput(
         spec,
         tuple(draw(strategies.jobs(attempt)) for attempt in sorted(attempts)),
         tuple(seen),
@@ -111,7 +111,9 @@ def without_times(status: Status) -> Any:
 
 
 @given(st.lists(steps(), min_size=1, max_size=6), st.randoms(use_true_random=False))
-def test_decisions_keep_their_promises_over_any_history_of_a_job(history: list[Step], shuffle: random.Random) -> None:
+def test_decisions_keep_their_promises_over_any_history_of_a_job(
+    history: list[PassInput], shuffle: random.Random
+) -> None:
     status = Status()
     for step in history:
         before, decision = status, step.decide(status)
@@ -137,7 +139,7 @@ def check_storable(status: Status) -> None:
     assert (status.phase == "Succeeded") == ("Succeeded" in true)
 
 
-def check_ledger(before: Status, decision: Decision, step: Step) -> None:
+def check_ledger(before: Status, decision: Decision, step: PassInput) -> None:
     after = decision.status
     if is_finished(before):
         assert after == before, "terminal states absorb"
@@ -179,7 +181,7 @@ def is_alive(pod: Any) -> bool:
     return pod["status"]["phase"] in ("Pending", "Running")
 
 
-def check_rest(step: Step, decision: Decision) -> None:
+def check_rest(step: PassInput, decision: Decision) -> None:
     """Decide again and again on the same observation at the same time: it comes to rest, at once but for the ledger."""
     status, passes = decision.status, 0
     while True:
@@ -194,7 +196,7 @@ def check_rest(step: Step, decision: Decision) -> None:
 
 
 @given(steps(), st.integers(1, 10_000))
-def test_time_alone_never_undoes_the_end(step: Step, seconds: int) -> None:
+def test_time_alone_never_undoes_the_end(step: PassInput, seconds: int) -> None:
     status = Status()
     for _ in range(4):
         status = step.decide(status).status

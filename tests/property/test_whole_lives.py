@@ -95,7 +95,7 @@ fences: st.SearchStrategy[Fence] = st.sampled_from(["closed", "late", "open"])
 picks = st.integers(0, 5)
 
 
-class Life(RuleBasedStateMachine):
+class SameNameMachine(RuleBasedStateMachine):
     """One job's name, used by one job after another."""
 
     def __init__(self) -> None:
@@ -391,4 +391,4 @@ def ended(status: Status) -> bool:
 
 
 def test_a_job_finishes_through_any_life_of_its_pods_and_operator() -> None:
-    run_state_machine_as_test(Life, settings=examples(40, stateful_step_count=25))
+    run_state_machine_as_test(SameNameMachine, settings=examples(40, stateful_step_count=25))

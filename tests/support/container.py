@@ -60,7 +60,7 @@ class Container:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class PodContext:
     """What a cluster adds to a pod. ``fields``: the downward API; ``objects``: ConfigMaps and Secrets."""
 
     env: Mapping[str, str]
@@ -71,7 +71,7 @@ class Surroundings:
     image_folder: str = "/"
 
 
-def read_container(pod: Object, around: Surroundings, root: Path) -> Container:
+def read_container(pod: Object, around: PodContext, root: Path) -> Container:
     """Translate the only container of a pod's spec."""
     (container,) = pod["containers"]
     identity = pod["securityContext"]
@@ -100,7 +100,7 @@ def read_container(pod: Object, around: Surroundings, root: Path) -> Container:
     )
 
 
-def resolve_env(entry: Object, around: Surroundings) -> str:
+def resolve_env(entry: Object, around: PodContext) -> str:
     """Return the value of a container's variable."""
     if "value" in entry:
         return str(entry["value"])
@@ -117,7 +117,7 @@ def _find_data(objects: Iterable[Object], kind: str, name: str) -> Mapping[str, 
     return {**found.get("data", {}), **found.get("stringData", {})}
 
 
-def _read_volumes(pod: Object, container: Object, around: Surroundings) -> list[Volume]:
+def _read_volumes(pod: Object, container: Object, around: PodContext) -> list[Volume]:
     sources = {volume["name"]: volume for volume in pod.get("volumes", ())}
     found = []
     for mount in container.get("volumeMounts", ()):

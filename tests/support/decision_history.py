@@ -32,7 +32,7 @@ def build_resource(command: list[str], **spec: Any) -> dict[str, Any]:
 
 
 @dataclass
-class History:
+class DecisionHistory:
     """What a watcher of the resource's status saw, without times and without repetitions."""
 
     phases: list[str] = field(default_factory=list)

@@ -30,7 +30,7 @@ class FakeCapture:
         self.stream_captures = False
         patches = {
             "torch.cuda.CUDAGraph": lambda: _Graph(self),
-            "torch.cuda.graph": _Recording,
+            "torch.cuda.graph": _GraphCapture,
             "torch.cuda.graph_pool_handle": lambda: (0, 1),
             "torch.cuda.current_stream": lambda: types.SimpleNamespace(device=DEVICE),
             "torch.cuda.is_current_stream_capturing": lambda: self.stream_captures,
@@ -77,7 +77,7 @@ class _Graph:
         """Do nothing."""
 
 
-class _Recording:
+class _GraphCapture:
     def __init__(self, graph: _Graph, *, pool: Pool, **_: Any) -> None:
         self.graph = graph
         self.pool = pool

@@ -27,7 +27,7 @@ from .builders import NOW, Json, hand_over, resource
 NOWHERE = Path("nowhere")
 
 
-class Clock:
+class SteppedClock:
     """A clock that a test moves."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class StillKubelet(Kubelet):
 class FakeCluster(LocalCluster):
     """The local cluster without processes."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: SteppedClock) -> None:
         super().__init__(NOWHERE, NOWHERE, clock=clock, environ={})
         kubelet = StillKubelet(self.store, NOWHERE, NOWHERE, clock, {}, self._gpu_pool)
         kubelet.cluster = self
@@ -148,7 +148,7 @@ class ReconcilerHarness:
     """One job in a cluster in memory, its user, and its reconciler."""
 
     def __init__(self, item: Mapping[str, Any] | None = None, **spec: Any) -> None:
-        self.clock = Clock()
+        self.clock = SteppedClock()
         self.cluster = FakeCluster(self.clock)
         item = item or resource(**{"nodes": 2, **spec})
         self.key = Key(item["metadata"].get("namespace", "default"), item["metadata"]["name"])

@@ -85,14 +85,14 @@ class FileServer:
 def serve_file(server: FileServer, host: str = "127.0.0.1", port: int = 0) -> Iterator[FileServer]:
     """Serve until the block ends."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class FileHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             server.answer(self)
 
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    listener = ThreadingHTTPServer((host, port), Handler)
+    listener = ThreadingHTTPServer((host, port), FileHandler)
     listener.daemon_threads = True
     thread = threading.Thread(target=listener.serve_forever, args=(0.02,))
     thread.start()

@@ -25,7 +25,7 @@ TIMEOUT = 150  # patience, not expectation: other work on the machine makes ever
 
 
 @dataclass
-class Ended:
+class PodEnd:
     """How a pod ended."""
 
     code: int
@@ -34,7 +34,7 @@ class Ended:
 
 
 @dataclass
-class Pods:
+class LauncherPods:
     """The pods of one job. ``stop`` ends whatever still runs."""
 
     folder: Path
@@ -134,16 +134,16 @@ class Pods:
         """Return what the pod has written so far."""
         return (self.folder / f"log-{index}").read_text(errors="replace")
 
-    def wait(self, index: int) -> Ended:
+    def wait(self, index: int) -> PodEnd:
         """Wait for one pod's end."""
         try:
             code = self.running[index].wait(TIMEOUT)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"pod {index} does not end:\n{self.log(index)}") from None
         path = self.folder / f"termination-{index}"
-        return Ended(code, json.loads(path.read_bytes()) if path.exists() else {}, self.log(index))
+        return PodEnd(code, json.loads(path.read_bytes()) if path.exists() else {}, self.log(index))
 
-    def run(self) -> list[Ended]:
+    def run(self) -> list[PodEnd]:
         """Start all pods and wait for all of them."""
         self.start()
         return [self.wait(index) for index in range(self.nodes)]

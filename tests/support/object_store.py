@@ -22,7 +22,7 @@ PACKAGES = Path(__file__).parents[2] / "build" / "s3"
 _BUSY = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
-class Wire:
+class FaultyProxy:
     """A TCP proxy; ``state``: ``up``, ``down`` (the end at once), ``busy`` (503), ``cut`` (after 100,000 bytes)."""
 
     def __init__(self, target: int, host: str) -> None:
@@ -82,7 +82,7 @@ class ObjectStore:
             free.bind(("127.0.0.1", 0))
             port = int(free.getsockname()[1])
         self.url = "s3://bucket/prefix"
-        self.wire = Wire(port, host)
+        self.wire = FaultyProxy(port, host)
         self._direct = f"http://127.0.0.1:{port}"
         self.credentials = {
             "AWS_ACCESS_KEY_ID": "key",

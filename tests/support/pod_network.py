@@ -25,7 +25,7 @@ Policy = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Pod:
+class NetworkPod:
     """One pod, or an address outside of the cluster, which has no namespace and no labels."""
 
     name: str
@@ -35,7 +35,9 @@ class Pod:
     ports: Mapping[str, int] = field(default_factory=dict)
 
 
-def build_ruleset(policies: Iterable[Policy], pods: Sequence[Pod], namespaces: Mapping[str, Mapping[str, str]]) -> str:
+def build_ruleset(
+    policies: Iterable[Policy], pods: Sequence[NetworkPod], namespaces: Mapping[str, Mapping[str, str]]
+) -> str:
     """Return nftables rules for a router between the pods.
 
     As Kubernetes has it: a pod that no policy of a direction selects is open in that direction; what several policies
@@ -64,7 +66,7 @@ def build_ruleset(policies: Iterable[Policy], pods: Sequence[Pod], namespaces: M
     return f"table inet policies {{\n{blocks}}}\n"
 
 
-def _holds(policy: Policy, pod: Pod) -> bool:
+def _holds(policy: Policy, pod: NetworkPod) -> bool:
     same = pod.namespace == policy["metadata"]["namespace"]
     return same and _matches(policy["spec"]["podSelector"], pod.labels)
 
@@ -83,7 +85,7 @@ def _matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 def _addresses(
     peers: Sequence[Mapping[str, Any]] | None,
     home: str,
-    pods: Sequence[Pod],
+    pods: Sequence[NetworkPod],
     namespaces: Mapping[str, Mapping[str, str]],
     side: str,
 ) -> list[str]:
@@ -113,7 +115,7 @@ def _addresses(
     return found
 
 
-def _ports(ports: Sequence[Mapping[str, Any]] | None, owner: Pod | None) -> list[str]:
+def _ports(ports: Sequence[Mapping[str, Any]] | None, owner: NetworkPod | None) -> list[str]:
     """Return one match a port; no ports at all match everything. A name is that of the destination's port."""
     if not ports:
         return [""]

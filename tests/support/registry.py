@@ -47,7 +47,7 @@ class Registry:
 def serve_registry(registry: Registry) -> Iterator[Registry]:
     """Serve until the block ends."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class RegistryHandler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def handle_call(self) -> None:
@@ -118,7 +118,7 @@ def serve_registry(registry: Registry) -> Iterator[Registry]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    listener = ThreadingHTTPServer(("127.0.0.1", 0), RegistryHandler)
     listener.daemon_threads = True
     thread = threading.Thread(target=listener.serve_forever, args=(0.02,))
     thread.start()

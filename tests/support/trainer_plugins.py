@@ -40,7 +40,7 @@ def _numbered(length: int) -> ImageData:
     return ImageData(pixels, numbers % 2)
 
 
-class _Recording(nn.Module):
+class _RecordingModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(2, 2)
@@ -57,7 +57,7 @@ class _Recording(nn.Module):
 
 def recording(config: ModelConfig, in_channels: int, num_classes: int) -> nn.Module:
     """Writes one line a forward pass into the folder TEST_RECORD."""
-    return _Recording()
+    return _RecordingModel()
 
 
 def read_record(folder: Path, kind: str) -> list[list[list[int]]]:

@@ -20,7 +20,7 @@ from tests.bench.trainer.cli import main
 from tests.bench.trainer.contenders import Bare, Ours, Switches, build_config, start_exporter
 from tests.bench.trainer.documents import DocumentsLoop, LoopNovoGrad
 from tests.bench.trainer.network import Link, parameter_server_seconds, ring_seconds
-from tests.bench.trainer.report import Measured, communication, describe, ratio, rows
+from tests.bench.trainer.report import CaseResult, communication, describe, ratio, rows
 from tests.bench.trainer.systems import (
     BY_NAME,
     QUICK,
@@ -31,7 +31,7 @@ from tests.bench.trainer.systems import (
     each_preset_first,
     plan_cases,
 )
-from tests.bench.trainer.worker import Spec, _Runner, measure
+from tests.bench.trainer.worker import MeasurementSpec, _Runner, measure
 
 CPU = torch.device("cpu")
 
@@ -171,10 +171,10 @@ def result(rate: float, batch: int = 10, **more: float) -> dict[str, Any]:
     return {"images_per_second": rate, **common, "peak_bytes": None, "cache_bytes": 0, **more}
 
 
-def measured(ranks: int = 1, **results: dict[str, Any]) -> Measured:
+def measured(ranks: int = 1, **results: dict[str, Any]) -> CaseResult:
     named = {name.replace("_", ":"): value for name, value in results.items()}
     case = Case(BY_NAME["cifar10-resnet50-ddp" if ranks > 1 else "cifar10-resnet50"], ranks)
-    return Measured(case, "cifar10", {"results": named, "gradient_bytes": 100 * 2**20})
+    return CaseResult(case, "cifar10", {"results": named, "gradient_bytes": 100 * 2**20})
 
 
 def test_a_steps_time_is_shared_out_and_rates_are_compared() -> None:
@@ -207,8 +207,8 @@ def test_ratios_are_taken_round_by_round() -> None:
 
 
 def test_the_table_shows_the_documents_figures_and_why_a_system_is_missing() -> None:
-    failed = Measured(Case(BY_NAME["cifar10-resnet18"], 1), "cifar10", problem="rank 0 ended with 1")
-    lacking = Measured(Case(BY_NAME["cifar10-resnet50-dp"], 1, "DataParallel needs two GPUs"), "cifar10")
+    failed = CaseResult(Case(BY_NAME["cifar10-resnet18"], 1), "cifar10", problem="rank 0 ended with 1")
+    lacking = CaseResult(Case(BY_NAME["cifar10-resnet50-dp"], 1, "DataParallel needs two GPUs"), "cifar10")
     some = measured(documents=result(10.0), ours_fp32={"failed": "UserError: no"})
     everything = [some, lacking, failed]
     text = "\n".join(line for one in everything for line in describe(one, everything))
@@ -284,7 +284,7 @@ def test_batches_are_compared_where_the_document_does_or_one_asks() -> None:
 
 def test_accuracy_after_the_documents_epochs_stands_beside_what_the_document_says() -> None:
     changes = {"max_steps": 2, "model": {"width": 4}}
-    spec = Spec("digits-resnet", changes, [], "cpu", 1, 0.0, "", train=True)
+    spec = MeasurementSpec("digits-resnet", changes, [], "cpu", 1, 0.0, "", train=True)
     trained = measure(spec, World(RankEnv(), CPU))["trained"]
     assert trained.keys() == {"preset", "published"}
     some = measured(documents=result(10.0))
@@ -296,7 +296,7 @@ def test_accuracy_after_the_documents_epochs_stands_beside_what_the_document_say
 
 
 def test_accuracy_is_not_taken_from_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Spec] = []
+    asked: list[MeasurementSpec] = []
     monkeypatch.setattr(launch, "run", lambda spec, *_, **__: asked.append(spec) or {"results": {}})
     data, case = cli._Data(None, tmp_path, True), Case(BY_NAME["cifar10-resnet18"], 1)
     found = cli._measure(case, (), "cuda", {"rounds": 1, "seconds": 0.0}, data, tmp_path, quick=True, accuracy=True)
@@ -317,7 +317,7 @@ def test_a_step_that_is_compiled_gets_the_time_for_it(
 
 
 def test_where_nobody_can_be_built_the_reasons_are_the_result() -> None:
-    spec = Spec("cifar10-resnet18", {"data": {"dir": "/nowhere"}}, ["ours:fp32"], "cpu", 2, 0.0, "")
+    spec = MeasurementSpec("cifar10-resnet18", {"data": {"dir": "/nowhere"}}, ["ours:fp32"], "cpu", 2, 0.0, "")
     results = measure(spec, World(RankEnv(), torch.device("cpu")))["results"]
     assert "CIFAR-10 is not complete in /nowhere" in results["ours:fp32"]["failed"]
 

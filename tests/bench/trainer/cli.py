@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_trainer.config.presets import PRESETS
 from tests.bench.trainer import launch, synthetic
-from tests.bench.trainer.report import LEGEND, Measured, communication, describe, rows
+from tests.bench.trainer.report import LEGEND, CaseResult, communication, describe, rows
 from tests.bench.trainer.slow_link import find_obstacle, slow_link
 from tests.bench.trainer.systems import (
     BY_NAME,
@@ -34,7 +34,7 @@ from tests.bench.trainer.systems import (
 )
 
 if TYPE_CHECKING:
-    from tests.bench.trainer.worker import Spec
+    from tests.bench.trainer.worker import MeasurementSpec
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     output.mkdir(parents=True, exist_ok=True)
     print(f"{_machine()}; {available} {'GPU' if device == 'cuda' else 'core'}(s)", flush=True)
     started = time.perf_counter()
-    everything: list[Measured] = []
+    everything: list[CaseResult] = []
     asked = {"quick": flags.quick, "batches": flags.batches, "accuracy": flags.accuracy, "rate": flags.slow_link}
     with tempfile.TemporaryDirectory(prefix="ddp-bench-") as name:
         folder = Path(name)
@@ -181,9 +181,9 @@ def _measure(
     accuracy: bool = False,
     rate: str | None = None,
     left: float = math.inf,
-) -> Measured:
+) -> CaseResult:
     preset = case.system.preset
-    measured = Measured(case, PRESETS[preset].values["data"]["name"])
+    measured = CaseResult(case, PRESETS[preset].values["data"]["name"])
     if case.missing:
         return measured
     if left <= 0:
@@ -191,7 +191,7 @@ def _measure(
         return measured
     # A module that imports torch; the command line above is answered without it.
     from ddp_trainer.step_graph import WARM_UP
-    from tests.bench.trainer.worker import Spec
+    from tests.bench.trainer.worker import MeasurementSpec
 
     changes: dict[str, Any] = dict(QUICK[preset]) if quick else {}
     changes["data"] = {**changes.get("data", {}), "dir": data.folder(measured.data)}
@@ -201,7 +201,7 @@ def _measure(
         measured.notes.append(f"accuracy: not measured, --data-dir lacks {measured.data}")
     if batches is None:
         batches = case.system.sweep if device == "cuda" and not quick else ()
-    spec = Spec(
+    spec = MeasurementSpec(
         preset=preset,
         changes=changes,
         contenders=_contenders(case, ("preset",) if half else variants, batches, quick=quick),
@@ -222,14 +222,14 @@ def _measure(
             measured.about = launch.run(spec, case.ranks, folder, timeout=seconds, nodes=case.system.nodes, **link)
         if device == "cpu" and case.ranks == 1 and not quick:
             _measure_memory(measured, spec, variants[0], folder)
-    except launch.Failed as error:
+    except launch.MeasurementFailed as error:
         measured.problem = str(error)
     except subprocess.CalledProcessError as error:
         measured.problem = f"{' '.join(error.cmd)}: {error.stderr.decode().strip()}"
     return measured
 
 
-def _measure_memory(measured: Measured, spec: Spec, variant: str, folder: Path) -> None:
+def _measure_memory(measured: CaseResult, spec: MeasurementSpec, variant: str, folder: Path) -> None:
     """Add the peak memory of ours and of the bare step, which on a CPU takes a process of its own for each."""
     for name in (f"ours:{variant}", f"bare:{variant}"):
         alone = launch.run(replace(spec, contenders=[name], rounds=1, seconds=0.0, train=False), 1, folder, timeout=600)
@@ -247,17 +247,17 @@ def _contenders(case: Case, variants: tuple[str, ...], batches: tuple[int, ...],
     return names if quick or not variants else [*names, f"silent:{variants[-1]}"]
 
 
-def _link(everything: list[Measured], folder: Path) -> Any:
+def _link(everything: list[CaseResult], folder: Path) -> Any:
     """The link measured on the way, or else between two processes started for it."""
     from tests.bench.trainer.network import Link
-    from tests.bench.trainer.worker import Spec
+    from tests.bench.trainer.worker import MeasurementSpec
 
     links = [one.about["link"] for one in everything if one.about.get("link")]
     if not links:
-        spec = Spec("", {}, [], "cpu", 1, 0.0, str(folder / "link.json"))
+        spec = MeasurementSpec("", {}, [], "cpu", 1, 0.0, str(folder / "link.json"))
         try:
             links = [launch.run(spec, 2, folder, timeout=120)["link"]]
-        except launch.Failed as error:
+        except launch.MeasurementFailed as error:
             print(f"benchmark: warning: no link measured: {error}", file=sys.stderr)
             return None
     return Link(**links[0])
@@ -289,7 +289,7 @@ def _machine() -> str:
     return f"{name}, torch {torch.__version__}, {os.cpu_count()} CPUs"
 
 
-def _as_json(measured: Measured) -> dict[str, Any]:
+def _as_json(measured: CaseResult) -> dict[str, Any]:
     case = measured.case
     return {
         "system": case.system.name,

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 from ddp_trainer.machine import available_cpus
 
 if TYPE_CHECKING:
-    from tests.bench.trainer.worker import Spec
+    from tests.bench.trainer.worker import MeasurementSpec
 
 
-class Failed(Exception):
+class MeasurementFailed(Exception):
     """A measurement ended without a result; the text says why."""
 
 
 def run(
-    spec: Spec,
+    spec: MeasurementSpec,
     ranks: int,
     folder: Path,
     timeout: float,
@@ -37,7 +37,7 @@ def run(
 
     On several ``nodes`` each rank knows, and sees of the GPUs, only those of its own share of the machine.
     ``prefixes`` are words before each rank's command, ``environ`` is added to all ranks' environment.
-    Raises :class:`Failed`.
+    Raises :class:`MeasurementFailed`.
     """
     path = folder / "spec.json"
     path.write_text(json.dumps(asdict(spec)))
@@ -76,7 +76,7 @@ def run(
     for rank, process in enumerate(processes):
         if process.returncode:
             tail = (folder / f"rank-{rank}.log").read_text(errors="replace").strip().splitlines()[-1:]
-            raise Failed(f"rank {rank} ended with {process.returncode}: {' '.join(tail)[:300]}")
+            raise MeasurementFailed(f"rank {rank} ended with {process.returncode}: {' '.join(tail)[:300]}")
     result: dict[str, Any] = json.loads(Path(spec.result).read_text())
     return result
 
@@ -105,5 +105,5 @@ def _wait(processes: list[subprocess.Popen[bytes]], timeout: float) -> None:
             time.sleep(0.5)  # the others may have something to say
             return
         if time.monotonic() > deadline:
-            raise Failed(f"not done after {timeout:.0f} s")
+            raise MeasurementFailed(f"not done after {timeout:.0f} s")
         time.sleep(0.05)

@@ -19,7 +19,7 @@ scaling: images/s over ranks times those of one rank."""
 
 
 @dataclass
-class Measured:
+class CaseResult:
     """A case with what came of it: ``about`` of the worker, or why there is nothing."""
 
     case: Case
@@ -35,7 +35,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Row:
+class ContenderRow:
     """One contender of one case. Seconds are those of a step; None: not known, or there is none."""
 
     who: str
@@ -59,7 +59,7 @@ def ratio(one: dict[str, Any], other: dict[str, Any]) -> float:
     return statistics.median(rounds)
 
 
-def rows(measured: Measured, alone: Measured | None) -> list[Row]:
+def rows(measured: CaseResult, alone: CaseResult | None) -> list[ContenderRow]:
     """The rows of a case; ``alone`` is the same preset on one rank, for the efficiency.
 
     Communication is what the bare step takes longer than the same without all-reduce; data is the host's wait for a
@@ -81,7 +81,7 @@ def rows(measured: Measured, alone: Measured | None) -> list[Row]:
             communication = _communication(measured, variant) if kind == "ours" else None
             compute = max(0.0, step - data - (communication or 0.0))
         found.append(
-            Row(
+            ContenderRow(
                 name,
                 rate,
                 (result["highest"] - result["lowest"]) / rate,
@@ -97,7 +97,7 @@ def rows(measured: Measured, alone: Measured | None) -> list[Row]:
     return found
 
 
-def _communication(measured: Measured, variant: str) -> float | None:
+def _communication(measured: CaseResult, variant: str) -> float | None:
     """Seconds a step that the bare step waits for all-reduce; 0 on one rank."""
     if measured.case.ranks == 1:
         return 0.0
@@ -107,7 +107,7 @@ def _communication(measured: Measured, variant: str) -> float | None:
     return max(0.0, float(talking["step_seconds"] - mute["step_seconds"]))
 
 
-def published(measured: Measured) -> str:
+def published(measured: CaseResult) -> str:
     """What the document reports for this system."""
     system = measured.case.system
     parts = [f"{number} GPU{'s' if number > 1 else ''}: {seconds:g} s {system.seconds_of}"
@@ -118,7 +118,7 @@ def published(measured: Measured) -> str:
     return "; ".join(filter(None, [*parts, system.claim])) or "no figure"
 
 
-def describe(measured: Measured, everything: Sequence[Measured]) -> list[str]:
+def describe(measured: CaseResult, everything: Sequence[CaseResult]) -> list[str]:
     """The lines of a case for a terminal; ``everything``: with what was measured before it."""
     columns = ("images/s", "+-", "x doc.", "of bare", "epoch s", "data", "compute", "comm.", "scaling")
     case, system = measured.case, measured.case.system
@@ -148,13 +148,13 @@ def describe(measured: Measured, everything: Sequence[Measured]) -> list[str]:
     return lines + [f"  {note}" for note in measured.notes] + _costs(measured)
 
 
-def _alone(measured: Measured, everything: Sequence[Measured]) -> Measured | None:
+def _alone(measured: CaseResult, everything: Sequence[CaseResult]) -> CaseResult | None:
     same = [one for one in everything if one.case.system.preset == measured.case.system.preset and one.case.ranks == 1]
     good = [one for one in same if one.about and one.case.system.mode != "dp"]
     return good[0] if good else None
 
 
-def _costs(measured: Measured) -> list[str]:
+def _costs(measured: CaseResult) -> list[str]:
     lines = []
     for name, result in measured.about["results"].items():
         kind, _, variant = name.partition(":")
@@ -181,7 +181,7 @@ def _costs(measured: Measured) -> list[str]:
     return lines
 
 
-def communication(everything: Sequence[Measured], link: Link | None) -> str:
+def communication(everything: Sequence[CaseResult], link: Link | None) -> str:
     """What averaging the gradients costs by either way, for each model and number of ranks."""
     if link is None:
         return "communication: no link could be measured"

@@ -36,7 +36,7 @@ TRAINED = ("preset", "published")
 
 
 @dataclass(frozen=True)
-class Spec:
+class MeasurementSpec:
     """What to measure. ``contenders`` are ``documents``, ``ours:VARIANT``, ``silent:…``, ``bare:…`` and ``mute:…``.
 
     ``silent`` is ours without exporter and log, ``mute`` the bare step without all-reduce. With ``train`` the preset is
@@ -61,7 +61,7 @@ class Spec:
 class _Runner:
     """A contender with its place in the stream of its steps."""
 
-    def __init__(self, name: str, spec: Spec, world: World, defaults: Switches) -> None:
+    def __init__(self, name: str, spec: MeasurementSpec, world: World, defaults: Switches) -> None:
         memory = PeakMemory(world.device)
         defaults.set()
         self.name, self.contender = name, _build(name, spec, world)
@@ -111,7 +111,7 @@ class _Runner:
         }
 
 
-def _build(name: str, spec: Spec, world: World) -> Any:
+def _build(name: str, spec: MeasurementSpec, world: World) -> Any:
     kind, _, variant = name.partition(":")
     if kind == "documents":
         published = build_config(spec.preset, spec.changes, as_published=True)
@@ -135,12 +135,12 @@ def _barrier(world: World) -> None:
         world.sum([0.0])
 
 
-def _agree_on_steps(step_seconds: float, spec: Spec, world: World) -> int:
+def _agree_on_steps(step_seconds: float, spec: MeasurementSpec, world: World) -> int:
     mean = world.sum([step_seconds])[0] / world.size
     return max(1, min(spec.max_steps, round(spec.seconds / mean)))
 
 
-def measure(spec: Spec, world: World) -> dict[str, Any]:
+def measure(spec: MeasurementSpec, world: World) -> dict[str, Any]:
     """Build all contenders, let them take turns, and return what came out; the same on every rank but for times."""
     runners: list[_Runner] = []
     defaults = Switches()
@@ -176,7 +176,7 @@ def measure(spec: Spec, world: World) -> dict[str, Any]:
     return about
 
 
-def train(spec: Spec, world: World, *, as_published: bool) -> dict[str, Any]:
+def train(spec: MeasurementSpec, world: World, *, as_published: bool) -> dict[str, Any]:
     """Train for the document's epochs; return the last accuracy, and the epochs and seconds that it took."""
     changes = merge({"csv_dir": None, "metrics": {"port": 0}, "distributed": {"device": spec.device}}, spec.changes)
     started, exporter = time.perf_counter(), start_exporter(world.env)
@@ -207,7 +207,7 @@ def _link(world: World) -> dict[str, Any] | None:
 
 def main(path: str) -> None:
     """Measure what the file ``path`` says; rank 0 writes the result."""
-    spec = Spec(**json.loads(Path(path).read_text()))
+    spec = MeasurementSpec(**json.loads(Path(path).read_text()))
     world = World.start(DistributedConfig(device=spec.device, timeout_seconds=300.0), RankEnv.from_environ())
     about = measure(spec, world) if spec.contenders else {"link": _link(world)}
     if world.is_main:

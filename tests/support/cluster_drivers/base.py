@@ -90,7 +90,7 @@ def build_resource(name: str, **spec: Any) -> dict[str, Any]:
 def serve(page: bytes) -> Iterator[int]:
     """Answer every GET on a port of this machine with ``page``."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class EchoHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
@@ -102,7 +102,7 @@ def serve(page: bytes) -> Iterator[int]:
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), EchoHandler) as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         try:

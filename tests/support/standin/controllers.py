@@ -15,7 +15,7 @@ from ddp_operator.local.job_controller import JobDecision, decide_job
 from ddp_operator.manifests.job_pod import build_pod
 
 from .actors import FINISHED, killed
-from .errors import Failure
+from .errors import ApiFailure
 from .kueue import Kueue
 from .resources import Kind
 from .storage import Mailbox, Object, Storage, copied
@@ -95,7 +95,7 @@ class Controllers:
         for index in decision.create:
             try:
                 self._storage.create(pods, build_pod(job, index, suffix=self.suffix()))
-            except Failure as failure:
+            except ApiFailure as failure:
                 if failure.code != 409:
                     raise
 

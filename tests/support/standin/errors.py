@@ -20,7 +20,7 @@ REASONS = {
 }
 
 
-class Failure(Exception):
+class ApiFailure(Exception):
     """Raised anywhere below a request; becomes its answer."""
 
     def __init__(self, code: int, message: str, *, reason: str | None = None, retry_after: int | None = None) -> None:
@@ -43,6 +43,6 @@ class Failure(Exception):
         }
 
 
-def not_found(plural: str, name: str) -> Failure:
+def not_found(plural: str, name: str) -> ApiFailure:
     """The usual 404."""
-    return Failure(404, f'{plural} "{name}" not found')
+    return ApiFailure(404, f'{plural} "{name}" not found')

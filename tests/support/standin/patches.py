@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
-from .errors import Failure
+from .errors import ApiFailure
 
 
 def merge(target: Any, patch: Any) -> Any:
@@ -52,7 +52,7 @@ def json_patch(target: Any, operations: list[dict[str, Any]]) -> Any:
                 node = node[int(part)] if isinstance(node, list) else node[part]
             _operate(node, last, operation)
         except (KeyError, IndexError, ValueError, TypeError):
-            raise Failure(422, f"the JSON patch cannot be applied at {operation['path']}") from None
+            raise ApiFailure(422, f"the JSON patch cannot be applied at {operation['path']}") from None
     return result
 
 

@@ -27,7 +27,7 @@ Fence = Literal["closed", "late", "open"]
 there were no fence, whatever its pass makes it write."""
 
 
-class Surroundings(Protocol):
+class ProcessContext(Protocol):
     """What a process needs of what is around it."""
 
     def clock(self) -> datetime: ...
@@ -44,7 +44,7 @@ class Surroundings(Protocol):
 class Process:
     """One operator: what it knows, and when it wants to look at what. It begins with nothing."""
 
-    def __init__(self, simulation: Surroundings) -> None:
+    def __init__(self, simulation: ProcessContext) -> None:
         self.wanted: dict[Key, datetime] = {}
         self.seen: dict[str, int] = {}
         """How much of the history its watch of a kind has brought."""
@@ -67,7 +67,7 @@ class Process:
 class _Client(ApiClient):
     """The operator's client, whose calls go nowhere but to the stand-in."""
 
-    def __init__(self, simulation: Surroundings, process: Process) -> None:
+    def __init__(self, simulation: ProcessContext, process: Process) -> None:
         super().__init__(self._log_in, qps=1e9, burst=1_000_000_000)
         self._simulation = simulation
         self._process = process
@@ -106,7 +106,7 @@ class _Synchroniser(Resync):
 class _Cluster(KubeCluster):
     """The operator's cluster. Pods say what the test wants; Events are posted before anything else is done."""
 
-    def __init__(self, simulation: Surroundings, process: Process) -> None:
+    def __init__(self, simulation: ProcessContext, process: Process) -> None:
         super().__init__(process.client, process.store, on_change=lambda key: simulation.want(key, of=process))
         self._simulation = simulation
         self._process = process

@@ -20,7 +20,7 @@ from .actors import PATIENCE
 from .controllers import Controllers
 from .faults import Faults
 from .resources import Kind
-from .server import Api
+from .server import StandInApi
 from .storage import Object, Storage
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -39,7 +39,7 @@ class StandIn(Stoppable):
         self._tls = tls
         self.faults = Faults()
         self._storage = Storage()
-        self._api = Api(self._storage, self.faults, bookmark_interval=bookmark_interval)
+        self._api = StandInApi(self._storage, self.faults, bookmark_interval=bookmark_interval)
         self.controllers = Controllers(self._storage, self._api.kind)
         for name in ("default", "kube-system"):
             self._storage.create(self._api.kind("Namespace"), {"metadata": {"name": name}, "spec": {}})

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from .errors import Failure, not_found
+from .errors import ApiFailure, not_found
 from .faults import Faults
 from .patches import json_patch, merge, strategic
 from .resources import BUILTIN, Kind, custom_kind
@@ -38,7 +38,7 @@ class Ask(NamedTuple):
     accept: str = ""
 
 
-class Place(NamedTuple):
+class RequestTarget(NamedTuple):
     """What a request is about."""
 
     verb: str
@@ -62,7 +62,7 @@ class Call(NamedTuple):
     user: str
 
 
-class Api:
+class StandInApi:
     """Answers requests. Lives in one event loop; ``running.py`` gives it a thread."""
 
     def __init__(self, storage: Storage, faults: Faults, *, bookmark_interval: float = 1.0) -> None:
@@ -119,7 +119,7 @@ class Api:
         if version is None:
             found = [entry for entry in groups if entry["name"] == group]
             if group and not found:
-                return _answer(Failure(404, "the server could not find the requested resource"))
+                return _answer(ApiFailure(404, "the server could not find the requested resource"))
             return web.json_response(
                 {"kind": "APIGroup", **found[0]} if group else {"kind": "APIGroupList", "groups": groups}
             )
@@ -127,7 +127,7 @@ class Api:
             entry for kind in self.kinds if (kind.group, kind.version) == (group, version) for entry in kind.discovery()
         ]
         if not resources:
-            return _answer(Failure(404, "the server could not find the requested resource"))
+            return _answer(ApiFailure(404, "the server could not find the requested resource"))
         name = f"{group}/{version}" if group else version
         return web.json_response({"kind": "APIResourceList", "groupVersion": name, "resources": resources})
 
@@ -142,7 +142,7 @@ class Api:
         ask = Ask(request.method, request.path, request.query, body, request.content_type, accept)
         try:
             place = self.route(ask)
-        except Failure as failure:
+        except ApiFailure as failure:
             return _answer(failure)
         verb, kind, namespace, name, subresource = place
         resource = place.resource
@@ -157,7 +157,7 @@ class Api:
             return _cut(request)
         try:
             if fault is not None and isinstance(fault.status, int):
-                raise Failure(fault.status, fault.message, retry_after=fault.retry_after)
+                raise ApiFailure(fault.status, fault.message, retry_after=fault.retry_after)
             if verb == "watch":
                 self.calls.append(Call(verb, resource, 200, user))
                 return await self.watches.serve(request, kind, namespace)
@@ -165,7 +165,7 @@ class Api:
                 self.calls.append(Call(verb, resource, 200, user))
                 return await self._log(request, namespace or "", name)
             status, answer = self.perform(ask, place)
-        except Failure as failure:
+        except ApiFailure as failure:
             self.calls.append(Call(verb, resource, failure.code, user))
             return _answer(failure)
         self.calls.append(Call(verb, resource, status, user))
@@ -192,8 +192,8 @@ class Api:
                 return answer
             await asyncio.sleep(0.02)
 
-    def route(self, ask: Ask) -> Place:
-        """Return what a request is about. Raises: Failure 404."""
+    def route(self, ask: Ask) -> RequestTarget:
+        """Return what a request is about. Raises: ApiFailure 404."""
         parts = ask.path.strip("/").split("/")
         group, version, rest = ("", parts[1], parts[2:]) if parts[0] == "api" else (parts[1], parts[2], parts[3:])
         namespace = None
@@ -206,11 +206,11 @@ class Api:
                     verb = VERBS[ask.method]
                     if verb == "get" and name is None:
                         verb = "watch" if ask.query.get("watch") in ("true", "1") else "list"
-                    return Place(verb, kind, namespace, name, subresource)
-        raise Failure(404, "the server could not find the requested resource")
+                    return RequestTarget(verb, kind, namespace, name, subresource)
+        raise ApiFailure(404, "the server could not find the requested resource")
 
-    def perform(self, ask: Ask, place: Place) -> tuple[int, Object]:
-        """Do what a request asks for; return the HTTP status and the answer. Raises: Failure."""
+    def perform(self, ask: Ask, place: RequestTarget) -> tuple[int, Object]:
+        """Do what a request asks for; return the HTTP status and the answer. Raises: ApiFailure."""
         verb, kind, namespace, name, subresource = place
         body = ask.body
         if verb == "list":
@@ -221,7 +221,7 @@ class Api:
         if verb == "create":
             return 201, self._create(ask, kind, where, _parse(body))
         if name is None:
-            raise Failure(405, "the server does not allow this method on the requested resource")
+            raise ApiFailure(405, "the server does not allow this method on the requested resource")
         if verb == "patch" and "apply-patch" in ask.content_type and self.storage.find(kind, where, name) is None:
             return 201, self._create(ask, kind, where, _parse(body))
         stored = self.storage.get(kind, where, name)
@@ -264,7 +264,7 @@ class Api:
         obj |= {"apiVersion": kind.api_version, "kind": kind.kind}
         if kind.kind == "Event" and obj.get("involvedObject", {}).get("namespace") != namespace:
             where = "involvedObject.namespace: Invalid value: does not match event.namespace"
-            raise Failure(422, f'Event "{obj["metadata"].get("name")}" is invalid: {where}')
+            raise ApiFailure(422, f'Event "{obj["metadata"].get("name")}" is invalid: {where}')
         if self.webhook is not None and kind.kind == "Job":
             self.webhook(obj)
         if "status" in kind.subresources and kind.schema is not None:
@@ -320,7 +320,7 @@ class Api:
                     f"the {words} in the precondition ({wanted}) does not match the {words} in record ({meta[name]})"
                 )
                 which = f'Operation cannot be fulfilled on {kind.named} "{meta["name"]}"'
-                raise Failure(409, f"{which}: {differs}. The object might have been {guess}")
+                raise ApiFailure(409, f"{which}: {differs}. The object might have been {guess}")
         grace = None
         if kind.kind == "Pod" and stored["spec"].get("nodeName") and stored["status"].get("phase") not in FINISHED:
             wanted = options.get("gracePeriodSeconds")
@@ -363,37 +363,37 @@ def _keep_template(kind: Kind, before: Object, after: Object) -> None:
     elif old["completions"] != new["completions"] != new["parallelism"]:
         wrong = "spec.completions: Invalid value: can only be modified in tandem with spec.parallelism"
     if wrong:
-        raise Failure(422, f'Job.batch "{before["metadata"]["name"]}" is invalid: {wrong}')
+        raise ApiFailure(422, f'Job.batch "{before["metadata"]["name"]}" is invalid: {wrong}')
 
 
-def forbidden(place: Place, user: str) -> Failure:
+def forbidden(place: RequestTarget, user: str) -> ApiFailure:
     """The refusal of somebody who has no right to do this."""
     verb, kind, namespace, name, _ = place
     what = f'{kind.resource} "{name}"' if name else kind.resource
     where = "at the cluster scope" if namespace is None else f'in the namespace "{namespace}"'
     does = f'cannot {verb} resource "{place.resource}" in API group "{kind.group}" {where}'
-    return Failure(403, f'{what} is forbidden: User "{user}" {does}')
+    return ApiFailure(403, f'{what} is forbidden: User "{user}" {does}')
 
 
 def _check_metadata(kind: Kind, before: Object, after: Object) -> None:
     """Refuse what may not change in an object's metadata."""
     if after.get("uid", before["uid"]) != before["uid"]:
-        raise Failure(
+        raise ApiFailure(
             422, f'{kind.named} "{before["name"]}" is invalid: metadata.uid: Invalid value: field is immutable'
         )
     added = set(after.get("finalizers") or ()) - set(before.get("finalizers") or ())
     if added and "deletionTimestamp" in before:
         words = f"no new finalizers can be added if the object is being deleted, found new finalizers {sorted(added)}"
-        raise Failure(422, f'{kind.named} "{before["name"]}" is invalid: metadata.finalizers: Forbidden: {words}')
+        raise ApiFailure(422, f'{kind.named} "{before["name"]}" is invalid: metadata.finalizers: Forbidden: {words}')
 
 
 def _parse(body: bytes, *, partial: bool = False) -> Object:
     try:
         obj = json.loads(body)
     except ValueError:
-        raise Failure(400, "the body is not JSON") from None
+        raise ApiFailure(400, "the body is not JSON") from None
     if not isinstance(obj, dict) or not (partial or isinstance(obj.get("metadata"), dict)):
-        raise Failure(400, "the body is not an object")
+        raise ApiFailure(400, "the body is not an object")
     return obj
 
 
@@ -409,7 +409,7 @@ def _field(obj: Object, path: str) -> str:
     return str(value)
 
 
-def _answer(failure: Failure) -> web.Response:
+def _answer(failure: ApiFailure) -> web.Response:
     headers = {"Retry-After": str(failure.retry_after)} if failure.retry_after is not None else {}
     return web.json_response(failure.body(), status=failure.code, headers=headers)
 

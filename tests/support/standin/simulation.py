@@ -36,13 +36,13 @@ from ddp_operator.local import pods
 from ddp_operator.local.store import format_time
 
 from .controllers import Controllers
-from .errors import Failure
+from .errors import ApiFailure
 from .faults import Faults
 from .kueue import LOCAL_QUEUE, WORKLOAD, Kueue, Manages
 from .process import LEASE, Fence, Process
 from .running import CRD
 from .selectors import labels_of, parse
-from .server import Api, Ask
+from .server import Ask, StandInApi
 from .storage import Object, Storage, copied
 from .validation import admit
 from .watching import event_of
@@ -68,7 +68,7 @@ class OperatorSimulation:
         numbers = itertools.count(1)
         self.storage.new_uid = lambda: f"00000000-0000-0000-0000-{next(numbers):012x}"
         self.faults = Faults()
-        self.api = Api(self.storage, self.faults)
+        self.api = StandInApi(self.storage, self.faults)
         self.api.install(_definition())
         self.controllers = Controllers(self.storage, self.api.kind)
         suffixes = itertools.count()
@@ -317,7 +317,7 @@ class OperatorSimulation:
         before = len(self.storage.history)
         try:
             return *self.api.perform(ask, place), 0.0
-        except Failure as failure:
+        except ApiFailure as failure:
             return failure.code, failure.body(), 0.0
         finally:
             made = self.storage.history[before:]
@@ -334,9 +334,9 @@ class OperatorSimulation:
                 raise ClusterError("no answer")
             try:
                 if fault is not None and isinstance(fault.status, int):
-                    raise Failure(fault.status, fault.message)
+                    raise ApiFailure(fault.status, fault.message)
                 answer: tuple[int, Any, float] = (*self.api.perform(ask, place), 0.0)
-            except Failure as failure:
+            except ApiFailure as failure:
                 if failure.code in (400, 422) and fault is None:
                     self.refused.append(f"{place.verb} {place.resource}: {failure.body()['message']}")
                 answer = failure.code, failure.body(), 0.0

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from .errors import Failure, not_found
+from .errors import ApiFailure, not_found
 from .resources import Kind
 
 Object = dict[str, Any]
@@ -64,7 +64,7 @@ class Storage:
         self._watchers: dict[object, Callable[[Change], None]] = {}
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object:
-        """Return one object. Raises: Failure 404."""
+        """Return one object. Raises: ApiFailure 404."""
         try:
             return copied(self._objects[kind, namespace, name])
         except KeyError:
@@ -91,13 +91,13 @@ class Storage:
                 yield of, obj
 
     def create(self, kind: Kind, obj: Object, *, dry_run: bool = False) -> Object:
-        """Store a new object and return it as stored. Raises: Failure 409."""
+        """Store a new object and return it as stored. Raises: ApiFailure 409."""
         meta = obj["metadata"]
         if not meta.get("name") and meta.get("generateName"):
             meta["name"] = meta["generateName"] + uuid.uuid4().hex[:5]
         ident = (kind, str(meta.get("namespace", "")), str(meta["name"]))
         if ident in self._objects:
-            raise Failure(409, f'{kind.resource} "{meta["name"]}" already exists', reason="AlreadyExists")
+            raise ApiFailure(409, f'{kind.resource} "{meta["name"]}" already exists', reason="AlreadyExists")
         meta |= {"uid": self.new_uid(), "creationTimestamp": self.timestamp(), "generation": 1}
         meta.pop("deletionTimestamp", None)
         if dry_run:
@@ -108,7 +108,7 @@ class Storage:
     def update(
         self, kind: Kind, before: Object, after: Object, *, dry_run: bool = False, verb: str = "update"
     ) -> Object:
-        """Store a changed object; what changes nothing gets no new version. Raises: Failure 409."""
+        """Store a changed object; what changes nothing gets no new version. Raises: ApiFailure 409."""
         check_version(kind, before, after)
         for name in ("uid", "creationTimestamp", "resourceVersion", "generation", "deletionTimestamp"):
             if name in before["metadata"]:
@@ -180,10 +180,10 @@ class Storage:
 
 
 def check_version(kind: Kind, before: Object, after: Object) -> None:
-    """Refuse a change of another version. Raises: Failure 409."""
+    """Refuse a change of another version. Raises: ApiFailure 409."""
     wanted = after["metadata"].get("resourceVersion")
     if wanted and wanted != before["metadata"]["resourceVersion"]:
-        raise Failure(
+        raise ApiFailure(
             409,
             f'Operation cannot be fulfilled on {kind.resource} "{before["metadata"]["name"]}": the object has been '
             "modified; please apply your changes to the latest version and try again",

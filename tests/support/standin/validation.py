@@ -12,7 +12,7 @@ import msgspec
 
 from ddp_operator.api.cel import check_rules
 
-from .errors import Failure
+from .errors import ApiFailure
 from .resources import Kind
 from .storage import Object
 
@@ -23,7 +23,7 @@ LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 def admit(
     kind: Kind, obj: Object, old: Object | None, *, strictness: str = "Warn", status_only: bool = False
 ) -> Object:
-    """Return the object as it would be stored. Raises: Failure 400 or 422, in words like the API server's.
+    """Return the object as it would be stored. Raises: ApiFailure 400 or 422, in words like the API server's.
 
     With ``status_only`` the rest is taken for granted, also the CEL rules, which cost 0.1 s.
     """
@@ -47,7 +47,7 @@ def _admit_custom(kind: Kind, obj: Object, strictness: str, *, parts: tuple[str,
     if unknown and strictness == "Strict":
         words = ", ".join(f'unknown field "{path}"' for path in unknown)
         where = f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}'
-        raise Failure(400, f"{where}: strict decoding error: {words}")
+        raise ApiFailure(400, f"{where}: strict decoding error: {words}")
     obj = _default(schema, obj)
     _refuse(kind, whole, list(_find_errors(kind, parts, msgspec.json.encode(obj))))
     return whole | obj if parts else obj | {"metadata": whole["metadata"]}
@@ -56,7 +56,7 @@ def _admit_custom(kind: Kind, obj: Object, strictness: str, *, parts: tuple[str,
 def _refuse(kind: Kind, obj: Object, errors: list[str]) -> None:
     if errors:
         name = obj["metadata"].get("name", "")
-        raise Failure(422, f'{kind.kind}.{kind.group} "{name}" is invalid: {", ".join(errors)}')
+        raise ApiFailure(422, f'{kind.kind}.{kind.group} "{name}" is invalid: {", ".join(errors)}')
 
 
 @lru_cache(4096)
@@ -145,9 +145,9 @@ def _refuse_unknown_fields(obj: Object) -> None:
     except kubernetes_validate.ValidationError as exc:
         names = re.findall(r"'([^']+)' (?:was|were) unexpected", exc.message)
         if not names:
-            raise Failure(400, f'Job in version "v1" cannot be handled as a Job: {exc.message}') from None
+            raise ApiFailure(400, f'Job in version "v1" cannot be handled as a Job: {exc.message}') from None
         where = _path([*exc.path, names[0]])
-        raise Failure(
+        raise ApiFailure(
             400, f'Job in version "v1" cannot be handled as a Job: strict decoding error: unknown field "{where}"'
         ) from None
 
@@ -172,7 +172,7 @@ def _check_job(kind: Kind, obj: Object) -> None:
             if mount.get("name") not in volumes:
                 errors.append(f'{at}.volumeMounts[{number}].name: Not found: "{mount.get("name")}"')
     if errors:
-        raise Failure(422, f'Job.batch "{obj["metadata"].get("name")}" is invalid: {", ".join(errors)}')
+        raise ApiFailure(422, f'Job.batch "{obj["metadata"].get("name")}" is invalid: {", ".join(errors)}')
 
 
 def default_builtin(kind: Kind, obj: Object) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from .errors import Failure
+from .errors import ApiFailure
 from .resources import Kind
 from .selectors import labels_of, parse
 from .storage import Change, Mailbox, Storage
@@ -87,7 +87,7 @@ class Watches:
                 events.append(_bookmark(kind, self._storage.version, {"k8s.io/initial-events-end": "true"}))
             return events
         if int(since) < self._storage.compacted:
-            return [{"type": "ERROR", "object": Failure(410, f"too old resource version: {since}").body()}]
+            return [{"type": "ERROR", "object": ApiFailure(410, f"too old resource version: {since}").body()}]
         for change in self._storage.history:
             if change.version > int(since):
                 mailbox.queue.put_nowait(change)

@@ -87,12 +87,12 @@ def test_variables_of_service_links_are_ignored() -> None:
 
 
 def test_the_help_names_every_variable_that_is_read() -> None:
-    class Recorder(dict[str, str]):
+    class RecordingEnviron(dict[str, str]):
         def get(self, name: str, default: str = "") -> str:  # type: ignore[override]
             asked.append(name)
             return default
 
     asked: list[str] = []
-    Settings.from_env(Recorder())
+    Settings.from_env(RecordingEnviron())
     shown = {line.split()[0] for line in describe().splitlines()}
     assert shown == {name for name in asked if name.startswith("DDP_OPERATOR_")}

@@ -63,7 +63,7 @@ def config(folder: Path | None = None, **changes: Any) -> RunConfig:
     return RunConfig(**(values | changes))
 
 
-class Tree(Dataset[Any]):
+class TupleSamples(Dataset[Any]):
     """Samples of several tensors of several types, one of which is drawn."""
 
     def __init__(self, length: int) -> None:
@@ -100,7 +100,9 @@ class NextTokenTask(Task):
 
 
 def tokens(changed: RunConfig) -> Result:
-    return Trainer(changed, model=NextToken, data=Datasets(Tree(52), Tree(20)), task=NextTokenTask()).fit()
+    return Trainer(
+        changed, model=NextToken, data=Datasets(TupleSamples(52), TupleSamples(20)), task=NextTokenTask()
+    ).fit()
 
 
 def test_the_worked_example_learns(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,7 +125,7 @@ def test_a_result_tells_what_became_of_a_run(tmp_path: Path) -> None:
     assert result.weights == tmp_path / "run" / "model.pt"
     assert same(load(result.weights), result.model.state_dict())
     # By hand, over all samples: the means over batches of different lengths would be others.
-    batch, target = torch.utils.data.default_collate([Tree(20)[index] for index in range(20)])
+    batch, target = torch.utils.data.default_collate([TupleSamples(20)[index] for index in range(20)])
     batch["noise"] = torch.zeros(20)
     assert result.metrics.keys() == {"loss", "right", "kind"}
     assert result.metrics["kind"] == sum(index % 3 for index in range(20)) / 2  # a sum a batch, of two batches
@@ -212,7 +214,7 @@ def giving(**made: Any) -> Task:
     return type("Odd", (EXAMPLE.Regression,), {name: lambda *_, value=value: value for name, value in made.items()})()
 
 
-class Stream(IterableDataset[Any]):
+class Unsized(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         return iter([(torch.zeros(4), 0.0)])
 
@@ -237,7 +239,7 @@ def of(*samples: Any) -> Any:
         (giving(metrics={"mse": (torch.zeros(3), 1)}), lambda: DATA, r"'mse' contains torch.float32 of shape \(3,\)"),
         (giving(summarize={"loss": 1.0}), lambda: DATA, r"task\.score: 'rmse' is not among the metrics loss; name one"),
         (None, lambda: DATA, r"task: no task is named, and the data have no num_classes; give a task, or Datasets"),
-        (None, lambda: Datasets(Stream(), Stream()), r"data: the training data are Stream, which has no __len__;"),
+        (None, lambda: Datasets(Unsized(), Unsized()), r"data: the training data are Unsized, which has no __len__;"),
         (None, lambda: Datasets(3, 4), r"data: the training data are int, which has no __getitem__"),  # type: ignore[arg-type]
         (EXAMPLE.Regression(), lambda: of(torch.zeros(4)), r"data: a sample is Tensor .* pairs \(input, target\)"),
         (EXAMPLE.Regression(), lambda: of((torch.zeros(5), 0.0)), r"can't process inputs of shape \(B, 5\)"),
@@ -284,7 +286,7 @@ def test_metrics_that_change_their_names_are_refused() -> None:
 
 
 def test_a_sample_that_fails_is_named() -> None:
-    class Broken(Tree):
+    class FailingSamples(TupleSamples):
         def __getitem__(self, index: int) -> Any:
             if index == 13:
                 raise KeyError("colour")
@@ -292,7 +294,9 @@ def test_a_sample_that_fails_is_named() -> None:
 
     for workers in (0, 1):
         changed = config(data=DataConfig(batch_size=8, workers=workers))
-        trainer = Trainer(changed, model=NextToken, data=Datasets(Broken(20), Tree(8)), task=NextTokenTask())
+        trainer = Trainer(
+            changed, model=NextToken, data=Datasets(FailingSamples(20), TupleSamples(8)), task=NextTokenTask()
+        )
         with pytest.raises(KeyError) as raised:
             trainer.fit()
         assert "sample 13 of the data" in str(raised.value) + "".join(getattr(raised.value, "__notes__", []))

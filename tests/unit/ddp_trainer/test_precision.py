@@ -80,7 +80,7 @@ def test_auto_takes_bf16_only_where_it_is_fast_and_an_explicit_wish_is_honoured(
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
 
 
-class Recorded:
+class CallLog:
     """Writes down in which order it is asked; stands for a GPU's scaler, and for the optimiser."""
 
     def __init__(self, calls: list[str]) -> None:
@@ -97,13 +97,13 @@ class Recorded:
 def test_a_scaled_step_scales_unscales_clips_steps_and_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     precision = Precision(PrecisionConfig(), CPU)
-    precision.scaler = Recorded(calls)
+    precision.scaler = CallLog(calls)
     monkeypatch.setattr("torch.nn.utils.clip_grad_norm_", lambda *_: calls.append("clip"))
     weight = torch.ones(1, requires_grad=True)
     precision.backward((weight * 3).sum())
     assert weight.grad is not None
     assert float(weight.grad) == 24.0
-    precision.step(Recorded(calls), [weight], 1.0)  # type: ignore[arg-type]
+    precision.step(CallLog(calls), [weight], 1.0)  # type: ignore[arg-type]
     assert calls == ["scale", "unscale_", "clip", "step", "update"]
 
 

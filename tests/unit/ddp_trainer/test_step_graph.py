@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 ALONE = World(RankEnv(), CPU)
 
 
-class Run:
+class StepHarness:
     """The parts of a training that take its steps, and what they came to."""
 
     def __init__(self, config: RunConfig, world: World = ALONE, scaler: Any = None) -> None:
@@ -120,7 +120,7 @@ def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_replayed_steps_are_the_steps_themselves(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    eager, replayed = Run(settings(**CHANGES[name])), Run(settings(**CHANGES[name]))
+    eager, replayed = StepHarness(settings(**CHANGES[name])), StepHarness(settings(**CHANGES[name]))
     replayed.graph()
     assert same(eager.train(range(3)), replayed.train(range(3)))
     # Epochs are four whole batches and one of two samples, which is none of the graph's.
@@ -131,7 +131,7 @@ def test_replayed_steps_are_the_steps_themselves(name: str, capsys: pytest.Captu
 def test_a_scaler_scales_and_leaves_steps_out_in_replays_too() -> None:
     # Too large a scale: the first steps are left out, and the scale halves each time.
     scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=4) for _ in range(2)]
-    runs = [Run(settings(optim={"clip_norm": 0.5}), scaler=scaler) for scaler in scalers]
+    runs = [StepHarness(settings(optim={"clip_norm": 0.5}), scaler=scaler) for scaler in scalers]
     runs[1].graph()
     eager, replayed = (run.train(range(3)) for run in runs)
     assert same(eager, replayed)
@@ -141,7 +141,7 @@ def test_a_scaler_scales_and_leaves_steps_out_in_replays_too() -> None:
 
 
 def test_a_resumed_run_records_anew_and_goes_on_to_the_bit() -> None:
-    whole, first, second = (Run(settings(optim={"ema_decay": 0.9})) for _ in range(3))
+    whole, first, second = (StepHarness(settings(optim={"ema_decay": 0.9})) for _ in range(3))
     for run in (whole, first, second):
         run.graph()
     expected = whole.train(range(3))
@@ -183,7 +183,7 @@ def test_a_replay_is_asked_for_in_a_handful_of_launches() -> None:
 
         return count, result
 
-    run = Run(settings(optim={"clip_norm": 0.5}))
+    run = StepHarness(settings(optim={"clip_norm": 0.5}))
     run.graph(record)
     run.train(range(1))
     for batch in run.loader.epoch(1):
@@ -206,7 +206,7 @@ def group() -> Iterator[World]:
 
 
 def test_what_ddp_sends_is_recorded_too(group: World) -> None:
-    eager, replayed = (Run(settings(), group) for _ in range(2))
+    eager, replayed = (StepHarness(settings(), group) for _ in range(2))
     sent = 0
     original = tape.Tape.replay
 
@@ -241,7 +241,7 @@ def test_failed_recording_falls_back_to_eager_step(
     several: bool, group: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world = group if several else ALONE
-    eager, refused = (Run(settings(), world) for _ in range(2))
+    eager, refused = (StepHarness(settings(), world) for _ in range(2))
     refused.graph(fails_midway)
     assert same(eager.train(range(2)), refused.train(range(2)))
     where = " on 1/2 ranks" if several else ""
@@ -265,7 +265,7 @@ def test_failed_recording_falls_back_to_eager_step(
     ],
 )
 def test_obstacle_names_reason(changes: dict[str, Any], word: str) -> None:
-    source = Run(settings()).loader.source
+    source = StepHarness(settings()).loader.source
     world = World(RankEnv(world_size=2), torch.device("cuda", 0))
     why = obstacle(settings(**changes), source, world)
     assert word in why
@@ -273,7 +273,7 @@ def test_obstacle_names_reason(changes: dict[str, Any], word: str) -> None:
 
 
 def test_a_device_that_does_not_end_its_step_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(settings(distributed={"timeout_seconds": 0.01}))
+    run = StepHarness(settings(distributed={"timeout_seconds": 0.01}))
     run.graph()
     monkeypatch.setattr("ddp_trainer.observability.meters.Timeline.reached", lambda self, moment: False)
     with pytest.raises(RuntimeError, match=r"did not finish a step within 0\.01 s"):
@@ -281,7 +281,7 @@ def test_a_device_that_does_not_end_its_step_is_an_error(monkeypatch: pytest.Mon
 
 
 def test_epoch_without_a_whole_batch_is_an_obstacle() -> None:
-    source = Run(settings()).loader.source
+    source = StepHarness(settings()).loader.source
     world = World(RankEnv(), torch.device("cuda", 0))
     assert obstacle(settings(data={"batch_size": 27}), source, world) == "an epoch has no whole batch"
     assert obstacle(settings(data={"batch_size": 26}), source, world) == ""
@@ -316,7 +316,7 @@ def test_failed_python_code_in_a_capture_releases_its_pool_once(monkeypatch: pyt
 
 @pytest.mark.parametrize("fault", ["pool", "stream"])
 def test_allocator_that_stays_in_capture_ends_the_run_on_all_ranks(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(settings())
+    run = StepHarness(settings())
 
     def record(function: Callable[[], StepResult]) -> Any:
         with pytest.MonkeyPatch.context() as patch:
@@ -330,7 +330,7 @@ def test_allocator_that_stays_in_capture_ends_the_run_on_all_ranks(fault: str, m
 
 
 def test_events_of_a_graph_live_until_it_is_gone() -> None:
-    run = Run(settings(optim={"accumulate": 2}, data={"batch_size": 3}))
+    run = StepHarness(settings(optim={"accumulate": 2}, data={"batch_size": 3}))
     run.graph()
     run.train(range(2))
     clock = run.engine.clock
@@ -343,7 +343,7 @@ def test_events_of_a_graph_live_until_it_is_gone() -> None:
 
 
 def test_events_of_a_graph_outlive_a_time_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(settings())
+    run = StepHarness(settings())
     run.graph()
 
     def fail(*_: Any) -> float:
@@ -358,7 +358,7 @@ def test_events_of_a_graph_outlive_a_time_that_cannot_be_read(monkeypatch: pytes
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_graph_is_settled_once_it_is_recorded_or_has_failed(fails: bool) -> None:
-    run = Run(settings())
+    run = StepHarness(settings())
     run.graph(fails_midway if fails else tape.record)
     assert run.engine.graph is not None
     batches = run.loader.epoch(0)

@@ -134,11 +134,11 @@ def test_full_status_fits_its_schema() -> None:
 
 
 def test_type_without_a_structural_schema_is_a_mistake_of_ours() -> None:
-    class Odd(msgspec.Struct):
+    class UnschematicStruct(msgspec.Struct):
         field: float | str
 
     with pytest.raises(AssertionError, match="no structural schema"):
-        build_schema(Odd)
+        build_schema(UnschematicStruct)
 
 
 def test_the_api_server_fills_in_no_field_but_the_number_of_nodes_and_suspend() -> None:

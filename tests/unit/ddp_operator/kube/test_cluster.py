@@ -50,7 +50,7 @@ GROUP = {
 
 
 @dataclass
-class Recorder:
+class RecordingClient:
     """An ApiClient that answers from a list: an object, or an error to raise. Without one it answers with {}."""
 
     answers: list[Any] = field(default_factory=list)
@@ -76,9 +76,9 @@ def broken(status: int) -> ClusterError:
     return wrapped
 
 
-async def run(work: Callable[[KubeCluster], Coroutine[Any, Any, Any]], *answers: Any) -> tuple[Any, Recorder]:
+async def run(work: Callable[[KubeCluster], Coroutine[Any, Any, Any]], *answers: Any) -> tuple[Any, RecordingClient]:
     """Do something with a cluster whose server answers so; return the result, or the error, and what was asked."""
-    client = Recorder(list(answers))
+    client = RecordingClient(list(answers))
     cluster = KubeCluster(client)  # type: ignore[arg-type]
     try:
         result: Any = await work(cluster)
@@ -220,7 +220,7 @@ async def test_fetch_asks_for_the_resource_and_its_labelled_children() -> None:
     foreign = {"metadata": {"name": "c", "labels": LABELS}}
     pods = {"items": [*({"metadata": {"name": name, "labels": LABELS} | OF_JOB} for name in "ba"), foreign]}
     answers = {"pods": pods}
-    client = Recorder()
+    client = RecordingClient()
 
     async def request(method: str, path: str, *, kind: str = "", **options: Any) -> Any:
         client.calls.append((method, path, options))
@@ -333,7 +333,7 @@ async def test_a_lost_pod_that_is_gone_is_told_to_whoever_watches() -> None:
     changed: list[Key] = []
     cache = ObjectCache()
     cache.apply("Pod", POD | {"metadata": POD["metadata"] | {"labels": LABELS} | OF_JOB})
-    cluster = KubeCluster(Recorder([error(404)]), cache, on_change=changed.append)  # type: ignore[arg-type]
+    cluster = KubeCluster(RecordingClient([error(404)]), cache, on_change=changed.append)  # type: ignore[arg-type]
     await cluster.fail_pod(POD, "NodeLost", "")
     await cluster.close()
     assert changed == [Key("ns", "j")]
@@ -354,7 +354,7 @@ async def test_what_was_deleted_stays_in_the_store_while_it_waits(metadata: Any,
     cache = ObjectCache()
     cache.apply("Pod", POD | {"metadata": POD["metadata"] | {"labels": LABELS} | OF_JOB})
     changed: list[Key] = []
-    cluster = KubeCluster(Recorder([answer]), cache, on_change=changed.append)  # type: ignore[arg-type]
+    cluster = KubeCluster(RecordingClient([answer]), cache, on_change=changed.append)  # type: ignore[arg-type]
     await cluster.delete("Pod", "ns", "p", uid="pu")
     await cluster.close()
     assert (cache.entry("Pod", "ns", "p") is not None) is kept

@@ -21,7 +21,7 @@ def event(number: int, kind: str, name: str, reason: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class Server:
+class EventServer:
     """Answers lists of Events, two a page."""
 
     def __init__(self, *events: dict[str, Any]) -> None:
@@ -61,7 +61,7 @@ def pod(name: str) -> dict[str, Any]:
     return {"kind": "Pod", "metadata": {"namespace": "team", "name": name, "uid": f"uid-{name}"}}
 
 
-class Clock:
+class ReaderClock:
     def __init__(self) -> None:
         self.now = 0.0
 
@@ -74,8 +74,8 @@ def messages(found: Any) -> list[str]:
 
 
 async def test_events_of_a_thousand_jobs_are_one_list_call() -> None:
-    server = Server(*(event(n, "Job", f"job-{n}", "FailedCreate") for n in range(5)))
-    clock = Clock()
+    server = EventServer(*(event(n, "Job", f"job-{n}", "FailedCreate") for n in range(5)))
+    clock = ReaderClock()
     reader = EventReader(server, clock=clock)  # type: ignore[arg-type]
     for number in range(5):
         assert messages(await reader.about(job(f"job-{number}"))) == [f"FailedCreate of job-{number}"]
@@ -87,7 +87,7 @@ async def test_events_of_a_thousand_jobs_are_one_list_call() -> None:
 
 
 async def test_events_of_a_pod_are_a_call_of_their_own() -> None:
-    server = Server(event(1, "Pod", "a", "FailedMount"), event(2, "Pod", "b", "FailedMount"))
+    server = EventServer(event(1, "Pod", "a", "FailedMount"), event(2, "Pod", "b", "FailedMount"))
     reader = EventReader(server)  # type: ignore[arg-type]
     assert messages(await reader.about(pod("b"))) == ["FailedMount of b"]
     assert server.asked == ["involvedObject.uid=uid-b"]
@@ -95,7 +95,7 @@ async def test_events_of_a_pod_are_a_call_of_their_own() -> None:
 
 @pytest.mark.parametrize(("status", "raised"), [(403, Refused), (500, ClusterError)])
 async def test_refusal_differs_from_an_error_and_neither_is_cached(status: int, raised: type[Exception]) -> None:
-    server = Server(event(1, "Job", "x", "FailedCreate"))
+    server = EventServer(event(1, "Job", "x", "FailedCreate"))
     server.error = ResponseError(status, {"message": "no"})
     reader = EventReader(server)  # type: ignore[arg-type]
     with pytest.raises(raised, match=re.escape("no")):
@@ -107,7 +107,7 @@ async def test_refusal_differs_from_an_error_and_neither_is_cached(status: int, 
 async def test_events_kept_of_many_namespaces_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "MOST", 4)
     monkeypatch.setattr(events, "MOST_KEPT", 8)
-    server = Server(*(event(number, "Job", "x", "FailedCreate") for number in range(4)))
+    server = EventServer(*(event(number, "Job", "x", "FailedCreate") for number in range(4)))
     server.any_namespace = True
     reader = EventReader(server)  # type: ignore[arg-type]
     for number in range(9):

@@ -11,7 +11,7 @@ from ddp_operator.kube.events import EventWriter
 from tests.support.builders import child_job
 
 
-class Client:
+class SlowPostClient:
     """Notes what is posted."""
 
     def __init__(self, under_way: int) -> None:
@@ -22,7 +22,7 @@ class Client:
         self.posted.append(options["body"]["reason"])
 
 
-def put(client: Client) -> EventWriter:
+def put(client: SlowPostClient) -> EventWriter:
     poster = EventWriter(client)  # type: ignore[arg-type]
     poster.put({"apiVersion": "v1", "kind": "Test"} | child_job(), Event("Normal", "Started", "words"))
     return poster
@@ -40,7 +40,7 @@ async def several_pauses() -> None:
 )
 async def test_an_event_is_posted_at_once(under_way: int, patience: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "PATIENCE", patience)
-    client = Client(under_way)
+    client = SlowPostClient(under_way)
     poster = put(client)
     await several_pauses()
     assert client.posted == ["Started"]
@@ -49,7 +49,7 @@ async def test_an_event_is_posted_at_once(under_way: int, patience: float, monke
 
 async def test_event_waits_while_many_calls_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "PAUSE", 0.0)
-    client = Client(events.BUSY)
+    client = SlowPostClient(events.BUSY)
     poster = put(client)
     await several_pauses()
     assert client.posted == []
@@ -61,7 +61,7 @@ async def test_event_waits_while_many_calls_are_under_way(monkeypatch: pytest.Mo
 
 async def test_ending_operator_posts_the_events_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "PAUSE", 0.0)
-    client = Client(events.BUSY)
+    client = SlowPostClient(events.BUSY)
     poster = put(client)
     await several_pauses()
     await poster.close()

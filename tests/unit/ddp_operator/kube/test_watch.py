@@ -26,7 +26,7 @@ def event(kind: str, obj: Mapping[str, Any]) -> bytes:
 GONE = event("ERROR", {"code": 410, "message": "too old resource version"})
 
 
-class Server:
+class WatchServer:
     """Answers lists by one page of one pod, and watches as told; the end of the last one ends the test."""
 
     def __init__(self, *watches: list[bytes | Exception]) -> None:
@@ -50,7 +50,9 @@ class Server:
             yield line
 
 
-async def follow(server: Server, monkeypatch: pytest.MonkeyPatch) -> tuple[list[tuple[str | None, str]], list[float]]:
+async def follow(
+    server: WatchServer, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[tuple[str | None, str]], list[float]]:
     """Return what was told, and the waits between watches."""
     told: list[tuple[str | None, str]] = []
     waits: list[float] = []
@@ -72,7 +74,7 @@ async def follow(server: Server, monkeypatch: pytest.MonkeyPatch) -> tuple[list[
 
 async def test_a_watch_begins_with_a_list_and_goes_on_where_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     first = [event("MODIFIED", pod("a", 21)), event("BOOKMARK", pod("", 30))]
-    server = Server(first, [event("DELETED", pod("a", 31))])
+    server = WatchServer(first, [event("DELETED", pod("a", 31))])
     told, waits = await follow(server, monkeypatch)
     assert told == [(None, "a Pod"), ("MODIFIED", "a"), ("DELETED", "a")]
     assert server.asked == ["list", "from 20", "from 30", "from 31"]
@@ -83,7 +85,7 @@ async def test_a_watch_begins_with_a_list_and_goes_on_where_it_ended(monkeypatch
 async def test_a_version_that_is_too_old_is_a_new_list(
     monkeypatch: pytest.MonkeyPatch, gone: bytes | Exception
 ) -> None:
-    server = Server([gone])
+    server = WatchServer([gone])
     told, _ = await follow(server, monkeypatch)
     assert server.asked == ["list", "from 20", "list", "from 30"]
     assert told == [(None, "a Pod"), (None, "a Pod")]
@@ -94,7 +96,7 @@ async def test_a_watch_that_fails_goes_on_from_the_same_version_ever_later(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: bytes | Exception
 ) -> None:
     caplog.set_level("WARNING")
-    server = Server(*([error] for _ in range(9)), [event("ADDED", pod("b", 40))], [error])
+    server = WatchServer(*([error] for _ in range(9)), [event("ADDED", pod("b", 40))], [error])
     told, waits = await follow(server, monkeypatch)
     assert server.asked == ["list", *["from 20"] * 10, "from 40", "from 40"]
     assert told == [(None, "a Pod"), ("ADDED", "b")]

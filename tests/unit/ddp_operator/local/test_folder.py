@@ -185,7 +185,7 @@ class FakeKubelet:
         return 1234
 
 
-class FakeCluster:
+class ServingCluster:
     """Two running pods, and the pages that they serve."""
 
     def __init__(self) -> None:
@@ -201,12 +201,12 @@ class FakeCluster:
         return hand_over(self.pages.get(pod["metadata"]["name"]), take)
 
 
-def recorder(cluster: FakeCluster, folder: RunFolder) -> Recorder:
+def recorder(cluster: ServingCluster, folder: RunFolder) -> Recorder:
     return Recorder(cluster, folder, lambda: NOW)  # type: ignore[arg-type]
 
 
 async def test_a_sample_keeps_the_page_and_adds_a_row_only_when_something_is_new(folder: RunFolder) -> None:
-    cluster = FakeCluster()
+    cluster = ServingCluster()
     watching = recorder(cluster, folder)
     cluster.pages = {"p0": 'ddp_step{rank="0"} 3\nddp_loss{rank="0"} 0.5\n', "p1": "# nothing\n"}
     await watching.sample(everyone=True)
@@ -223,7 +223,7 @@ async def test_a_sample_keeps_the_page_and_adds_a_row_only_when_something_is_new
 
 
 async def test_the_page_with_the_ranks_figures_stays_when_they_have_ended(folder: RunFolder) -> None:
-    cluster = FakeCluster()
+    cluster = ServingCluster()
     watching = recorder(cluster, folder)
     pages = ["# no rank yet\n", 'ddp_step{rank="0"} 3\n', 'ddp_step{rank="0"} 4\n', "# all gone\n"]
     kept = []
@@ -234,7 +234,7 @@ async def test_the_page_with_the_ranks_figures_stays_when_they_have_ended(folder
 
 
 async def test_rows_have_the_throughput_of_a_script_that_reports_only_counters(folder: RunFolder) -> None:
-    cluster, moments = FakeCluster(), iter(range(100))
+    cluster, moments = ServingCluster(), iter(range(100))
     watching = Recorder(cluster, folder, lambda: NOW + timedelta(seconds=next(moments)))  # type: ignore[arg-type]
     for steps in (1, 2, 4):
         seconds = f'ddp_step_duration_seconds_sum{{rank="0"}} {steps / 8}\n'
@@ -251,7 +251,7 @@ async def test_rows_have_the_throughput_of_a_script_that_reports_only_counters(f
 
 
 async def test_before_the_first_step_and_without_a_page_there_is_no_row(folder: RunFolder) -> None:
-    cluster = FakeCluster()
+    cluster = ServingCluster()
     cluster.pages = {"p0": 'ddp_launcher_phase{phase="Starting"} 1\n', "p1": None}
     await recorder(cluster, folder).sample(everyone=True)
     assert not folder.metrics.exists()
@@ -259,20 +259,20 @@ async def test_before_the_first_step_and_without_a_page_there_is_no_row(folder: 
 
 @pytest.mark.parametrize("message", ["", "no json", "[]", '{"progress": 3}', '{"progress": {"ddp_step": "x"}}'])
 def test_a_last_message_that_says_nothing_adds_nothing(folder: RunFolder, message: str) -> None:
-    cluster = FakeCluster()
+    cluster = ServingCluster()
     recorder(cluster, folder).record_end(end(cluster, "p0", message))
     assert not folder.metrics.exists()
 
 
 def test_the_last_values_come_from_pod_0s_termination_message(folder: RunFolder) -> None:
-    cluster = FakeCluster()
+    cluster = ServingCluster()
     seen = recorder(cluster, folder)
     seen.record_end(end(cluster, "p0", json.dumps({"progress": {"ddp_step": 9, "ddp_loss": 0.1}})))
     seen.record_end(end(cluster, "p1", json.dumps({"progress": {"ddp_step": 8, "ddp_loss": 0.2}})))
     assert [(row["step"], row["loss"]) for row in read_rows(folder.metrics)] == [(9, 0.1)]
 
 
-def end(cluster: FakeCluster, name: str, message: str) -> Any:
+def end(cluster: ServingCluster, name: str, message: str) -> Any:
     pod = cluster.store.get("Pod", "default", name)
     assert pod is not None
     state = {"terminated": {"exitCode": 0, "message": message}}

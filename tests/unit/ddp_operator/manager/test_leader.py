@@ -19,7 +19,7 @@ RENEWAL = DURATION * 2 / 15 * 1.2
 """Seconds within which a renewal is tried."""
 
 
-class Place:
+class LeaseServer:
     """One Lease on a server, and a clock that only tests move."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ async def settle() -> None:
 class Candidate:
     """A Leader and whether it was told to end."""
 
-    def __init__(self, place: Place, name: str) -> None:
+    def __init__(self, place: LeaseServer, name: str) -> None:
         self.lost = 0
         self.leader = Leader(
             client=place,  # type: ignore[arg-type]
@@ -115,8 +115,8 @@ class Candidate:
 
 
 @pytest.fixture
-def place() -> Place:
-    return Place()
+def place() -> LeaseServer:
+    return LeaseServer()
 
 
 def lease(version: str, holder: str | None, duration: int | None = DURATION) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class TestObservedLease:
 
 
 class TestAcquire:
-    async def test_first_candidate_creates_the_lease_and_leads(self, place: Place) -> None:
+    async def test_first_candidate_creates_the_lease_and_leads(self, place: LeaseServer) -> None:
         first = Candidate(place, "a").run()
         await settle()
         assert (first.leader.leads, place.holder) == (True, "a")
@@ -153,7 +153,7 @@ class TestAcquire:
         assert place.lease["spec"]["leaseDurationSeconds"] == DURATION
         await first.end()
 
-    async def test_second_candidate_stands_by_as_long_as_the_first_renews(self, place: Place) -> None:
+    async def test_second_candidate_stands_by_as_long_as_the_first_renews(self, place: LeaseServer) -> None:
         first = Candidate(place, "a").run()
         await settle()
         second = Candidate(place, "b").run()
@@ -164,7 +164,7 @@ class TestAcquire:
         await second.end()
 
     async def test_a_standby_names_the_lease_and_how_to_serve_other_namespaces(
-        self, place: Place, caplog: pytest.LogCaptureFixture
+        self, place: LeaseServer, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level(logging.INFO)
         first = Candidate(place, "a").run()
@@ -178,7 +178,7 @@ class TestAcquire:
         await first.end()
         await second.end()
 
-    async def test_released_lease_is_taken_at_the_next_check(self, place: Place) -> None:
+    async def test_released_lease_is_taken_at_the_next_check(self, place: LeaseServer) -> None:
         first = Candidate(place, "a").run()
         await settle()
         second = Candidate(place, "b").run()
@@ -191,7 +191,7 @@ class TestAcquire:
         assert place.lease["spec"]["leaseTransitions"] == 1
         await second.end()
 
-    async def test_silent_leader_is_replaced_when_its_lease_expires_and_not_before(self, place: Place) -> None:
+    async def test_silent_leader_is_replaced_when_its_lease_expires_and_not_before(self, place: LeaseServer) -> None:
         place.put({"metadata": {}, "spec": {"holderIdentity": "gone", "leaseDurationSeconds": DURATION}})
         second = Candidate(place, "b").run()
         await place.advance(DURATION - 0.1)
@@ -200,7 +200,7 @@ class TestAcquire:
         assert second.leader.leads
         await second.end()
 
-    async def test_same_identity_takes_over_at_once(self, place: Place) -> None:
+    async def test_same_identity_takes_over_at_once(self, place: LeaseServer) -> None:
         """A container that is started again in the same pod."""
         place.put({"metadata": {}, "spec": {"holderIdentity": "a", "leaseDurationSeconds": 3600}})
         again = Candidate(place, "a").run()
@@ -208,7 +208,7 @@ class TestAcquire:
         assert again.leader.leads
         await again.end()
 
-    async def test_one_of_two_candidates_wins_a_free_lease(self, place: Place) -> None:
+    async def test_one_of_two_candidates_wins_a_free_lease(self, place: LeaseServer) -> None:
         place.put({"metadata": {}, "spec": {"holderIdentity": ""}})
         both = [Candidate(place, "a").run(), Candidate(place, "b").run()]
         await settle()
@@ -216,7 +216,7 @@ class TestAcquire:
         for candidate in both:
             await candidate.end()
 
-    async def test_an_api_server_that_is_away_is_waited_for(self, place: Place) -> None:
+    async def test_an_api_server_that_is_away_is_waited_for(self, place: LeaseServer) -> None:
         place.away = True
         first = Candidate(place, "a").run()
         await place.advance(60)
@@ -226,7 +226,9 @@ class TestAcquire:
         assert first.leader.leads
         await first.end()
 
-    async def test_server_that_does_not_answer_is_reported(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_server_that_does_not_answer_is_reported(
+        self, place: LeaseServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         async def never(*args: Any, **kwargs: Any) -> Any:
             await asyncio.Event().wait()
 
@@ -235,7 +237,7 @@ class TestAcquire:
         with pytest.raises(ClusterError, match=r"PUT of lease home/ddp-operator timed out after 0\.015 s"):
             await Candidate(place, "a").leader._call("PUT", {})
 
-    async def test_refusal_is_reported_in_one_line(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_refusal_is_reported_in_one_line(self, place: LeaseServer, monkeypatch: pytest.MonkeyPatch) -> None:
         async def refuse(*args: Any, **kwargs: Any) -> Any:
             raise ResponseError(403, {"message": "leases is forbidden"})
 
@@ -247,14 +249,14 @@ class TestAcquire:
 
 
 class TestFence:
-    async def test_remaining_time_counts_from_before_the_renewing_call(self, place: Place) -> None:
+    async def test_remaining_time_counts_from_before_the_renewing_call(self, place: LeaseServer) -> None:
         place.slow = 1.5  # GET, then POST: the second one counts
         first = Candidate(place, "a")
         await first.leader.acquire()
         assert first.leader.remaining() == DURATION - 1.5
         await first.end()
 
-    async def test_no_write_begins_in_the_last_third(self, place: Place) -> None:
+    async def test_no_write_begins_in_the_last_third(self, place: LeaseServer) -> None:
         first = Candidate(place, "a")
         await first.leader.acquire()
         place.now += DURATION * FENCE_SHARE - 0.01
@@ -263,10 +265,10 @@ class TestFence:
         assert first.leader.remaining() == 0
         await first.end()
 
-    async def test_before_the_lease_is_held_nothing_may_be_written(self, place: Place) -> None:
+    async def test_before_the_lease_is_held_nothing_may_be_written(self, place: LeaseServer) -> None:
         assert Candidate(place, "a").leader.remaining() == 0
 
-    async def test_fence_closes_before_a_successor_can_begin(self, place: Place) -> None:
+    async def test_fence_closes_before_a_successor_can_begin(self, place: LeaseServer) -> None:
         """The leader is frozen, in the worst place: right after a renewal that the other one has seen."""
         first = Candidate(place, "a").run()
         await settle()
@@ -283,7 +285,7 @@ class TestFence:
 
 
 class TestKeep:
-    async def test_leader_renews_in_time(self, place: Place) -> None:
+    async def test_leader_renews_in_time(self, place: LeaseServer) -> None:
         first = Candidate(place, "a").run()
         await settle()
         for _ in range(200):
@@ -292,7 +294,7 @@ class TestKeep:
         assert first.lost == 0
         await first.end()
 
-    async def test_another_holder_ends_the_leader_at_once_without_a_write(self, place: Place) -> None:
+    async def test_another_holder_ends_the_leader_at_once_without_a_write(self, place: LeaseServer) -> None:
         first = Candidate(place, "a").run()
         await settle()
         place.put({"metadata": {}, "spec": {"holderIdentity": "b", "leaseDurationSeconds": DURATION}})
@@ -301,7 +303,7 @@ class TestKeep:
         await first.end()
         assert place.writes[-1] == "b"
 
-    async def test_deleted_lease_ends_the_leader(self, place: Place) -> None:
+    async def test_deleted_lease_ends_the_leader(self, place: LeaseServer) -> None:
         first = Candidate(place, "a").run()
         await settle()
         place.lease = None
@@ -310,7 +312,7 @@ class TestKeep:
         await first.end()
         assert place.lease is None
 
-    async def test_renewal_whose_answer_was_lost_keeps_leadership(self, place: Place) -> None:
+    async def test_renewal_whose_answer_was_lost_keeps_leadership(self, place: LeaseServer) -> None:
         first = Candidate(place, "a").run()
         await settle()
         place.lose_answer = True
@@ -318,7 +320,7 @@ class TestKeep:
         assert (first.lost, first.leader.leads) == (0, True)
         await first.end()
 
-    async def test_leader_continues_after_an_outage_if_nobody_else_has_led(self, place: Place) -> None:
+    async def test_leader_continues_after_an_outage_if_nobody_else_has_led(self, place: LeaseServer) -> None:
         first = Candidate(place, "a").run()
         await settle()
         place.away = True
@@ -329,7 +331,7 @@ class TestKeep:
         assert (first.lost, first.leader.leads) == (0, True)
         await first.end()
 
-    async def test_release_that_fails_raises_nothing(self, place: Place) -> None:
+    async def test_release_that_fails_raises_nothing(self, place: LeaseServer) -> None:
         first = Candidate(place, "a").run()
         await settle()
         place.away = True

@@ -14,7 +14,7 @@ from ddp_operator.manifests.children import build_launcher_config_map, load_laun
 from ddp_operator.reconcile.executor import WAIT_FOR_COLLECTOR, Launchers
 from ddp_operator.status.decision import Refusal
 from tests.support.builders import job, resource
-from tests.support.fake_cluster import Clock, FakeCluster
+from tests.support.fake_cluster import FakeCluster, SteppedClock
 
 NAME = child_names.launcher_config_map_name(load_launcher().digest)
 
@@ -23,7 +23,7 @@ class Namespace:
     """A cluster with jobs in one namespace, and what an operator does for each."""
 
     def __init__(self) -> None:
-        self.cluster = FakeCluster(Clock())
+        self.cluster = FakeCluster(SteppedClock())
         self.launchers = Launchers(self.cluster)
 
     def submit(self, name: str) -> DDPTrainingJob:

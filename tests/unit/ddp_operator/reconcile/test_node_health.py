@@ -41,7 +41,7 @@ def test_what_is_named_is_trouble(node: Any, what: str) -> None:
     assert find_trouble(job(), node) == ""
 
 
-class Nodes:
+class FakeNodes:
     """The nodes of a fake cluster; ``asked`` names those that were read."""
 
     def __init__(self, harness: ReconcilerHarness, *conditions: Any) -> None:
@@ -57,7 +57,7 @@ class Nodes:
 
 async def test_a_job_leaves_a_node_that_reports_trouble_and_avoids_it() -> None:
     harness = ReconcilerHarness(recovery=health())
-    nodes = Nodes(harness)
+    nodes = FakeNodes(harness)
     await harness.train()
     assert harness.state(c.NODES_HEALTHY) == ("True", c.NO_TROUBLE)
     nodes.conditions = (XID,)
@@ -81,7 +81,7 @@ async def test_a_job_leaves_a_node_that_reports_trouble_and_avoids_it() -> None:
 
 async def test_a_node_that_no_other_can_stand_in_for_is_only_reported() -> None:
     harness = ReconcilerHarness(recovery=health())
-    nodes = Nodes(harness, XID)
+    nodes = FakeNodes(harness, XID)
     await harness.train()
     assert harness.status.attempt == 2
     assert harness.raw is not None
@@ -100,7 +100,7 @@ async def test_a_node_that_no_other_can_stand_in_for_is_only_reported() -> None:
 @pytest.mark.parametrize("action", ["Report", None])
 async def test_a_node_is_reported_and_the_job_stays(action: str | None) -> None:
     harness = ReconcilerHarness(recovery=health(action))
-    nodes = Nodes(harness, XID)
+    nodes = FakeNodes(harness, XID)
     await harness.train()
     harness.clock.advance(LOOK_SECONDS)
     await harness.settle()
@@ -119,11 +119,11 @@ async def test_a_node_is_reported_and_the_job_stays(action: str | None) -> None:
 
 async def test_nodes_are_read_only_where_that_is_asked_for_and_in_turn() -> None:
     quiet = ReconcilerHarness()
-    unasked = Nodes(quiet)
+    unasked = FakeNodes(quiet)
     await quiet.train()
     assert unasked.asked == []
     harness = ReconcilerHarness(nodes=2 * MOST_NODES, recovery=health())
-    nodes = Nodes(harness)
+    nodes = FakeNodes(harness)
     await harness.settle()
     for pod in harness.pods():
         harness.cluster.store.change(pod, spec={**pod["spec"], "nodeName": f"on-{pod['metadata']['name']}"})
@@ -152,7 +152,7 @@ async def test_node_is_reported_once_by_jobs_with_gpus_of_two_namespaces(
         item["metadata"]["namespace"] = namespace
         harness.cluster.add(item)
         harness.key = Key(namespace, name)
-        Nodes(harness, XID)
+        FakeNodes(harness, XID)
         await harness.train()
     assert seen.count(NodeFailed("node-a")) == counted
     found = [(name, event) for kind, name, event in told if kind == "Node"]

@@ -93,7 +93,7 @@ def prometheus() -> Iterator[tuple[str, list[dict[str, str]]]]:
     """A server with two attempts of a loss and the time of one rank's steps, and what it was asked."""
     asked: list[dict[str, str]] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class PrometheusHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             asked.append({name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()})
             query = asked[-1]["query"]
@@ -121,7 +121,7 @@ def prometheus() -> Iterator[tuple[str, list[dict[str, str]]]]:
         def log_message(self, *words: Any) -> None:
             pass
 
-    server = HTTPServer(("127.0.0.1", 0), Handler)
+    server = HTTPServer(("127.0.0.1", 0), PrometheusHandler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}", asked

@@ -21,7 +21,7 @@ from tests.support.builders import NOW, child_job, child_pod, job, last_words, o
 GPUS = template(trainer(resources={"limits": {"nvidia.com/gpu": 4}}))
 
 
-class Life:
+class JobTimeline:
     """A job of two pods with four GPUs each, pass by pass."""
 
     def __init__(self, **spec: Any) -> None:
@@ -56,7 +56,7 @@ def training(step: int, made: int, **values: Any) -> str:
 
 
 def test_usage_of_a_whole_job_sums_up() -> None:
-    life = Life()
+    life = JobTimeline()
     assert life.later(0) == {}
     assert life.later(100, *pods("Pending")) == {}, "no node, no GPU"
     assert life.later(10, *pods("Pending", node="a")) == {PRODUCTIVE: 0, WAITING: 0}
@@ -81,7 +81,7 @@ def test_usage_of_a_whole_job_sums_up() -> None:
 
 
 def test_steps_that_are_repeated_are_lost() -> None:
-    life = Life()
+    life = JobTimeline()
     life.later(0)
     life.later(0, *pods())
     life.later(0, *pods(), text=training(1, 1))
@@ -97,14 +97,14 @@ def test_steps_that_are_repeated_are_lost() -> None:
 
 @pytest.mark.parametrize("resources", [{}, {"limits": {"cpu": "4"}}])
 def test_a_job_without_gpus_has_no_usage(resources: Any) -> None:
-    life = Life(template=template(trainer(resources=resources)))
+    life = JobTimeline(template=template(trainer(resources=resources)))
     life.later(0)
     assert life.later(10, *pods()) == {}
     assert life.status.usage is None
 
 
 def test_usage_alone_causes_no_write() -> None:
-    life = Life()
+    life = JobTimeline()
     life.later(0)
     life.later(0, *pods())
     before = life.status
@@ -127,13 +127,13 @@ def test_usage_change_is_minor_and_counted_once() -> None:
 
 class TestIdle:
     @staticmethod
-    def idle(life: Life) -> tuple[str, str]:
+    def idle(life: JobTimeline) -> tuple[str, str]:
         result = life.status.condition(c.IDLE)
         assert result is not None
         return result.status, result.message
 
     def test_idle_job_is_suspended_after_its_condition_is_written(self) -> None:
-        life = Life(idle={"minutes": 10, "action": "Suspend"})
+        life = JobTimeline(idle={"minutes": 10, "action": "Suspend"})
         life.later(0)
         life.later(0, *pods())
         life.later(5, *pods(), text=training(1, 1))
@@ -160,7 +160,7 @@ class TestIdle:
         assert self.idle(life) == ("False", "")
 
     def test_pods_waiting_for_a_peer_are_idle(self) -> None:
-        life = Life(idle={"minutes": 1, "action": "Suspend"})
+        life = JobTimeline(idle={"minutes": 1, "action": "Suspend"})
         life.later(0)
         life.later(0, child_pod(0), child_pod(1, "Pending"))
         life.later(61, child_pod(0), child_pod(1, "Pending"))
@@ -168,7 +168,7 @@ class TestIdle:
 
     @pytest.mark.parametrize("action", ["Suspend", "Report"])
     def test_running_job_without_steps_is_not_suspended(self, action: str) -> None:
-        life = Life(idle={"minutes": 1, "action": action})
+        life = JobTimeline(idle={"minutes": 1, "action": action})
         life.later(0)
         life.later(0, *pods(), text=page(phase="Running"))
         life.later(61, *pods(), text=page(phase="Running"))
@@ -176,7 +176,7 @@ class TestIdle:
         assert SuspendResource() not in life.actions
 
     def test_no_idle_condition_without_spec_idle(self) -> None:
-        life = Life()
+        life = JobTimeline()
         life.later(0)
         life.later(0, *pods())
         life.later(86400, *pods())

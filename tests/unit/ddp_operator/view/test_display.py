@@ -31,7 +31,7 @@ PROGRESS = Progress(
 )  # fmt: skip
 
 
-class Clock:
+class ScreenClock:
     def __init__(self) -> None:
         self.now = 100.0
 
@@ -39,7 +39,7 @@ class Clock:
         return self.now
 
 
-class Terminal(io.StringIO):
+class TerminalBuffer(io.StringIO):
     def isatty(self) -> bool:
         return True
 
@@ -63,7 +63,7 @@ def test_view_is_one_line() -> None:
 
 
 def test_plain_lines_are_printed_at_phase_changes_and_intervals() -> None:
-    clock, stream = Clock(), io.StringIO()
+    clock, stream = ScreenClock(), io.StringIO()
     display = PlainDisplay(stream, every=5, clock=clock)
     display.update(View("Pending", 1, "waits"))
     display.update(View("Running", 1))
@@ -80,7 +80,7 @@ def test_plain_lines_are_printed_at_phase_changes_and_intervals() -> None:
 
 
 def test_plain_lines_do_not_repeat_themselves() -> None:
-    clock, stream = Clock(), io.StringIO()
+    clock, stream = ScreenClock(), io.StringIO()
     display = PlainDisplay(stream, every=5, clock=clock)
     for _ in range(3):
         display.update(View("Running", 1, "", PROGRESS))
@@ -90,7 +90,7 @@ def test_plain_lines_do_not_repeat_themselves() -> None:
 
 def test_the_bar_shows_percent_and_figures_below_lines_and_is_gone_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    stream = Terminal()
+    stream = TerminalBuffer()
     display = RichDisplay(stream, "digits")
     display.line("before")
     display.update(View("Running", 2, "", PROGRESS))
@@ -120,11 +120,11 @@ def test_line_has_progress_or_reason(view: View, width: int, line: str) -> None:
 @pytest.mark.parametrize(
     ("stream", "term", "quiet", "plain", "kind"),
     [
-        (Terminal(), "xterm", False, False, RichDisplay),
-        (Terminal(), "xterm", False, True, PlainDisplay),
-        (Terminal(), "dumb", False, False, PlainDisplay),
+        (TerminalBuffer(), "xterm", False, False, RichDisplay),
+        (TerminalBuffer(), "xterm", False, True, PlainDisplay),
+        (TerminalBuffer(), "dumb", False, False, PlainDisplay),
         (io.StringIO(), "xterm", False, False, PlainDisplay),
-        (Terminal(), "xterm", True, False, Display),
+        (TerminalBuffer(), "xterm", True, False, Display),
     ],
 )
 def test_the_stream_and_the_options_choose_the_display(

@@ -354,23 +354,23 @@ def test_valid_training_time_is_read_from_manifest(tmp_path: Path, run: Any, sec
 def test_one_stream_a_device_copies_all_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     created: list[torch.device] = []
 
-    class Stream:
+    class FakeCudaStream:
         def __init__(self, device: torch.device) -> None:
             created.append(device)
 
         def synchronize(self) -> None:
             pass
 
-    class Event:
-        def wait(self, stream: Stream) -> None:
+    class FakeCudaEvent:
+        def wait(self, stream: FakeCudaStream) -> None:
             pass
 
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "Stream", FakeCudaStream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     streams = CopyStreams()
     first, second = torch.device("cuda", 0), torch.device("cuda", 1)
     for device in (first, second, first, second):
         snapshot = StateSnapshot({})
-        snapshot._copied = [(device, Event())]
+        snapshot._copied = [(device, FakeCudaEvent())]
         snapshot.to_cpu(streams)
     assert created == [first, second]

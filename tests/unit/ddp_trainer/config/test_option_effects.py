@@ -141,7 +141,7 @@ def parse_small(arguments: Sequence[str]) -> RunConfig:
     return parse([*BASE, *narrow, *arguments])
 
 
-class Asked(list[str]):
+class CallRecorder(list[str]):
     """What torch and the exporter have been asked for."""
 
     def note(self, name: str, answer: Any = None) -> Any:
@@ -155,7 +155,9 @@ class Asked(list[str]):
         return call
 
 
-def observe(arguments: Sequence[str], env: RankEnv, asked: Asked, capsys: pytest.CaptureFixture[str]) -> list[str]:
+def observe(
+    arguments: Sequence[str], env: RankEnv, asked: CallRecorder, capsys: pytest.CaptureFixture[str]
+) -> list[str]:
     """Run in the working directory; return all that can be seen of it, but for times and the configuration itself."""
     refused = ""
     try:
@@ -177,9 +179,9 @@ def observe(arguments: Sequence[str], env: RankEnv, asked: Asked, capsys: pytest
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Asked:
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CallRecorder:
     """Let nothing be compiled, downloaded or served, and note what would be."""
-    found = Asked()
+    found = CallRecorder()
     monkeypatch.setenv("DDP_METRICS_PORT", "9400")
     monkeypatch.delenv("DDP_CHECKPOINT_DIR", raising=False)
     monkeypatch.setattr(torch, "compile", found.note("compile"))
@@ -214,7 +216,7 @@ def fresh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_repeated_run_has_equal_effects(
-    asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    asked: CallRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen = []
     for name in ("one", "other"):
@@ -226,7 +228,7 @@ def test_repeated_run_has_equal_effects(
 
 @pytest.mark.parametrize("key", CASES)
 def test_option_changes_effects_of_run(
-    key: str, asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    key: str, asked: CallRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     value, *needs = CASES[key]
 
@@ -248,7 +250,7 @@ def test_option_changes_effects_of_run(
 
 @pytest.mark.parametrize("key", OF_RANKS)
 def test_option_changes_effects_of_ranks(
-    key: str, asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    key: str, asked: CallRecorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     value, *needs = OF_RANKS[key]
 

@@ -97,7 +97,7 @@ def test_readers_go_on_when_the_keyboard_interrupts_the_run() -> None:
     assert number + sum(len(batch) for batch in batches) == len(datasets.train)
 
 
-class Watched(ArraysAsFiles):
+class CountingArrays(ArraysAsFiles):
     """Notes how many of its images are held at once."""
 
     def __init__(self, data: ImageData) -> None:
@@ -117,7 +117,7 @@ class Watched(ArraysAsFiles):
 def test_reading_many_files_holds_no_second_copy_of_them(threads: int) -> None:
     data = load_datasets(DataConfig()).train
     assert isinstance(data, ImageData)
-    reader = Watched(data)
+    reader = CountingArrays(data)
     read = FileData(reader, data.image_shape, data.masks).read_all(threads)
     assert torch.equal(read.images, data.images)
     assert torch.equal(read.labels, data.labels)

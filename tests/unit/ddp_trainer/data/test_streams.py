@@ -184,23 +184,23 @@ def test_too_few_samples_for_every_worker_are_refused() -> None:
 
 
 def test_a_state_that_no_checkpoint_can_hold_is_refused(tmp_path: Path) -> None:
-    class Odd(Stateful):
+    class PathStream(Stateful):
         def state_dict(self) -> dict[str, Any]:
             return {"path": Path()}
 
         def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
-    KINDS["odd"] = Odd
+    KINDS["odd"] = PathStream
     with pytest.raises(UserError, match=r"data: a checkpoint can't store state_dict\(\) .*; return numbers"):
         fit(tmp_path, "odd", 0)
     del KINDS["odd"]
 
 
 def test_a_stream_that_fails_says_where() -> None:
-    class Broken(Shuffled):
+    class FailingStream(Shuffled):
         def order(self) -> list[int]:
             return [3, 4, "five"]  # type: ignore[list-item]
 
     with pytest.raises(ValueError, match="five") as raised:
-        list(stream(Broken(3), 0, 2))
+        list(stream(FailingStream(3), 0, 2))
     assert raised.value.__notes__ == ["(shard 0 of 2, after sample 2)"]

@@ -71,18 +71,18 @@ def test_the_processes_of_a_node_share_its_cpus(
 
 
 def test_collectives_use_configured_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Asked(Exception):
+    class InitialisationRequested(Exception):
         pass
 
     def ask(backend: str, timeout: timedelta, rank: int, world_size: int) -> None:
-        raise Asked(backend, timeout)
+        raise InitialisationRequested(backend, timeout)
 
     monkeypatch.setattr("torch.distributed.init_process_group", ask)
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     with pytest.raises(UserError, match=r"^distributed: MASTER_PORT"):
         World.start(DistributedConfig(device="cpu"), RankEnv(world_size=2))
     monkeypatch.setenv("MASTER_PORT", "29500")
-    with pytest.raises(Asked) as asked:
+    with pytest.raises(InitialisationRequested) as asked:
         World.start(DistributedConfig(device="cpu", timeout_seconds=7.5), RankEnv(world_size=2))
     assert asked.value.args == ("gloo", timedelta(seconds=7.5))
 

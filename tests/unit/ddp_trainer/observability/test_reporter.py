@@ -25,7 +25,7 @@ def exporter() -> Iterator[Exporter]:
     one.close()
 
 
-class Run:
+class ReporterHarness:
     """A reporter that is fed losses; remembers what it said of bad ones."""
 
     def __init__(self, exporter: Exporter, log_every: int) -> None:
@@ -45,7 +45,7 @@ class Run:
 
 
 def test_nonfinite_losses_are_counted_and_first_is_reported(exporter: Exporter) -> None:
-    run = Run(exporter, log_every=5)
+    run = ReporterHarness(exporter, log_every=5)
     run.steps(1.0, 1.0, NAN, 1.0, INF)
     assert run.value("ddp_nonfinite_losses_total") == 2
     assert len(run.bad) == 1
@@ -57,7 +57,7 @@ def test_nonfinite_losses_are_counted_and_first_is_reported(exporter: Exporter) 
 
 
 def test_checked_losses_still_count_in_next_mean(exporter: Exporter, capsys: pytest.CaptureFixture[str]) -> None:
-    run = Run(exporter, log_every=4)
+    run = ReporterHarness(exporter, log_every=4)
     run.steps(9.0, 1.0)  # the first step has a line of its own
     run.reporter.check_losses()
     assert run.bad == []
@@ -77,7 +77,7 @@ def test_line_is_printed_after_copy_without_blocking_step(
 ) -> None:
     arrived = [False]
     monkeypatch.setattr(AsyncScalars, "ready", lambda self: arrived[0])
-    run = Run(exporter, log_every=2)
+    run = ReporterHarness(exporter, log_every=2)
     run.steps(1.0, 2.0, 3.0, 4.0)
     assert "loss" not in capsys.readouterr().out
     assert "ddp_loss" not in exporter._values
