@@ -185,7 +185,7 @@ async def test_a_silent_watch_is_given_up(serve: Serve) -> None:
         return response
 
     client = ApiClient(Logins(await serve(silent), "new"))
-    with pytest.raises(ClusterError, match=r"watch /pods: no answer within 0\.2 s"):
+    with pytest.raises(ClusterError, match=r"watch /pods: no response within 0\.2 s"):
         async for _ in client.watch("/pods", {}, kind="pods", silence=0.2):
             pass
     await client.close()
@@ -306,6 +306,6 @@ async def test_a_write_gets_no_more_time_than_the_fence_leaves(serve: Serve) -> 
 
     client = ApiClient(Logins(await serve(never), "t"), timeout=3600)
     client.fence = lambda: 0.05
-    with pytest.raises(ClusterError, match=r"no answer within 0\.05 s"):
+    with pytest.raises(ClusterError, match=r"no response within 0\.05 s"):
         await client.request("POST", "/api/v1/pods")
     await client.close()

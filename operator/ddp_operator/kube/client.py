@@ -33,7 +33,7 @@ The kernel must buffer a whole body: a frozen process would send the rest after 
 lead. Only the launcher's ConfigMap may be larger. Its name is the hash of its content, so a late write is harmless.
 """
 LONGEST_PAUSE = 30.0
-"""Maximum seconds of a Retry-After header that are honoured."""
+"""Upper bound in seconds for a Retry-After header."""
 GATHER = 0.05
 """Seconds between two reads of a watch, so that the events of a burst are read together."""
 RENEW_BEFORE = timedelta(seconds=30)
@@ -43,7 +43,7 @@ MAX_ANSWER = 32 << 20
 
 VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 MESSAGE_LIMIT = 2000
-"""Maximum characters of an API server's message: enough for a dozen field errors, few enough for a status."""
+"""Maximum characters of an API server's message: about a dozen field errors, and short enough for a status."""
 
 
 class StartupError(Exception):
@@ -133,7 +133,7 @@ class ApiClient:
         if info is not None and not _expires(info):
             return info
         async with self._lock:
-            if self._info is info:  # otherwise another task has logged in meanwhile
+            if self._info is info:  # otherwise another task has logged in
                 self._use(await self._login())
         assert self._info is not None
         return self._info
@@ -176,7 +176,7 @@ class ApiClient:
                 info, method, path, params, data, headers, kind, seconds, max_bytes
             )
             if status == 401 and attempt == 1:
-                # Kubernetes renews the token on disk while the process runs: read it again, and retry once.
+                # Kubernetes renews the token file while the process runs: read it again and retry once.
                 await self._renew(info)
                 continue
             break
@@ -260,7 +260,7 @@ class ApiClient:
         try:
             yield statuses
         except TimeoutError:
-            raise ClusterError(f"{what}: no answer within {seconds:.3g} s") from None
+            raise ClusterError(f"{what}: no response within {seconds:.3g} s") from None
         except aiohttp.ClientConnectorError as exc:
             reason = exc.os_error.strerror or exc.os_error
             raise ClusterError(f"{what}: cannot connect to {exc.host}:{exc.port}: {reason}") from exc

@@ -161,7 +161,7 @@ async def _from_plugin(info: kopf.ConnectionInfo, spec: Mapping[str, Any]) -> ko
     except TimeoutError:
         process.kill()
         await process.wait()
-        raise StartupError(f"credential plugin {command!r}: no answer within {EXEC_TIMEOUT:.0f} s") from None
+        raise StartupError(f"credential plugin {command!r}: no response within {EXEC_TIMEOUT:.0f} s") from None
     if process.returncode:
         message = trim(err.decode(errors="replace").strip(), 300)
         raise StartupError(f"credential plugin {command!r} failed with exit code {process.returncode}: {message}")

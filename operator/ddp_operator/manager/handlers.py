@@ -1,4 +1,4 @@
-"""Kopf's handlers: startup, cleanup, login, and raw watch events. They make no decisions.
+"""Kopf's handlers: startup, cleanup, login, and raw watch events. They contain no decisions.
 
 Kopf's other handlers, its daemons and its timers add a finalizer or annotations to the resource, and a finalizer
 blocks deletion while the operator is down. Raw events (``on.event``) do not change the resource.
@@ -76,7 +76,7 @@ async def start(memo: kopf.Memo, settings: kopf.OperatorSettings, **_: Any) -> N
         memo.operator = Operator(own, on_lost=memo.get("on_lost") or end_at_once)
         await memo.operator.start()
     except asyncio.CancelledError:
-        await memo.operator.stop()  # terminated on standby, when Kopf calls no cleanup handler
+        await memo.operator.stop()  # on standby Kopf calls no cleanup handler
         raise
     except (SettingsError, StartupError) as exc:
         if "operator" in memo:
@@ -127,7 +127,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.inactivity_timeout = SILENCE
     settings.networking.request_timeout = KOPF_REQUEST_TIMEOUT
     settings.networking.error_backoffs = EndlessBackoff()
-    # An event takes microseconds, so a task need not wait for the next event of the same object.
+    # An event takes microseconds, so Kopf need not keep a task for later events of the object.
     settings.queueing.idle_timeout = 0.1
     # Kopf logs for every event that its handler succeeded.
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)

@@ -1,4 +1,4 @@
-"""Leader election with a Lease in the operator's own namespace. The leader works; other operators are on standby.
+"""Leader election with a Lease in the operator's own namespace. All operators but the leader are on standby.
 
 The rules are those of client-go: the leader renews the Lease. A candidate takes it over after it has not observed a
 change for the duration of the Lease, by its own clock, so clocks need not be synchronized. Two rules are stricter.
@@ -96,7 +96,7 @@ class Leader:
     follows: str = ""
     """The leader's identity, while this process is on standby."""
     _lease: Body = field(default_factory=dict)
-    """The Lease after the last own renewal."""
+    """The Lease after the last renewal by this process."""
     _good_until: float = float("-inf")
     _task: asyncio.Task[None] | None = None
 
@@ -198,7 +198,7 @@ class Leader:
         except ResponseError as exc:
             if exc.status not in (404, 409):
                 raise
-        # Another client changed the Lease, or the response of an own renewal was lost.
+        # Another client changed the Lease, or the response to the last renewal was lost.
         lease = await self._read()
         if lease is None or (lease.get("spec") or {}).get("holderIdentity") != self.identity:
             return False

@@ -37,7 +37,7 @@ SHORTEST_PAUSE = 0.2
 """Minimum seconds between two passes over one job."""
 LONGEST_PAUSE = 1.0
 PAUSE_PER_CHILD = 0.001
-"""Further seconds for each child: a thousand starting pods cause events all the time, and each pass reads all pods."""
+"""Additional seconds per child: starting pods cause events all the time, and each pass reads all pods."""
 
 
 def end_at_once() -> None:
@@ -94,12 +94,12 @@ class Operator:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def login(self) -> kopf.ConnectionInfo:
-        """Read the credentials, for the own client and for Kopf's."""
+        """Read the credentials, for the operator's client and for Kopf."""
         return await login(self.settings.kubeconfig)
 
     async def start(self) -> None:
         """Check the cluster, wait until this operator is the leader, then start the workers. Raises: StartupError."""
-        load_launcher()  # it takes 0.1 s, and is cached for the first job
+        load_launcher()  # takes 0.1 s; cached for the first job
         await self.health.start()
         home = (await self.client.connect()).default_namespace or DEFAULT_NAMESPACE
         await check_cluster(self.client, self.settings.namespaces, home=home)
@@ -122,7 +122,7 @@ class Operator:
             self._tasks.append(asyncio.create_task(watching, name=f"watch of {kind}s"))
 
     async def find_loss(self) -> str | None:
-        """Return the requirement that was removed while the operator ran, such as the CRD; None: nothing is missing."""
+        """Return the requirement that was deleted while the operator ran, such as the CRD; None: nothing is missing."""
         if self.leader is None or not self.leader.leads:
             return None
         return await find_loss(self.client)
@@ -166,7 +166,7 @@ class Operator:
             self.metrics.create_to_job.observe(now - self._arrived.pop(key))
 
     def _on_change(self, key: Key) -> None:
-        if key.name:  # a key without a name is of a shared object; the passes of its users read it
+        if key.name:  # shared objects have a key without a name; the passes of their jobs read them
             self.queue.add(key)
 
     def _compute_pause(self, key: Key) -> float:

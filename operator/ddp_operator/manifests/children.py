@@ -64,10 +64,10 @@ def _add_modules(texts: dict[str, str], folder: Traversable, package: str) -> No
 
 
 def pack_source(source: str) -> str:
-    """Return a module without comments, docstrings but its own, and annotations of values, indented by single spaces.
+    """Return a module in a smaller form: comments, inner docstrings and annotations removed, indentation reduced.
 
-    Every statement keeps its line, so that a traceback names lines of the repository. etcd keeps a copy per namespace,
-    and one write must fit into the send buffer of a connection. The repository has the full text.
+    Every statement keeps its line number, so that tracebacks match the repository. etcd stores a copy per namespace,
+    and one write must fit into the send buffer of a connection.
     """
     module = ast.parse(source)
     lines = _without_annotations(source.splitlines(keepends=True), module)
@@ -93,7 +93,7 @@ def pack_source(source: str) -> str:
 
 
 def _without_annotations(lines: list[str], tree: ast.Module) -> list[str]:
-    """Return the lines without annotations of parameters, results and variables. Those of classes declare fields."""
+    """Return the lines without annotations of parameters, results and variables. Class fields keep theirs."""
     fields = {
         statement
         for node in ast.walk(tree)
@@ -111,7 +111,7 @@ def _without_annotations(lines: list[str], tree: ast.Module) -> list[str]:
             annotations.append(node.annotation)
 
     shortened = list(lines)
-    # From right to left, so that the columns of those that follow stay true.
+    # From right to left, so that the remaining columns stay valid.
     for annotation in sorted(annotations, key=lambda node: (node.lineno, node.col_offset), reverse=True):
         if annotation.lineno != annotation.end_lineno:
             continue
@@ -122,7 +122,7 @@ def _without_annotations(lines: list[str], tree: ast.Module) -> list[str]:
 
 
 def _is_docstring(statement: ast.stmt) -> bool:
-    """Tell whether a statement documents what surrounds it or the assignment before it."""
+    """Return whether a statement is the docstring of a module, class, function or assignment."""
     if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Constant):
         return False
     return isinstance(statement.value.value, str)
@@ -134,7 +134,7 @@ def _indent_less(line: str) -> str:
 
 
 def build_children(job: DDPTrainingJob, *, attempt: int, nodes: int) -> list[dict[str, Any]]:
-    """Return the objects of an attempt in the order of their creation; for attempt 0 those that fetch inputs.
+    """Return the objects of an attempt in the order of their creation. Attempt 0 fetches inputs.
 
     Raises: InvalidManifest for an invalid pod template.
     """
@@ -173,7 +173,7 @@ def build_service(job: DDPTrainingJob) -> dict[str, Any]:
 
 
 def build_launcher_users(job: DDPTrainingJob) -> dict[str, Any]:
-    """Return the ConfigMap that all jobs of the namespace own. An existing one gets the job as a further owner."""
+    """Return the ConfigMap that all jobs of the namespace own. If it exists, the job becomes a further owner."""
     metadata = {
         "name": constants.LAUNCHER_USERS,
         "namespace": job.namespace,
@@ -186,7 +186,7 @@ def build_launcher_users(job: DDPTrainingJob) -> dict[str, Any]:
 def build_launcher_config_map(
     job: DDPTrainingJob, launcher: Launcher, users_uid: str = PLACEHOLDER_UID
 ) -> dict[str, Any]:
-    """Return the immutable ConfigMap with the launcher. Its name has the hash, so an upgrade creates another one.
+    """Return the immutable ConfigMap with the launcher. Its name has the hash, so an upgrade creates a new one.
 
     ``users_uid``: the UID of its owner, ``build_launcher_users``.
     """

@@ -1,7 +1,7 @@
 """Build the pod template of the Job: the user's template, with the launcher before the training command.
 
-Values of the user's template take precedence (a /dev/shm, a security context, a NCCL variable). Only the fields by
-which pods connect to each other belong to the operator, and ``template.py`` refuses conflicts with them.
+Values of the user's template take precedence (a /dev/shm, a security context, a NCCL variable). The operator owns only
+the fields with which pods connect to each other; ``template.py`` refuses templates that set them.
 """
 
 import copy
@@ -77,7 +77,7 @@ def build_fetch_template(job: DDPTrainingJob, template: ResolvedTemplate, launch
 
 
 def _build_metadata(job: DDPTrainingJob, attempt: int, written: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the pods' metadata. ``written``: that of the template."""
+    """Return the pods' metadata. ``written``: the template's metadata."""
     metadata = copy.deepcopy(dict(written))
     metadata["labels"] = {**(metadata.get("labels") or {}), **child_names.child_labels(job.name, attempt)}
     kueue_annotations = {}
@@ -86,7 +86,7 @@ def _build_metadata(job: DDPTrainingJob, attempt: int, written: Mapping[str, Any
             if key.startswith(constants.KUEUE_POD_SET_PREFIX):
                 kueue_annotations[key] = value
     metadata["annotations"] = {
-        # Istio's proxy would intercept the rendezvous, and keep the Job running because it never exits.
+        # Istio's proxy would intercept the rendezvous, and never exit, so that the Job would not end.
         "sidecar.istio.io/inject": "false",
         **kueue_annotations,
         **(metadata.get("annotations") or {}),
@@ -180,7 +180,7 @@ def build_launcher_config(
         nproc_per_node=template.nproc,
         elastic=elastic,
         in_place_restarts=job.in_place_restarts,
-        # One less than the operator allows: the last restart gets new pods, in case the pods are the root cause.
+        # One fewer than the operator allows: the last restart gets new pods, in case the pods are the cause.
         restarts_without_progress=CRASH_LOOP_FAILURES - 2 if job.counts_in_place else None,
         join_timeout_seconds=spec.rendezvous.join_timeout_seconds,
         non_retryable_exit_codes=tuple(spec.recovery.non_retryable_exit_codes),
@@ -295,8 +295,8 @@ def _list_code_volumes(code: Code) -> Iterator[tuple[str, dict[str, Any], str]]:
 
 
 def _avoid_nodes(pod: dict[str, Any], nodes: Sequence[str]) -> None:
-    """Exclude nodes from the pod's node affinity, in each of the user's terms, because terms are alternatives."""
-    # Each requirement on a field takes one value. The label kubernetes.io/hostname may differ from the node's name.
+    """Exclude nodes in the pod's node affinity, in each term of the user, because terms are alternatives."""
+    # A matchFields requirement has one value. The label kubernetes.io/hostname may differ from the node's name.
     exclusions = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in nodes]
     affinity = pod.get("affinity") or {}
     node = affinity.get("nodeAffinity") or {}

@@ -29,7 +29,7 @@ _OPERATOR_FOLDERS = (constants.LAUNCHER_MOUNT_PATH, constants.CODE_MOUNT_PATH, c
 
 @dataclass(frozen=True, slots=True)
 class ResolvedTemplate:
-    """The checked pod template. ``pod``: the job's own pod spec; ``training``: metadata and spec with the network's."""
+    """The checked pod template. ``pod``: the job's pod spec; ``training``: metadata and spec with network fields."""
 
     pod: Mapping[str, Any]
     training: Mapping[str, Any]
@@ -75,7 +75,7 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
     try:
         command = split_user_command(trainer.get("command") or [], trainer.get("args") or [])
     except InvalidCommand as error:
-        # A misspelt field may be why there is no command: the API server stores unknown fields of the template.
+        # The command may be missing because of a misspelled field: the API server stores unknown template fields.
         unknown_fields = find_unknown_fields(pod) if not trainer.get("command") and not trainer.get("args") else []
         errors += unknown_fields or [FieldError(f"{path}.command", str(error))]
     errors += _check_nested_launchers(spec, command, nproc, path)

@@ -17,10 +17,10 @@ from ddp_operator.api.job import JobSize
 from ddp_operator.contract.command_line import split_python_line
 
 DEFAULT_INTERPRETER: Final = "python3"
-# torchrun removes an agent after this number of missed heartbeats. Only then a replacement can join.
+# torchrun removes an agent after this number of missed heartbeats; a replacement can join only then.
 _HEARTBEAT_SECONDS: Final = 2
 _HEARTBEATS_MISSED: Final = 5
-# Shorter for elastic jobs, whose pods wait for a dead agent; for few nodes only, as each heartbeat rewrites the state.
+# Shorter for elastic jobs, whose pods wait for a dead agent. For few nodes only: each heartbeat rewrites the state.
 _ELASTIC_HEARTBEAT_SECONDS: Final = 1
 _FEW_NODES: Final = 64
 # Seconds that an elastic rendezvous waits for more nodes after the minimum has joined (torchrun's default is 30).
@@ -188,7 +188,7 @@ def build_torchrun_args(plan: TorchrunPlan, command: UserCommand) -> list[str]:
     else:
         max_pods = plan.max_nodes or JobSize(plan.nodes, plan.spares).pods
         beats_faster = (plan.elastic or plan.spares) and max_pods <= _FEW_NODES
-        # A separate process on pod 0 hosts the store, and no agent; the agent of a single pod hosts its own.
+        # A separate process on pod 0 hosts the store. The agent of a job with one pod hosts its own store.
         conf = [
             f"is_host={int(size == '1')}",
             f"join_timeout={plan.join_timeout_seconds}",
@@ -213,23 +213,23 @@ def build_env(plan: TorchrunPlan) -> dict[str, str]:
     return {constants.ENV_MASTER_ADDR: plan.master_addr, constants.ENV_MASTER_PORT: str(plan.master_port)}
 
 
-def _split_python(interpreter: str, words: Sequence[str]) -> UserCommand:
+def _split_python(interpreter: str, arguments: Sequence[str]) -> UserCommand:
     try:
-        line = split_python_line(words)
+        line = split_python_line(arguments)
     except ValueError as error:
         raise InvalidCommand(f"{posixpath.basename(interpreter)}: {error}; {_COMMAND_LINE}") from None
     if line.kind != "module" or line.target not in TORCHRUN_MODULES:
-        return UserCommand(interpreter, tuple(words))
+        return UserCommand(interpreter, tuple(arguments))
     legacy = line.target == "torch.distributed.launch"
     return _split_torchrun(interpreter, line.args, flags=line.flags, legacy=legacy)
 
 
 def _split_torchrun(
-    interpreter: str, words: Sequence[str], flags: Sequence[str] = (), legacy: bool = False
+    interpreter: str, arguments: Sequence[str], flags: Sequence[str] = (), legacy: bool = False
 ) -> UserCommand:
     """Split ``torchrun [flags] script …``. ``legacy``: torch.distributed.launch, which passes --local-rank to scripts
     unless --use-env is set. Raises: InvalidCommand."""
-    options, rest = _read_flags(words, legacy)
+    options, rest = _read_flags(arguments, legacy)
     owned = [f"--{name}: {OWNED_FLAGS[name]}" for name, _ in options if name in OWNED_FLAGS]
     if owned:
         raise InvalidCommand("; ".join(dict.fromkeys(owned)))
@@ -244,7 +244,7 @@ def _split_torchrun(
     return UserCommand(interpreter, (*flags, *script, *local_rank, *rest[1:]), torchrun_flags=passed)
 
 
-def _read_flags(words: Sequence[str], legacy: bool) -> tuple[list[tuple[str, str]], list[str]]:
+def _read_flags(arguments: Sequence[str], legacy: bool) -> tuple[list[tuple[str, str]], list[str]]:
     """Return torchrun's flags with full names and their values, and the arguments from the script on.
 
     Raises: InvalidCommand.
@@ -252,14 +252,14 @@ def _read_flags(words: Sequence[str], legacy: bool) -> tuple[list[tuple[str, str
     flags = dict.fromkeys(OWNED_FLAGS, True) | dict.fromkeys(OWNED_SWITCHES, False) | _PASSED | _FORM
     if not legacy:
         del flags["use-env"]
-    dashed = [re.sub("^--[^=]+", lambda name: name[0].replace("_", "-"), word) for word in words]
+    dashed = [re.sub("^--[^=]+", lambda name: name[0].replace("_", "-"), argument) for argument in arguments]
     long_options = [f"{name}=" if has_value else name for name, has_value in flags.items()]
     try:
         options, rest = getopt.getopt(dashed, "r:t:mh", long_options)
     except getopt.GetoptError as error:
         raise _explain_flag(error, flags) from None
     full = [(_SHORT.get(name.lstrip("-"), name.lstrip("-")), value) for name, value in options]
-    return full, list(words[len(words) - len(rest) :])
+    return full, list(arguments[len(arguments) - len(rest) :])
 
 
 def _explain_flag(error: getopt.GetoptError, flags: Mapping[str, bool]) -> InvalidCommand:

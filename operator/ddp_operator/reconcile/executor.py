@@ -1,10 +1,10 @@
 """Execute the actions of a decision. A refusal of the API server is returned, and the status reports it.
 
-Every write names the resource version that it was decided on, so a late write changes nothing.
+Every write has the resource version of the observation as precondition, so a late write changes nothing.
 
-All jobs of a namespace share the launcher's ConfigMap, and Kubernetes deletes it with the last of them. Each job is an
-owner of one small ConfigMap, LAUNCHER_USERS, which owns the launchers. A further job then needs a patch of the small
-ConfigMap only, and the operator needs permission to patch ConfigMaps of that single name.
+All jobs of a namespace share the launcher's ConfigMap, and Kubernetes deletes it with the last job. Each job is an
+owner of one small ConfigMap, LAUNCHER_USERS, which owns the launchers. A new job needs only a patch of this ConfigMap,
+and the operator needs permission to patch ConfigMaps of this name only.
 """
 
 import asyncio
@@ -122,7 +122,7 @@ class Executor:
         for action in actions:
             outcome = await self._catch_refusal(memory, self._execute_action(job, observation, action, memory))
             if isinstance(outcome, Refusal):
-                if job.status.attempt == 0:  # a job that never started leaves no Job behind
+                if job.status.attempt == 0:  # a refused job must not have a Job
                     created_job = build_children(job, attempt=1, nodes=job.spec.nodes)[-1]
                     await self._cluster.discard(created_job)
                 return outcome, None
@@ -154,7 +154,7 @@ class Executor:
         except AlreadyExists:
             pass
         except Refused as error:
-            if _QUOTA not in error.message:  # the quota includes the job already; it is checked after the rules
+            if _QUOTA not in error.message:  # checked after the rules; the quota already includes the job
                 raise
 
     async def _dry_run(self, job: DDPTrainingJob, children: Sequence[Manifest], memory: Memory) -> Outcome:
@@ -220,7 +220,7 @@ class Executor:
     ) -> Outcome:
         """Create missing children. Returns a refusal, or seconds to wait for the garbage collector, or None."""
         present = {("Job", view.name) for view in observation.jobs}
-        if action.attempt == 1:  # later, a shared child may have been deleted long ago: no watch reports that
+        if action.attempt == 1:  # later a shared child may have been deleted, and no watch reports that
             present |= observation.shared
 
         children = memory.built
@@ -267,7 +267,7 @@ class Executor:
 
 
 def _creates_job_first(job: DDPTrainingJob, children: Sequence[Manifest]) -> bool:
-    """Return whether the first Job itself tests if the API server accepts the job, before its other children.
+    """Return whether the first Job is created before the other children, to test if the API server accepts the job.
 
     Otherwise a dry run tests it: for a job that must not have a Job yet (suspended, or inputs are fetched first), for
     one that was refused before, and for one that needs a NetworkPolicy or a PodGroup before its first pod.
@@ -299,8 +299,8 @@ class Launchers:
         ``seen``: the launcher was observed. Returns a refusal, or seconds to wait for the garbage collector, or None.
         Raises: Refused, ClusterError.
         """
-        # Jobs that arrive during a patch join in the next one together: each patch writes the references of all jobs,
-        # and concurrent patches of one object would conflict in the API server.
+        # The next patch adds all jobs that arrive during a patch. Each patch writes the references of all jobs, and
+        # concurrent patches of one object would conflict in the API server.
         joining = self._joining[job.namespace]
         joining[job.uid] = owner_reference(job, controller=False)
         async with self._locks[job.namespace]:

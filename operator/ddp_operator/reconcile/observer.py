@@ -45,7 +45,7 @@ from ddp_operator.status.views import NodeView, PodView, view_node
 _WATCH_DELAY = 2.0
 # Seconds between two such searches.
 _RESTORE_INTERVAL = 10.0
-# Longest interval in seconds between requests of a page that does not answer.
+# Longest interval in seconds between requests of a page that does not respond.
 _LOST_PAGE_INTERVAL = 60.0
 # Tolerance for timers that fire early.
 _EARLY = 0.9
@@ -53,11 +53,11 @@ _EARLY = 0.9
 
 @dataclass(slots=True)
 class Memory:
-    """Results of steps that are not part of every pass, with their times. A restart of the operator may lose it."""
+    """Results of steps that do not run in every pass, with their times. A restart of the operator may lose them."""
 
     page_read: datetime | None = None
     page_lost: datetime | None = None
-    """Time since which the page of pod 0 has not answered."""
+    """Time since which the page of pod 0 has not responded."""
     meter: RateMeter = field(default_factory=RateMeter)
     page_budget: PageBudget = field(default_factory=PageBudget)
     """Budget for the pages of all pods except pod 0."""
@@ -71,7 +71,7 @@ class Memory:
     built: list[dict[str, Any]] | None = None
     """Children of attempt 1, if the check of this pass has built them."""
     unseen_since: datetime | None = None
-    """Time since which the current attempt may have children that no watch shows."""
+    """Time since which the current attempt may have children without labels, which no watch delivers."""
     labels_restored: datetime | None = None
     """Time of the last search for such children."""
     nodes_watched: datetime | None = None
@@ -86,7 +86,7 @@ class Memory:
     status_refused: datetime | None = None
     """Time of the last refusal of the status by the API server."""
     status_shortened: bool = False
-    """Whether the API server accepts a shortened status only."""
+    """Whether the API server accepts only a shortened status."""
     last_parsed: DDPTrainingJob | None = None
     locked: tuple[FieldError, ...] = ()
     """Errors of the parsed spec: fields that differ from the profile's locked values."""
@@ -219,7 +219,7 @@ class Observer:
     async def _read_pages(
         self, job: DDPTrainingJob, pods: Sequence[PodView], budget: PageBudget
     ) -> list[tuple[PodView, Page]]:
-        """Read pods' metrics pages within the budget. The result lacks pages beyond it and those without an answer."""
+        """Read pods' metrics pages within the budget. The result lacks pages beyond it and pages without a response."""
         pages: dict[str, Page] = {}
         gate = asyncio.Semaphore(PAGES_AT_ONCE)
 
@@ -252,7 +252,7 @@ class Observer:
         return nodes
 
     async def _watch_nodes(self, job: DDPTrainingJob, children: Children, memory: Memory) -> Mapping[str, str]:
-        """Return the troubles of the pods' nodes. Each read covers some of the nodes; the others keep their result."""
+        """Return the troubles of the pods' nodes. Each call reads some nodes; all other nodes keep their result."""
         used = list_nodes_in_use(job, children)
         now = self._clock()
         troubles = {name: trouble for name, trouble in memory.troubles.items() if name in used}

@@ -1,4 +1,4 @@
-"""Find the profile of a job: the copy in its status, or the profile as it is now.
+"""Find the profile of a job: the copy in its status, or the current profile.
 
 The operator stores a copy in the status before it creates any child, and keeps it. Later edits of a profile or of the
 operator's defaults, or the deletion of a profile, do not change a started job.
@@ -22,7 +22,7 @@ from ddp_operator.status.decision import Refusal
 
 
 def read_job_defaults(settings: Mapping[str, Any]) -> Profile | None:
-    """Return the operator's defaults for jobs as a profile, from part of a spec. None: it sets nothing.
+    """Return the operator's defaults for jobs as a profile, from part of a spec. None: there are no defaults.
 
     Raises: InvalidManifest.
     """
@@ -41,9 +41,9 @@ def read_job_defaults(settings: Mapping[str, Any]) -> Profile | None:
 
 
 async def find_profile(cluster: Cluster, snapshot: Snapshot, defaults: Profile | None) -> Profile | Refusal | None:
-    """Return the profile of a job, or the reason why the job has to wait for it. None: it has no profile.
+    """Return the profile of a job, or the refusal if it cannot be read. None: the job has no profile.
 
-    ``defaults``: values of fields that neither the job nor its profile sets. Raises: ClusterError.
+    ``defaults``: values for fields that neither the job nor its profile sets. Raises: ClusterError.
     """
     reference = profile_reference(snapshot.resource)
     status = parse_status(snapshot.resource)
@@ -52,7 +52,7 @@ async def find_profile(cluster: Cluster, snapshot: Snapshot, defaults: Profile |
 
     kind, name = reference
     copy = status.profile
-    # A Job without an attempt in the status: the write of the status was lost, the Job was built from this copy.
+    # If a Job exists without an attempt in the status, a write was lost; the Job was built from this copy.
     if copy is not None and (status.attempt or (snapshot.jobs and (copy.kind, copy.name) == reference)):
         return copy
 
@@ -75,7 +75,7 @@ async def find_profile(cluster: Cluster, snapshot: Snapshot, defaults: Profile |
 
 
 def refuse_changes(errors: Sequence[FieldError]) -> Refusal | None:
-    """Return the refusal of a spec that changes fields which its profile locks; None if there are no such errors."""
+    """Return the refusal of a spec that changes locked fields; None: there are no such errors."""
     if not errors:
         return None
     return Refusal(c.PROFILE_LOCKED, "\n".join(map(str, errors)))

@@ -1,7 +1,7 @@
 """The reconcile pass: observe, decide, execute, write the status, emit Events.
 
-Every event leads to the same ``reconcile``, which reads the state and moves it towards the state that the status
-declares. It uses the ``Cluster`` protocol only, so the same code runs jobs on an API server and on this machine.
+Every event leads to the same ``reconcile``, which reads the current state and changes it to the desired state. It uses
+only the ``Cluster`` protocol, so the same code runs jobs on an API server and on this machine.
 """
 
 import logging
@@ -43,20 +43,20 @@ logger = logging.getLogger(__name__)
 
 MINOR_INTERVAL = 30.0
 """Seconds between two writes of a status if no column of `kubectl get` changes."""
-# Seconds until the pass after a conflict, in case the watch event of the conflicting change was delivered before.
+# Seconds until the pass after a conflict: the watch event of the other change may have been delivered before.
 _AFTER_CONFLICT = 0.5
-# Seconds until a refused status is written again; a fix changes the definitions or the spec.
+# Seconds until a refused status is written again; a fix changes the CRDs or the spec.
 _AFTER_REFUSED_STATUS = 60.0
 # Tolerance for timers that fire early.
 _EARLY = 0.9
-# Seconds until a spec that this version cannot read is read again; a fix changes the definitions.
+# Seconds until a spec that this version cannot read is read again; a fix changes the CRDs.
 _AFTER_UNREADABLE = 300.0
 # Seconds until a profile or a claim that does not exist, or is invalid, is read again.
 _AFTER_NO_PROFILE = 10.0
 
 
 class StatusRefused(Exception):
-    """The API server refuses the status, which is reported. The operator does nothing for the job until it accepts."""
+    """The API server refuses the status. The operator reports it, and does nothing for the job until it is accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,13 @@ class CurrentPass:
 
 @dataclass(frozen=True, slots=True)
 class PassEnd:
-    """A step ended the pass. ``requeue_after``: seconds until the next one; None: at the next event."""
+    """A step ended the pass. ``requeue_after``: seconds until the next pass; None: at the next event."""
 
     requeue_after: float | None
 
 
 class Reconciler:
-    """Reconciles the resources of one cluster. Its memory of them may be lost at a restart."""
+    """Reconciles the resources of one cluster. A restart may lose its memory."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class Reconciler:
             return current.memory.parse(current.resource, profile)
         except InvalidManifest as error:
             if not current.fresh:
-                # A changed definition changes the visible fields of a stored resource, and no watch reports that.
+                # A new CRD changes the visible fields of stored resources, and no watch reports that.
                 return PassEnd(await self._run_pass(current.key, fresh=True))
             if profile is None:
                 old, new = report_unreadable(current.resource, error, self._clock())
@@ -167,7 +167,7 @@ class Reconciler:
             return await self._refuse(current, refuse_invalid(error, f"with {profile.kind} {profile.name}".rstrip()))
 
     async def _settle_claims(self, current: CurrentPass, job: DDPTrainingJob) -> Refusal | PassEnd | None:
-        """Return None once the status has the number of claimed GPUs; of a started job the refusal of new claims.
+        """Return None if the status has the number of claimed GPUs; for a started job the refusal of new claims.
 
         Raises: VersionConflict, ClusterError.
         """
