@@ -24,7 +24,7 @@ from ddp_trainer.files import write_atomically
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        # argparse would print its usage on every rank and exit with 2.
+        # argparse would print the usage on every rank and exit with 2.
         raise UserError("command line", message, "see python -m ddp_trainer --help")
 
 
@@ -43,7 +43,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--preset", help="start from this configuration, listed below")
     parser.add_argument("--config", help="YAML or JSON file with settings, nested by group: {data: {batch_size: 64}}")
     parser.add_argument(
-        "--as-published", action="store_true", help="the preset's values as its document published them, with mistakes"
+        "--as-published",
+        action="store_true",
+        help="use the values of the preset's document with its errors",
     )
     # python -m torch.distributed.launch passes it, and sets LOCAL_RANK as well.
     parser.add_argument("--local-rank", "--local_rank", type=int, help=argparse.SUPPRESS)
@@ -90,12 +92,12 @@ def parse(arguments: Sequence[str]) -> RunConfig:
 
 
 def suggest_flag(unknown: Sequence[str]) -> str:
-    """Return the remedy for unknown arguments: the flag nearest to the first of them, if one is similar."""
+    """Return the remedy for unknown arguments: the flag most similar to the first one, if any is similar."""
     flags = {name: name for name in ("--preset", "--config", "--as-published")}
     flags["--learning-rate"] = "--lr"
     for option in options(RunConfig):
         field = option.path[-1].replace("_", "-")
-        # Also by the setting's name: --width is --model-width.
+        # The name of a setting counts too: --width suggests --model-width.
         flags.setdefault(f"--{field}", option.flag)
         flags["--" + "-".join(option.path).replace("_", "-")] = option.flag
         flags[option.flag] = option.flag

@@ -47,15 +47,15 @@ class _Share:
 
 
 class Recorded(Protocol):
-    """A recorded step, see :class:`ddp_trainer.step_graph.StepGraph`."""
+    """A recorded step; see :class:`ddp_trainer.step_graph.StepGraph`."""
 
     def step(self) -> StepResult:
-        """Take the step with the next batch."""
+        """Run the step with the next batch."""
         ...
 
     @property
     def settled(self) -> bool:
-        """Return whether the recording is over."""
+        """Return whether the recording has ended."""
         ...
 
 
@@ -183,7 +183,7 @@ class Engine:
     def _backward(self, part: Batch, share: _Share) -> Tensor:
         """Add the gradients of ``part``; return its share of this rank's loss."""
         with self.precision.autocast():
-            # The epoch's last batch may be smaller, and is not worth another compilation.
+            # A smaller last batch of the epoch runs uncompiled, because it would need another compilation.
             forward = self._forward if len(part) == self._config.data.batch_size else self.replica
             outputs = forward(part.inputs)
             self.task.check(outputs, part.targets)
@@ -207,11 +207,11 @@ class Engine:
 
     @property
     def evaluated_model(self) -> nn.Module:
-        """Return the model that is validated and saved: the average of the weights, if one is kept."""
+        """Return the model that is validated and saved: the averaged model, if there is one."""
         return self.model if self.ema is None else self.ema.model
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of model, optimizer, scaler and average of the weights. Its tensors are not copies."""
+        """Return the state of model, optimizer, scaler and averaged model. Its tensors are not copies."""
         state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -222,7 +222,7 @@ class Engine:
         return state if self.ema is None else state | {"ema": self.ema.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state. Without a saved average of the weights the average starts from the weights.
+        """Load a state. Without a saved averaged model, averaging starts from the weights.
 
         Raises RuntimeError, KeyError or ValueError if shapes or names differ.
         """

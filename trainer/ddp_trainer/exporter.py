@@ -76,7 +76,7 @@ class Exporter:
         self._server: PageServer | None = None
         self._final_page: Path | None = None
         self._last_step_end = time.perf_counter()
-        # Losses that are being copied from the device, which is a few steps behind. The page's thread reads them too.
+        # Losses that are being copied from the device, a few steps late. The thread of the page reads them too.
         self._pending: deque[AsyncScalars] = deque(maxlen=1024)
         self._pending_lock = threading.Lock()
         self._clock: Any = None
@@ -155,7 +155,7 @@ class Exporter:
             warn(f"rank {self.env.rank}: no metrics on 127.0.0.1:{own_port} ({error}); give another --metrics-port")
             return
         self.port = self._server.server_address[1]
-        # The server checks for its end every 0.1 s: close() takes at most so long.
+        # The server checks for its end every 0.1 s, so close() takes at most 0.1 s.
         threading.Thread(target=self._server.serve_forever, args=(0.1,), name="ddp-metrics", daemon=True).start()
         if runtime_dir:
             self._final_page = Path(runtime_dir) / contract.RUNTIME_FINAL_PAGE.format(local_rank=local_rank)
@@ -199,8 +199,8 @@ class Exporter:
     def watch(self, model: Any) -> None:
         """Measure each step's compute time and wait for data by hooks of ``model``, a torch module with or without DDP.
 
-        Without it, or ``compute`` passed to :meth:`step`, stragglers of a user's script can't be detected.
-        Wrap the model by DDP before: the compute time ends when DDP receives the last gradient.
+        Without this call, and without ``compute`` in :meth:`step`, the stragglers of a script cannot be detected. Wrap
+        the model in DDP first: the compute time ends when DDP receives the last gradient.
         """
         from ddp_trainer.observability.meters import ComputeClock
 

@@ -130,7 +130,7 @@ class TrainingLoop:
             )
 
     def _order(self) -> dict[str, int]:
-        """Return what the order of an epoch's samples depends on, besides the epoch."""
+        """Return the values that, with the epoch, determine the order of its samples."""
         return {"seed": self.config.seed, **self.loader.order()}
 
     def fit(self) -> Path | None:
@@ -143,7 +143,7 @@ class TrainingLoop:
         finally:
             self.logs.close()
             self.tracer.close()
-            # If the garbage collector deletes them instead, it waits five seconds for each reader process.
+            # Otherwise the garbage collector deletes them, and waits five seconds for each reader process.
             del self.loader, self.validation
 
     def _fit(self) -> Path | None:
@@ -179,7 +179,7 @@ class TrainingLoop:
                 self.report.info(f"exported to {', '.join(self.config.export)}")
 
     def _validation_pending(self) -> bool:
-        """Return whether the run was stopped between the last step of an epoch or of the run and its validation."""
+        """Return whether the run was stopped after the last step of an epoch or of the run, before its validation."""
         position = self.position
         at_the_end_of_steps = position.consumed == 0 or position.step >= self.total_steps
         return 0 < position.step != position.validated and at_the_end_of_steps
@@ -329,7 +329,7 @@ class TrainingLoop:
         return seconds
 
     def _stop_early(self, reason: Reason) -> None:
-        """Save if the state is good, wait until it is on disk, and raise; all ranks call this after the same step."""
+        """Save if the state is valid, wait until it is on disk, and raise; all ranks call this after the same step."""
         self.agreement.finish()
         if reason is Reason.NOT_FINITE:
             self._raise_if_nonfinite()
@@ -356,7 +356,7 @@ class TrainingLoop:
         first_steps = self.world.sum(mine)
         if not any(first_steps):
             return
-        # Of ranks with the same step the lowest is named. Peers' losses follow a step later, by shared gradients.
+        # Name the lowest rank with the first such step. Its gradients make the losses of all peers non-finite later.
         step, rank = min((int(step), rank) for rank, step in enumerate(first_steps) if step)
         self.agreement.finish()
         raise UserError(
@@ -379,7 +379,7 @@ class TrainingLoop:
 
 
 def _timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, float]]:
-    """Yield each batch with the seconds that it took to get it."""
+    """Yield each batch with the seconds of the wait for it."""
     while True:
         started = time.perf_counter()
         batch = next(batches, None)

@@ -125,7 +125,7 @@ def _refuse_run_options(arguments: argparse.Namespace) -> None:
 
 
 class RunEnded(Exception):
-    """The job ended during the drill; ``phase`` is its last one."""
+    """The job ended during the drill. ``phase``: its last phase."""
 
     def __init__(self, phase: str) -> None:
         super().__init__(phase)
@@ -133,7 +133,7 @@ class RunEnded(Exception):
 
 
 class DrillResult(NamedTuple):
-    """A drill: what was killed, such as "rank 1 (process 42)", and the recovery."""
+    """The result of a drill: the killed process, such as "rank 1 (process 42)", and the recovery."""
 
     killed: str
     recovery: MeasuredRecovery

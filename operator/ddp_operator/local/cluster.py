@@ -32,10 +32,10 @@ from ddp_operator.local.store import Store, grace_of, place_of
 from ddp_operator.manifests.job_pod import build_pod
 
 _SCRAPE_SECONDS: Final = 2.0
-# Kubernetes' own alphabet for generated names: no vowels and no look-alikes.
+# The alphabet of Kubernetes for generated names: no vowels and no similar characters.
 _ALPHABET: Final = "bcdfghjklmnpqrstvwxz2456789"
 BACKOFF: Final = 10.0
-"""Seconds that Kubernetes' Job controller waits after a pod's failure; decisions must be the same here."""
+"""Seconds that Kubernetes' Job controller waits after a pod's failure; the same here, for equal decisions."""
 _DEPARTED_TIME: Final = timedelta(seconds=5)
 
 
@@ -232,11 +232,11 @@ class LocalCluster:
         return None
 
     async def emit(self, resource: Object, event: Event) -> None:
-        """Call ``on_event``."""
+        """Pass the Event to ``on_event``."""
         self.on_event(resource, event)
 
     async def scrape(self, pod: Object, port: int, take: Callable[[bytes], None]) -> bool:
-        """Read the pod's metrics page; the kubelet maps ``port`` inside the pod to one of this machine."""
+        """Read the pod's metrics page; the kubelet maps ``port`` of the pod to a port of this machine."""
         local_port = self.kubelet.port_of(pod)
         if local_port is None:
             return False
@@ -285,8 +285,8 @@ class LocalCluster:
     def _recently_departed(self, key: Key) -> tuple[Object, ...]:
         """Return the final state of pods that ended and were deleted within the last seconds.
 
-        A deleted pod disappears when its process ends, while a kubelet and a Job controller take about a second. The
-        reconcile needs the termination message of such a pod to find the root cause.
+        A deleted pod disappears here when its process ends, in a cluster about a second later. The reconcile needs the
+        termination message of such a pod to find the root cause.
         """
         now = self._clock()
         departed = []

@@ -44,12 +44,12 @@ COLUMNS: Final = {
 """Columns of metrics.csv and the metric of each; None: the column is computed."""
 
 ENV_RUN_FOLDER: Final = "DDP_RUN_FOLDER_FD"
-"""The file descriptor to which `ddp run` writes the path of its folder, for the process that started it."""
+"""Variable with the file descriptor to which `ddp run` writes the path of its folder, for its parent process."""
 DELETED: Final = "deleted"
 """A key of changes.json beside fields of the spec: stop the run and remove its folder."""
 _WRITER: Final = """\
 # Written by `ddp run`, process {pid} on {host}, since {since}. It is current only while that process runs.
-# `ddp report` checks that and updates this file. By hand: flock -n job.yaml true
+# `ddp report` checks this and updates the file. Manual check: flock -n job.yaml true
 # succeeds in this folder after the process has ended.
 """
 
@@ -57,10 +57,9 @@ _WRITER: Final = """\
 class RunFolder:
     """Paths and writers of one run's folder.
 
-    A failed write (a full disk) does not end the run: ``on_problem`` is called once, and later writes are tried.
+    A failed write (a full disk) does not end the run: it calls ``on_problem`` once, and later writes are attempted.
 
-    The writer holds a lock on job.yaml until its process ends. A status Running without the lock is that of a killed
-    run.
+    The writer holds a lock on job.yaml until its process ends. Without the lock, a status Running means a killed run.
     """
 
     def __init__(self, path: Path) -> None:
@@ -97,7 +96,7 @@ class RunFolder:
                 continue
             folder = cls(path)
             folder._since = _local_time(now)
-            with folder._whole_or_gone():
+            with folder._remove_if_incomplete():
                 folder.logs.mkdir()
                 folder.pages.mkdir()
             for former in runs.iterdir():
@@ -109,14 +108,14 @@ class RunFolder:
         self, text: str, children: Iterable[Mapping[str, Any]], resource: Mapping[str, Any], command: str
     ) -> None:
         """Write the job's file, the objects built from it, and the command, and lock the folder. Raises: OSError."""
-        with self._whole_or_gone():
+        with self._remove_if_incomplete():
             _write_private(self.manifest, text)
             self._lock()
             self.command.write_text(f"{command}\n", encoding="utf-8")
             _write_private(self.path / "objects.yaml", _dump_all([resource, *children]))
 
     @contextmanager
-    def _whole_or_gone(self) -> Iterator[None]:
+    def _remove_if_incomplete(self) -> Iterator[None]:
         """Remove the folder if it cannot be completed, because nothing has run in it."""
         try:
             yield
@@ -125,7 +124,7 @@ class RunFolder:
             raise
 
     def announce(self) -> None:
-        """Write the folder's path to the process that started this one, if ``ENV_RUN_FOLDER`` is set."""
+        """Write the folder's path to the parent process, if ``ENV_RUN_FOLDER`` is set."""
         descriptor = os.environ.pop(ENV_RUN_FOLDER, None)
         if descriptor is not None:
             with suppress(OSError, ValueError), open(int(descriptor), "w", encoding="utf-8") as stream:
@@ -281,7 +280,7 @@ def is_out_of_space(error: Exception) -> bool:
 
 
 def remove_temporary_files(folder: Path, *patterns: str) -> None:
-    """Remove files whose writer has ended."""
+    """Remove files that match the patterns; their writers have ended."""
     for pattern in patterns:
         for file in folder.glob(pattern):
             with suppress(OSError):
@@ -317,7 +316,7 @@ def choose_rate(rows: Iterable[Mapping[str, float]]) -> tuple[str, str]:
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """Writes long texts as blocks and no aliases, for people."""
+    """Writes texts of several lines as blocks, and no aliases, so that people can read them."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

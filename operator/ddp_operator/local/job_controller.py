@@ -1,11 +1,11 @@
-"""Decide for an Indexed Job what Kubernetes' Job controller decides: a pure function over plain objects.
+"""Decide about an Indexed Job as Kubernetes' Job controller does: a pure function over plain objects.
 
-The local cluster and the stand-in API server of the tests use it; ``tests/contract`` compares it with recordings of a
-real controller (1.36). A caller applies one decision and calls again until a decision changes nothing. Like the real
-controller, no pass both finds the reason to end a Job and finishes it.
+The local cluster and the simulated API server of the tests use it; ``tests/contract`` compares it with recordings of a
+real controller (1.36). A caller applies one decision and calls again until a decision changes nothing. As in the real
+controller, no pass both decides to end a Job and finishes it.
 
-Left out, because the operator does not use it: the growth of the back-off between failures, ``backoffLimitPerIndex``,
-``activeDeadlineSeconds``, ``ttlSecondsAfterFinished`` and non-Indexed Jobs.
+Not implemented, because the operator does not use it: the growth of the back-off between failures,
+``backoffLimitPerIndex``, ``activeDeadlineSeconds``, ``ttlSecondsAfterFinished`` and non-Indexed Jobs.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +26,7 @@ COMPLETIONS_REACHED: Final = ("CompletionsReached", "Reached expected number of 
 
 @dataclass(frozen=True, slots=True)
 class JobDecision:
-    """What to do for one Job now, in this order: write the status, release, delete, create."""
+    """The actions for one Job, in this order: write the status, release, delete, create."""
 
     status: Json
     release: tuple[str, ...] = ()
@@ -60,14 +60,14 @@ def decide_job(job: Object, pods: Iterable[Object], now: datetime, *, backoff: f
         work.finish()
     elif not work.start_ending():
         retry_after = work.set_size(backoff)
-        if retry_after is not None:  # the status counts a failure only when its replacement is created
+        if retry_after is not None:  # the status counts a failure when its replacement is created
             return JobDecision(status=dict(job.get("status") or {}), retry_after=retry_after)
     return work.conclude()
 
 
 @dataclass(slots=True)
 class _Pass:
-    """One pass of the controller over a Job that has not finished: its pods, and the decision as it is built."""
+    """One pass of the controller over an unfinished Job: its pods, and the decision under construction."""
 
     spec: Object
     pods: Sequence[Object]

@@ -38,8 +38,8 @@ class _Run:
 class Kubelet:
     """The processes of all pods.
 
-    When a pod has ended and its status is stored, ``on_end`` is called with the pod, then ``on_exit``. ``on_error`` is
-    called with an internal error that prevented this: the end of that pod stays unknown.
+    After a pod has ended and its status is stored, the kubelet calls ``on_end`` with the pod, then ``on_exit``. If an
+    internal error prevents this, it calls ``on_error``, and the end of that pod is unknown.
     """
 
     store: Store
@@ -61,7 +61,7 @@ class Kubelet:
         return self.folder / "logs" / f"{name_file(pod)}.log"
 
     def start(self, pod: Object) -> None:
-        """Start the pod's process. Without enough GPUs the pod stays Pending, and the caller calls again later."""
+        """Start the pod's process. Without enough free GPUs the pod remains Pending, and the caller retries later."""
         uid = pod["metadata"]["uid"]
         requested = count_pod_gpus(pod["spec"])
         gpus = self.gpus().take(uid, requested) if requested else []
@@ -120,7 +120,7 @@ class Kubelet:
             run.process.kill()
 
     def port_of(self, pod: Object) -> int | None:
-        """Return the port of the pod's `/metrics`, or None before it listens."""
+        """Return the port of the pod's `/metrics`; None: it does not listen yet."""
         run = self._runs.get(pod["metadata"]["uid"])
         if run is None:
             return None
@@ -140,7 +140,7 @@ class Kubelet:
         self._lifeline.close()
 
     def _port_for(self, pod: Object) -> int:
-        """Return the metrics port to request; 0 is a free one. A replacement keeps its predecessor's port."""
+        """Return the metrics port to request; 0: any free port. A replacement keeps its predecessor's port."""
         index = completion_index(pod)
         if index is None:
             return 0
@@ -199,7 +199,7 @@ def _explain(error: Exception, folder: Path) -> str:
 
 
 def _count_oom_kills() -> int:
-    """Return how many processes the kernel has killed for memory since boot; 0 where that is unknown."""
+    """Return the number of processes that the kernel has killed for memory since boot; 0 if unknown."""
     try:
         with open("/proc/vmstat") as stream:
             return next((int(line.split()[1]) for line in stream if line.startswith("oom_kill ")), 0)

@@ -73,7 +73,7 @@ class RunPlan:
     runs_dir: Path
     metrics_base: int | None
     logs: str
-    """The ranks whose output is shown: all, none, or the number of one."""
+    """The ranks whose output is shown: all, none, or a rank number."""
     plain: bool
     quiet: bool
     build_report: Callable[[Path], str]
@@ -199,7 +199,7 @@ class Run:
             wait = await self._pass(reconciler)
 
     async def _pass(self, reconciler: Reconciler) -> float | None:
-        """Reconcile until nothing is left to do; return the seconds until the next pass, None: wait for a change."""
+        """Reconcile until no pass is due; return the seconds until the next pass, None: wait for a change."""
         while True:
             self._wake.clear()
             try:
@@ -236,7 +236,7 @@ class Run:
         if self._errors == 1:
             self._display.line(f"warning     internal error: {_name(error)} (see {self._folder.errors}); retrying")
         with suppress(TimeoutError):
-            async with asyncio.timeout(backoff(self._errors)):  # even after a change, which the failed pass may cause
+            async with asyncio.timeout(backoff(self._errors)):  # also if the failed pass caused a change
                 await self._stopped.wait()
         return 0
 
