@@ -5,8 +5,9 @@
 """
 
 import json
+import math
 from dataclasses import dataclass, field
-from typing import Any, Final, Mapping, Optional
+from typing import Any, Final, Mapping, Optional, Tuple
 
 from .failure_table import Outcome
 from .names import EXIT_OK, TERMINATION_MESSAGE_LIMIT
@@ -88,6 +89,16 @@ class Failure:
     def from_json(cls, members: Mapping[str, Any]) -> "Failure":
         """Return the failure that ``to_json`` of this launcher wrote. Raises: KeyError."""
         return cls(**{attribute: members[name] for attribute, name in JSON_NAMES.items()})
+
+
+def order_causes(failure: Failure) -> Tuple[bool, bool, float]:
+    """Return the sort key of the failures of one incident, which puts the root cause first.
+
+    The earliest failure that is not secondary is the root cause. A rank that the agent stopped is last, because another
+    one had failed before. Among equals, a failure without a time is last.
+    """
+    time = math.inf if failure.time is None else failure.time
+    return failure.evidence == EVIDENCE_STOPPED, failure.secondary, time
 
 
 class KnownFailure(Exception):

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from ddp_operator import constants
 from ddp_operator.api.job import SILENT_POD_SECONDS, SILENT_START_SECONDS
 from ddp_operator.api.status import LastFailure
+from ddp_operator.contract.failure_record import order_causes
 from ddp_operator.contract.failure_table import CATEGORIES, IMAGE_PULL, NODE_LOST, OOM, PREEMPTED, UNKNOWN, Category
 from ddp_operator.kubeobjects import EPOCH, format_time, truncate
 from ddp_operator.status import conditions as c
@@ -134,7 +135,7 @@ def _diagnose_secondary(
         failure = LastFailure(attempt=attempt, category=UNKNOWN.name, message=message, time=truncate(first or now))
         return Diagnosis(failure, secondary_only=True)
 
-    pod, end = min(candidates, key=lambda candidate: (candidate[1].secondary, _order(candidate)))
+    pod, end = min(candidates, key=_order)
     # Where all ranks of all pods wait for each other, every hang is secondary; watchdog.action may still be Fail.
     permanent = any(fatal_end.permanent for _, fatal_end in fatal)
     return Diagnosis(build_last_failure(attempt, pod, end), permanent=permanent, secondary_only=True)
@@ -338,6 +339,6 @@ def _is_of_incident(end: Termination, first: datetime | None) -> bool:
     return first - datetime.fromtimestamp(end.time, UTC) <= _SAME_INCIDENT
 
 
-def _order(pod_end: PodEnd) -> tuple[float, int, str]:
+def _order(pod_end: PodEnd) -> tuple[tuple[bool, bool, float], int, str]:
     pod, end = pod_end
-    return (end.time if end.time is not None else float("inf"), pod.index, pod.name)
+    return order_causes(end), pod.index, pod.name

@@ -11,7 +11,14 @@ import time
 from dataclasses import replace
 from typing import Any, Final, Mapping, NamedTuple, Sequence
 
-from ...contract.failure_record import EVIDENCE_ERROR, EVIDENCE_EXIT_CODE, EVIDENCE_STOPPED, TYPE_LIMIT, Failure
+from ...contract.failure_record import (
+    EVIDENCE_ERROR,
+    EVIDENCE_EXIT_CODE,
+    EVIDENCE_STOPPED,
+    TYPE_LIMIT,
+    Failure,
+    order_causes,
+)
 from ...contract.failure_table import CATEGORIES, EXIT_CODES, HANG, Outcome
 from ...contract.names import EXIT_USER_ERROR
 from ..files import read_json
@@ -235,12 +242,8 @@ def _find_printed_exceptions(output: str, exit_code: int) -> list[tuple[str, str
 
 
 def find_root_cause(failures: Sequence[Failure]) -> Failure:
-    """Return the earliest failure that is not secondary; a rank that the agent stopped comes last."""
-
-    def order(failure: Failure) -> tuple[bool, bool, float]:
-        return failure.evidence == EVIDENCE_STOPPED, failure.secondary, failure.time or 0.0
-
-    return min(failures, key=order)
+    """Return the root cause among the failures of this pod's ranks."""
+    return min(failures, key=order_causes)
 
 
 def read_recorded_failures(pod: Pod) -> list[Failure]:

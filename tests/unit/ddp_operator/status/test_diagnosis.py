@@ -78,6 +78,11 @@ class TestCause:
     def test_that_is_not_secondary_although_it_was_reported_last(self) -> None:
         assert blamed(diagnosis(ended(0, 86, seconds=0), ended(1, 82, "OOM", seconds=9), seconds=9)) == (1, "OOM")
 
+    def test_rank_that_the_agent_stopped_is_not_the_root_cause(self) -> None:
+        report = last_words("Unknown", node=0, time=at(0).timestamp(), evidence="Stopped")
+        stopped = ended(0, 82, "Unknown", seconds=0, message=report)
+        assert blamed(diagnosis(stopped, ended(1, 82, "CUDAError", seconds=3), seconds=4)) == (1, "CUDAError")
+
     def test_whole_story_is_kept(self) -> None:
         words = last_words("UserError", rank=3, node=1, exitCode=2, message="m", traceback="t", hint="h")
         found = diagnosis(ended(1, 81, message=words))
@@ -263,7 +268,9 @@ class TestInPlace:
             words = {"restarts": restarts, "time": NOW.timestamp() + time, "message": message}
             return last_words("UserError", secondary=secondary, **words)
 
-        old, late, cause = report(1, 0, "old"), report(2, 9, "late"), report(2, 5, "cause")
+        old = report(1, 0, "old")
+        late = report(2, 9, "late")
+        cause = report(2, 5, "cause")
         peer = report(3, 1, "peer", secondary=True)
         assert self.found(old, late, cause, peer).message == "cause"
         assert self.found(peer) is None
