@@ -54,6 +54,11 @@ class DDPTrainingJob:
     """Paths of the spec that the job's profile locks."""
 
     @property
+    def restarts_left(self) -> int:
+        """The number of counted restarts until the job fails."""
+        return max(0, self.spec.recovery.max_restarts - self.status.restarts.used)
+
+    @property
     def in_place_restarts(self) -> int:
         """The number of restarts in the same pods that the launchers may do in an attempt that starts now."""
         recovery = self.spec.recovery
@@ -65,7 +70,7 @@ class DDPTrainingJob:
         next_failure_may_end_job = restarts.without_progress >= CRASH_LOOP_FAILURES - 1
         if self.spec.rendezvous.backend == "static" or next_failure_may_end_job:
             return 0
-        return max(0, recovery.max_restarts - restarts.used)
+        return self.restarts_left
 
     @property
     def spares(self) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
+from ddp_operator.api.defaults import MAX_RESTARTS
 from ddp_operator.cli.io import CommandError, ExitCode, integer, read_file
 from ddp_operator.client.program import IMAGE, job_name
 from ddp_operator.view.terminal import print_text
@@ -153,7 +154,7 @@ def write_manifest(
         f"          args: {json.dumps(list(args))}",
         *_list_options(script.options),
         f"          {limits}" if gpus else f"          # {limits}  # without GPUs, ranks train on CPUs",
-        "  # recovery: {maxRestarts: 3}  # new attempts after failures that a restart may fix",
+        f"  # recovery: {{maxRestarts: {MAX_RESTARTS.cluster}}}  # new attempts after failures that a restart may fix",
         "  # checkpoint:  # a volume that outlives the pods, for a script that saves and resumes",
         "  #   claimName: my-claim  # DDP_CHECKPOINT_DIR is its path in the pods",
         "  # metrics:  # read progress from log lines, for a script that does not export it (docs/metrics.md)",

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from ddp_operator.api.defaults import MAX_RESTARTS
 from ddp_operator.cli.arguments import add_runs_argument
 from ddp_operator.cli.init import add_script, find_script, write_manifest
 from ddp_operator.cli.io import CommandError, ExitCode, integer, print_note, read_file
@@ -28,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-restarts",
         type=integer(0),
         metavar="N",
-        help="restart all pods up to N times after a failure; default: spec.recovery.maxRestarts of the file, else 0",
+        help="restart all pods up to N times after a failure; default: spec.recovery.maxRestarts of the file, else "
+        f"{MAX_RESTARTS.local}",
     )
     add_runs_argument(parser)
     parser.add_argument(

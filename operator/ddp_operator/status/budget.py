@@ -53,7 +53,7 @@ def count_failure(
     status = record_final_progress(job.status, pods, now)
     restarts = status.restarts
     if times is None:
-        times = 1 + _count_unobserved(job, cause, pods, restarts)
+        times = 1 + _count_unobserved(job, cause, pods)
 
     checkpoint = status.checkpoint.step if status.checkpoint else 0
     step = _find_step(cause, status)
@@ -69,15 +69,15 @@ def count_failure(
     )
 
 
-def _count_unobserved(job: DDPTrainingJob, cause: LastFailure, pods: Pods, restarts: Restarts) -> int:
-    """Return the restarts in the failed pod that are not counted yet, at most the remaining budget."""
+def _count_unobserved(job: DDPTrainingJob, cause: LastFailure, pods: Pods) -> int:
+    """Return the restarts in the failed pod that the operator has not counted yet, at most the remaining budget."""
     if not job.counts_in_place or job.spec.elastic is not None:
         return 0
     end = next((pod.termination for pod in pods if pod.name == cause.pod and pod.termination), None)
     if end is None:
         return 0
     unobserved = count_new_restarts(job.status, end.restarts)
-    return max(0, min(unobserved, job.spec.recovery.max_restarts - restarts.used))
+    return max(0, min(unobserved, job.restarts_left))
 
 
 def find_limit(job: DDPTrainingJob, cause: LastFailure, counted: Restarts) -> RestartLimit | None:
