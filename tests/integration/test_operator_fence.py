@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
-import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.support import cut_network
-
-UNSHARE = ("unshare", "--user", "--map-root-user", "--net", "--fork", "--kill-child")
+from tests.support.network_namespace import run_in_namespace
 
 
 def heard(*arguments: str) -> list[str]:
     """Return what a server has heard of a client whose write met a network that was cut."""
-    lacking = [name for name in ("unshare", "ip", "nft") if shutil.which(name) is None]
-    if lacking:
-        pytest.skip(f"not found: {', '.join(lacking)}")
-    command = [*UNSHARE, sys.executable, str(Path(cut_network.__file__)), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
-    if re.search(r"not permitted|[Pp]ermission denied|[Rr]ead-only|No such device|not supported", done.stderr):
-        pytest.skip(f"no network namespaces here: {done.stderr.strip().splitlines()[-1]}")
-    assert done.returncode == 0, done.stderr
-    requests: list[str] = json.loads(done.stdout)
+    requests: list[str] = json.loads(run_in_namespace(cut_network, *arguments))
     return requests
 
 

@@ -82,6 +82,8 @@ COMMENT_LAST_FAILURE: Final = "# ddp_launcher_last_failure "
 """Prefix of the line of a pod's page with the failure that caused its last restart in the same pods, as JSON."""
 COMMENT_INPUTS: Final = "# ddp_launcher_inputs "
 """Prefix of the line with the progress of each input, as JSON, in the pod that fetches them."""
+COMMENT_UNREACHABLE: Final = "# ddp_launcher_unreachable "
+"""Prefix of the line with what the pod cannot reach, as a JSON string: pod 0, or a peer."""
 INPUTS_FOLDER: Final = "ddp-inputs"  # in a claim or a node cache: has a folder for each input
 COMMENT_UPLOAD_PROBLEM: Final = "# ddp_checkpoint_upload_problem "
 """Prefix of the line with the reason, in quotation marks, why checkpoints are not uploaded."""

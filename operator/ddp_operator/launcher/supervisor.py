@@ -32,6 +32,7 @@ from .failures.termination import complete_worker_failure, conclude
 from .failures.worker_failure import find_root_cause
 from .files import log, try_write_json
 from .network.preflight import PreflightReport, build_preflight_rows, decode_preflight, describe_preflight
+from .network.unreachable import UnreachablePeers
 from .pod import Pod
 from .processes import STOP_SIGNALS, find_family, kill, list_children, process_state
 from .progress.metrics import MetricsEndpoint
@@ -88,8 +89,8 @@ class Supervisor:
         self._reader = OutputReader(pod, marked=marked)
         self._trainer_status = TrainerStatus(pod)
         self.metrics = MetricsEndpoint(pod.runtime, self._own_page, self._trainer_status.receive)
-        if self._mirror is not None:
-            self.metrics.comments = self._mirror.build_comment
+        self._unreachable = UnreachablePeers(pod)
+        self.metrics.comments = self._build_comments
         self._restarts = InPlaceRestarts(pod, self.metrics)
         self._stalls = StallMonitor(pod, self.metrics, is_stopping=lambda: self._stop_deadline is not None)
         self._wake, self._wake_end = os.pipe()
@@ -124,6 +125,7 @@ class Supervisor:
         self._start_agent()
         self._serve_metrics()
         threading.Thread(target=self._stalls.run, daemon=True, name="watchdog").start()
+        self._unreachable.start()
         while True:
             self._release_agent()
             while self._agent.status is None:
@@ -205,7 +207,8 @@ class Supervisor:
 
     def _wait_for_master(self, channel: Any) -> None:
         port = None if self.pod.node == 0 else self.pod.port
-        problem = wait_for_master(self.pod.master, port, self.pod.join_timeout_seconds)
+        timeout = self.pod.join_timeout_seconds
+        problem = wait_for_master(self.pod.master, port, timeout, self._unreachable.note_master)
         self._master_checks.append(_MasterCheck(channel, problem))
         os.write(self._wake_end, b"\0")
 
@@ -408,6 +411,10 @@ class Supervisor:
                 return free_port
         log(f"no metrics: cannot listen on port {port}: {problem.strerror}")
         return None
+
+    def _build_comments(self) -> str:
+        problem = self._mirror.build_comment() if self._mirror is not None else ""
+        return problem + self._unreachable.build_comment()
 
     def _own_page(self) -> str:
         phases = [f'{METRIC_LAUNCHER_PHASE}{{phase="{name}"}} {int(name == self._phase)}' for name in LAUNCHER_PHASES]

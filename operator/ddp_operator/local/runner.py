@@ -36,7 +36,7 @@ from ddp_operator.status.attempts import fail
 from ddp_operator.status.metrics_page import Page, build_progress
 from ddp_operator.status.observation import Observation, State
 from ddp_operator.status.ownership import exclusive_claim, explain_use
-from ddp_operator.status.progress import apply_metrics
+from ddp_operator.status.progress import apply_metrics, drop_pace
 from ddp_operator.view.display import FaultTolerantStream, View, choose_display
 from ddp_operator.workqueue import backoff
 
@@ -370,6 +370,8 @@ class Run:
         processes = self._plan.resource["spec"]["nodes"] * self._plan.nproc
         spoken = self._spoken is not None or not self._follows
         waits_for = "" if self._is_over() else describe_wait(status, page, processes, spoken=spoken)
+        if waits_for:
+            progress = drop_pace(progress)
         phase = conditions.INTERRUPTED if self._was_interrupted() else status.phase or "Pending"
         return View(phase, status.attempt, waits_for, progress)
 

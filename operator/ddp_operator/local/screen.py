@@ -113,6 +113,7 @@ def describe_wait(status: Status, page: Page, processes: int, *, spoken: bool) -
         ("Restarting", "True"),
         ("Scheduled", "False"),
         ("Rendezvoused", "False"),
+        ("Progressing", "False"),
     ):
         condition = status.condition(kind)
         if condition is not None and condition.status == waiting_status and condition.message:

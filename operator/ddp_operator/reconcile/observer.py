@@ -29,14 +29,14 @@ from ddp_operator.reconcile.page_budget import (
     PageTooLong,
 )
 from ddp_operator.status import conditions as c
-from ddp_operator.status import kueue, lost_nodes, scheduling, stragglers
+from ddp_operator.status import kueue, lost_nodes, scheduling, stragglers, unreachable
 from ddp_operator.status.converge import compute_scrape_interval
 from ddp_operator.status.decide import is_finished
 from ddp_operator.status.diagnosis import MOST_FAILURES, parse_restart_failures
 from ddp_operator.status.failures import Termination
 from ddp_operator.status.metrics_page import Page, PageParser, RateMeter
 from ddp_operator.status.node_health import LOOK_SECONDS, MOST_NODES, find_trouble, list_nodes_in_use
-from ddp_operator.status.observation import Children, Observation, Problem, Stall, view_children
+from ddp_operator.status.observation import Children, Observation, Problem, Stall, UnreachableReport, view_children
 from ddp_operator.status.ownership import may_have_lost_labels
 from ddp_operator.status.stragglers import Ranks
 from ddp_operator.status.views import NodeView, PodView, view_node
@@ -64,6 +64,9 @@ class Memory:
     ranks_compared: tuple[datetime, int, Ranks] | None = None
     """Time, attempt and progress of the ranks at the last comparison."""
     stall: Stall | None = None
+    unreachable: tuple[UnreachableReport, ...] = ()
+    peers_read: datetime | None = None
+    """Time of the last read of the peers' pages for what they cannot reach."""
     pull_errors: Mapping[str, str] = field(default_factory=dict)
     events_read: tuple[datetime, Mapping[str, Problem]] | None = None
     checked: tuple[str, int] | None = None
@@ -169,6 +172,7 @@ class Observer:
             stall=stall,
             pull_errors=memory.pull_errors,
             failures_in_place=await self._read_failures(job, children, page, memory),
+            unreachable=await self._read_unreachable(job, children, page, memory) if requested else memory.unreachable,
             orphaned_since=memory.orphaned_since,
             recheck_after=_WATCH_DELAY if unseen else None,
         )
@@ -205,6 +209,7 @@ class Observer:
         master = next((pod for pod in pods if pod.index == 0 and pod.running and not pod.trained), None)
         if master is None:
             memory.page_lost = None
+            memory.unreachable = ()
             return False, None
         memory.page_read = now
         parser = PageParser()
@@ -361,6 +366,24 @@ class Observer:
         pages = [(pod, page) for pod in pods if pod.index == 0 and pod.phase == "Running"]
         sampled = stragglers.sample_pods(pods, MOST_FAILURES)
         return parse_restart_failures(pages + await self._read_pages(job, sampled, memory.page_budget))
+
+    async def _read_unreachable(
+        self, job: DDPTrainingJob, children: Children, page: Page | None, memory: Memory
+    ) -> tuple[UnreachableReport, ...]:
+        """Return what pods cannot reach: by pod 0's page, or else by those of its peers at limited intervals."""
+        now = self._clock()
+        pods = children.pods_of(job.status.attempt)
+        if page is not None and page.unreachable:
+            memory.unreachable = (UnreachableReport(0, page.unreachable),)
+        elif unreachable.needs_peer_reports(job.status, page, memory.page_lost, now):
+            if seconds_since(memory.peers_read, now) >= unreachable.READ_INTERVAL * _EARLY:
+                memory.peers_read = now
+                pages = await self._read_pages(job, stragglers.sample_pods(pods), memory.page_budget)
+                reports = [UnreachableReport(pod.index, page.unreachable) for pod, page in pages if page.unreachable]
+                memory.unreachable = tuple(sorted(reports))
+        elif page is not None:
+            memory.unreachable = ()
+        return memory.unreachable
 
 
 class SharedChildren(NamedTuple):

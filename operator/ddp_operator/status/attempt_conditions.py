@@ -15,6 +15,7 @@ from ddp_operator.status.replacement import describe_replacement
 from ddp_operator.status.restart_accounting import RestartAccounting, is_replacing_pods, is_requeued
 from ddp_operator.status.scheduling import describe_scheduling
 from ddp_operator.status.stragglers import describe_stall
+from ddp_operator.status.unreachable import describe_cut_off_training, describe_waiting
 from ddp_operator.status.usage import describe_idle
 
 
@@ -24,6 +25,8 @@ class AttemptConditions:
 
     facts: tuple[Fact, ...]
     restarting: Fact
+    has_stopped: bool
+    """Whether a job that has trained makes no step now."""
 
 
 def describe_conditions(attempt: ObservedAttempt, accounting: RestartAccounting, status: Status) -> AttemptConditions:
@@ -49,7 +52,8 @@ def describe_conditions(attempt: ObservedAttempt, accounting: RestartAccounting,
         Fact(c.SUCCEEDED, "False", c.NOT_FINISHED),
         Fact(c.FAILED, "False", c.NOT_FINISHED),
     )
-    return AttemptConditions(tuple(fact for fact in facts if fact is not None), restarting)
+    has_stopped = progressing.status == "False" and progressing.reason in (c.STALLED, c.PEER_UNREACHABLE)
+    return AttemptConditions(tuple(fact for fact in facts if fact is not None), restarting, has_stopped)
 
 
 def describe_suspension(job: DDPTrainingJob, status: Status, alive: int) -> Fact:
@@ -93,7 +97,7 @@ def _describe_rendezvous(attempt: ObservedAttempt, lost_contact: LostContact | N
     rendezvous = c.describe_rendezvous(attempt.pods, attempt.size, state.observation, attempt.rendezvoused, state.now)
     if lost_contact is not None and rendezvous.reason == c.WAITING_FOR_WORKERS:
         return Fact(c.RENDEZVOUSED, "False", c.NODE_NOT_READY, lost_contact.message)
-    return rendezvous
+    return describe_waiting(attempt, rendezvous)
 
 
 def _describe_restarting(
@@ -122,8 +126,9 @@ def _describe_progressing(attempt: ObservedAttempt, rendezvous: Fact) -> Fact:
     if attempt.pods.waits_for_sidecars:
         return c.describe_remaining_containers(attempt.pods)
     stall = describe_stall(state.job, state.observation)
-    if stall is not None:
-        return stall
+    cut_off = describe_cut_off_training(attempt, stall) or stall
+    if cut_off is not None:
+        return cut_off
     if attempt.was_joined:
         unread = c.describe_lost_page(state.observation.page_lost_since, state.now)
         if unread is not None:

@@ -108,6 +108,7 @@ ENOUGH_RANKS_JOINED: Final = "EnoughRanksJoined"
 WAITING_FOR_RANKS: Final = "WaitingForRanks"
 WAITING_FOR_WORKERS: Final = "WaitingForWorkers"
 NO_METRICS_PAGE: Final = "NoMetricsPage"
+PEER_UNREACHABLE: Final = "PeerUnreachable"  # of Progressing too
 # Progressing
 TRAINING: Final = "Training"
 STALLED: Final = "Stalled"
@@ -155,7 +156,7 @@ _PAGE_PATIENCE = timedelta(seconds=30)
 _UNREADABLE_PAGE = "the operator cannot read the metrics page of pod 0"
 _STILL_HANDLED = "failures and lost pods are still handled, and restarts are counted when the pods end"
 _MAX_LISTED = 10
-_PAGE_REASONS = (ALL_RANKS_JOINED, WAITING_FOR_WORKERS, NO_METRICS_PAGE)
+_PAGE_REASONS = (ALL_RANKS_JOINED, WAITING_FOR_WORKERS, PEER_UNREACHABLE, NO_METRICS_PAGE)
 # Obstacles to training, the first one found is reported: type and status of the condition.
 _OBSTACLES: Final = (
     (ACCEPTED, "False"),
@@ -363,9 +364,12 @@ def find_obstacle(status: Status) -> Condition | None:
 
 
 def find_blocker(status: Status) -> Condition | None:
-    """Return Scheduled where a restarting job waits until a person or its queue acts."""
-    scheduled = status.condition(SCHEDULED)
-    return scheduled if scheduled and scheduled.status == "False" and scheduled.reason in BLOCKING else None
+    """Return Scheduled or Rendezvoused where a restarting job waits until a person or its queue acts."""
+    for kind, reasons in ((SCHEDULED, BLOCKING), (RENDEZVOUSED, (PEER_UNREACHABLE,))):
+        condition = status.condition(kind)
+        if condition is not None and condition.status == "False" and condition.reason in reasons:
+            return condition
+    return None
 
 
 def find_reason(status: Status) -> str:

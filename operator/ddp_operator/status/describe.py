@@ -10,7 +10,7 @@ from ddp_operator.status.conditions import Fact, set_conditions
 from ddp_operator.status.metrics_page import Page, compute_goodput
 from ddp_operator.status.observation import Pods, State
 from ddp_operator.status.observed_attempt import ObservedAttempt, observe_attempt
-from ddp_operator.status.progress import drop_eta
+from ddp_operator.status.progress import drop_eta, drop_pace
 from ddp_operator.status.restart_accounting import account_restarts
 
 
@@ -33,6 +33,8 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
     phase = compute_phase(attempt, conditions.restarting)
 
     progress = status.progress if phase == "Running" else drop_eta(status.progress)
+    if conditions.has_stopped:
+        progress = drop_pace(progress)
     status = replace(status, phase=phase, progress=progress, conditions=state.status.conditions)
     return set_conditions(status, conditions.facts, state.now, state.job.generation)
 

@@ -51,6 +51,7 @@ _COMMENTS = {
     constants.COMMENT_LAST_FAILURE.encode(): 8192,
     constants.COMMENT_INPUTS.encode(): 32768,
     constants.COMMENT_UPLOAD_PROBLEM.encode(): 4096,
+    constants.COMMENT_UNREACHABLE.encode(): 4096,
 }
 _BY_RANK = {
     constants.METRIC_GLOBAL_STEP: "step",
@@ -71,6 +72,7 @@ _RATE_WINDOW = 10.0
 _MAX_READINGS = 64
 _MAX_STALLED = 8  # ranks of one pod
 _MAX_WORDS = 200
+_MAX_PROBLEM = 300
 _MAX_TRANSPORT = 40
 _MAX_LINKS = 4
 _MAX_PREFLIGHT = 32
@@ -216,6 +218,8 @@ class Page:
     """Reports of a pod that fetches inputs."""
     upload_problem: str = ""
     """Why checkpoints cannot be uploaded, in the message of the pod."""
+    unreachable: str = ""
+    """What the pod cannot reach, in its message: pod 0 before training, or peers."""
 
     @property
     def joining(self) -> bool:
@@ -273,6 +277,7 @@ class PageParser:
         failure = self._comments.get(constants.COMMENT_LAST_FAILURE.encode(), "")
         inputs = self._comments.get(constants.COMMENT_INPUTS.encode(), "")
         problem = self._comments.get(constants.COMMENT_UPLOAD_PROBLEM.encode(), "")
+        unreachable = self._comments.get(constants.COMMENT_UNREACHABLE.encode(), "")
         return Page(
             {name: value for name, (_, value) in self._chosen.items()},
             self._phase,
@@ -284,6 +289,7 @@ class PageParser:
             links=tuple(self._links),
             inputs=parse_inputs(inputs) if inputs else (),
             upload_problem=sanitize_text(problem.strip('"'), _MAX_WORDS),
+            unreachable=sanitize_text(unreachable.strip('"'), _MAX_PROBLEM),
         )
 
     def _read_samples(self, data: bytes, end: int) -> None:

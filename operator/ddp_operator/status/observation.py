@@ -100,6 +100,13 @@ class Stall:
     places: tuple[StalledRank, ...] = ()
 
 
+class UnreachableReport(NamedTuple):
+    """What a pod cannot reach, in its message. ``pod``: its completion index."""
+
+    pod: int
+    message: str
+
+
 @dataclass(frozen=True)
 class Observation(Children):
     """The child objects, and what nodes, Events, queues and metrics pages report about them."""
@@ -130,6 +137,8 @@ class Observation(Children):
     """The conditions and taints that recovery.nodeHealth selects, by node."""
     failures_in_place: tuple[tuple[PodView, Termination], ...] = ()
     """The failures after which workers were restarted in the same pods, when one is new."""
+    unreachable: tuple[UnreachableReport, ...] = ()
+    """Reports of pods that cannot reach pod 0 or a peer, by index."""
     orphaned_since: datetime | None = None
     """Since when orphans exist that no controller deletes."""
     recheck_after: float | None = None

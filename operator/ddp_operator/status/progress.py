@@ -43,6 +43,14 @@ def drop_eta(progress: Progress | None) -> Progress | None:
     return None if progress is None else replace(progress, eta=None, eta_seconds=None)
 
 
+def drop_pace(progress: Progress | None) -> Progress | None:
+    """Return the progress of a job whose steps have stopped, which has no rate and no remaining time."""
+    paceless = drop_eta(progress)
+    if paceless is None:
+        return None
+    return replace(paceless, throughput=None, samples_per_second=None, steps_per_second=None)
+
+
 def _find_newest_checkpoint(
     values: Mapping[str, float], before: CheckpointStatus | None, now: datetime
 ) -> CheckpointStatus | None:

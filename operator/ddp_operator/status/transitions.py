@@ -267,7 +267,7 @@ def _report_silent_pod(old: Status, new: Status) -> Iterator[Event]:
     progressing = new.condition(c.PROGRESSING)
     if progressing is None or (before is not None and before.reason == progressing.reason):
         return
-    if progressing.reason == c.NODE_NOT_READY:
+    if progressing.reason in (c.NODE_NOT_READY, c.PEER_UNREACHABLE):
         yield Event("Warning", progressing.reason, progressing.message)
     elif progressing.reason == c.WAITING_FOR_PEERS:
         yield Event("Normal", progressing.reason, progressing.message)
@@ -297,7 +297,8 @@ def _build_condition_event(before: Condition | None, condition: Condition) -> Ev
     if condition.status == "True":
         severity: Literal["Normal", "Warning"] = "Warning" if condition.type in (c.FAILED, c.IDLE) else "Normal"
         return Event(severity, condition.type, condition.message or condition.reason)
-    if condition.type in (c.INPUTS_READY, c.SCHEDULED) and condition.reason in _WARNINGS:
+    is_warning = condition.type in (c.INPUTS_READY, c.SCHEDULED) and condition.reason in _WARNINGS
+    if is_warning or (condition.type == c.RENDEZVOUSED and condition.reason == c.PEER_UNREACHABLE):
         return Event("Warning", condition.reason, condition.message)
     if condition.type == c.SUSPENDED and before is not None and before.status == "True":
         return Event("Normal", "Resumed", "spec.suspend is false")

@@ -100,6 +100,11 @@ class PodView:
     """Since when no scheduler has acted on it."""
 
     @property
+    def address(self) -> str:
+        """Its IP address; empty if it has none yet."""
+        return str((self.raw.get("status") or {}).get("podIP") or "")
+
+    @property
     def scheduler(self) -> str:
         """The name of its scheduler."""
         return (self.raw.get("spec") or {}).get("schedulerName") or "default-scheduler"

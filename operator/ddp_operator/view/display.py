@@ -28,6 +28,12 @@ class View:
     restarts: int = 0
 
     @property
+    def shown_reason(self) -> list[str]:
+        """The reason, if no progress is known or steps have stopped; else empty."""
+        is_shown = self.reason and (self.phase == "Running" or not describe_progress(self.progress))
+        return [self.reason] if is_shown else []
+
+    @property
     def percent(self) -> float:
         """The finished part of all steps, 0 to 100."""
         if self.phase == "Succeeded":
@@ -88,12 +94,7 @@ def describe_view(view: View) -> str:
     parts = [view.phase]
     if view.attempt > 1:
         parts.append(f"attempt {view.attempt}")
-    progress = describe_progress(view.progress)
-    if progress:
-        parts += progress
-    elif view.reason:
-        parts.append(view.reason)
-    return "  ".join(parts)
+    return "  ".join([*parts, *describe_progress(view.progress), *view.shown_reason])
 
 
 def describe_progress(progress: Progress | None, *, percent: bool = True) -> list[str]:
@@ -147,7 +148,7 @@ class PlainDisplay(Display):
     def update(self, view: View) -> None:
         """Print a line if the phase or attempt has changed, at the first progress, or at a change when due."""
         has_progress = bool(describe_progress(view.progress))
-        state = (view.phase, view.attempt, "" if has_progress else view.reason)
+        state = (view.phase, view.attempt, "".join(view.shown_reason))
         first = has_progress and not describe_progress(self._progress)
         changed = first or state[:2] != (self._state or ("", 0))[:2]
         due = self._clock() >= self._next
@@ -238,10 +239,7 @@ def build_line(name: str, view: View, elapsed: str, *, narrow: bool = False) -> 
         parts.append(view.phase)
     if view.attempt > 1:
         parts.append(f"attempt {view.attempt}")
-    if values:
-        parts += values
-    elif view.reason:
-        parts.append(view.reason)
+    parts += [*values, *view.shown_reason]
     text = Text("  ".join([*parts, elapsed]), no_wrap=True, overflow="ellipsis")
 
     label = "" if narrow else Text(name, "bold")

@@ -83,6 +83,8 @@ REMEDIES: Final = {
     "WaitingForRanks": "Training starts when all pods run; check those that do not: kubectl get pods -l "
     "ddp-operator.dev/job-name={name}.",
     "WaitingForWorkers": "Loading PyTorch and connecting takes up to a minute; if it takes longer: ddp logs {name}.",
+    "PeerUnreachable": "Check the network between these pods: NetworkPolicies, firewalls, service meshes, and the "
+    "nodes: kubectl get pods -o wide -l ddp-operator.dev/job-name={name}.",
     "NoMetricsPage": "Read its log: ddp logs {name} --node 0. If the log looks healthy, allow the operator's namespace "
     "to reach the metrics port of the pods (check NetworkPolicies).",
     "EnoughRanksJoined": "Training continues with the pods that run; the missing ones: kubectl get pods -l "
@@ -146,6 +148,12 @@ _MESSAGE_REMEDIES: Final = (
         r"untolerated taint|doesn't match node affinity",
         "It does not start automatically: correct nodeSelector, affinity or tolerations, or move the job to another "
         "queue by its label kueue.x-k8s.io/queue-name.",
+    ),
+    _MessageRemedy(
+        "name does not resolve",
+        "Check the cluster's DNS (kubectl -n kube-system get pods -l k8s-app=kube-dns), dnsPolicy and dnsConfig in "
+        "spec.template, and that no NetworkPolicy keeps the pods from DNS.",
+        reason="PeerUnreachable",
     ),
     _MessageRemedy(
         "violates PodSecurity",
@@ -388,9 +396,16 @@ def _describe_waiting(case: _Case, condition: Condition) -> str:
         "InputsReady": f"has waited{lasting} for its inputs, before it requests GPUs ({condition.reason})",
         "Scheduled": f"has waited{lasting} for its pods to be scheduled and started ({condition.reason})",
         "Rendezvoused": f"has waited{lasting} for its ranks to join the rendezvous ({condition.reason})",
-        "Progressing": f"is running but makes no step{lasting} ({condition.reason})",
+        "Progressing": f"is running but makes no step{lasting}{_describe_position(case.status)} ({condition.reason})",
     }
     return f"{case.name} {states[condition.type]}"
+
+
+def _describe_position(status: Status) -> str:
+    progress = status.progress
+    if progress is None or progress.step is None:
+        return ""
+    return f" after step {progress.step}" + (f" of {progress.total_steps}" if progress.total_steps else "")
 
 
 def _find_remedy(status: Status, condition: Condition) -> str:

@@ -9,17 +9,19 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-from ddp_operator.api.crd import print_columns
+from ddp_operator.api.crd import render_columns
 from ddp_operator.api.status import CheckpointStatus, Condition, Progress, Status
 from ddp_operator.kubeobjects import format_time
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import AT_ONCE
 from ddp_operator.status.metrics_page import parse_page
+from ddp_operator.status.observation import Stall, UnreachableReport
 from ddp_operator.status.transitions import list_transition_events
 from ddp_operator.view.why import explain_why
-from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe
+from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
 
 JOB = child_job()
 _MOST_PASSES = 6
@@ -89,7 +91,7 @@ def settle(planted: Planted) -> tuple[Status, list[str]]:
 
 def check(planted: Planted) -> None:
     status, messages = settle(planted)
-    get = " ".join("" if cell is None else str(cell) for cell in print_columns(status))
+    get = " ".join("" if cell is None else str(cell) for cell in render_columns(status))
     describe = "\n".join([*messages, *(f"{part.reason}: {part.message}" for part in status.conditions)])
     created = format_time(NOW - timedelta(hours=1))
     raw = {"metadata": {"name": "train", "creationTimestamp": created}, "status": msgspec.to_builtins(status)}
@@ -176,3 +178,96 @@ SIDECARS = {
 @pytest.mark.parametrize("planted", SIDECARS.values(), ids=SIDECARS)
 def test_sidecar_that_outlives_ranks_is_named(planted: Planted) -> None:
     check(planted)
+
+
+JOINING = replace(
+    TRAINING,
+    progress=None,
+    checkpoint=None,
+    conditions=(
+        *TRAINING.conditions[:3],
+        condition(c.RENDEZVOUSED, "False", c.WAITING_FOR_WORKERS, "2/2 pods running", age=20),
+        condition(c.PROGRESSING, "False", c.NO_STEP_YET, age=20),
+        condition(c.RESTARTING, "False", c.NOT_RESTARTING),
+    ),
+)
+RESTARTING = replace(
+    JOINING,
+    conditions=(*JOINING.conditions[:-1], condition(c.RESTARTING, "True", c.GROUP_RESTART, "restart 1 of 3")),
+)
+NO_NAME = "cannot reach pod 0 at train-1-0.train: name does not resolve yet"
+NO_ROUTE = "cannot reach pod 0 at train-1-0.train:29400: no connection: timed out"
+SILENT_PEER = "10.0.0.2 does not acknowledge data"
+PODS = (child_pod(0), child_pod(1, status={"podIP": "10.0.0.2"}))
+NETWORK = {
+    "DNS at the start": Planted(
+        pods=PODS,
+        page=page(phase="WaitingForMaster"),
+        status=JOINING,
+        answers={"unreachable": (UnreachableReport(0, NO_NAME),)},
+        get="Running PeerUnreachable",
+        describe=(f"PeerUnreachable: pod 0 reports: {NO_NAME}",),
+        why=(NO_NAME, "Check the cluster's DNS"),
+        never=("Loading PyTorch",),
+    ),
+    "DNS after a restart": Planted(
+        pods=PODS,
+        page=page(phase="WaitingForMaster"),
+        status=RESTARTING,
+        answers={"unreachable": (UnreachableReport(0, NO_NAME),)},
+        get="Restarting PeerUnreachable",
+        describe=(NO_NAME,),
+        why=(f"Its pods wait (PeerUnreachable): pod 0 reports: {NO_NAME}", "Check the cluster's DNS"),
+        never=("no action needed",),
+    ),
+    "partition at the start": Planted(
+        pods=PODS,
+        page=page(phase="Rendezvous"),
+        status=JOINING,
+        answers={"unreachable": (UnreachableReport(1, NO_ROUTE),)},
+        get="Running PeerUnreachable",
+        describe=(f"PeerUnreachable: pod 1 reports: {NO_ROUTE} (2/2 pods running; workers have not started yet",),
+        why=(NO_ROUTE, "Check the network between these pods"),
+    ),
+    "partition while training": Planted(
+        pods=PODS,
+        page=page(phase="Running", ddp_step=47, ddp_launcher_heartbeat_age_seconds=8),
+        answers={"unreachable": (UnreachableReport(0, SILENT_PEER),)},
+        get="Running PeerUnreachable",
+        describe=(f"PeerUnreachable: pod 0 reports: {SILENT_PEER} (pod 1)",),
+        why=(f"{SILENT_PEER} (pod 1)", "Check the network between these pods"),
+        never=("training is making progress", "1m00s", "steps/s"),
+    ),
+    "partition that has stalled": Planted(
+        pods=PODS,
+        page=page(phase="Running", ddp_step=47, ddp_launcher_heartbeat_age_seconds=200),
+        answers={"unreachable": (UnreachableReport(0, SILENT_PEER),), "stall": Stall(NOW - timedelta(seconds=200))},
+        get="Running PeerUnreachable",
+        describe=(f"{SILENT_PEER} (pod 1); no step since 2026-11-20T11:56:40Z",),
+        why=(SILENT_PEER,),
+    ),
+    "stall": Planted(
+        pods=PODS,
+        page=page(phase="Running", ddp_step=47, ddp_planned_steps=100, ddp_launcher_heartbeat_age_seconds=200),
+        answers={"stall": Stall(NOW - timedelta(seconds=200))},
+        get="Running Stalled",
+        describe=("no step since 2026-11-20T11:56:40Z",),
+        why=("train is running but makes no step for 0s after step 47 of 100 (Stalled)",),
+        never=("1m00s", "steps/s"),
+    ),
+}
+
+
+@pytest.mark.parametrize("planted", NETWORK.values(), ids=NETWORK)
+def test_pods_that_do_not_reach_each_other_are_named(planted: Planted) -> None:
+    check(planted)
+
+
+@pytest.mark.parametrize(("age", "reason"), [(8, c.TRAINING), (20, c.PEER_UNREACHABLE)])
+def test_server_outside_the_job_counts_only_without_steps(age: int, reason: str) -> None:
+    text = page(phase="Running", ddp_step=47, ddp_launcher_heartbeat_age_seconds=age)
+    reports = (UnreachableReport(0, "192.0.2.7 does not acknowledge data"),)
+    status, _ = settle(Planted(PODS, "", (), (), page=text, answers={"unreachable": reports}))
+    progressing = status.condition(c.PROGRESSING)
+    assert progressing is not None
+    assert progressing.reason == reason

@@ -99,8 +99,13 @@ def query_store(question: Callable[[], Any]) -> list[Any]:
     return results
 
 
-def wait_for_master(host: str, port: Optional[int], timeout: float) -> Optional[str]:
-    """Return None once ``host`` resolves and, given a port, answers; else the last problem. Logs while it waits."""
+def wait_for_master(
+    host: str, port: Optional[int], timeout: float, report: Callable[[Optional[str]], None] = lambda problem: None
+) -> Optional[str]:
+    """Return None once ``host`` resolves and, given a port, answers; else the last problem. Logs while it waits.
+
+    ``report`` gets the problem with each line of the log, and None at the end.
+    """
     start = time.monotonic()
     pause, next_log, logged = 0.01, 3.0, False
     target = host if port is None else f"{host}:{port}"
@@ -110,11 +115,13 @@ def wait_for_master(host: str, port: Optional[int], timeout: float) -> Optional[
         if problem is None:
             if logged:
                 log(f"{target} is reachable after {waited:.1f} s")
+                report(None)
             return None
         if waited >= timeout:
             return problem
         if waited >= next_log:
             log(f"waiting for master {target} ({problem}); {timeout - waited:.0f} s left")
+            report(problem)
             next_log, logged = waited + max(5.0, min(60.0, waited)), True
         time.sleep(pause)
         pause = min(pause * 1.2, 0.25)

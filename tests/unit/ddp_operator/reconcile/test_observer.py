@@ -13,11 +13,13 @@ from msgspec.structs import replace
 from ddp_operator import constants
 from ddp_operator.api import child_names
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.status import Restarts, Status
+from ddp_operator.api.status import Condition, Restarts, Status
 from ddp_operator.cluster import Cluster, Key, Refused, Snapshot
 from ddp_operator.manifests.children import load_launcher
 from ddp_operator.reconcile.observer import Memory, Observer
 from ddp_operator.reconcile.page_budget import MAX_BYTES, CountedParser, PageBudget, PageTooLong
+from ddp_operator.status import conditions as c
+from ddp_operator.status.observation import UnreachableReport
 from tests.support.builders import NOW, UID, Json, child_job, child_pod, hand_over, job, last_words, page
 from tests.support.fake_cluster import ReconcilerHarness
 
@@ -272,3 +274,36 @@ async def test_page_that_answers_no_more_is_reported_until_it_does() -> None:
             await harness.reconcile()
         assert harness.state("Progressing") == expected
         assert harness.state("Rendezvoused")[0] == "True", "what was seen stands"
+
+
+class TestUnreachable:
+    JOINING = replace(
+        STATUS,
+        conditions=(
+            Condition(type=c.RENDEZVOUSED, status="False", reason=c.WAITING_FOR_WORKERS, last_transition_time=NOW),
+        ),
+    )
+    PODS = (child_pod(0), child_pod(1))
+    REPORT = f'{constants.COMMENT_UNREACHABLE}"cannot reach pod 0"\n'
+
+    async def test_peers_are_read_while_pod_zero_waits_for_them(self) -> None:
+        look = Look(Answers(pod0=page(phase="Rendezvous"), pod1=self.REPORT))
+        assert (await look.at(*self.PODS, seconds=1, status=self.JOINING)).unreachable == ()
+        for seconds in (6, 8, 20):
+            observation = await look.at(*self.PODS, seconds=seconds, status=self.JOINING)
+            assert observation.unreachable == (UnreachableReport(1, "cannot reach pod 0"),)
+        assert look.cluster.asked.count("page of train-1-1-abcde") == 2, "at most every ten seconds"
+        look.cluster.pages["pod0"] = page(phase="Running", ddp_step=1)
+        assert (await look.at(*self.PODS, seconds=40, status=self.JOINING)).unreachable == ()
+
+    async def test_report_of_pod_zero_needs_no_peers(self) -> None:
+        look = Look(Answers(pod0=page(phase="WaitingForMaster") + self.REPORT))
+        observation = await look.at(*self.PODS, seconds=60, status=self.JOINING)
+        assert observation.unreachable == (UnreachableReport(0, "cannot reach pod 0"),)
+        assert look.cluster.asked == ["page of train-1-0-abcde"]
+
+    async def test_peers_are_read_when_page_of_pod_zero_is_lost(self) -> None:
+        look = Look(Answers(pod1=self.REPORT))
+        await look.at(*self.PODS, seconds=1, status=self.JOINING)
+        observation = await look.at(*self.PODS, seconds=7, status=self.JOINING)
+        assert observation.unreachable == (UnreachableReport(1, "cannot reach pod 0"),)
