@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -9,6 +10,7 @@ from urllib.parse import urlencode
 from ddp_operator import constants
 from ddp_operator.api.child_names import is_job_name
 from ddp_operator.client.errors import ApiError, ClientError, NotFound
+from ddp_operator.kubeobjects import parse_time
 from ddp_operator.status.scheduling import read_event_time
 
 Object = dict[str, Any]
@@ -232,6 +234,17 @@ def list_events(api: Api, name: str, uid: str) -> list[Object]:
     items = api.request("GET", api_path("v1", "events", api.namespace))["items"]
     events = (event for event in items if _is_about(event.get("involvedObject") or {}, name, uid))
     return sorted(events, key=read_event_time)
+
+
+def find_lease_renewal(api: Api) -> datetime | None:
+    """Return when an operator last renewed its Lease; None: there is no such Lease, or no permission to list them."""
+    query = {"fieldSelector": f"metadata.name={constants.MANAGED_BY}"}
+    try:
+        leases = api.request("GET", api_path("coordination.k8s.io/v1", "leases", None), query)["items"]
+    except (ApiError, KeyError):
+        return None
+    times = (parse_time((lease.get("spec") or {}).get("renewTime")) for lease in leases)
+    return max(filter(None, times), default=None)
 
 
 def _is_about(item: Mapping[str, Any], name: str, uid: str) -> bool:

@@ -6,7 +6,17 @@ from typing import Any, Final
 import msgspec
 
 from ddp_operator.api.status import History
-from ddp_operator.client.api import MERGE_PATCH, Api, Object, call_job, get_job, list_events, list_jobs, list_pods
+from ddp_operator.client.api import (
+    MERGE_PATCH,
+    Api,
+    Object,
+    call_job,
+    find_lease_renewal,
+    get_job,
+    list_events,
+    list_jobs,
+    list_pods,
+)
 from ddp_operator.client.errors import ApiError, ClientError, NotFound
 from ddp_operator.client.follow import follow_jobs
 from ddp_operator.client.logs import PodLogs
@@ -83,7 +93,8 @@ class ClusterBackend:
     def why(self, name: str) -> Why:
         """Return the explanation from the resource and its Events. Raises: ClientError."""
         job = get_job(self.api, name)
-        return explain_why(job, _find_events(self.api, job), utc_now(), option=self.api.option)
+        renewed = find_lease_renewal(self.api)
+        return explain_why(job, _find_events(self.api, job), utc_now(), option=self.api.option, renewed=renewed)
 
     def report(self, name: str, prometheus: str | None = None) -> str:
         """Return the page built from the job's status and Events, and a Prometheus. Raises: ClientError."""

@@ -12,11 +12,13 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from ddp_operator.api.child_names import POD_SUFFIX
-from ddp_operator.api.status import Condition, LastFailure, PreflightStatus, Progress, Status
+from ddp_operator.api.status import ENDED_PHASES, Condition, LastFailure, PreflightStatus, Progress, Status
+from ddp_operator.constants import MANAGED_BY
 from ddp_operator.kubeobjects import parse_time
 from ddp_operator.status.conditions import CHANGE_PENDING, SIDECAR_RESTARTED, find_blocker, find_obstacle
 from ddp_operator.status.failures import describe_end, describe_failure, sentence
 from ddp_operator.status.metrics_page import format_duration
+from ddp_operator.status.scheduling import read_event_time
 
 _READ_LOGS: Final = "Read the end of its log: ddp logs {name}."
 _RESUME_FROM_CHECKPOINT: Final = "it resumes from its checkpoint if it keeps one on a claim or at a URL"
@@ -181,6 +183,7 @@ _MESSAGE_REMEDIES: Final = (
         "a new job.",
     ),
 )
+_NO_OPERATOR: Final = "NoOperator"
 _NO_ACTION: Final = "; no action needed."
 _PLANNED_RESTARTS: Final = ("Resized", "Resumed", "NodesReadmitted")
 """Reasons of restarts that follow no failure."""
@@ -189,6 +192,19 @@ _DESCRIBE: Final = "kubectl describe ddp {name} has all conditions and events."
 # A running operator handles a new job within a second.
 _UNSEEN_PATIENCE: Final = timedelta(seconds=10)
 _EVENT_LIMIT: Final = 300
+# Kubernetes repeats the warning of a fault that lasts at least every five minutes.
+_EVENT_AGE: Final = timedelta(minutes=10)
+_EVENT_LATENESS: Final = timedelta(seconds=30)
+# A leader renews its Lease every few seconds.
+_LEASE_AGE: Final = timedelta(minutes=1)
+# While steps are made, the operator writes the status every half a minute; it reports a stall after a third of the
+# watchdog's time.
+_STATUS_AGE: Final = timedelta(minutes=2)
+_STALL_SECONDS: Final = 300
+_CHECK_OPERATOR: Final = (
+    "Check that the operator is running and serves this namespace: kubectl get pods -A -l "
+    "app.kubernetes.io/name=ddp-operator shows it."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +231,8 @@ class _Case:
     events: Sequence[Mapping[str, Any]]
     now: datetime
     option: str
+    spec: Mapping[str, Any]
+    renewed: datetime | None
 
     @property
     def phase(self) -> str:
@@ -234,11 +252,17 @@ class _Case:
 
 
 def explain_why(
-    resource: Mapping[str, Any], events: Sequence[Mapping[str, Any]], now: datetime, *, option: str = ""
+    resource: Mapping[str, Any],
+    events: Sequence[Mapping[str, Any]],
+    now: datetime,
+    *,
+    option: str = "",
+    renewed: datetime | None = None,
 ) -> Why:
     """Return the explanation of a resource. ``events``: those about it and its child objects, oldest first.
 
-    ``option``: what the suggested commands need to find its namespace, such as `` -n team``.
+    ``option``: what the suggested commands need to find its namespace, such as `` -n team``. ``renewed``: when an
+    operator has renewed its Lease last; None: unknown.
     """
     metadata = resource["metadata"]
     name = str(metadata["name"])
@@ -248,12 +272,51 @@ def explain_why(
         what = f"{name} has a status that this version of ddp cannot read."
         return Why(name, "Unknown", "", what, _DESCRIBE.format(name=name + option))
 
-    case = _Case(name, metadata, status, events, now, option)
-    for step in _STEPS:
-        why = step(case)
-        if why is not None:
-            return why
-    return _explain_training(case)
+    case = _Case(name, metadata, status, events, now, option, resource.get("spec") or {}, renewed)
+    why = next((why for step in _STEPS if (why := step(case)) is not None), None) or _explain_training(case)
+    return _add_operator_absence(case, why)
+
+
+def _add_operator_absence(case: _Case, why: Why) -> Why:
+    """Return an explanation with a warning if no operator handles the job, so that its state is an old one."""
+    if case.phase in ENDED_PHASES or not case.status.conditions:
+        return why
+    absence = _describe_absence(case)
+    if not absence:
+        return why
+    what = f"{absence}; failures, suspension and resizing are not handled. The last known state: {why.what}"
+    return Why(why.name, why.phase, _NO_OPERATOR, what, _CHECK_OPERATOR)
+
+
+def _describe_absence(case: _Case) -> str:
+    """Return since when no operator has acted, by its Lease or the age of a status that should change; else empty."""
+    if case.renewed is not None:
+        age = case.now - case.renewed
+        if age < _LEASE_AGE:
+            return ""
+        return f"No operator has renewed its Lease for {format_duration(age.total_seconds())}"
+
+    written = _find_status_time(case.metadata)
+    is_training = case.status.is_true("Progressing") and case.status.progress is not None
+    if written is None or not is_training or case.phase != "Running":
+        return ""
+    watchdog = case.spec.get("watchdog") or {}
+    patience = _STATUS_AGE + timedelta(seconds=(watchdog.get("stallSeconds") or _STALL_SECONDS) / 3)
+    age = case.now - written
+    if age < patience:
+        return ""
+    return f"No operator has written the status for {format_duration(age.total_seconds())}, although the job trains"
+
+
+def _find_status_time(metadata: Mapping[str, Any]) -> datetime | None:
+    """Return when the operator last changed the status, as the API server recorded it."""
+    entries = metadata.get("managedFields") or ()
+    times = [
+        parse_time(entry.get("time"))
+        for entry in entries
+        if (entry.get("manager"), entry.get("subresource")) == (MANAGED_BY, "status")
+    ]
+    return max(filter(None, times), default=None)
 
 
 def _explain_deletion(case: _Case) -> Why | None:
@@ -318,10 +381,9 @@ def _explain_unseen(case: _Case) -> Why | None:
     return Why(
         case.name,
         "Pending",
-        "NoOperator",
-        what + _describe_last_warning(case.events, what),
-        "Check that the operator is running and serves this namespace: kubectl get pods -A -l "
-        "app.kubernetes.io/name=ddp-operator shows it.",
+        _NO_OPERATOR,
+        what + _describe_last_warning(case, what),
+        _CHECK_OPERATOR,
     )
 
 
@@ -376,14 +438,15 @@ def _describe_obstacle(case: _Case, condition: Condition) -> str:
         what += f" The last failure was {_describe_cause(failure)}"
     if condition.type in ("Scheduled", "Rendezvoused", "Progressing"):
         what += _describe_aside(case.status)
-        what += _describe_last_warning(case.events, what)
+        what += _describe_last_warning(case, what, condition.last_transition_time)
     return what
 
 
 def _describe_waiting(case: _Case, condition: Condition) -> str:
-    since = condition.last_transition_time
+    # The job did not wait while it was suspended.
+    since = max(filter(None, (condition.last_transition_time, case.status.attempt_time)))
     lasting = ""
-    if since and since <= case.now:
+    if since <= case.now:
         lasting = f" for {format_duration((case.now - since).total_seconds())}"
     if condition.reason == "Stopping":
         return f"{case.name} is stopping"
@@ -511,9 +574,18 @@ def _describe_cause(failure: LastFailure) -> str:
     return sentence(describe_failure(failure, whole=True))
 
 
-def _describe_last_warning(events: Sequence[Mapping[str, Any]], text: str) -> str:
-    """Return the newest warning about the job or its child objects, unless ``text`` contains it."""
-    for event in reversed(events):
+def _describe_last_warning(case: _Case, text: str, since: datetime | None = None) -> str:
+    """Return the newest warning about the job or its child objects, unless ``text`` contains it.
+
+    A warning from before the wait, which began at ``since``, or that is no longer repeated, is of another fault.
+    """
+    created = parse_time(case.metadata.get("creationTimestamp"))
+    began = since - _EVENT_LATENESS if since is not None else None
+    earliest = max(filter(None, (created, began, case.now - _EVENT_AGE)))
+    for event in reversed(case.events):
+        time = parse_time(read_event_time(event))
+        if time is not None and time < earliest:
+            break
         message = " ".join(str(event.get("message") or "").split())
         if event.get("type") != "Warning" or not message:
             continue

@@ -140,6 +140,11 @@ class TestWhatIsTold:
         assert explanation.what == f"x is not accepted (ServerError): {words}."
         assert "validatingwebhookconfigurations" in explanation.todo
 
+    def test_wait_does_not_include_a_suspension(self) -> None:
+        waiting = condition(c.SCHEDULED, "False", c.WAITING_FOR_PODS, "0/2 pods scheduled", age=900)
+        resumed = format_time(NOW - timedelta(seconds=2))
+        assert "has waited for 2s" in why(waiting, phase="Pending", attemptTime=resumed).what
+
     def test_suspended_job_names_resume_command(self) -> None:
         explanation = why(
             condition(c.SUSPENDED, "True", c.SUSPENDED_BY_SPEC, "spec.suspend is true"), phase="Suspended"
@@ -388,8 +393,60 @@ class TestEvents:
         explanation = why(condition(c.PROGRESSING, "True", c.TRAINING), phase="Running", events=(event("old problem"),))
         assert str(explanation) == "x is running; nothing blocks it."
 
+    @pytest.mark.parametrize(
+        ("age", "is_told"),
+        [(10, True), (70, True), (200, False), (700, False)],
+        ids=["now", "just before the wait", "of an earlier fault", "of a deleted job of this name"],
+    )
+    def test_warning_from_before_the_wait_is_not_added(self, age: int, is_told: bool) -> None:
+        warning = event("node(s) had taints") | {"lastTimestamp": format_time(NOW - timedelta(seconds=age))}
+        assert ("last warning" in why(self.WAITING, events=(warning,)).what) == is_told
+
     def test_a_long_warning_is_cut(self) -> None:
         assert len(why(self.WAITING, events=(event("word " * 1000),)).what) < 600
+
+
+def status_written(age: int, manager: str = "ddp-operator") -> list[dict[str, Any]]:
+    """Return metadata.managedFields of a status that was written some seconds ago."""
+    time = format_time(NOW - timedelta(seconds=age))
+    return [{"manager": manager, "subresource": "status", "time": time}]
+
+
+class TestAbsentOperator:
+    TRAINING = (condition(c.PROGRESSING, "True", c.TRAINING),)
+
+    def explain(self, *conditions: dict[str, Any], written: int = 10, renewed: int | None = None, **status: Any) -> Why:
+        resource = job(*conditions, **{"phase": "Running", "progress": {"step": 42}, **status})
+        resource["metadata"]["managedFields"] = status_written(written) + status_written(5, "kubectl")
+        lease = None if renewed is None else NOW - timedelta(seconds=renewed)
+        return explain_why(resource, (), NOW, renewed=lease)
+
+    def test_old_status_of_training_job_is_not_its_state(self) -> None:
+        explanation = self.explain(*self.TRAINING, written=400)
+        assert explanation.reason == "NoOperator"
+        assert explanation.what == (
+            "No operator has written the status for 6m40s, although the job trains; failures, suspension and resizing "
+            "are not handled. The last known state: x is training (step 42); nothing blocks it."
+        )
+        assert "app.kubernetes.io/name=ddp-operator" in explanation.todo
+
+    def test_old_lease_is_reported_for_waiting_job(self) -> None:
+        waiting = condition(c.SCHEDULED, "False", c.UNSCHEDULABLE, "0/3 nodes")
+        explanation = self.explain(waiting, renewed=300, phase="Pending")
+        assert explanation.what.startswith("No operator has renewed its Lease for 5m00s; failures, ")
+        assert "0/3 nodes" in explanation.what
+
+    @pytest.mark.parametrize(
+        ("changes", "why_not"),
+        [
+            ({"written": 400, "renewed": 5}, "the Lease is renewed"),
+            ({"written": 200}, "a step may take so long"),
+            ({"written": 400, "progress": None}, "a script without steps changes no status"),
+            ({"written": 400, "phase": "Succeeded", "renewed": 900}, "the job has ended"),
+        ],
+    )
+    def test_operator_is_not_missed_without_evidence(self, changes: dict[str, Any], why_not: str) -> None:
+        assert self.explain(*self.TRAINING, **changes).reason != "NoOperator", why_not
 
 
 class TestRemedies:
