@@ -409,7 +409,8 @@ class Supervisor:
             else:
                 log(f"metrics are on port {free_port}: cannot listen on {port}: {problem.strerror}")
                 return free_port
-        log(f"no metrics: cannot listen on port {port}: {problem.strerror}")
+        remedy = "set spec.metrics.port to a port that no other container of the pod uses"
+        log(f"no metrics: cannot listen on port {port}: {problem.strerror}; {remedy}")
         return None
 
     def _build_comments(self) -> str:

@@ -154,6 +154,7 @@ FINISHED: Final = "Finished"
 # A launcher serves its page within a second of its start; a longer silence has another cause.
 _PAGE_PATIENCE = timedelta(seconds=30)
 _UNREADABLE_PAGE = "the operator cannot read the metrics page of pod 0"
+_FOREIGN_PAGE = "another program serves the metrics port of pod 0, so the operator cannot read the launcher's page"
 _STILL_HANDLED = "failures and lost pods are still handled, and restarts are counted when the pods end"
 _MAX_LISTED = 10
 _PAGE_REASONS = (ALL_RANKS_JOINED, WAITING_FOR_WORKERS, PEER_UNREACHABLE, NO_METRICS_PAGE)
@@ -240,8 +241,10 @@ def describe_rendezvous(
         return Fact(RENDEZVOUSED, "True", before.reason, before.message)
 
     all_started = all(pod.started and now - pod.started > _PAGE_PATIENCE for pod in pods.newest.values())
-    if page is None and observation.page_requested and all_started:
-        message = f"{_UNREADABLE_PAGE}; it is unknown whether training has started; {_STILL_HANDLED}"
+    has_own_page = page is not None and bool(page.launcher_phase or page.values)
+    if all_started and observation.page_requested and not has_own_page:
+        problem = _UNREADABLE_PAGE if page is None else _FOREIGN_PAGE
+        message = f"{problem}; it is unknown whether training has started; {_STILL_HANDLED}"
         return Fact(RENDEZVOUSED, "Unknown", NO_METRICS_PAGE, message)
     return Fact(RENDEZVOUSED, "False", WAITING_FOR_WORKERS, _describe_starting_workers(size, page))
 

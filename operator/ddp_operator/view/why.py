@@ -87,8 +87,9 @@ REMEDIES: Final = {
     "WaitingForWorkers": "Loading PyTorch and connecting takes up to a minute; if it takes longer: ddp logs {name}.",
     "PeerUnreachable": "Check the network between these pods: NetworkPolicies, firewalls, service meshes, and the "
     "nodes: kubectl get pods -o wide -l ddp-operator.dev/job-name={name}.",
-    "NoMetricsPage": "Read its log: ddp logs {name} --node 0. If the log looks healthy, allow the operator's namespace "
-    "to reach the metrics port of the pods (check NetworkPolicies).",
+    "NoMetricsPage": 'Read its log: ddp logs {name} --node 0. If it has "no metrics: cannot listen", set '
+    "spec.metrics.port to a free port. If it looks healthy, allow the operator's namespace to reach the metrics port "
+    "of the pods (check NetworkPolicies).",
     "EnoughRanksJoined": "Training continues with the pods that run; the missing ones: kubectl get pods -l "
     "ddp-operator.dev/job-name={name}.",
     # Progressing
@@ -150,6 +151,11 @@ _MESSAGE_REMEDIES: Final = (
         r"untolerated taint|doesn't match node affinity",
         "It does not start automatically: correct nodeSelector, affinity or tolerations, or move the job to another "
         "queue by its label kueue.x-k8s.io/queue-name.",
+    ),
+    _MessageRemedy(
+        "another program serves the metrics port",
+        "Set spec.metrics.port to a port that no other container of the pod uses (with hostNetwork: none of the node).",
+        reason="NoMetricsPage",
     ),
     _MessageRemedy(
         "name does not resolve",

@@ -220,6 +220,15 @@ NETWORK = {
         why=(f"Its pods wait (PeerUnreachable): pod 0 reports: {NO_NAME}", "Check the cluster's DNS"),
         never=("no action needed",),
     ),
+    "taken metrics port": Planted(
+        pods=PODS,
+        page="dcgm_fi_dev_gpu_temp 40\n",
+        status=JOINING,
+        get="Running NoMetricsPage",
+        describe=("another program serves the metrics port of pod 0",),
+        why=("Set spec.metrics.port to a port that no other container of the pod uses",),
+        never=("NetworkPolic",),
+    ),
     "partition at the start": Planted(
         pods=PODS,
         page=page(phase="Rendezvous"),

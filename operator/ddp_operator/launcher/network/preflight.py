@@ -69,9 +69,12 @@ def decode_preflight(raw: Sequence[Any]) -> PreflightReport:
 
 
 def find_partners(pod: Pod) -> list[tuple[str, int]]:
-    """Return the addresses that this pod must reach: the rendezvous on pod 0, and the next pod's metrics page."""
+    """Return the addresses that this pod must reach: the rendezvous on pod 0, and the next pod's metrics page.
+
+    In a job whose membership changes, the next pod may not exist: its ranks check each other by the all-reduce.
+    """
     partners = [(pod.master, pod.port)]
-    if not pod.local and pod.nodes > 1:
+    if not (pod.local or pod.regroups):
         next_node = (pod.node + 1) % pod.nodes
         partners.append((re.sub(r"-0(?=\.|$)", f"-{next_node}", pod.master, count=1), pod.metrics_port))
     return partners
@@ -113,7 +116,8 @@ def run_preflight(
 ) -> PreflightReport:
     """Run the checks. ``ranks``: (local rank, rank, world size) of this pod's ranks."""
     report = PreflightReport(seconds={}, problems={})
-    partners = find_partners(pod) if pod.nodes > 1 else []
+    world_size = ranks[0][2]
+    partners = find_partners(pod) if world_size > len(ranks) else []
     for check in plan.checks:
         try:
             if check == "dns" and partners:
@@ -123,7 +127,6 @@ def run_preflight(
         except OSError as error:
             report.problems[check] = str(error)
 
-    world_size = ranks[0][2]
     if world_size == 1 or {"allreduce", "pairs"}.isdisjoint(plan.checks):
         return report
     try:

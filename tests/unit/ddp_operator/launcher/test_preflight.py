@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import socket
@@ -58,6 +59,17 @@ def test_next_name_changes_only_the_index() -> None:
 
 def test_on_one_machine_only_rendezvous_is_checked() -> None:
     assert find_partners(pod(master="127.0.0.1")) == [("127.0.0.1", 29400)]
+
+
+@pytest.mark.parametrize("changes", [{"elastic": True}, {"spares": 1}])
+def test_next_pod_is_not_checked_where_pods_come_and_go(changes: dict[str, Any]) -> None:
+    assert find_partners(dataclasses.replace(pod(0), **changes)) == [("train-1-0.train", 29400)]
+
+
+def test_ranks_of_a_single_remaining_pod_check_no_peer() -> None:
+    plan = PreflightConfig(False, ("dns", "tcp"), 0)
+    resized = dataclasses.replace(pod(0, master="train-1-0.invalid"), elastic=True)
+    assert run_preflight(None, resized, plan, [(0, 0, 2), (1, 1, 2)]) == PreflightReport({}, {})
 
 
 def test_unreachable_address_is_named() -> None:
