@@ -57,7 +57,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     for name in FOREIGN:
         importlib.import_module(name)
-    killed, failed = 0, []
+    killed = 0
+    failed = []
     for package, some in groupby(tries, lambda one: one.module.split("/")[0]):
         tests, noticed = run_mutations(list(some), options.tests or find_tests(package), options.jobs)
         failed += tests.failed

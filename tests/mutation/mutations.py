@@ -68,36 +68,52 @@ def _head(node: ast.stmt | ast.excepthandler | ast.match_case) -> range:
     return range(first, max(body[0].lineno if body else getattr(node, "end_lineno", first) + 1, first + 1))
 
 
-def _of(node: ast.AST) -> Iterator[Mutation]:
-    def change(what: str, target: object, name: str, value: object) -> Mutation:
-        return Mutation(getattr(node, "lineno", 0), what, lambda: setattr(target, name, value))
+def _change(node: ast.AST, what: str, target: object, name: str, value: object) -> Mutation:
+    return Mutation(getattr(node, "lineno", 0), what, lambda: setattr(target, name, value))
 
+
+def _of(node: ast.AST) -> Iterator[Mutation]:
+    yield from _mutate_operator(node)
+    if isinstance(node, ast.Constant):
+        yield from _mutate_constant(node)
+    if isinstance(node, ast.Call):
+        yield from _mutate_call(node)
+
+
+def _mutate_operator(node: ast.AST) -> Iterator[Mutation]:
     match node:
         case ast.Compare(ops=[operator]) if type(operator) in COMPARISONS and not _reads_clock(node):
-            other = COMPARISONS[type(operator)]()
-            yield change(f"{type(operator).__name__} → {type(other).__name__}", node, "ops", [other])
+            inverse = COMPARISONS[type(operator)]()
+            yield _change(node, f"{type(operator).__name__} → {type(inverse).__name__}", node, "ops", [inverse])
         case ast.BoolOp(op=ast.And()):
-            yield change("and → or", node, "op", ast.Or())
+            yield _change(node, "and → or", node, "op", ast.Or())
         case ast.BoolOp(op=ast.Or()):
-            yield change("or → and", node, "op", ast.And())
+            yield _change(node, "or → and", node, "op", ast.And())
         case ast.UnaryOp(op=ast.Not()):
-            yield change("not dropped", node, "operand", ast.UnaryOp(ast.Not(), node.operand))
+            yield _change(node, "not dropped", node, "operand", ast.UnaryOp(ast.Not(), node.operand))
         case ast.BinOp(op=ast.Add() | ast.Sub()) if not _has_text(node):
-            other_op = ast.Sub() if isinstance(node.op, ast.Add) else ast.Add()
-            yield change(f"{type(node.op).__name__} → {type(other_op).__name__}", node, "op", other_op)
-        case ast.Constant(value=bool() as flag):
-            yield change(f"{flag} → {not flag}", node, "value", not flag)
-        case ast.Constant(value=int() | float() as number):
-            # Of a limit or a patience nobody notices one more.
-            other = number + 1 if number < 10 else 2 * number
-            yield change(f"{number} → {other}", node, "value", other)
-        case ast.Call(func=ast.Name(id=name)) if name in NAMES:
-            yield change(f"{name} → {NAMES[name]}", node.func, "id", NAMES[name])
-    if isinstance(node, ast.Call):
-        for keyword in node.keywords:
-            if keyword.arg is not None and keyword.arg not in NO_EFFECT:
-                left = [other for other in node.keywords if other is not keyword]
-                yield change(f"{keyword.arg}= dropped", node, "keywords", left)
+            inverse_op = ast.Sub() if isinstance(node.op, ast.Add) else ast.Add()
+            yield _change(node, f"{type(node.op).__name__} → {type(inverse_op).__name__}", node, "op", inverse_op)
+
+
+def _mutate_constant(node: ast.Constant) -> Iterator[Mutation]:
+    match node.value:
+        case bool() as flag:
+            yield _change(node, f"{flag} → {not flag}", node, "value", not flag)
+        case int() | float() as number:
+            # A change of one in a large limit has no effect that a test could show.
+            changed = number + 1 if number < 10 else 2 * number
+            yield _change(node, f"{number} → {changed}", node, "value", changed)
+
+
+def _mutate_call(node: ast.Call) -> Iterator[Mutation]:
+    if isinstance(node.func, ast.Name) and node.func.id in NAMES:
+        inverse = NAMES[node.func.id]
+        yield _change(node, f"{node.func.id} → {inverse}", node.func, "id", inverse)
+    for keyword in node.keywords:
+        if keyword.arg is not None and keyword.arg not in NO_EFFECT:
+            remaining = [argument for argument in node.keywords if argument is not keyword]
+            yield _change(node, f"{keyword.arg}= dropped", node, "keywords", remaining)
 
 
 def _dropped(statements: list[ast.stmt], index: int, node: ast.stmt) -> Iterator[Mutation]:

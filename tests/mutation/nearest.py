@@ -67,8 +67,10 @@ def choose(module: str, running: Mapping[str, float]) -> list[str]:
     First the tests of the module, then those of its folder, then all others; of each the quickest first, and as many as
     may run.
     """
-    folder, name = PurePosixPath(module).parent.name, PurePosixPath(module).stem
-    chosen, left = [], SECONDS
+    folder = PurePosixPath(module).parent.name
+    name = PurePosixPath(module).stem
+    chosen = []
+    left = SECONDS
 
     def distance(test: str) -> tuple[bool, bool, float]:
         path = PurePosixPath(test.split("::")[0])

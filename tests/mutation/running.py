@@ -87,7 +87,8 @@ class Mutated(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
     """Gives one module from another tree than its file has."""
 
     def __init__(self, module: str, tree: ast.Module) -> None:
-        self.path, self.tree = str(ROOT / module), tree
+        self.path = str(ROOT / module)
+        self.tree = tree
         self.name = ".".join(module.removesuffix(".py").split("/")[1:])
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> object:
@@ -120,7 +121,9 @@ class Warm:
     """A plugin that, once pytest has imported and collected the tests, runs them on each mutation of a function."""
 
     def __init__(self, tries: Sequence[Try], jobs: int, file: Path) -> None:
-        self.tries, self.jobs, self.file = tries, jobs, file
+        self.tries = tries
+        self.jobs = jobs
+        self.file = file
         modules = {tried.module for tried in tries}
         self.coverage = coverage.Coverage(data_file=None, config_file=False, include=[str(ROOT / m) for m in modules])
         self.coverage.start()
@@ -153,7 +156,8 @@ class Warm:
         tests = Tests()
         self.coverage.start()
         for item, after in zip(items, [*items[1:], None], strict=True):
-            since, failed = time.process_time(), item.session.testsfailed
+            since = time.process_time()
+            failed = item.session.testsfailed
             self.coverage.switch_context(item.nodeid)
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
             tests.seconds[item.nodeid] = time.process_time() - since
