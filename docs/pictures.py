@@ -189,7 +189,8 @@ def draw_reports(folder: Path) -> None:
     for picture, (name, width, height, *flags) in SHOTS.items():
         (run,) = folder.glob(f"{name}/{name}-*")
         with tempfile.TemporaryDirectory() as scratch:
-            page, shot = Path(scratch, "report.html"), Path(scratch, "shot.png")
+            page = Path(scratch, "report.html")
+            shot = Path(scratch, "shot.png")
             page.write_text(build_page(read_run(run), datetime.now(UTC)), encoding="utf-8")
             command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", *flags]
             command += [f"--user-data-dir={scratch}/profile", f"--window-size={width},{height}", f"--screenshot={shot}"]

@@ -31,7 +31,8 @@ def main() -> None:
     parser.add_argument("--slow", type=int, nargs="*", default=[], metavar="RANK", help="ranks that compute longer")
     parser.add_argument("--fail", nargs="*", default=[], metavar="STEP:HOW", help="where the last rank fails")
     arguments = parser.parse_args()
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank = int(os.environ["RANK"])
+    ranks = int(os.environ["WORLD_SIZE"])
     chance = random.Random(rank)
     folder = Path(os.environ["DDP_CHECKPOINT_DIR"])
     saved = folder / "step"

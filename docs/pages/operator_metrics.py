@@ -53,7 +53,8 @@ def write_page() -> str:
             labels = ", ".join(f"`{name}`" for name in sorted(names))
             name = f"{family.name}_total" if family.type == "counter" else family.name
             rows.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |\n")
-    phases, levels = ", ".join(PHASES), ", ".join(RECOVERY_LEVELS)
+    phases = ", ".join(PHASES)
+    levels = ", ".join(RECOVERY_LEVELS)
     return (
         _HEAD
         + "".join(sorted(rows))

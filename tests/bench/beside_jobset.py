@@ -100,7 +100,8 @@ def cpu_of(pid: int | None) -> float:
 
 async def measure(options: argparse.Namespace, kubeconfig: Path) -> None:
     """Run the rounds and print the figures."""
-    ours, theirs = "this operator", "JobSet"
+    ours = "this operator"
+    theirs = "JobSet"
     took: dict[str, list[float]] = {ours: [], theirs: []}
     spent: dict[str, list[float]] = {ours: [], theirs: []}
     apiserver = next((one.pid for one in psutil.process_iter(["name"]) if one.info["name"] == "kube-apiserver"), None)
@@ -117,7 +118,8 @@ async def measure(options: argparse.Namespace, kubeconfig: Path) -> None:
                 running: AbstractContextManager[Any] = operator if who == ours else nullcontext()
                 with running:
                     pid = operator.process.pid if operator.process else options.pid
-                    before, load = cpu_of(pid), cpu_of(apiserver)
+                    before = cpu_of(pid)
+                    load = cpu_of(apiserver)
                     where = path("DDPTrainingJob", place) if who == ours else f"{JOBSETS}/namespaces/{place}/jobsets"
                     took[who].append(
                         await burst(actors, where, training_job if who == ours else job_set, options.burst)

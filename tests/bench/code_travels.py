@@ -46,7 +46,9 @@ def write_tree(folder: Path, files: int, size: int) -> None:
 def measure_packing(folder: Path, size: int) -> None:
     """Print how long packing takes, in turns with tar and zstd."""
     write_tree(folder, 10_000, size)
-    ours, theirs, packed = [], [], b""
+    ours = []
+    theirs = []
+    packed = b""
     for _ in range(ROUNDS):
         since = time.perf_counter()
         packed = pack(folder, limit=sys.maxsize).data

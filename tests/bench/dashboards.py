@@ -212,7 +212,8 @@ def measure(ranks: int, minutes: int, rounds: int) -> None:
         for panel, expr, instant in queries():
             window = {"time": end} if instant else {"start": end - minutes * 60, "end": end, "step": STEP}
             path = "/api/v1/query" if instant else "/api/v1/query_range"
-            took_each, found = [], []
+            took_each = []
+            found = []
             for _ in range(rounds):
                 since = time.perf_counter()
                 found = prometheus.get(path, query=expr, **window)["result"]

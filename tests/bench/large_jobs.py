@@ -89,7 +89,8 @@ class Seen:
         self.status: dict[str, Any] = {}
 
     async def __aenter__(self) -> Seen:
-        client, namespace = self._actors.client, self._actors.namespace
+        client = self._actors.client
+        namespace = self._actors.namespace
         self._task = asyncio.create_task(watch(client, KIND, namespace, "", self._on_event))
         return self
 
@@ -98,7 +99,8 @@ class Seen:
         await asyncio.gather(self._task, return_exceptions=True)
 
     def _on_event(self, kind: str, event: str | None, found: Any) -> None:
-        name, status = found["metadata"]["name"], found.get("status", {})
+        name = found["metadata"]["name"]
+        status = found.get("status", {})
         self.status[name] = status
         self.times.setdefault((name, status.get("phase", ""), status.get("attempt", 0)), time.perf_counter())
 
@@ -128,7 +130,9 @@ class UsageMeter:
 
     async def __aenter__(self) -> UsageMeter:
         self._calls = await calls(self._operator)
-        self._cpu, self._own, self._since = cpu_seconds(), self._process.cpu_times(), time.perf_counter()
+        self._cpu = cpu_seconds()
+        self._own = self._process.cpu_times()
+        self._since = time.perf_counter()
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -106,7 +106,8 @@ class Bench:
         async with self.actors("burst") as actors:
             with self.operator("burst", "burst") as operator:
                 before = await calls(operator)
-                since, spent = time.perf_counter(), cpu_seconds()
+                since = time.perf_counter()
+                spent = cpu_seconds()
                 await submit(actors, count)
                 ours = time.perf_counter() - since
                 spent = difference(spent, cpu_seconds())
@@ -114,7 +115,8 @@ class Bench:
             statuses = round(writes_of_status(made) / count)
             status = (await actors.resource("job-0", lambda found: "status" in found))["status"]
         async with self.actors("bare") as actors:
-            since, spent_bare = time.perf_counter(), cpu_seconds()
+            since = time.perf_counter()
+            spent_bare = cpu_seconds()
             await in_parallel(
                 [lambda n=number: write_by_hand(actors, f"job-{n}", statuses, status) for number in range(count)]
             )
@@ -191,9 +193,11 @@ class Bench:
                 print(f"{count} jobs: all quiet {time.perf_counter() - since:.0f} s after the last Job")
                 assert operator.process is not None
                 process = psutil.Process(operator.process.pid)
-                before, cpu = await calls(operator), process.cpu_times()
+                before = await calls(operator)
+                cpu = process.cpu_times()
                 await asyncio.sleep(seconds)
-                after, now = await calls(operator), process.cpu_times()
+                after = await calls(operator)
+                now = process.cpu_times()
                 used = (now.user + now.system - cpu.user - cpu.system) / seconds
                 rss = process.memory_info().rss / 2**20
                 made = writes_in(difference(before, after))
@@ -313,7 +317,8 @@ def cpu_seconds() -> dict[str, float]:
     this = psutil.Process()
     for process in (this, *this.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
-            times, name = process.cpu_times(), "this program" if process == this else process.name()
+            times = process.cpu_times()
+            name = "this program" if process == this else process.name()
             spent[name] = spent.get(name, 0.0) + times.user + times.system
     return spent
 

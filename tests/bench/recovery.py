@@ -48,8 +48,10 @@ STEP = re.compile(r"rank 1 pid (\d+) step at ([\d.]+)")
 
 def by_hand(folder: Path, ranks: int) -> float:
     """Start the workers as they are, without anything around them; return seconds to the first step."""
-    port, log = hold_free_port(), folder / "by-hand"
-    begun, workers = time.time(), []
+    port = hold_free_port()
+    log = folder / "by-hand"
+    begun = time.time()
+    workers = []
     with log.open("wb") as output:
         for rank in range(ranks):
             env = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -106,7 +108,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         job.start()
         known: set[int] = set()
         first_step(folder / "log-1", known)
-        floor, ours = [], []
+        floor = []
+        ours = []
         for _ in range(options.rounds):
             floor.append(by_hand(folder, options.pods))
             ours.append(killed(job, folder, known))

@@ -96,7 +96,8 @@ class Subject:
 
 def full_history() -> dict[str, Any]:
     """Return as many rows as a status may have, of a job of the bundled trainer."""
-    status, start = Status(phase="Running"), datetime(2026, 1, 1, tzinfo=UTC)
+    status = Status(phase="Running")
+    start = datetime(2026, 1, 1, tzinfo=UTC)
     for minute in range(MAX_ROWS):
         progress = Progress(
             epoch=minute // 60,

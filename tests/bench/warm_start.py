@@ -69,7 +69,8 @@ def measure(folder: Path, ranks: int, *, warm: bool) -> tuple[float, float, floa
         config = {"warm_start": warm}
         job = LauncherPods(folder, ["train.py"], nodes=1, nproc=ranks, max_restarts=1, warm=False, config=config)
         ends.callback(job.stop)
-        begun, log = time.time(), folder / "log-0"
+        begun = time.time()
+        log = folder / "log-0"
         job.start()
         first = steps(log, set(), ranks)
         time.sleep(0.5)

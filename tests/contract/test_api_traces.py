@@ -113,7 +113,8 @@ NOT_IN_THE_STANDIN = {
     "orphans": "what an owner leaves behind is let go at once",
     "the-end-of-a-namespace": "it has no end of namespaces",
 }
-OLD, OTHER = {"resourceVersion": "1"}, {"uid": "another"}
+OLD = {"resourceVersion": "1"}
+OTHER = {"uid": "another"}
 SCENARIOS: dict[str, tuple[Request, ...]] = {
     "what-is-not-there": (
         Request("GET", "ConfigMap", "none"),
@@ -253,7 +254,9 @@ class TracedServer:
     """Asks one API server."""
 
     def __init__(self, session: aiohttp.ClientSession, info: kopf.ConnectionInfo, *, is_standin: bool) -> None:
-        self._session, self._info, self.is_standin = session, info, is_standin
+        self._session = session
+        self._info = info
+        self.is_standin = is_standin
 
     async def ask(self, request: Request) -> dict[str, Any]:
         """Return the status and the body, without what is different each time."""
@@ -296,7 +299,8 @@ def without_chance(body: Any) -> Any:
         return {"status": body["status"], "reason": body.get("reason"), "message": text}
     if "items" in body:
         return [without_chance(item | {"kind": body["kind"].removesuffix("List")}) for item in body["items"]]
-    kind, meta = body["kind"], body["metadata"]
+    kind = body["kind"]
+    meta = body["metadata"]
     name = re.sub(r"^(j-\d-)\w+$", r"\1*", meta.get("name", ""))
     owners = [[owner["kind"], owner["name"], owner.get("controller")] for owner in meta.get("ownerReferences") or ()]
     found = {"kind": kind, "name": name, "deleted": "deletionTimestamp" in meta, "owners": owners}

@@ -17,7 +17,8 @@ from tests.support.cluster_drivers.base import index_of, living, serve
 
 KEY = Key("default", "train")
 JOB = "train-1"
-FATAL, REPLACED = 82, 85
+FATAL = 82
+REPLACED = 85
 LABELS = {constants.LABEL_JOB_NAME: KEY.name, constants.LABEL_MANAGED_BY: constants.MANAGED_BY}
 
 

@@ -84,7 +84,8 @@ class TracedJob:
 
     async def act(self, what: str, *details: Any) -> None:
         """Do one step of a scenario."""
-        cluster, spec = self._driver.cluster, {}
+        cluster = self._driver.cluster
+        spec = {}
         if what in ("hold", "free"):
             await self._driver.let_pods_end(what == "free")
         elif what == "finish":
@@ -115,7 +116,8 @@ class TracedJob:
         """Return what the Job controller made of the template in pod 0."""
         await self._pod(0)
         (pod,) = [pod for pod in await self._driver.list_whole_pods(KEY) if index_of(pod) == 0]
-        meta, spec = pod["metadata"], pod["spec"]
+        meta = pod["metadata"]
+        spec = pod["spec"]
         kept = {
             key: meta.get(key) for key in ("labels", "annotations", "finalizers", "ownerReferences", "generateName")
         }
@@ -174,7 +176,8 @@ async def test_a_job_lives_as_recorded(driver: ClusterDriver, name: str, trace: 
     scenario = SCENARIOS[name]
     if scenario.holds_pods and not driver.can_hold_pods:
         pytest.skip("this cluster's pods end at once")
-    stage, recorded = TracedJob(driver), trace(f"jobs/{name}")
+    stage = TracedJob(driver)
+    recorded = trace(f"jobs/{name}")
     await stage.create(scenario.nodes, scenario.spec)
     await recorded.step(f"create {scenario.nodes}", stage.state, view=driver.comparable)
     for step in scenario.steps:

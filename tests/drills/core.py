@@ -86,7 +86,8 @@ def build_table(rows: Sequence[DrillRow]) -> str:
     cells = [COLUMNS, *map(_cells, rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
-    tried, survived = sum(row.tried for row in rows), sum(len(row.outcomes) for row in rows)
+    tried = sum(row.tried for row in rows)
+    survived = sum(len(row.outcomes) for row in rows)
     return "\n".join([*lines, "", f"DRILLS {survived}/{tried}"])
 
 

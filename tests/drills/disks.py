@@ -92,7 +92,8 @@ def remove(scene: Scene) -> DrillOutcome:
 def _damage(scene: Scene, how: Callable[[Path], None], words: str) -> DrillOutcome:
     run = scene.start()
     scene.until_step(run)
-    tree, claims = run.tree(), _claims(scene)
+    tree = run.tree()
+    claims = _claims(scene)
     last = _stop_between_saves(scene, run, tree.workers[1])
     # On a busy machine the last save may not even have begun yet.
     scene.until(lambda: last in _saved(claims), f"the checkpoint of step {last}", alive=run)

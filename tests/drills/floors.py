@@ -45,7 +45,8 @@ def measure_floor(name: str, folder: Path, checkpoints: Path) -> float:
     (folder / "ckpt").mkdir(parents=True)
     for suffix in (".pt", ".json"):
         shutil.copy(checkpoints / f"{names[len(names) // 2]}{suffix}", folder / "ckpt")
-    since, witness = time.monotonic(), folder / "witness" / "steps-0"
+    since = time.monotonic()
+    witness = folder / "witness" / "steps-0"
     with _by_hand(folder, WAYS[name]) as started:
         while not witness.exists() or not witness.read_text().endswith("\n"):
             if time.monotonic() - since > PATIENCE or any(process.poll() for process in started):
@@ -58,7 +59,8 @@ def measure_floor(name: str, folder: Path, checkpoints: Path) -> float:
 def _by_hand(folder: Path, begin: Begin, more: Sequence[str] = ()) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Start training in a folder; nothing of it outlives the block."""
     (folder / "witness").mkdir(parents=True, exist_ok=True)
-    mark, path = uuid.uuid4().hex, os.pathsep.join([str(ROOT / "operator"), str(ROOT / "trainer")])
+    mark = uuid.uuid4().hex
+    path = os.pathsep.join([str(ROOT / "operator"), str(ROOT / "trainer")])
     env = os.environ | {
         "PYTHONPATH": path, "DRILL_FOLDER": str(folder / "witness"), "DRILL_PAUSE": str(PAUSE), MARK: mark,
         "OMP_NUM_THREADS": "1", "DDP_CHECKPOINT_DIR": str(folder / "ckpt"), "DDP_METRICS_PORT": "0",

@@ -62,7 +62,8 @@ class Cable:
 
 @drill("network-cut", "for 20 s no packet passes between the pods, with 6 s for a collective")
 def cut(scene: Scene) -> DrillOutcome:
-    cable, seconds = Cable(scene), 20.0
+    cable = Cable(scene)
+    seconds = 20.0
     arguments = ["--collective-timeout-seconds", str(_TIMEOUT)]
     run = scene.start(program=PROGRAM, arguments=arguments, env={"GLOO_SOCKET_IFNAME": "wire"})
     scene.until_step(run)

@@ -54,7 +54,8 @@ def _delete(scene: Scene, pod: int) -> DrillOutcome:
 
 def _check_replaced(scene: Scene, run: Running, pod: int, struck: float) -> DrillOutcome:
     status = run.succeed(restarts=0)
-    failure, restarts = status["lastFailure"], status["restarts"]
+    failure = status["lastFailure"]
+    restarts = status["restarts"]
     if restarts["replaced"] != 1 or restarts["counted"] or status["lastRestart"]["level"] != "ReplacedPod":
         raise Perished(f"pod {pod} was not replaced in its Job, or it costs something: {status}\n{run.output}")
     if failure["category"] != "Preempted" or failure["node"] != pod:

@@ -27,7 +27,9 @@ TRAINEE = Path(__file__).with_name("trainee.py")
 PATIENCE = float(os.environ.get("DDP_DRILL_PATIENCE", "240"))
 """Seconds after which something counts as never happening."""
 MARK = "DDP_DRILL"
-STEPS, EVERY, STRIKE = 40, 5, 12
+STEPS = 40
+EVERY = 5
+STRIKE = 12
 """Steps of the job, steps between checkpoints, and the step (from 0) at which most faults come."""
 PAUSE = 0.15
 """Seconds after each step: so long that the operator sees a restart in the same pods before the job has ended."""
@@ -72,9 +74,12 @@ class Scene:
     """One run of one drill."""
 
     def __init__(self, session: Session, name: str, *, fast: bool = False) -> None:
-        self.session, self.name, self.fast = session, name, fast
+        self.session = session
+        self.name = name
+        self.fast = fast
         self.folder = session.folder / f"{name}-{uuid.uuid4().hex[:6]}"
-        self.witness, self.temporary = self.folder / "witness", self.folder / "tmp"
+        self.witness = self.folder / "witness"
+        self.temporary = self.folder / "tmp"
         self.commands = self.folder / "commands"
         for folder in (self.folder, self.witness, self.temporary, self.commands):
             folder.mkdir()
@@ -136,7 +141,8 @@ class Scene:
     def ask(self, **command: Any) -> float:
         """Ask a driven run for something and wait until it is done; return the moment before."""
         number = len(list(self.commands.iterdir()))
-        path, asked = self.commands / f"{number}.json", time.monotonic()
+        path = self.commands / f"{number}.json"
+        asked = time.monotonic()
         temporary = path.with_suffix(".new")
         temporary.write_text(json.dumps(command))
         temporary.rename(path)
@@ -234,7 +240,8 @@ class Running:
     """One `ddp run`."""
 
     def __init__(self, scene: Scene, text: str, command: Sequence[str]) -> None:
-        self.scene, self.folder = scene, scene.folder
+        self.scene = scene
+        self.folder = scene.folder
         number = len(scene.runs)
         (self.folder / f"job-{number}.yaml").write_text(text)
         self._output = self.folder / f"output-{number}.txt"
@@ -339,7 +346,8 @@ class ProcessTree:
         workers: dict[int, int] = {}
         for child in psutil.Process(run).children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                words, env = child.cmdline(), child.environ()
+                words = child.cmdline()
+                env = child.environ()
                 index = env.get("JOB_COMPLETION_INDEX")
                 if index is None or not any(word.endswith("launcher.py") for word in words):
                     continue

@@ -30,7 +30,9 @@ class ServerStage:
     """A stand-in API server, the operator beside it, and users."""
 
     def __init__(self, server: StandIn, actors: ClusterActors, operator: OperatorProcess) -> None:
-        self.server, self.actors, self.operator = server, actors, operator
+        self.server = server
+        self.actors = actors
+        self.operator = operator
 
     async def until(self, probe: Callable[[], Any], what: str) -> Any:
         """Look into the storage, which is there also while the server is not, until something is so."""

@@ -69,7 +69,8 @@ class Samples:
         kept = int(len(self.jobs) * WARM_UP)
         lines = [f"{self.title}: {self.jobs[-1]} jobs, {len(self.jobs)} samples, the first {kept} not counted"]
         for name, values in self.figures.items():
-            jobs, rest = self.jobs[kept:], values[kept:]
+            jobs = self.jobs[kept:]
+            rest = values[kept:]
             slope = statistics.linear_regression(jobs, rest).slope * 1000 if len(set(jobs)) > 1 else float("nan")
             lines.append(f"  {name:15} {rest[0]:10.0f} -> {rest[-1]:10.0f}   {slope:+10.2f} for each 1,000 jobs")
         return "\n".join(lines)
@@ -140,7 +141,9 @@ def build_job(name: str, nodes: int) -> dict[str, Any]:
 
 async def soak_local(folder: Path, in_sequence: int, at_once: int, *, real: bool) -> list[Samples]:
     """Run jobs of two pods one after another, then several rounds of many jobs of one pod at once."""
-    mark, temporary, meeting = uuid.uuid4().hex, folder / "tmp", folder / "meeting"
+    mark = uuid.uuid4().hex
+    temporary = folder / "tmp"
+    meeting = folder / "meeting"
     temporary.mkdir()
     meeting.mkdir()
     environ = os.environ | {MARK: mark, "TMPDIR": str(temporary), "DRILL_MEETING": str(meeting)}
@@ -179,7 +182,8 @@ async def soak_local(folder: Path, in_sequence: int, at_once: int, *, real: bool
 
 async def soak_operator(folder: Path, count: int) -> Samples:
     """Let so many jobs live and be deleted on the stand-in, in 20 waves; look at the operator after each."""
-    samples, wave = Samples("operator, jobs created, run and deleted"), max(1, count // 20)
+    samples = Samples("operator, jobs created, run and deleted")
+    wave = max(1, count // 20)
     with StandIn() as server:
         kubeconfig = server.write_kubeconfig(folder)
         (port,) = free_ports(1)

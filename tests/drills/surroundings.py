@@ -24,7 +24,8 @@ class SceneClock:
         compiler = shutil.which("cc")
         if compiler is None:
             raise NotHere("needs a C compiler, for a clock to preload")
-        library, self._file = scene.folder / "clock.so", scene.folder / "clock"
+        library = scene.folder / "clock.so"
+        self._file = scene.folder / "clock"
         self.set(0)
         source = Path(__file__).with_name("clock.c")
         subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source)], check=True)

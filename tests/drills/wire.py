@@ -20,7 +20,8 @@ import sys
 import time
 
 _SET_INTERFACE = 0x400454CA  # TUNSETIFF
-_TUN, _NO_HEADER = 0x0001, 0x1000
+_TUN = 0x0001
+_NO_HEADER = 0x1000
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 _HERE = 254
 
@@ -55,7 +56,8 @@ class PacketForwarder:
         self._ends = ends
         self._numbers = {end: number for number, end in ends.items()}
         self._waiting: collections.deque[tuple[float, int, bytes]] = collections.deque()
-        self._cut, self._delay = False, 0.0
+        self._cut = False
+        self._delay = 0.0
 
     def run(self) -> None:
         """Pass packets on until the input ends."""

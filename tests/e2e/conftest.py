@@ -62,9 +62,12 @@ class UserNamespace:
     """One namespace of the cluster, for a user of it."""
 
     def __init__(self, kubeconfig: str, namespace: str) -> None:
-        self.kubeconfig, self.namespace = kubeconfig, namespace
+        self.kubeconfig = kubeconfig
+        self.namespace = namespace
         api = config.new_client_from_config(config_file=kubeconfig)
-        self.core, self.batch, self.custom = client.CoreV1Api(api), client.BatchV1Api(api), client.CustomObjectsApi(api)
+        self.core = client.CoreV1Api(api)
+        self.batch = client.BatchV1Api(api)
+        self.custom = client.CustomObjectsApi(api)
 
     def kubectl(self, *words: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
         """Run kubectl in the namespace."""
@@ -156,7 +159,8 @@ class CheckoutOperator:
     """The operator as a process of this checkout, which a test may kill and start again."""
 
     def __init__(self, kubeconfig: str, log: Path) -> None:
-        self.kubeconfig, self.log = kubeconfig, log
+        self.kubeconfig = kubeconfig
+        self.log = log
         self.source: Path | None = None
         """The folder ``operator`` of another checkout whose operator works now."""
         self.start()
@@ -245,7 +249,8 @@ def cluster(operator: CheckoutOperator | None) -> Iterator[UserNamespace]:
 
 def make_claim(cluster: UserNamespace, name: str, source: dict[str, Any]) -> Iterator[str]:
     """Make a claim on this volume, deleted afterwards."""
-    mode, volume = {"accessModes": ["ReadWriteMany"]}, f"{cluster.namespace}-{name}"
+    mode = {"accessModes": ["ReadWriteMany"]}
+    volume = f"{cluster.namespace}-{name}"
     spec = {"capacity": {"storage": "1Gi"}, **mode, "claimRef": {"namespace": cluster.namespace, "name": name}}
     cluster.core.create_persistent_volume({"metadata": {"name": volume}, "spec": spec | source})
     asked = {"storageClassName": "", **mode, "resources": {"requests": {"storage": "1Gi"}}}

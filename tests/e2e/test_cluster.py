@@ -33,7 +33,8 @@ def script_job(name: str, script: str, **spec: Any) -> dict[str, Any]:
     """Return the sample with another program in it."""
     job = adapt(DIGITS, name)
     container = job["spec"]["template"]["spec"]["containers"][0]
-    container["command"], container["args"] = ["python3", "-c", script], []
+    container["command"] = ["python3", "-c", script]
+    container["args"] = []
     job["spec"].update(spec)
     return job
 
@@ -112,7 +113,8 @@ def test_suspend_stops_the_pods_and_resume_goes_on(cluster: UserNamespace) -> No
 def test_an_images_typo_is_corrected_in_place(cluster: UserNamespace) -> None:
     job = script_job("typo", FAIL_ONCE.replace("raise", "pass  # "))
     container = job["spec"]["template"]["spec"]["containers"][0]
-    image, container["image"] = container["image"], "registry.invalid/no/such-image:1"
+    image = container["image"]
+    container["image"] = "registry.invalid/no/such-image:1"
     assert cluster.apply(job).returncode == 0
     cluster.until(
         lambda: "no/such-image" in str(cluster.status("typo").get("conditions")), "the image's name in status"

@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 def test_an_evicted_pod_costs_no_saved_step_and_no_budget(cluster: UserNamespace) -> None:
     job = Training(cluster, "evicted")
-    done, name = job.trained(), job.pod(1).metadata.name
+    done = job.trained()
+    name = job.pod(1).metadata.name
 
     def evict() -> None:
         about = client.V1ObjectMeta(name=name, namespace=cluster.namespace)
@@ -36,7 +37,8 @@ def test_an_operator_that_is_killed_loses_nothing(cluster: UserNamespace, operat
     if operator is None:
         pytest.skip("the operator is installed in the cluster and none of this test's processes (DDP_E2E_OPERATOR)")
     job = Training(cluster, "orphan")
-    done, name = job.trained(), job.pod(1).metadata.name
+    done = job.trained()
+    name = job.pod(1).metadata.name
 
     def interfere() -> None:
         operator.kill()
@@ -82,7 +84,8 @@ def test_a_job_deleted_and_made_anew_at_once_under_its_name_goes_on_from_the_che
 
 def test_a_job_that_is_suspended_edited_and_resumed_during_a_restart_loses_nothing(cluster: UserNamespace) -> None:
     job = Training(cluster, "edited")
-    done, name = job.trained(), job.pod(1).metadata.name
+    done = job.trained()
+    name = job.pod(1).metadata.name
 
     def interfere() -> None:
         cluster.core.delete_namespaced_pod(name, cluster.namespace)
@@ -118,7 +121,8 @@ def test_a_pod_that_fills_its_disk_is_evicted_and_says_so(cluster: UserNamespace
     job = adapt(DIGITS, "filler")
     container = job["spec"]["template"]["spec"]["containers"][0]
     script = "import time; open('/tmp/full', 'wb').write(bytes(120 << 20)); time.sleep(600)"
-    container["command"], container["args"] = ["python3", "-c", script], []
+    container["command"] = ["python3", "-c", script]
+    container["args"] = []
     container["resources"] = {"requests": {"cpu": "100m"}, "limits": {"ephemeral-storage": "50Mi"}}
     job["spec"] |= {"nodes": 1, "recovery": {"maxRestarts": 0}}
     assert cluster.apply(job).returncode == 0

@@ -43,7 +43,8 @@ PROBE = {
 @pytest.fixture
 def freeze() -> Iterator[Callable[[str], Callable[[], None]]]:
     """Return a function that lets a part of the control plane stand still, and returns what wakes it up again."""
-    stop, go_on = os.environ.get("DDP_E2E_FREEZE"), os.environ.get("DDP_E2E_THAW")
+    stop = os.environ.get("DDP_E2E_FREEZE")
+    go_on = os.environ.get("DDP_E2E_THAW")
     if not stop or not go_on:
         pytest.skip("DDP_E2E_FREEZE and DDP_E2E_THAW say no way to let the control plane stand still")
 
@@ -174,7 +175,8 @@ def test_a_refused_attempt_says_who_refuses_it_and_begins_when_it_may(
     job = Training(
         cluster, "refused", recovery={"inPlaceRestarts": 0}
     )  # else the lost pod would be replaced in its Job
-    done, name = job.trained(), job.pod(1).metadata.name
+    done = job.trained()
+    name = job.pod(1).metadata.name
 
     def told() -> bool:
         found = condition(job.status, where[0])
@@ -238,7 +240,8 @@ def test_what_somebody_changes_on_children_is_put_right(cluster: UserNamespace) 
         ("the Job's parallelism was set to 0", ("patch", "job", "--patch", '{"spec": {"parallelism": 0}}')),
         ("the Job was deleted", ("delete", "job", "--wait=false")),
     ):
-        done, before = job.trained(), job.status["jobName"]
+        done = job.trained()
+        before = job.status["jobName"]
 
         def meddle(deed: tuple[str, ...] = deed, before: str = before) -> None:
             target = [before] if deed[1] == "job" else ["--selector", labelled]
@@ -246,7 +249,8 @@ def test_what_somebody_changes_on_children_is_put_right(cluster: UserNamespace) 
             assert done.returncode == 0, done.stderr
 
         job.recovered(done, meddle, what)
-    done, before = job.trained(), job.status["jobName"]
+    done = job.trained()
+    before = job.status["jobName"]
 
     def suspend(value: str) -> None:
         patched = cluster.kubectl("patch", "job", before, "--patch", f'{{"spec": {{"suspend": {value}}}}}')

@@ -61,7 +61,9 @@ class Queue:
     """A queue with room for two pods, and the jobs in it."""
 
     def __init__(self, cluster: UserNamespace, version: str) -> None:
-        self.cluster, self.version, self.name = cluster, version, cluster.namespace
+        self.cluster = cluster
+        self.version = version
+        self.name = cluster.namespace
         # Some clusters let Kueue act on namespaces that carry a label only.
         cluster.core.patch_namespace(self.name, {"metadata": {"labels": {"queue-test": "true"}}})
         room = {"cpu": "100", "memory": "1Ti", "pods": "2"}
@@ -128,7 +130,8 @@ class Queue:
         job = adapt(DIGITS, name)
         job["metadata"] |= {"annotations": annotations or {}, "labels": {f"{KUEUE}/queue-name": queue} if queue else {}}
         container = job["spec"]["template"]["spec"]["containers"][0]
-        container["command"], container["args"] = ["python3", "-c", TRAIN], []
+        container["command"] = ["python3", "-c", TRAIN]
+        container["args"] = []
         container["resources"] = {"requests": {"cpu": "100m"}}
         container["env"] = [*container.get("env", []), {"name": "STEPS", "value": str(steps)}]
         container["env"] += [{"name": "FAIL", "value": "1"}] if fails else []
@@ -336,7 +339,8 @@ def test_a_lost_pod_is_replaced_at_once_in_the_same_job_and_workload(cluster: Us
         return set(found.stdout.split())
 
     job = Training(cluster, "keeps")
-    done, held = job.trained(), workloads()
+    done = job.trained()
+    held = workloads()
     assert len(held) == 1
     for index, what in ((1, "a worker's pod was deleted"), (0, "the master's pod was deleted")):
         name = job.pod(index).metadata.name
@@ -389,7 +393,8 @@ def test_no_failure_costs_the_job_the_workload_or_a_pod_that_is_well(
     for counted, (deed, category) in enumerate((("raise", "UserError"), ("hang", "Hang"), ("die", "Killed")), 1):
         done = fail(done, deed, category, counted)
     for index, world in ((1, 1 if elastic else 2), (0, 2)):
-        other, lost = job.pod(1 - index).metadata.uid, job.pod(index).metadata
+        other = job.pod(1 - index).metadata.uid
+        lost = job.pod(index).metadata
         delete = partial(cluster.core.delete_namespaced_pod, lost.name, cluster.namespace)
         job.recovered(done, delete, f"the loss of pod {index}", world=world)
         done = job.trained(since=done)
@@ -414,7 +419,8 @@ def test_a_spare_has_its_quota_from_the_beginning_and_takes_a_lost_pods_place(
     job = Training(cluster, "spared", spares=1)
     queue.waits("spared", "request > maximum capacity", "Inadmissible")
     queue.widen(3)
-    done, before = job.trained(), queue.workload("spared")
+    done = job.trained()
+    before = queue.workload("spared")
     assert [pods["count"] for pods in before["spec"]["podSets"]] == [3]
     cluster.until(lambda: job.status["nodes"].get("spares") == 1, "a spare is ready")
     for _ in range(2):  # the successor of the first one is the next spare
@@ -438,7 +444,8 @@ def test_a_lost_pod_is_back_as_soon_as_without_a_queue(cluster: UserNamespace, q
         seconds: dict[str, list[float]] = {where: [] for where in jobs}
         for _ in range(3):
             for where, job in jobs.items():
-                done, lost = job.trained(), job.pod(1).metadata.name
+                done = job.trained()
+                lost = job.pod(1).metadata.name
                 delete = partial(job.cluster.core.delete_namespaced_pod, lost, job.cluster.namespace)
                 seconds[where].append(job.recovered(done, delete, f"the loss of a pod {where}"))
         for where, job in jobs.items():

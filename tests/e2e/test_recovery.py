@@ -73,12 +73,14 @@ class Training:
     ) -> None:
         if not os.environ.get("DDP_E2E_CHECKPOINTS"):
             pytest.skip("DDP_E2E_CHECKPOINTS names no volume that all nodes share")
-        self.cluster, self.name = cluster, name
+        self.cluster = cluster
+        self.name = name
         job = adapt(DIGITS, name)
         job["metadata"]["annotations"] = annotations or {}
         pod = job["spec"]["template"]["spec"]
         container = pod["containers"][0]
-        container["command"], container["args"] = ["python3", "-c", script], []
+        container["command"] = ["python3", "-c", script]
+        container["args"] = []
         container["resources"] = {"requests": {"cpu": "100m"}}
         pod["volumes"] = [
             *pod.get("volumes", ()),
@@ -263,7 +265,8 @@ def test_a_job_that_fails_without_a_step_stops_early(
 ) -> None:
     job = adapt(DIGITS, "loop")
     container = job["spec"]["template"]["spec"]["containers"][0]
-    container["command"], container["args"] = ["python3", "-c", f"import os; os._exit({code})"], []
+    container["command"] = ["python3", "-c", f"import os; os._exit({code})"]
+    container["args"] = []
     job["spec"]["recovery"] = {"inPlaceRestarts": 0, "maxRestarts": 50}
     assert cluster.apply(job).returncode == 0
     status = cluster.phase("loop", "Failed", "Succeeded")
@@ -276,7 +279,8 @@ def test_a_job_that_fails_without_a_step_stops_early(
 @pytest.fixture
 def lose_node(cluster: UserNamespace) -> Iterator[Callable[[str], None]]:
     """Return a function that switches a node off without a word; it is switched on again afterwards."""
-    stop, start = os.environ.get("DDP_E2E_NODE_STOP"), os.environ.get("DDP_E2E_NODE_START")
+    stop = os.environ.get("DDP_E2E_NODE_STOP")
+    start = os.environ.get("DDP_E2E_NODE_START")
     if not stop or not start:
         pytest.skip("DDP_E2E_NODE_STOP and DDP_E2E_NODE_START say no way to switch a node off and on")
     lost: list[str] = []

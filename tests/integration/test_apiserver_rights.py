@@ -84,7 +84,8 @@ Ask = Callable[..., tuple[int, Any]]
 def asking(kubeconfig: Path) -> Iterator[Ask]:
     """Give a function that asks the API server as this user: as a dry run, so that what is allowed does no harm."""
     config = yaml.safe_load(kubeconfig.read_text())
-    (cluster,), (user,) = config["clusters"], config["users"]
+    (cluster,) = config["clusters"]
+    (user,) = config["users"]
     context = ssl.create_default_context(cafile=str(kubeconfig.parent / cluster["cluster"]["certificate-authority"]))
     headers = {"Accept": "application/json"}
     if "tokenFile" in user["user"]:
@@ -170,7 +171,8 @@ def test_users_may_do_what_their_role_says(
     def may(verb: str, resource: str, where: str) -> bool:
         main, _, sub = resource.partition("/")
         asked = {"verb": verb, "group": "ddp-operator.dev", "resource": main, "subresource": sub, "namespace": where}
-        path, review = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", {"spec": {"resourceAttributes": asked}}
+        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+        review = {"spec": {"resourceAttributes": asked}}
         status, answer = admin("POST", path, review, dry=False, **{"Impersonate-User": user})
         assert status == 201, answer
         return bool(answer["status"]["allowed"])

@@ -122,7 +122,8 @@ def changed(draw: st.DrawFn, base: dict[str, Any]) -> dict[str, Any]:
 @st.composite
 def changes(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     """Return the name of a stored job, and what somebody wants it to be."""
-    base, status = draw(st.sampled_from(sorted(BASES))), draw(st.sampled_from(sorted(STATUSES)))
+    base = draw(st.sampled_from(sorted(BASES)))
+    status = draw(st.sampled_from(sorted(STATUSES)))
     any_change = changed(BASES[base]) | mutated(BASES[base], outside=("spec", "template"))
     return f"{base}-{status}", draw(any_change)
 
@@ -213,7 +214,8 @@ def test_a_job_of_an_older_schema_can_still_be_changed(server: UpdateServer, pla
 
     async def scenario() -> None:
         crd = build_crd()
-        crd["metadata"]["name"], crd["spec"]["group"] = f"{PLURAL}.older.example.com", "older.example.com"
+        crd["metadata"]["name"] = f"{PLURAL}.older.example.com"
+        crd["spec"]["group"] = "older.example.com"
         del crd["spec"]["names"]["categories"]
         strict = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["template"]
         lax = copy.deepcopy(crd)

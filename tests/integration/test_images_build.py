@@ -40,7 +40,8 @@ def load(path: str) -> ModuleType:
     return module
 
 
-install, release = load("images/install.py"), load(".ci/release.py")
+install = load("images/install.py")
+release = load(".ci/release.py")
 PROGRAMS = ("sh", "rm", "ls", "du", "cat", "grep")
 BASE = "localhost/ddp-test-base"
 
@@ -220,7 +221,8 @@ def test_images_for_both_machines_have_one_digest_and_run_nothing_foreign(
     wheels = tmp_path / "wheels"
     for architecture in install.MACHINES:
         download(wheels, *requirements("operator"), architecture=architecture)
-    both, empty = "localhost/ddp-test-both", "localhost/ddp-test-empty"
+    both = "localhost/ddp-test-both"
+    empty = "localhost/ddp-test-empty"
     container = buildah("from", "--arch", "arm64", "scratch")
     buildah("copy", "--quiet", container, wheels.parent / "wheels" / next(wheels.iterdir()).name, "/some-file")
     buildah("commit", "--quiet", "--rm", container, empty)
@@ -258,7 +260,8 @@ def test_trainer_image_is_built_to_the_same_bits_and_trains_as_nobody(base: str,
     if not os.environ.get("DDP_TEST_TRAINER_IMAGE"):
         pytest.skip("DDP_TEST_TRAINER_IMAGE is not set (builds the trainer's image: minutes, and gigabytes of disk)")
     torch = [line for line in (ROOT / ".ci/pytorch.txt").read_text().splitlines() if line.startswith("torch")]
-    wheels, images = download(tmp_path, *torch, *requirements("trainer")), []
+    wheels = download(tmp_path, *torch, *requirements("trainer"))
+    images = []
     with built("trainer", base, wheels):
         images.append(buildah("images", "--no-trunc", "--quiet", "localhost/ddp-test-trainer"))
     with built("trainer", base, wheels) as (config, run):

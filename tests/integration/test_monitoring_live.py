@@ -150,7 +150,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScrapedRun]:
     """A run that has ended and an operator that has served jobs, both scraped from beginning to end."""
     folder = tmp_path_factory.mktemp("monitoring")
     with ExitStack() as stack:
-        base, port = stack.enter_context(hold_row(2)), stack.enter_context(HeldPort()).number
+        base = stack.enter_context(hold_row(2))
+        port = stack.enter_context(HeldPort()).number
         kubeconfig = stack.enter_context(StandIn()).write_kubeconfig(folder)
         settings = Settings(kubeconfig=str(kubeconfig), health_port=0)
         operator = stack.enter_context(RunningOperator(settings).start())
@@ -246,7 +247,8 @@ def test_the_report_of_a_job_is_written_from_it(watched: ScrapedRun, monkeypatch
     job = yaml.safe_load((watched.run_folder / "status.yaml").read_text())
     job["metadata"] |= {"name": "run", "namespace": "local"}  # as the configuration labels what it scrapes
     del job["status"]["history"]
-    run, own = read_job(job, [], datetime.now(UTC), watched.prometheus.url), read_run(watched.run_folder)
+    run = read_job(job, [], datetime.now(UTC), watched.prometheus.url)
+    own = read_run(watched.run_folder)
     scraped = [loss for part in run.series("loss") for _, loss in part]
     written = [loss for part in own.series("loss") for _, loss in part]
     assert len(scraped) > 2

@@ -128,7 +128,8 @@ class TestDashboards:
     def test_queries_about_restarts_and_goodput_say_what_happened(self, tmp_path: Path) -> None:
         """A job whose attempt 1 restarts in the same pods at 5 min and dies at 10; attempt 2 goes on from step 480."""
         labels = 'namespace="a", ddp_job="j"'
-        one, two = f'{labels}, ddp_attempt="1"', f'{labels}, ddp_attempt="2"'
+        one = f'{labels}, ddp_attempt="1"'
+        two = f'{labels}, ddp_attempt="2"'
         series = {
             # A step a second, half of which is the step itself; the last 120 steps of attempt 1 are taken once more.
             f"ddp_step{{{one}}}": "0+60x10", f"ddp_step{{{two}}}": "_x12 480+60x10",

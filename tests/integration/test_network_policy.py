@@ -24,7 +24,11 @@ from tests.support.builders import job_manifest
 from tests.support.chart import render, the
 from tests.support.pod_network import NetworkPod, build_ruleset
 
-RENDEZVOUS, METRICS, GLOO, API, STORAGE = 29400, 9400, 40123, 443, 2049
+RENDEZVOUS = 29400
+METRICS = 9400
+GLOO = 40123
+API = 443
+STORAGE = 2049
 TCP = (RENDEZVOUS, METRICS, GLOO, API, STORAGE, 8080, 53)
 UDP = (53,)
 NAMESPACES = {

@@ -66,7 +66,8 @@ def page(operator: OperatorProcess) -> str:
 
 def lost(operator: OperatorProcess) -> int:
     """Wait for an operator that is to end by itself, and return its exit code."""
-    process, operator.process = operator.process, None
+    process = operator.process
+    operator.process = None
     assert process is not None
     return process.wait(PATIENCE)
 
@@ -112,7 +113,8 @@ async def test_the_other_one_stands_by_and_takes_over_when_the_leader_ends(
 async def test_a_killed_leader_is_succeeded_in_the_midst_of_its_work(
     server: StandIn, actors: ClusterActors, start_as: StartAs
 ) -> None:
-    first, _ = start_as("first"), start_as("second")
+    first = start_as("first")
+    _ = start_as("second")
     for number in range(JOBS):
         await actors.create(job_manifest(f"job{number}"))
     await actors.until(lambda: len(server.list("Job")) >= 2, "two Jobs")
@@ -124,7 +126,8 @@ async def test_a_killed_leader_is_succeeded_in_the_midst_of_its_work(
 async def test_a_leader_that_was_frozen_wakes_up_silent_and_ends(
     server: StandIn, actors: ClusterActors, start_as: StartAs
 ) -> None:
-    first, second = start_as("first"), start_as("second")
+    first = start_as("first")
+    second = start_as("second")
     assert first.process is not None
     for number in range(JOBS):
         await actors.create(job_manifest(f"job{number}"))
@@ -160,7 +163,8 @@ async def test_a_leader_that_cannot_renew_writes_nothing_and_goes_on_afterwards(
     before = len(server.writes)
     await actors.create(job_manifest())
     await actors.until(lambda: running.operator.store.entry(KIND, "default", "digits"), "the news has come")
-    registry, name = running.operator.metrics.registry, "ddp_operator_reconcile_errors_total"
+    registry = running.operator.metrics.registry
+    name = "ddp_operator_reconcile_errors_total"
     await actors.until(lambda: registry.get_sample_value(name, {"cause": "Cluster"}), "a reconcile that may not write")
     assert len(server.writes) == before + 1  # the user's own
     server.faults.clear()

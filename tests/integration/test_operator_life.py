@@ -39,7 +39,9 @@ def _nothing_is_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rests(server: StandIn, operator: Operator) -> bool:
     """Tell whether the operator works, has seen all there is, has nothing to do and nothing to tell."""
-    store, queue, writer = operator.store, operator.queue, operator.cluster._writer
+    store = operator.store
+    queue = operator.queue
+    writer = operator.cluster._writer
     if not operator.sync.synced.is_set() or not queue.alive or len(queue) or queue.active:
         return False
     for kind in (KIND, "Job", "Pod"):
@@ -55,7 +57,8 @@ def rests(server: StandIn, operator: Operator) -> bool:
 
 async def settle(server: StandIn, running: RunningOperator) -> int:
     """Return the number of writes once the operator rests, at several looks in a row, and nobody has written."""
-    looks, before = 0, -1
+    looks = 0
+    before = -1
     while looks < 5:
         still = before == (before := len(written(server)))
         looks = looks + 1 if still and rests(server, running.operator) else 0
@@ -68,7 +71,8 @@ async def test_the_time_to_the_first_job_is_measured_once_a_resource(actors: Clu
     running = start()
     await actors.child_job("before-1")
     await actors.create(job_manifest("after"))
-    registry, name = running.operator.metrics.registry, "ddp_operator_create_to_job_duration_seconds_count"
+    registry = running.operator.metrics.registry
+    name = "ddp_operator_create_to_job_duration_seconds_count"
     await actors.until(lambda: registry.get_sample_value(name), "a measurement")
     assert registry.get_sample_value(name) == 1  # how long the other one had waited is not known
     phase = {"namespace": "default", "phase": "Pending"}

@@ -33,6 +33,23 @@ def named(permissions: Mapping[str, Sequence[str]]) -> set[tuple[str, str]]:
     }
 
 
+def prepare_server(server: StandIn) -> None:
+    """Serve the optional kinds, and inject the faults after which the operator makes its rarest calls."""
+    # After a lost response the operator's own object exists already, and the operator reads it. The first job's Job
+    # and the dry runs of the second job, which has a NetworkPolicy, precede these calls.
+    for resource, nth in (("services", 1), ("configmaps", 1), ("networkpolicies", 2), ("jobs", 3)):
+        server.faults.add("lost answer", verb="create", resource=resource, name="", nth=nth)
+    # After a conflict on a deletion the operator reads whether the object still exists.
+    for resource, nth in (("pods", 2), ("jobs", 1), (plural(KIND), 1)):  # the test deletes the first pod
+        server.faults.add(409, verb="delete", resource=resource, nth=nth)
+    server.serve(WORKLOAD)
+    server.serve(LOCAL_QUEUE)
+    for kind in (PROFILE_KIND, CLUSTER_PROFILE_KIND):
+        server.serve(custom_kind(build_profile_crd(kind)))
+    for kind in (CLAIM_KIND, CLAIM_TEMPLATE_KIND):
+        server.serve(Kind("resource.k8s.io", "v1", kind, plural(kind)))
+
+
 async def test_every_permission_is_used_and_no_other_call_is_made(
     server: StandIn, actors: ClusterActors, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,23 +61,12 @@ async def test_every_permission_is_used_and_no_other_call_is_made(
     async def until_used(verb: str, resource: str) -> None:
         await actors.until(lambda: (verb, resource) in used(), f"{verb} {resource}")
 
-    # An answer that is lost puts the operator's own object in its way, and it reads it. Before these come the first
-    # job's Job, and the dry runs of the second job, which has a NetworkPolicy.
-    for resource, nth in (("services", 1), ("configmaps", 1), ("networkpolicies", 2), ("jobs", 3)):
-        server.faults.add("lost answer", verb="create", resource=resource, name="", nth=nth)
-    # After a deletion that meets a conflict it looks whether the object is still there.
-    for resource, nth in (("pods", 2), ("jobs", 1), (plural(KIND), 1)):  # the first pod is deleted by the test
-        server.faults.add(409, verb="delete", resource=resource, nth=nth)
-    server.serve(WORKLOAD)
-    server.serve(LOCAL_QUEUE)
-    for kind in (PROFILE_KIND, CLUSTER_PROFILE_KIND):
-        server.serve(custom_kind(build_profile_crd(kind)))
-    for kind in (CLAIM_KIND, CLAIM_TEMPLATE_KIND):
-        server.serve(Kind("resource.k8s.io", "v1", kind, plural(kind)))
+    prepare_server(server)
     running = start(kubeconfig=str(server.write_kubeconfig(tmp_path, "operator")))
 
     monkeypatch.setattr(scheduling, "_PATIENCE", timedelta(0))  # of a Job without pods it asks at once
-    job_controller, server.controllers.job_controller = server.controllers.job_controller, None
+    job_controller = server.controllers.job_controller
+    server.controllers.job_controller = None
     await actors.create(job_manifest("stuck"))
     await until_used("list", "events")
     queued = {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "q"}}, "spec": {"suspend": True}}

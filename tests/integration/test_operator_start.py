@@ -89,7 +89,8 @@ async def test_a_crd_that_is_deleted_ends_it_in_words_and_its_return_lets_it_sta
         await actors.create(job_manifest())
         await actors.child_job("digits-1")
         server.withdraw("DDPTrainingJob")
-        process, operator.process = operator.process, None
+        process = operator.process
+        operator.process = None
         assert process.wait(PATIENCE) == 1
     assert "Traceback" not in operator.log
     last = operator.log.splitlines()[-1]

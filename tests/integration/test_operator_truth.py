@@ -77,7 +77,8 @@ async def test_a_slow_rank_goodput_and_a_stall_are_in_status_and_on_the_operator
 ) -> None:
     monkeypatch.setattr(stragglers, "WINDOW", 0.2)
     monkeypatch.setattr(reconciler, "MINOR_INTERVAL", 0.1)
-    running, pages = start(progress_interval=0.1), Pages()
+    running = start(progress_interval=0.1)
+    pages = Pages()
     async with serve(pages) as port:
         await actors.create(job_manifest(metrics={"port": port}, watchdog={"stallSeconds": 300}))
         for index, address in enumerate(ADDRESSES):

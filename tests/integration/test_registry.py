@@ -121,7 +121,8 @@ def test_a_folder_is_pushed_with_a_password(start: Start, tmp_path: Path) -> Non
 
 
 def test_a_folder_is_pushed_by_tls(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    key, certificate = tmp_path / "tls.key", tmp_path / "tls.crt"
+    key = tmp_path / "tls.key"
+    certificate = tmp_path / "tls.crt"
     made = (
         f"-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout {key} -out {certificate} -subj /CN=localhost"
     )

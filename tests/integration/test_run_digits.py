@@ -35,7 +35,9 @@ def test_the_sample_trains_and_leaves_status_metrics_report_and_logs(tmp_path: P
     with DdpRun(tmp_path, SAMPLE) as run:
         page = run.until(lambda: read_page(run), "a metrics page with a loss")
         assert run.wait() == 0, run.output
-        status, rows, folder = run.read_status(), run.read_rows(), run.run_folder
+        status = run.read_status()
+        rows = run.read_rows()
+        folder = run.run_folder
     assert re.search(r"^ddp_samples_total\{.*\} [1-9]", page, re.MULTILINE)
     assert "ddp_launcher_phase" in page
 

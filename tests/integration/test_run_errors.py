@@ -35,7 +35,9 @@ class FailingRun:
     def __init__(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, error_of: Callable[[int], Exception | None]
     ) -> None:
-        self.folder, self.passes, inner = folder, 0, Reconciler.reconcile
+        self.folder = folder
+        self.passes = 0
+        inner = Reconciler.reconcile
 
         async def reconcile(reconciler: Reconciler, key: Key) -> float | None:
             self.passes += 1

@@ -69,7 +69,8 @@ def test_what_is_wrong_ends_the_run_before_any_pod(
 
 
 def test_the_next_run_goes_on_after_ctrl_c(tmp_path: Path) -> None:
-    half, go = threading.Event(), threading.Event()
+    half = threading.Event()
+    go = threading.Event()
 
     def wait(start: int, count: int) -> bytes:
         if start >= SIZE // 2 and not go.is_set():

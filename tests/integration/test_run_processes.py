@@ -275,7 +275,8 @@ def test_a_packed_folder_is_what_all_pods_and_attempts_run(tmp_path: Path) -> No
     text = manifest(["python", "train.py"], env={"SOURCE": str(source)})
     with DdpRun(tmp_path, text, ["--workdir", "source", "--logs", "all"]) as run:
         assert run.wait() == 0, run.output
-        status, folder = run.read_status(), run.run_folder
+        status = run.read_status()
+        folder = run.run_folder
     assert (status["attempt"], status["code"]["digest"]) == (2, digest)
     logs = (folder / "logs" / "attempt-2-pod-1.log").read_text()
     assert "rank 1 has read ['1', '2', '3'] in attempt 2" in logs

@@ -68,7 +68,9 @@ def test_two_ranks_batch_norm_is_that_of_the_whole_batch(tmp_path: Path) -> None
     run_script(tmp_path, SYNC, 2)
     names: dict[str, object] = {"torch": torch}
     exec(NETWORK, names)
-    network, images, weights = names["network"], names["images"], names["weights"]
+    network = names["network"]
+    images = names["images"]
+    weights = names["weights"]
     assert isinstance(network, nn.Module)
     assert isinstance(images, torch.Tensor)
     images.requires_grad_()
@@ -172,7 +174,8 @@ torch.save({"outputs": outputs, "targets": targets, "totals": summed}, f"{argume
 
 def test_the_confusion_matrix_of_two_ranks_is_that_of_all_images(tmp_path: Path) -> None:
     run_script(tmp_path, CONFUSION, 2)
-    first, second = loaded(tmp_path, 0), loaded(tmp_path, 1)
+    first = loaded(tmp_path, 0)
+    second = loaded(tmp_path, 1)
     assert torch.equal(first["totals"], second["totals"])
     whole = Segmentation(4).totals(first["outputs"], first["targets"])
     assert torch.equal(first["totals"][1:], whole[1:])

@@ -67,7 +67,8 @@ def test_own_task_and_data_on_two_ranks_end_together_and_go_on_bitwise(tmp_path:
     from tests.support.own_task import example
 
     own = example()
-    model, (inputs, targets) = own.build(), own.samples(50, 1).tensors
+    model = own.build()
+    (inputs, targets) = own.samples(50, 1).tensors
     model.load_state_dict(load(tmp_path / "streamed-0.pt")["model"])
     with torch.no_grad():
         rmse = float((model(inputs) - targets).square().mean().sqrt())

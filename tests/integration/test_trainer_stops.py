@@ -53,7 +53,8 @@ def test_stops_in_the_middle_of_a_step_lose_nothing_and_change_nothing(tmp_path:
     assert codes[0] not in (0, -9)
     assert 15 <= newest(tmp_path / "cut")["position"]["step"] <= 20
     train(tmp_path, arguments, 2)
-    whole, cut = newest(tmp_path / "whole"), newest(tmp_path / "cut")
+    whole = newest(tmp_path / "whole")
+    cut = newest(tmp_path / "cut")
     assert whole["position"] == cut["position"]
     for name, value in whole["engine"]["model"].items():
         assert torch.equal(value, cut["engine"]["model"][name]), name

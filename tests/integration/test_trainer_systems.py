@@ -105,7 +105,8 @@ EVERYTHING = [
 
 
 def test_a_run_with_everything_in_it_resumes_bitwise(tmp_path: Path) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole = tmp_path / "whole"
+    parts = tmp_path / "parts"
     train(whole, [*EVERYTHING, "--checkpoint-dir", str(whole)], 2)
     # In the middle of the second epoch of 6 steps.
     train(parts, [*EVERYTHING, "--checkpoint-dir", str(parts), "--max-steps", "8"], 2)

@@ -22,7 +22,8 @@ BEFORE = "import sys; sys.argv = ['train.py', *arguments]; dist.init_process_gro
 
 
 def test_tutorial_script_trains_with_torchrun_and_resumes_as_a_job(tmp_path: Path) -> None:
-    (script,), (job,) = fenced(PAGE, "python"), fenced(PAGE, "yaml")
+    (script,) = fenced(PAGE, "python")
+    (job,) = fenced(PAGE, "yaml")
     claim = tmp_path / "ddp-runs" / "claims" / "spirals"
     claim.mkdir(parents=True)
     environ = {"DDP_CHECKPOINT_DIR": str(claim)}
@@ -35,7 +36,8 @@ def test_tutorial_script_trains_with_torchrun_and_resumes_as_a_job(tmp_path: Pat
     # The options of the page's second command, with fewer epochs.
     with DdpRun(tmp_path, job, [*again[again.index("job.yaml") + 1 : -1], "5"]) as run:
         assert run.wait() == 0, run.output
-        progress, log = run.read_status()["progress"], (run.run_folder / "logs" / "attempt-1-pod-0.log").read_text()
+        progress = run.read_status()["progress"]
+        log = (run.run_folder / "logs" / "attempt-1-pod-0.log").read_text()
     assert (progress["epoch"], progress["percent"]) == (5, "100.0%")
     assert float(progress["loss"]) > 0
     assert "resume after epoch 2" in log

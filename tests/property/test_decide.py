@@ -54,7 +54,8 @@ class PassInput:
         return job(status=status, **self.spec)
 
     def observe(self, typed: DDPTrainingJob, shuffle: random.Random | None = None) -> Observation:
-        jobs, pods = list(self.jobs), list(self.pods)
+        jobs = list(self.jobs)
+        pods = list(self.pods)
         if shuffle:
             shuffle.shuffle(jobs)
             shuffle.shuffle(pods)
@@ -116,7 +117,8 @@ def test_decisions_keep_their_promises_over_any_history_of_a_job(
 ) -> None:
     status = Status()
     for step in history:
-        before, decision = status, step.decide(status)
+        before = status
+        decision = step.decide(status)
         status = decision.status
         check_storable(status)
         check_ledger(before, decision, step)
@@ -183,12 +185,14 @@ def is_alive(pod: Any) -> bool:
 
 def check_rest(step: PassInput, decision: Decision) -> None:
     """Decide again and again on the same observation at the same time: it comes to rest, at once but for the ledger."""
-    status, passes = decision.status, 0
+    status = decision.status
+    passes = 0
     while True:
         following = step.decide(status)
         if following.status == status:
             break
-        status, passes = following.status, passes + 1
+        status = following.status
+        passes = passes + 1
         assert passes <= 8, "never comes to rest"
     if decision.requeue_after != 0:
         assert passes == 0, "a second look at the same things changes the status"

@@ -115,7 +115,8 @@ async def beside_each_other(text: str, message: str, code: int) -> OperatorSimul
 @given(hostile_pages, hostile_words, st.sampled_from([1, 81, 82, 84, 137]))
 def test_the_neighbour_does_not_notice(text: Long, message: Long, code: int) -> None:
     sim = asyncio.run(beside_each_other(str(text)[:PAGE_LIMIT], str(message), code))
-    good, bad = sim.status("good"), sim.status("bad")
+    good = sim.status("good")
+    bad = sim.status("bad")
     assert (good.phase, good.attempt, good.restarts.total) == ("Succeeded", 1, 0)
     assert good.progress is not None
     assert good.progress.step == 7

@@ -256,7 +256,9 @@ class SameNameMachine(RuleBasedStateMachine):
     def depose(self, times: int, nth: int, fence: Fence, passes: int) -> None:
         """Stop the operator at one of its calls, for another one to begin."""
         sim = self.sim
-        sim.stop_at, sim.fence, sim.stale_passes = len(sim.calls) + nth, fence, passes
+        sim.stop_at = len(sim.calls) + nth
+        sim.fence = fence
+        sim.stale_passes = passes
         for _ in range(times):
             self.run(sim.reconcile(KEY))
         sim.stop_at = 0

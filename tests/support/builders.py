@@ -185,7 +185,8 @@ def child_pod(index: int = 0, phase: str = "Running", *, attempt: int = 1, name:
     status: Json = {"phase": phase, "conditions": conditions, "podIP": "10.0.0.1"}
     if phase != "Pending":
         status["startTime"] = format_time(created)
-    code, message = changes.pop("code", 0 if phase == "Succeeded" else None), changes.pop("message", "")
+    code = changes.pop("code", 0 if phase == "Succeeded" else None)
+    message = changes.pop("message", "")
     if code is not None:
         ended = {"exitCode": code, "reason": changes.pop("reason", "Error"), "finishedAt": format_time(at)}
         text = message if isinstance(message, str) else msgspec.json.encode(message).decode()

@@ -151,7 +151,8 @@ class ControlPlane(Stoppable):
             self.write_kubeconfig(name, {"client-certificate": f"pki/{name}.crt", "client-key": f"pki/{name}.key"})
 
     def _start_etcd(self) -> None:
-        client, peer = f"http://127.0.0.1:{self._etcd}", f"http://127.0.0.1:{self._peer}"
+        client = f"http://127.0.0.1:{self._etcd}"
+        peer = f"http://127.0.0.1:{self._peer}"
         self._start(
             "etcd",
             f"--data-dir={self._folder / 'etcd'}",

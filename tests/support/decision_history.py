@@ -52,7 +52,8 @@ class DecisionHistory:
 
     def facts(self) -> dict[str, Any]:
         """Return everything that must be the same on every cluster."""
-        failure, restarts = self.last.get("lastFailure") or {}, self.last.get("restarts") or {}
+        failure = self.last.get("lastFailure") or {}
+        restarts = self.last.get("restarts") or {}
         return {
             "phases": self.phases,
             "conditions": self.conditions,

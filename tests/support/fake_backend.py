@@ -41,7 +41,8 @@ class FakeBackend:
         dry_run: bool = False,
         note: Callable[[str], None] = lambda words: None,
     ) -> tuple[FakeBackend, str, dict[str, Any]]:
-        self.workdir, self.resource = workdir, yaml.safe_load(text)
+        self.workdir = workdir
+        self.resource = yaml.safe_load(text)
         return self, *self.find(None)
 
     def count_gpus(self) -> int | None:

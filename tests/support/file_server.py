@@ -46,7 +46,8 @@ class FileServer:
             self.requests.append((handler.path, asked))
             self.headers.append(dict(handler.headers))
             status = self.statuses.pop(0) if self.statuses else 0
-            size, etag = self.size, self.etag
+            size = self.size
+            etag = self.etag
         if self.redirect or status:
             handler.send_response(302 if self.redirect else status)
             if self.redirect:
@@ -55,10 +56,12 @@ class FileServer:
             handler.end_headers()
             return
         match = re.fullmatch(r"bytes=(\d+)-(\d*)", asked)
-        start, end = 0, size
+        start = 0
+        end = size
         same = handler.headers.get("If-Range") in (None, etag)
         if match and self.ranges and same:
-            start, end = int(match[1]), min(size, int(match[2] or size - 1) + 1)
+            start = int(match[1])
+            end = min(size, int(match[2] or size - 1) + 1)
             handler.send_response(206 if start < size else 416)
             handler.send_header(
                 "Content-Range", f"bytes {start}-{end - 1}/{size}" if start < size else f"bytes */{size}"

@@ -71,14 +71,16 @@ class OperatorProcess(Stoppable):
 
     def kill(self) -> None:
         """End it as a crash would."""
-        process, self.process = self.process, None
+        process = self.process
+        self.process = None
         assert process is not None
         process.kill()
         process.wait()
 
     def stop(self) -> None:
         """End it by SIGTERM; doing so twice does no harm."""
-        process, self.process = self.process, None
+        process = self.process
+        self.process = None
         if process is None:
             return
         process.send_signal(signal.SIGTERM)

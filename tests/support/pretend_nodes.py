@@ -48,7 +48,8 @@ class PretendNodes:
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         await web.TCPSite(self._runner, "0.0.0.0", self._port).start()
-        client, namespace = self._actors.client, self._actors.namespace
+        client = self._actors.client
+        namespace = self._actors.namespace
         self._tasks = [asyncio.create_task(self._work()) for _ in range(PARALLEL)]
         self._tasks.append(asyncio.create_task(watch(client, "Pod", namespace, CHILD_SELECTOR, self._on_event)))
         return self

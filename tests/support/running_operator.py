@@ -49,7 +49,8 @@ class RunningOperator(Stoppable):
         """Start it and wait until Kopf calls it started."""
         self._thread.start()
         if not self._ready.wait(START_LIMIT) or self._failure is not None:
-            failure, self._failure = self._failure, None
+            failure = self._failure
+            self._failure = None
             self.stop()
             raise AssertionError("the operator did not start") from failure
         return self
@@ -61,7 +62,8 @@ class RunningOperator(Stoppable):
         self._thread.join(STOP_LIMIT)
         if self._thread.is_alive():
             raise AssertionError("the operator did not stop")
-        failure, self._failure = self._failure, None
+        failure = self._failure
+        self._failure = None
         if failure is not None:
             raise AssertionError("the operator failed") from failure
 

@@ -67,7 +67,8 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
 
 def record(function: Callable[[], StepResult]) -> tuple[Callable[[], None], StepResult]:
     """Take the place of :func:`ddp_trainer.step_graph.record_on_gpu`."""
-    state, tape = torch.get_rng_state(), Tape()
+    state = torch.get_rng_state()
+    tape = Tape()
     try:
         with tape:
             result = function()

@@ -100,12 +100,14 @@ def difference(does: str, wanted: Any, found: Any) -> str:
 
 async def _settled(read: Read, before: Any, quiet: float) -> Any:
     loop = asyncio.get_running_loop()
-    last, quiet_since = before, loop.time()
+    last = before
+    quiet_since = loop.time()
     async with asyncio.timeout(PATIENCE):
         while True:
             found = await read()
             if found != last:
-                last, quiet_since = found, loop.time()
+                last = found
+                quiet_since = loop.time()
             elif last != before and loop.time() - quiet_since > quiet:
                 return last
             await asyncio.sleep(POLL)

@@ -86,7 +86,8 @@ def interrupting(config: ModelConfig, in_channels: int, num_classes: int) -> nn.
         os.fsync = slow_sync
     rank, forward, what = os.environ.get("TEST_INTERRUPT", "-1:0:").split(":")
     if rank == os.environ.get("RANK", "0"):
-        left, training = [int(forward)], not what.startswith("VALIDATION")
+        left = [int(forward)]
+        training = not what.startswith("VALIDATION")
         what = what.removeprefix("VALIDATION")
 
         def count(module: nn.Module, inputs: Any, outputs: Tensor) -> Tensor:

@@ -69,7 +69,8 @@ class Ranks:
     """The processes of one run and what they wrote."""
 
     def __init__(self, folder: Path, processes: Sequence[BaseProcess]) -> None:
-        self._folder, self.processes = folder, list(processes)
+        self._folder = folder
+        self.processes = list(processes)
 
     def output(self, rank: int) -> str:
         """What ``rank`` has written so far, both streams."""
@@ -129,7 +130,8 @@ def start(
     ``script`` runs in its place: Python that finds ``torch``, ``dist``, ``world`` and ``arguments`` as names.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    held, processes = HeldPort(), []
+    held = HeldPort()
+    processes = []
     start_server()
     for rank in range(world_size):
         own = {"OMP_NUM_THREADS": "1", "DDP_METRICS_PORT": "0", **(environ or {})}

@@ -81,7 +81,8 @@ def languages_in(text: str) -> set[str]:
 
 def flags_of(words: list[str]) -> tuple[list[str], set[str]]:
     """Return what is no flag, and the flags without their values."""
-    plain, flags = [], set()
+    plain = []
+    flags = set()
     rest = iter(words[: words.index("--")] if "--" in words else words)
     for word in rest:
         name, _, value = word.partition("=")

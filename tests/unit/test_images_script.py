@@ -27,7 +27,8 @@ def run(
     folder: Path, *arguments: str, tools: tuple[str, ...], context: str = "", **env: str
 ) -> tuple[int, str, list[str]]:
     """Run the script with these tools, which only write down how they were called; return code, output and calls."""
-    script, env = ROOT / "images/build", {"CURRENT": context, **env}
+    script = ROOT / "images/build"
+    env = {"CURRENT": context, **env}
     code, output, calls = run_script(script, *arguments, folder=folder, tool=FAKE, tools=tools, basics=BASICS, **env)
     asking = ("docker info", "kubectl config", "minikube profile")
     made = [call for call in calls if not call.startswith(asking)]

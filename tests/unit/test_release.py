@@ -45,7 +45,9 @@ def pack(path: Path, files: dict[str, bytes], mtime: int = 0) -> Path:
     with tarfile.open(path, "w:gz") as archive:
         for name, data in files.items():
             member = tarfile.TarInfo(name)
-            member.size, member.mtime, member.uid = len(data), mtime, mtime
+            member.size = len(data)
+            member.mtime = mtime
+            member.uid = mtime
             archive.addfile(member, io.BytesIO(data))
     return path
 

@@ -128,7 +128,8 @@ def test_all_contenders_train_on_the_same_amount_of_the_same_data(preset: str, t
     name = str(PRESETS[preset].values["data"]["name"])
     synthetic.write(name, tmp_path, 40)
     changes: dict[str, Any] = {**TINY[preset], "data": {"dir": str(tmp_path), "batch_size": 4}}
-    world, exporter = World(RankEnv(), CPU), start_exporter(RankEnv())
+    world = World(RankEnv(), CPU)
+    exporter = start_exporter(RankEnv())
     fast = {"precision": {"name": "fp32"}, "distributed": {"device": "cpu"}}
     documents = DocumentsLoop(build_config(preset, changes, as_published=True), world)
     ours = Ours(build_config(preset, changes, fast), world, exporter)
@@ -202,7 +203,8 @@ def test_a_steps_time_is_shared_out_and_rates_are_compared() -> None:
 
 
 def test_ratios_are_taken_round_by_round() -> None:
-    ours, theirs = {"rates": [20.0, 2.0, 30.0]}, {"rates": [10.0, 1.0, 10.0]}
+    ours = {"rates": [20.0, 2.0, 30.0]}
+    theirs = {"rates": [10.0, 1.0, 10.0]}
     assert ratio(ours, theirs) == 2.0
 
 
@@ -298,7 +300,8 @@ def test_accuracy_after_the_documents_epochs_stands_beside_what_the_document_say
 def test_accuracy_is_not_taken_from_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[MeasurementSpec] = []
     monkeypatch.setattr(launch, "run", lambda spec, *_, **__: asked.append(spec) or {"results": {}})
-    data, case = cli._Data(None, tmp_path, True), Case(BY_NAME["cifar10-resnet18"], 1)
+    data = cli._Data(None, tmp_path, True)
+    case = Case(BY_NAME["cifar10-resnet18"], 1)
     found = cli._measure(case, (), "cuda", {"rounds": 1, "seconds": 0.0}, data, tmp_path, quick=True, accuracy=True)
     assert not asked[0].train
     assert found.notes == ["accuracy: not measured, --data-dir lacks cifar10"]
@@ -324,7 +327,8 @@ def test_where_nobody_can_be_built_the_reasons_are_the_result() -> None:
 
 def test_batches_that_were_made_during_the_others_turns_are_not_counted() -> None:
     runner = object.__new__(_Runner)
-    runner.switches, runner.contender = Switches(), SimpleNamespace(prefetched=4)
+    runner.switches = Switches()
+    runner.contender = SimpleNamespace(prefetched=4)
     runner._steps = iter([100.0] * 4 + [1.0] * 3)
     assert runner.take(2, World(RankEnv(), CPU))[1] == 2.0
 

@@ -67,7 +67,8 @@ class Tail:
             return False
         *lines, rest = (rest + data).split(b"\n")
         if b"\r" in rest and time.monotonic() - self._last >= _BAR_SECONDS:
-            lines, rest = [*lines, rest], b""
+            lines = [*lines, rest]
+            rest = b""
         self._last = time.monotonic() if lines else self._last
         self._read[file] = offset + len(data), rest
         for line in lines:

@@ -147,7 +147,9 @@ class _Data:
     """The folders of the data sets; one that is missing is written, as noise, when it is first asked for."""
 
     def __init__(self, given: str | None, made: Path, quick: bool) -> None:
-        self._given, self._made, self._quick = Path(given) if given else None, made, quick
+        self._given = Path(given) if given else None
+        self._made = made
+        self._quick = quick
         self._folders: dict[str, Path] = {}
         self.notes: list[str] = []
 

@@ -26,13 +26,15 @@ class Switches:
     """torch's global switches, of which each contender has its own positions."""
 
     def __init__(self) -> None:
-        cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+        cudnn = torch.backends.cudnn
+        matmul = torch.backends.cuda.matmul
         self._values = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic)
         self._deterministic = torch.are_deterministic_algorithms_enabled()
 
     def set(self) -> None:
         """Put them as they were when this was made."""
-        cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+        cudnn = torch.backends.cudnn
+        matmul = torch.backends.cuda.matmul
         matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = self._values
         torch.use_deterministic_algorithms(self._deterministic, warn_only=True)
 
@@ -99,7 +101,8 @@ class Ours:
 
     def loading_seconds(self, batches: int) -> float:
         """Time of a batch from the loader alone, on an idle device."""
-        device, taken = self.trainer.world.device, 0
+        device = self.trainer.world.device
+        taken = 0
         if isinstance(self.trainer.loader.source, CachedSource):
             self.trainer.loader.source.replayed = None  # no step comes after this
         source = iter(self.trainer.loader.epoch(0))
@@ -115,7 +118,8 @@ class Ours:
     def report_seconds(self, steps: int) -> float:
         """What exporter and log cost the host a step, measured by ``steps`` of them with nothing between."""
         loss = torch.zeros((), device=self.trainer.world.device)
-        position, report = self.trainer.position, self.trainer.report
+        position = self.trainer.position
+        report = self.trainer.report
         started = time.perf_counter()
         for _ in range(steps):
             position.step += 1
@@ -129,7 +133,8 @@ class Ours:
 
         checkpointer = Checkpointer(CheckpointConfig(dir=folder))
         checkpointer.prepare()
-        held, whole = [], []
+        held = []
+        whole = []
         for step in range(3):
             _synchronize(self.trainer.world.device)
             started = time.perf_counter()
@@ -150,11 +155,13 @@ class Bare:
 
     def __init__(self, config: RunConfig, world: World, *, all_reduce: bool = True) -> None:
         self.batch_size = config.data.batch_size * config.optim.accumulate
-        self.parts, self.clip_norm = assemble(config, world), config.optim.clip_norm
+        self.parts = assemble(config, world)
+        self.clip_norm = config.optim.clip_norm
         self.all_reduce = all_reduce
         seed_generator(derive_seed(config.seed, 99), world.device)
         batch = next(iter(self.parts.loader.epoch(0)))
-        self.images, self.labels = batch.inputs.clone(), batch.targets.clone()
+        self.images = batch.inputs.clone()
+        self.labels = batch.targets.clone()
         for name in ("cache", "labels"):
             for loader in (self.parts.loader, self.parts.validation):
                 if hasattr(loader.source, name):
@@ -162,7 +169,9 @@ class Bare:
 
     def steps(self) -> Iterator[float]:
         """See :class:`Contender`."""
-        engine, precision, task = self.parts.engine, self.parts.engine.precision, self.parts.task
+        engine = self.parts.engine
+        precision = self.parts.engine.precision
+        task = self.parts.task
         engine.replica.train()
         forward: Callable[[Tensor], Tensor] = engine._forward
         quiet = contextlib.nullcontext

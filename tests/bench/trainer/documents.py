@@ -35,7 +35,9 @@ class DocumentsLoop:
     """One document's loop on this rank. ``data_parallel`` spreads a batch over all GPUs of this process."""
 
     def __init__(self, config: RunConfig, world: World, *, half: bool = False, data_parallel: bool = False) -> None:
-        self.config, self.world, self.device = config, world, world.device
+        self.config = config
+        self.world = world
+        self.device = world.device
         self.batch_size = config.data.batch_size
         channels, classes = _CLASSES[config.data.name]
         torch.manual_seed(config.seed)
@@ -67,7 +69,8 @@ class DocumentsLoop:
 
     def steps(self) -> Iterator[float]:
         """Take a step each time the next item is asked for; it is the seconds spent waiting for the batch."""
-        epoch, running_loss = 0, 0.0
+        epoch = 0
+        running_loss = 0.0
         correct: Any = 0
         self.model.train()
         waits_each_step = self.config.preset in _WAITING
@@ -81,7 +84,8 @@ class DocumentsLoop:
                 if batch is None:
                     break
                 waited = time.perf_counter() - started
-                images, labels = batch[0].to(self.device), batch[1].to(self.device)
+                images = batch[0].to(self.device)
+                labels = batch[1].to(self.device)
                 loss, outputs = self._step(images, labels)
                 if waits_each_step:
                     running_loss += loss.item()
@@ -128,7 +132,8 @@ def _build_dataset(config: RunConfig) -> Any:
     import_torchvision()
     from torchvision import datasets, transforms
 
-    folder, size = config.data.dir, config.data.image_size
+    folder = config.data.dir
+    size = config.data.image_size
     half = [transforms.ToTensor(), transforms.Normalize((0.5,) * 3, (0.5,) * 3)]
     if config.data.name == "fashion-mnist":
         return datasets.FashionMNIST(folder, transform=transforms.ToTensor())
@@ -168,7 +173,9 @@ class LoopNovoGrad(torch.optim.Optimizer):
 
     def __init__(self, parameters: Any, lr: float, beta1: float, beta2: float, *, average: bool) -> None:
         super().__init__(parameters, {"lr": lr})
-        self.beta1, self.beta2, self.average = beta1, beta2, average
+        self.beta1 = beta1
+        self.beta2 = beta2
+        self.average = average
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -181,7 +188,8 @@ class LoopNovoGrad(torch.optim.Optimizer):
                 if not state:
                     state["mean"] = torch.zeros_like(parameter)
                     state["square"] = torch.zeros((), device=parameter.device)
-                gradient, square = parameter.grad, state["square"]
+                gradient = parameter.grad
+                square = state["square"]
                 now = gradient.pow(2).sum()
                 if square == 0:
                     square.copy_(now)

@@ -31,14 +31,16 @@ from tests.support.launches import counted
 DEVICE = torch.device("meta")
 # Images of 2x2 pixels are too small for the networks' strides; the number of launches does not hang on the size.
 SHAPES = {"cifar10": (3, 32, 32), "fashion-mnist": (1, 28, 28), "digits": (1, 8, 8), "voc2012": (3, 64, 64)}
-BATCH, BATCHES = 2, 32
+BATCH = 2
+BATCHES = 32
 
 
 def count(preset: str) -> dict[str, float]:
     """Launches a step of ``preset``: for its batch, alone and of sixteen, for all of it, and as a replay."""
     plain = {"precision": {"name": "fp32"}, "data": {"batch_size": BATCH}, "model": {"small_maps": False}}
     config = resolve(preset, None, plain | {"model": {"small_maps": False, "widen": 2}})
-    shape, classes = SHAPES[config.data.name], 21
+    shape = SHAPES[config.data.name]
+    classes = 21
     images = torch.zeros(BATCH * BATCHES, *shape, dtype=torch.uint8)
     masks = config.data.name == "voc2012"
     labels = torch.zeros(len(images), *(shape[1:] if masks else ()), dtype=torch.uint8 if masks else torch.int64)

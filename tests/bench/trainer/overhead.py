@@ -31,7 +31,8 @@ def measure(local_rank: int, ranks: int, results: Any) -> None:
     with contextlib.redirect_stdout(io.StringIO()):
         exporter = start_exporter(env)
         ours = Ours(build_config("digits-resnet", {"data": {"batch_size": 8}}), world, exporter)
-        step, inside = ours.trainer.engine.step, 0.0
+        step = ours.trainer.engine.step
+        inside = 0.0
 
         def timed(*arguments: Any) -> Any:
             nonlocal inside
@@ -41,7 +42,8 @@ def measure(local_rank: int, ranks: int, results: Any) -> None:
             return result
 
         ours.trainer.engine.step = timed  # type: ignore[assignment, method-assign]
-        around, last = [], time.perf_counter()
+        around = []
+        last = time.perf_counter()
         for number, waited in enumerate(ours.steps()):
             now = time.perf_counter()
             if number >= 20:

@@ -72,7 +72,8 @@ def rows(measured: CaseResult, alone: CaseResult | None) -> list[ContenderRow]:
         if result is None:
             continue
         kind, _, variant = name.partition(":")
-        rate, step = result["images_per_second"], result["step_seconds"]
+        rate = result["images_per_second"]
+        step = result["step_seconds"]
         bare = measured.result(f"bare:{variant}")
         one = alone.result(name) if alone is not None and measured.case.ranks > 1 else None
         data = communication = compute = None
@@ -101,7 +102,8 @@ def _communication(measured: CaseResult, variant: str) -> float | None:
     """Seconds a step that the bare step waits for all-reduce; 0 on one rank."""
     if measured.case.ranks == 1:
         return 0.0
-    talking, mute = measured.result(f"bare:{variant}"), measured.result(f"mute:{variant}")
+    talking = measured.result(f"bare:{variant}")
+    mute = measured.result(f"mute:{variant}")
     if talking is None or mute is None:
         return None
     return max(0.0, float(talking["step_seconds"] - mute["step_seconds"]))
@@ -121,7 +123,8 @@ def published(measured: CaseResult) -> str:
 def describe(measured: CaseResult, everything: Sequence[CaseResult]) -> list[str]:
     """The lines of a case for a terminal; ``everything``: with what was measured before it."""
     columns = ("images/s", "+-", "x doc.", "of bare", "epoch s", "data", "compute", "comm.", "scaling")
-    case, system = measured.case, measured.case.system
+    case = measured.case
+    system = measured.case.system
     spread = f" on {system.nodes} nodes" if system.nodes > 1 else ""
     lines = [
         f"{system.name}: {system.title}, {case.ranks} rank{'s' if case.ranks > 1 else ''}{spread}",
@@ -160,7 +163,8 @@ def _costs(measured: CaseResult) -> list[str]:
         kind, _, variant = name.partition(":")
         if kind != "ours" or "report_seconds" not in result:
             continue
-        report, step = result["report_seconds"], result["step_seconds"]
+        report = result["report_seconds"]
+        step = result["step_seconds"]
         text = f"  {name}: exporter + log {report * 1e6:.1f} us a step, {report / step:.2%} of it"
         silent = measured.result(f"silent:{variant}")
         if silent is not None:
@@ -193,7 +197,8 @@ def communication(everything: Sequence[CaseResult], link: Link | None) -> str:
     ]
     seen = set()
     for measured in everything:
-        size, preset = measured.about.get("gradient_bytes"), measured.case.system.preset
+        size = measured.about.get("gradient_bytes")
+        preset = measured.case.system.preset
         if size is None or preset in seen:
             continue
         seen.add(preset)

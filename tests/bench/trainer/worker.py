@@ -64,7 +64,8 @@ class _Runner:
     def __init__(self, name: str, spec: MeasurementSpec, world: World, defaults: Switches) -> None:
         memory = PeakMemory(world.device)
         defaults.set()
-        self.name, self.contender = name, _build(name, spec, world)
+        self.name = name
+        self.contender = _build(name, spec, world)
         self.switches = Switches()
         self.batch_size: int = self.contender.batch_size
         self._steps: Iterator[float] = self.contender.steps()
@@ -86,7 +87,8 @@ class _Runner:
         for _ in range(self.contender.prefetched):  # made while others took their turns, so not counted
             next(self._steps)
         _barrier(world)
-        started, waited = time.perf_counter(), 0.0
+        started = time.perf_counter()
+        waited = 0.0
         for _ in range(steps):
             waited += next(self._steps)
         _barrier(world)
@@ -179,7 +181,8 @@ def measure(spec: MeasurementSpec, world: World) -> dict[str, Any]:
 def train(spec: MeasurementSpec, world: World, *, as_published: bool) -> dict[str, Any]:
     """Train for the document's epochs; return the last accuracy, and the epochs and seconds that it took."""
     changes = merge({"csv_dir": None, "metrics": {"port": 0}, "distributed": {"device": spec.device}}, spec.changes)
-    started, exporter = time.perf_counter(), start_exporter(world.env)
+    started = time.perf_counter()
+    exporter = start_exporter(world.env)
     loop = TrainingLoop(resolve(spec.preset, None, changes, as_published=as_published), world, exporter)
     loop.fit()
     position = loop.position

@@ -112,7 +112,8 @@ class LocalElasticAgent:
         self._store = self._worker_group = self._remaining_restarts = self._pcontext = None
 
     def _rendezvous(self) -> None:
-        nodes, place = _nodes(), Path(os.environ["DRILL_MEETING"], os.environ["DDP_RUN_ID"])
+        nodes = _nodes()
+        place = Path(os.environ["DRILL_MEETING"], os.environ["DDP_RUN_ID"])
         place.mkdir(exist_ok=True)
         (place / os.environ["JOB_COMPLETION_INDEX"]).touch()
         while len(list(place.iterdir())) < nodes:

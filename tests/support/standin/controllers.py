@@ -79,7 +79,8 @@ class Controllers:
                 self._control(self.job_controller, job, pods.get(uid, []))
 
     def _control(self, controller: JobController, job: Object, own: list[Object]) -> None:
-        namespace, pods = job["metadata"]["namespace"], self._kind("Pod")
+        namespace = job["metadata"]["namespace"]
+        pods = self._kind("Pod")
         decision = controller(job, own, self._storage.clock())
         if decision.retry_after is not None:
             asyncio.get_running_loop().call_later(decision.retry_after, self.round)

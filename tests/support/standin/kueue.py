@@ -50,7 +50,8 @@ class Kueue:
         uids = {job["metadata"]["uid"] for job in running}
         self.admitted = {uid: pods for uid, pods in self.admitted.items() if uid in uids}
         for job in sorted(running, key=lambda job: (job["metadata"]["creationTimestamp"], job["metadata"]["name"])):
-            uid, suspended = job["metadata"]["uid"], job["spec"].get("suspend")
+            uid = job["metadata"]["uid"]
+            suspended = job["spec"].get("suspend")
             if not suspended and self.admitted.get(uid) != job["spec"]["parallelism"]:
                 self.admitted.pop(uid, None)
                 self._stop(job)
@@ -67,7 +68,8 @@ class Kueue:
         """Return the Jobs that somebody else has let run past it."""
         found = []
         for change, write in zip(self._storage.history, self._storage.writes, strict=True):
-            before, after = change.before, change.after
+            before = change.before
+            after = change.after
             if change.kind.kind != "Job" or not before or not after or write[0] == "kueue":
                 continue
             if self._is_managed(before) and before["spec"].get("suspend") and not after["spec"].get("suspend"):

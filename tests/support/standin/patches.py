@@ -57,7 +57,8 @@ def json_patch(target: Any, operations: list[dict[str, Any]]) -> Any:
 
 
 def _operate(node: Any, last: str, operation: dict[str, Any]) -> None:
-    what, value = operation["op"], operation.get("value")
+    what = operation["op"]
+    value = operation.get("value")
     if isinstance(node, list):
         if what == "add":
             node.insert(len(node) if last == "-" else int(last), value)

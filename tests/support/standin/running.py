@@ -112,7 +112,8 @@ class StandIn(Stoppable):
 
         def inside() -> Object:
             of = self._api.kind(kind)
-            before, after = self._storage.get(of, namespace, name), self._storage.get(of, namespace, name)
+            before = self._storage.get(of, namespace, name)
+            after = self._storage.get(of, namespace, name)
             edit(after)
             return self._storage.update(of, before, after)
 

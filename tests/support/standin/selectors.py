@@ -24,7 +24,9 @@ def labels_of(obj: Mapping[str, Any]) -> Mapping[str, str]:
 
 def _requirement(text: str) -> Predicate:
     if match := _SET.fullmatch(text):
-        name, operator, values = match[1], match[2], {value.strip() for value in match[3].split(",")}
+        name = match[1]
+        operator = match[2]
+        values = {value.strip() for value in match[3].split(",")}
         if operator == "in":
             return lambda labels: labels.get(name) in values
         return lambda labels: labels.get(name) not in values

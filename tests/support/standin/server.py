@@ -109,7 +109,8 @@ class StandInApi:
 
     async def _discovery(self, request: web.Request) -> web.Response:
         info = request.match_info
-        group, version = info.get("group", ""), info.get("version")
+        group = info.get("group", "")
+        version = info.get("version")
         if info["root"] == "api" and version is None:
             return web.json_response({"kind": "APIVersions", "versions": ["v1"]})
         groups = [
@@ -198,7 +199,8 @@ class StandInApi:
         group, version, rest = ("", parts[1], parts[2:]) if parts[0] == "api" else (parts[1], parts[2], parts[3:])
         namespace = None
         if len(rest) > 2 and rest[0] == "namespaces":
-            namespace, rest = rest[1], rest[2:]
+            namespace = rest[1]
+            rest = rest[2:]
         for kind in self.kinds:
             if rest and (kind.group, kind.version, kind.plural) == (group, version, rest[0]):
                 name, subresource = (*rest[1:3], None, None)[:2]
@@ -241,7 +243,8 @@ class StandInApi:
         ]
         # A page begins where the token says; a real server shows the state of the first page, this one that of now.
         version, _, start = ask.query.get("continue", "").partition(":")
-        first, limit = int(start or 0), int(ask.query.get("limit") or 0)
+        first = int(start or 0)
+        limit = int(ask.query.get("limit") or 0)
         meta = {"resourceVersion": version or str(self.storage.version)}
         if limit and len(items) > first + limit:
             meta["continue"] = f"{meta['resourceVersion']}:{first + limit}"
@@ -357,7 +360,8 @@ def _keep_template(kind: Kind, before: Object, after: Object) -> None:
     """A Job's template may not change (the API server lets a suspended Job's scheduling fields change; nobody here)."""
     if kind.kind != "Job":
         return
-    wrong, (old, new) = None, (before["spec"], after["spec"])
+    wrong = None
+    (old, new) = (before["spec"], after["spec"])
     if old["template"] != new["template"]:
         wrong = "spec.template.spec: Invalid value: field is immutable"
     elif old["completions"] != new["completions"] != new["parallelism"]:

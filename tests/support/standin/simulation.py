@@ -194,7 +194,8 @@ class OperatorSimulation:
 
     def deliver(self, kind: str, count: int | None = None) -> bool:
         """Let the watch of a kind bring its next changes (all); return whether there were any."""
-        history, first = self.storage.history, self.process.seen.get(kind, 0)
+        history = self.storage.history
+        first = self.process.seen.get(kind, 0)
         last = len(history) if count is None else min(len(history), first + count)
         for change in history[max(0, first - self.echo) : last]:
             event = event_of(change, self.api.kind(kind), None, _matches(kind))
@@ -246,7 +247,8 @@ class OperatorSimulation:
                 if following >= end:
                     self.now = max(self.now, end)
                     return
-                self.now, rounds = max(self.now, following), 0
+                self.now = max(self.now, following)
+                rounds = 0
         raise AssertionError(f"no rest at {self.now}: {self.calls[-20:]}")
 
     async def _compare(self) -> None:
@@ -260,7 +262,8 @@ class OperatorSimulation:
         kueue = Kueue(self.storage, self.api.kind, manages, quota=quota)
         # Two versions, as of all that may be missing the operator asks for the next.
         self.api.kinds += [WORKLOAD, LOCAL_QUEUE, replace(LOCAL_QUEUE, version="v1beta2")]
-        self.api.webhook, self.controllers.kueue = kueue.default, kueue
+        self.api.webhook = kueue.default
+        self.controllers.kueue = kueue
         return kueue
 
     @property
@@ -387,7 +390,8 @@ class OperatorSimulation:
 
     def edit(self, name: str = "train", **spec: Any) -> None:
         """Change members of a training job's spec."""
-        kind, before = self.api.kind(KIND), self.get(KIND, name)
+        kind = self.api.kind(KIND)
+        before = self.get(KIND, name)
         assert before is not None, name
         after = copied(before)
         after["spec"] |= spec

@@ -40,7 +40,9 @@ def admit(
 
 def _admit_custom(kind: Kind, obj: Object, strictness: str, *, parts: tuple[str, ...] | None) -> Object:
     """Check and default an object, or some parts of it."""
-    schema, whole, unknown = _schema_of(kind, parts), obj, list[str]()
+    schema = _schema_of(kind, parts)
+    whole = obj
+    unknown = list[str]()
     if parts is not None:
         obj = {name: member for name, member in obj.items() if name in parts}
     obj = _prune(schema, obj, "", unknown)
@@ -178,7 +180,8 @@ def _check_job(kind: Kind, obj: Object) -> None:
 def default_builtin(kind: Kind, obj: Object) -> None:
     """Fill in what the API server fills in and somebody may look at."""
     if kind.kind == "Job":
-        uid, name = obj["metadata"]["uid"], obj["metadata"]["name"]
+        uid = obj["metadata"]["uid"]
+        name = obj["metadata"]["name"]
         spec = obj["spec"]
         labels = spec["template"].setdefault("metadata", {}).setdefault("labels", {})
         labels |= {"batch.kubernetes.io/controller-uid": uid, "batch.kubernetes.io/job-name": name}

@@ -240,7 +240,8 @@ class TestSelectors:
         assert not any(selector.items() <= test["metadata"]["labels"].items() for selector in selectors)
 
     def test_service_monitor_selects_the_service_and_its_port(self, objects: list[Object]) -> None:
-        monitor, service = the(objects, "ServiceMonitor")["spec"], the(objects, "Service")
+        monitor = the(objects, "ServiceMonitor")["spec"]
+        service = the(objects, "Service")
         assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
         assert [port["name"] for port in service["spec"]["ports"]] == [e["port"] for e in monitor["endpoints"]]
 

@@ -86,7 +86,8 @@ async def test_different_keys_are_worked_on_at_the_same_time() -> None:
 
 async def test_a_key_added_during_its_own_work_is_worked_on_again() -> None:
     calls = 0
-    inside, go_on = asyncio.Event(), asyncio.Event()
+    inside = asyncio.Event()
+    go_on = asyncio.Event()
 
     async def work(key: str) -> None:
         nonlocal calls

@@ -82,7 +82,8 @@ class NextToken(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.head = nn.Embedding(11, 8), nn.Linear(8, 11)
+        self.embedding = nn.Embedding(11, 8)
+        self.head = nn.Linear(8, 11)
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
         hidden: Tensor = self.head(self.embedding(inputs["tokens"]) * (1 + inputs["noise"][:, None, None] / 10))
@@ -90,7 +91,8 @@ class NextToken(nn.Module):
 
 
 class NextTokenTask(Task):
-    score, greater_is_better = "right", True
+    score = "right"
+    greater_is_better = True
 
     def loss(self, output: Tensor, target: tuple[Tensor, Tensor]) -> Tensor:
         return nn.functional.cross_entropy(output.flatten(0, 1), target[0].flatten())
@@ -166,7 +168,8 @@ def test_metrics_can_be_added_to_classification(tmp_path: Path) -> None:
             two = (output.topk(2).indices == target[:, None]).any(1).sum()
             return {**super().metrics(output, target), "top2": (two, len(target))}
 
-    inputs, labels = torch.rand(24, 3, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 3
+    inputs = torch.rand(24, 3, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(24) % 3
     data = Datasets(TensorDataset(inputs, labels), TensorDataset(inputs, labels))
     result = Trainer(config(train_accuracy=True), model=nn.Linear(3, 3), data=data, task=TopTwo()).fit()
     assert result.metrics["accuracy"] <= result.metrics["top2"] <= 1.0

@@ -49,7 +49,8 @@ def weights(one: Engine) -> torch.Tensor:
 
 @pytest.mark.parametrize("accumulate", [2, 3, 5])
 def test_accumulation_equals_whole_batch(accumulate: int) -> None:
-    whole, parts = engine(OptimConfig()), engine(OptimConfig(accumulate=accumulate))
+    whole = engine(OptimConfig())
+    parts = engine(OptimConfig(accumulate=accumulate))
     for step in range(3):
         expected = whole.step(batch(), step, 0.1).loss
         torch.testing.assert_close(parts.step(batch(), step, 0.1).loss, expected, atol=1e-5, rtol=1e-5)
@@ -210,7 +211,8 @@ def test_a_step_follows_the_learning_rate_it_is_given() -> None:
 
 
 def test_clipping_bounds_the_update_and_reports_the_norm_before_it() -> None:
-    free, clipped = engine(OptimConfig(momentum=0.0)), engine(OptimConfig(momentum=0.0, clip_norm=0.01))
+    free = engine(OptimConfig(momentum=0.0))
+    clipped = engine(OptimConfig(momentum=0.0, clip_norm=0.01))
     before = weights(free)
     assert free.step(batch(), 0, 1.0).grad_norm is None
     norm = clipped.step(batch(), 0, 1.0).grad_norm
@@ -229,7 +231,8 @@ def test_a_few_steps_lower_the_loss(name: str, precision: str) -> None:
 
 def test_state_loaded_by_another_engine_continues_bitwise() -> None:
     optim = OptimConfig(name="adamw", clip_norm=1.0)
-    whole, first = engine(optim, dropout=0.5), engine(optim, dropout=0.5)
+    whole = engine(optim, dropout=0.5)
+    first = engine(optim, dropout=0.5)
     for step in range(6):
         whole.step(batch(), step, 0.01)
     for step in range(3):
@@ -263,7 +266,8 @@ def test_a_state_of_another_model_is_refused() -> None:
 @pytest.mark.parametrize("after", ["sgd", "adamw", "novograd"])
 @pytest.mark.parametrize("before", ["sgd", "adamw", "novograd"])
 def test_state_of_another_optimizer_is_rejected(before: str, after: str) -> None:
-    one, other = engine(OptimConfig(name=before)), engine(OptimConfig(name=after))
+    one = engine(OptimConfig(name=before))
+    other = engine(OptimConfig(name=after))
     one.step(batch(), 0, 0.01)
     if before == after:
         other.load_state_dict(one.state_dict())
@@ -335,7 +339,8 @@ def test_scalars_of_any_shape_and_type_come_in_their_order() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_pauses_do_not_count_as_training_time(device: str, gpu: FakeGpu) -> None:
-    watch, timeline = Stopwatch(torch.device(device)), Timeline(torch.device(device))
+    watch = Stopwatch(torch.device(device))
+    timeline = Timeline(torch.device(device))
     gpu.work(10.0)
     gpu.wait()
     before = timeline.now()
@@ -348,13 +353,15 @@ def test_pauses_do_not_count_as_training_time(device: str, gpu: FakeGpu) -> None
 
 def test_lap_on_gpu_ends_with_device_work(gpu: FakeGpu) -> None:
     device = torch.device("cuda")
-    watch, timeline = Stopwatch(device), Timeline(device)
+    watch = Stopwatch(device)
+    timeline = Timeline(device)
     gpu.work(10.0, host=0.5)
     before = timeline.now()
     gpu.work(2.0, host=0.25)  # copies of a state, say, for which the host does not wait
     watch.pause(before, timeline.now())
     gpu.work(10.0, host=0.5)
-    end, lap = timeline.now(), watch.lap()
+    end = timeline.now()
+    lap = watch.lap()
     assert gpu.host == 1.25
     assert not timeline.reached(end)
     assert lap() == 20.5

@@ -126,7 +126,8 @@ def test_onnx_computes_the_same(tmp_path: Path) -> None:
     for needed in ("onnx", "onnxscript"):
         pytest.importorskip(needed, reason=f"{needed} is not installed")
     onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    model, images = build_model(ModelConfig(width=4), 1, 10), torch.randn(5, 1, 8, 8)
+    model = build_model(ModelConfig(width=4), 1, 10)
+    images = torch.randn(5, 1, 8, 8)
     export_model(model, images, [str(tmp_path / "model.onnx")])
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
     (logits,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})

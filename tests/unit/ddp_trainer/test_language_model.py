@@ -27,9 +27,11 @@ GPT = [
 
 def test_windows_are_of_the_whole_text_and_each_byte_has_the_next_one_as_its_target() -> None:
     data = load(DataConfig(validation_fraction=0.25))
-    train, validation = data.train, data.validation
+    train = data.train
+    validation = data.validation
     assert len(train) / (len(train) + len(validation)) == pytest.approx(0.75, abs=0.01)  # type: ignore[arg-type]
-    (inputs, targets), (more, _) = train[3], train[4]  # type: ignore[index]
+    inputs, targets = train[3]  # type: ignore[index]
+    more, _ = train[4]  # type: ignore[index]
     assert inputs.shape == targets.shape == (LENGTH,)
     assert torch.equal(inputs[1:], targets[:-1])
     assert targets[-1] == more[0]
@@ -57,7 +59,8 @@ def test_no_answer_hangs_on_what_comes_after_it_and_the_model_is_of_its_size() -
 
 
 def test_scores_are_by_the_token() -> None:
-    task, logits = LanguageModel(), torch.zeros(2, 3, 5)
+    task = LanguageModel()
+    logits = torch.zeros(2, 3, 5)
     target = torch.tensor([[0, 1, 0], [2, 0, 4]])
     scores = task.scores(task.totals(logits, target).tolist())
     assert scores == {"loss": pytest.approx(math.log(5)), "accuracy": pytest.approx(0.5)}

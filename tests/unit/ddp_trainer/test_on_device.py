@@ -107,7 +107,8 @@ def test_a_step_is_made_on_the_device(preset: str) -> None:
     task = build_task(data, 0.1)
     with DEVICE:
         model = build_model(config.model, data.in_channels, CLASSES)
-        images, labels = torch.empty(2, *SHAPES[config.data.name]), torch.empty(2, dtype=torch.int64)
+        images = torch.empty(2, *SHAPES[config.data.name])
+        labels = torch.empty(2, dtype=torch.int64)
         totals = torch.zeros((), dtype=torch.float64)
     precision = Precision(resolve(preset, None, {"precision": {"name": "fp32"}}).precision, torch.device("cpu"))
     optimizer = NovoGrad(model.parameters(), weight_decay=0.1, grad_averaging=True)

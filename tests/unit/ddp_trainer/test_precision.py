@@ -32,7 +32,9 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def _switches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Put torch's global switches back."""
-    cudnn, matmul, utils = torch.backends.cudnn, torch.backends.cuda.matmul, cast("Any", torch.utils.deterministic)
+    cudnn = torch.backends.cudnn
+    matmul = torch.backends.cuda.matmul
+    utils = cast("Any", torch.utils.deterministic)
     kept = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark, utils.fill_uninitialized_memory)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is what it was afterwards
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
@@ -109,7 +111,8 @@ def test_a_scaled_step_scales_unscales_clips_steps_and_updates(monkeypatch: pyte
 
 def test_a_scaled_step_that_is_not_finite_is_left_out_and_the_scale_survives_a_save() -> None:
     # torch's own scaler, which also works on a CPU.
-    precision, other = Precision(PrecisionConfig(), CPU), Precision(PrecisionConfig(), CPU)
+    precision = Precision(PrecisionConfig(), CPU)
+    other = Precision(PrecisionConfig(), CPU)
     for one in (precision, other):
         one.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     weight = torch.ones(1, requires_grad=True)
@@ -145,7 +148,8 @@ def test_on_a_gpu_the_format_sets_the_backends_switches(
     name: str, products: bool, convolutions: bool, dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    cudnn = torch.backends.cudnn
+    matmul = torch.backends.cuda.matmul
     one = Precision(PrecisionConfig(name=name, deterministic=name == "fp32"), torch.device("cuda", 0))
     assert (matmul.allow_tf32, cudnn.allow_tf32) == (products, convolutions)
     assert (cudnn.deterministic, cudnn.benchmark) == (name == "fp32", name != "fp32")
@@ -268,7 +272,8 @@ def test_describe_model_reads_names_of_model_and_task(settings: dict[str, Any], 
 
 def test_default_on_a_gpu_sets_switches_and_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    cudnn = torch.backends.cudnn
+    matmul = torch.backends.cuda.matmul
     one = Precision(PrecisionConfig(), torch.device("cuda", 0), RESNET)
     assert (one.name, one.dtype, one.memory_format) == ("bf16", torch.bfloat16, torch.channels_last)
     assert (matmul.allow_tf32, cudnn.allow_tf32) == (True, True)

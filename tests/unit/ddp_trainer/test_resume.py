@@ -101,7 +101,8 @@ def test_a_run_cut_after_any_step_ends_in_bitwise_the_same_state(
 def test_signal_aborts_validation_and_resume_repeats_it(
     steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole = tmp_path / "whole"
+    cut = tmp_path / "cut"
     arguments = [*STATEFUL, "--model", plugins.INTERRUPTING, "--max-steps", str(steps), "--eval-batch-size", "100"]
     arguments += ["--ema-decay", "0.9"]  # whose weights the model has for a validation
     assert main([*arguments, "--checkpoint-dir", str(whole)]) == 0

@@ -45,7 +45,8 @@ class StepHarness:
         images = torch.randint(0, 256, (26, *shape), dtype=torch.uint8, generator=random)
         data = ImageData(images, torch.randint(0, 4, (26,), generator=random))
         datasets = Datasets(data, data, 4, (0.5,), (0.5,))
-        self.config, size = config, config.data.batch_size * config.optim.accumulate
+        self.config = config
+        size = config.data.batch_size * config.optim.accumulate
         self.loader = TrainLoader(datasets, config.data, Place(0, 1, CPU), samples_per_step=size, seed=3)
         torch.manual_seed(0)
         model = build_model(config.model, shape[0], 4)
@@ -120,7 +121,8 @@ def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_replayed_steps_are_the_steps_themselves(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    eager, replayed = StepHarness(settings(**CHANGES[name])), StepHarness(settings(**CHANGES[name]))
+    eager = StepHarness(settings(**CHANGES[name]))
+    replayed = StepHarness(settings(**CHANGES[name]))
     replayed.graph()
     assert same(eager.train(range(3)), replayed.train(range(3)))
     # Epochs are four whole batches and one of two samples, which is none of the graph's.
@@ -170,14 +172,16 @@ class HostWork(TorchDispatchMode):
 
 
 def test_a_replay_is_asked_for_in_a_handful_of_launches() -> None:
-    watch, steps = HostWork(), 0
+    watch = HostWork()
+    steps = 0
 
     def record(function: Callable[[], StepResult]) -> Any:
         replay, result = tape.record(function)
 
         def count() -> None:
             nonlocal steps
-            asked, steps = list(watch.asked), steps + 1
+            asked = list(watch.asked)
+            steps = steps + 1
             replay()
             watch.asked[:] = asked  # what is on the tape is not asked for
 

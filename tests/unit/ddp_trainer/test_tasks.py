@@ -73,13 +73,16 @@ def test_right_answers_are_counted_beside_all_answers() -> None:
     known = targets != 255
     assert answers == int(known.sum())
     assert right == int((outputs.argmax(1) == targets)[known].sum())
-    logits, classes = torch.eye(4)[[0, 1, 2, 2]], torch.tensor([0, 1, 2, 3])
+    logits = torch.eye(4)[[0, 1, 2, 2]]
+    classes = torch.tensor([0, 1, 2, 3])
     assert Classification().correct(logits, classes).tolist() == [3.0, 4.0]
 
 
 def test_label_smoothing_is_in_the_loss_and_not_in_the_validation() -> None:
-    logits, classes = torch.eye(4) * 3, torch.arange(4)
-    plain, smooth = Classification(), Classification(0.2)
+    logits = torch.eye(4) * 3
+    classes = torch.arange(4)
+    plain = Classification()
+    smooth = Classification(0.2)
     assert float(smooth.loss(logits, classes)) > float(plain.loss(logits, classes))
     assert torch.equal(smooth.totals(logits, classes), plain.totals(logits, classes))
 

@@ -45,7 +45,8 @@ def prepare(*words: str, **changes: Any) -> Any:
     cli_run.add_arguments(parser)
     before, _, after = " ".join(words).partition("-- ")
     arguments = parser.parse_args([write(**changes), *before.split()])
-    arguments.extra, arguments.command_line = after.split(), "ddp run job.yaml"
+    arguments.extra = after.split()
+    arguments.command_line = "ddp run job.yaml"
     return cli_run._prepare(Path("job.yaml").read_text(), arguments)
 
 

@@ -122,7 +122,8 @@ def test_run_takes_a_script_and_what_this_machine_has(
     parser = argparse.ArgumentParser()
     cli_run.add_arguments(parser)
     arguments = parser.parse_args(words.split())
-    arguments.extra, arguments.command_line = ["--epochs", "2"], f"ddp run {words}"
+    arguments.extra = ["--epochs", "2"]
+    arguments.command_line = f"ddp run {words}"
     plan: Any = cli_run._prepare(cli_run._read_manifest(arguments), arguments)
     assert (plan.resource["spec"]["nodes"], plan.nproc) == (nodes, procs)
     (container,) = plan.resource["spec"]["template"]["spec"]["containers"]

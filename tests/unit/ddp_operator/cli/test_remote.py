@@ -174,7 +174,8 @@ class TestScreens:
     def test_jobs_of_all_namespaces_are_shown_with_theirs(self) -> None:
         from rich.console import Console
 
-        console, stream = Console(file=io.StringIO(), width=140, force_terminal=False), io.StringIO()
+        console = Console(file=io.StringIO(), width=140, force_terminal=False)
+        stream = io.StringIO()
         jobs = {("ml", "x"): job(**RUNNING), ("web", "x"): job(phase="Succeeded")}
         console.print(build_table(rows_of(jobs), namespaces=True))
         assert isinstance(console.file, io.StringIO)
@@ -223,7 +224,8 @@ class FakeTarget:
 
 class TestDrill:
     def test_it_waits_for_steps_kills_and_measures(self) -> None:
-        early, ready = Sample(1, 1, 1, 1, 0), Sample(2, 1, 5, 5, 0)
+        early = Sample(1, 1, 1, 1, 0)
+        ready = Sample(2, 1, 5, 5, 0)
         back = Sample(9, 1, 5, 1, 1)
         target = FakeTarget(early, ready, back)
         who, found = drill(target, 1, after=3, timeout=60, clock=lambda: 3.0)

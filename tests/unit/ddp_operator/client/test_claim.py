@@ -47,7 +47,9 @@ class Shell:
     """The other end of `exec`: asks for the archive, and takes it or ends."""
 
     def __init__(self, *, takes: bool, errors: bytes = b"") -> None:
-        self.takes, self.errors, self.got = takes, errors, b""
+        self.takes = takes
+        self.errors = errors
+        self.got = b""
         self.said = [b"send\n"]
 
     def is_open(self) -> bool:

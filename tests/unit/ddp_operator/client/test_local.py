@@ -34,7 +34,8 @@ def running(folder: RunFolder) -> Iterator[None]:
 
     def follow() -> None:
         while not over.wait(0.01):
-            job, wanted = read_job(folder), folder.read_changes()
+            job = read_job(folder)
+            wanted = folder.read_changes()
             folder.write_status({**job, "spec": {**job["spec"], **wanted}})
 
     thread = threading.Thread(target=follow)
@@ -92,7 +93,8 @@ def test_a_run_that_has_died_is_not_changed(tmp_path: Path) -> None:
 
 
 def test_deleting_stops_a_run_and_removes_what_is_left_of_another(tmp_path: Path) -> None:
-    living, ended = make_run(tmp_path), make_run(tmp_path, "Failed", 1)
+    living = make_run(tmp_path)
+    ended = make_run(tmp_path, "Failed", 1)
     ended.manifest.unlink()
     client = Client(backend="local", runs_dir=tmp_path)
     client.get(ended.path.name).delete(wait=True)

@@ -45,9 +45,12 @@ class Notebook:
 
 @pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch) -> Notebook:
-    notebook, package, module = Notebook(), ModuleType("IPython"), ModuleType("IPython.display")
+    notebook = Notebook()
+    package = ModuleType("IPython")
+    module = ModuleType("IPython.display")
     package.get_ipython = lambda: SimpleNamespace(kernel=object())  # type: ignore[attr-defined]
-    module.HTML, module.display = str, notebook.display  # type: ignore[attr-defined]
+    module.HTML = str
+    module.display = notebook.display  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "IPython", package)
     monkeypatch.setitem(sys.modules, "IPython.display", module)
     return notebook

@@ -118,7 +118,9 @@ def test_a_token_buys_tokens(tmp_path: Path, home: Path, registry: Registry) -> 
 def test_a_login_goes_to_the_registry_alone_and_by_its_own_scheme(
     tmp_path: Path, home: Path, registry: Registry
 ) -> None:
-    registry.auth, registry.uploads = "basic", f"https://{registry.host}"  # as one says behind a proxy that ends TLS
+    # as one says behind a proxy that ends TLS
+    registry.auth = "basic"
+    registry.uploads = f"https://{registry.host}"
     log_in(home, auths={registry.host: password()})
     push_image(image(tmp_path, f"{registry.host}/team/code"))
     assert registry.pushed() == 6
@@ -217,7 +219,8 @@ def test_refusal_has_registry_message_and_remedy(
 
 
 def test_token_without_push_permission_is_reported(tmp_path: Path, home: Path, registry: Registry) -> None:
-    registry.auth, registry.answers = "bearer", {"POST": (401, b'{"errors": [{"message": "authentication required"}]}')}
+    registry.auth = "bearer"
+    registry.answers = {"POST": (401, b'{"errors": [{"message": "authentication required"}]}')}
     log_in(home, auths={registry.host: password()})
     with pytest.raises(ClientError, match=r"authentication required .*; ask for the permission to push there"):
         push_image(image(tmp_path, f"{registry.host}/team/code"))

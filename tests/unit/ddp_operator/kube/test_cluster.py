@@ -13,11 +13,9 @@ from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.cluster import METADATA_ONLY, ONE_METADATA_ONLY, KubeCluster
 
-CORE, BATCH, OURS = (
-    "/api/v1/namespaces/ns",
-    "/apis/batch/v1/namespaces/ns",
-    "/apis/ddp-operator.dev/v1alpha1/namespaces/ns",
-)
+CORE = "/api/v1/namespaces/ns"
+BATCH = "/apis/batch/v1/namespaces/ns"
+OURS = "/apis/ddp-operator.dev/v1alpha1/namespaces/ns"
 WRITE = {"fieldManager": "ddp-operator", "fieldValidation": "Strict"}
 JOB = {
     "apiVersion": "batch/v1",

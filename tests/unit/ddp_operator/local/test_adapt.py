@@ -19,7 +19,8 @@ from ddp_operator.local.adapt import (
 from ddp_operator.local.machine import GpuPool, find_gpus
 from ddp_operator.local.pods import rewrite_hosts
 
-CPUS, PORT = 8, 40000
+CPUS = 8
+PORT = 40000
 
 
 def resource(gpus: int = 0, kind: str = "nvidia.com/gpu", **spec: Any) -> dict[str, Any]:

@@ -223,7 +223,8 @@ async def test_the_log_stands_in_for_a_message_only_where_asked(
 async def test_the_last_words_of_a_pod_are_heard_though_it_goes_with_its_job(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    ready, heard = tmp_path / "ready", []
+    ready = tmp_path / "ready"
+    heard = []
     code = f"""
 import os, signal, sys, time
 def stop(*_):

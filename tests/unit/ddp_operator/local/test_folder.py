@@ -31,7 +31,8 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def test_two_runs_in_one_second_get_folders_of_their_own(tmp_path: Path) -> None:
-    first, second = RunFolder.create(tmp_path, "x", NOW), RunFolder.create(tmp_path, "x", NOW)
+    first = RunFolder.create(tmp_path, "x", NOW)
+    second = RunFolder.create(tmp_path, "x", NOW)
     assert second.path.name == f"{first.path.name}-2"
 
 
@@ -100,7 +101,8 @@ def test_what_a_killed_run_left_half_written_goes_with_the_next_one(
     assert writer.stdout is not None
     folder = RunFolder(Path(writer.stdout.readline().strip()))
     runtime = folder.path / "pods" / "p" / "runtime" / "errors"
-    output, volume = runtime.parent / "output", folder.path / "pods" / "p" / "volumes" / "scratch"
+    output = runtime.parent / "output"
+    volume = folder.path / "pods" / "p" / "volumes" / "scratch"
     for made in (runtime, output, volume):
         made.mkdir(parents=True)
     half = [folder.path / "status.yaml.tmp", folder.pages / "p.prom.tmp", runtime / "0.json.77.tmp", output / "0"]
@@ -234,7 +236,8 @@ async def test_the_page_with_the_ranks_figures_stays_when_they_have_ended(folder
 
 
 async def test_rows_have_the_throughput_of_a_script_that_reports_only_counters(folder: RunFolder) -> None:
-    cluster, moments = ServingCluster(), iter(range(100))
+    cluster = ServingCluster()
+    moments = iter(range(100))
     watching = Recorder(cluster, folder, lambda: NOW + timedelta(seconds=next(moments)))  # type: ignore[arg-type]
     for steps in (1, 2, 4):
         seconds = f'ddp_step_duration_seconds_sum{{rank="0"}} {steps / 8}\n'

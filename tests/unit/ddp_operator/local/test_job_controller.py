@@ -130,7 +130,8 @@ def test_one_success_is_remembered_after_its_pod_is_gone() -> None:
 
 def test_an_exit_code_under_fail_job_deletes_the_others_and_fails_the_job_once_they_are_gone() -> None:
     owner = job()
-    failed, survivor = pod(owner, 1, "Failed", code=82), pod(owner, 0)
+    failed = pod(owner, 1, "Failed", code=82)
+    survivor = pod(owner, 0)
     decision = decide_job(owner, [failed, survivor], NOW)
     assert decision.delete == (survivor["metadata"]["name"],)
     assert decision.create == ()
@@ -227,7 +228,8 @@ def test_while_it_backs_off_a_failure_is_not_counted_and_its_pod_is_not_let_go()
 
 def test_a_success_ends_the_back_off() -> None:
     owner = job()
-    failed, succeeded = pod(owner, 1, "Failed", code=137), pod(owner, 0, "Succeeded")
+    failed = pod(owner, 1, "Failed", code=137)
+    succeeded = pod(owner, 0, "Succeeded")
     for ended, second in ((failed, 0), (succeeded, 1)):
         ended["status"]["containerStatuses"] = [
             {
@@ -284,7 +286,8 @@ def test_two_pods_of_one_index_lose_one() -> None:
 
 
 def test_pods_of_another_job_are_not_seen() -> None:
-    owner, other = job(), job()
+    owner = job()
+    other = job()
     other["metadata"]["uid"] = "u2"
     assert decide_job(owner, [pod(other, 0), pod(other, 1)], NOW).create == (0, 1)
 

@@ -45,7 +45,8 @@ class TestGang:
     def test_volcano_has_a_group_of_all_pods_before_the_job(self) -> None:
         made = build_children(job(scheduling={"gang": "Volcano", "queue": "train"}), attempt=3, nodes=5)
         assert [child["kind"] for child in made[-2:]] == ["PodGroup", "Job"]
-        group, owner = made[-2], made[-1]
+        group = made[-2]
+        owner = made[-1]
         assert group["apiVersion"] == "scheduling.volcano.sh/v1beta1"
         assert group["spec"] == {"minMember": 5, "queue": "train"}
         assert group["metadata"]["name"] == owner["metadata"]["name"] == "train-3"

@@ -71,7 +71,8 @@ class TestFailureInPlace:
     async def test_counts_as_a_restart_of_the_job_and_says_that_the_pods_were_kept(self) -> None:
         words = {"category": "UserError", "rank": 1, "message": "KeyError: 10", "step": 10}
         harness = await self.train(self.page(1), self.page(1, **words, restarts=1))
-        found, restart = harness.status.restarts, harness.status.last_restart
+        found = harness.status.restarts
+        restart = harness.status.last_restart
         assert (found.used, found.counted, found.in_place, found.total, found.step) == (1, 1, 1, 0, 10)
         assert restart is not None
         assert (restart.level, restart.attempt, restart.step) == ("SamePods", 1, 10)
@@ -109,7 +110,8 @@ class TestFailureInPlace:
         for index, said in enumerate((secondary, cause)):
             harness.end_pod(index, message=last_words(restarts=1, lastFailure=json.dumps(said)))
         await harness.settle()
-        found, restart = harness.status.restarts, harness.status.last_restart
+        found = harness.status.restarts
+        restart = harness.status.last_restart
         assert (harness.status.phase, found.used, found.counted, found.in_place) == ("Succeeded", 1, 1, 1)
         assert restart is not None
         assert (restart.level, restart.attempt, restart.step) == ("SamePods", 1, 10)

@@ -48,7 +48,8 @@ class Namespace:
 
 async def test_another_job_of_the_namespace_costs_one_patch() -> None:
     space = Namespace()
-    first, second = space.submit("first"), space.submit("second")
+    first = space.submit("first")
+    second = space.submit("second")
     assert await space.calls_for(first, seen=False) == ["create ConfigMap", "create ConfigMap"]
     launcher = space.get(NAME)
     assert (launcher["immutable"], launcher["data"]) == (True, load_launcher().files)
@@ -118,7 +119,8 @@ async def test_a_launcher_that_is_about_to_be_collected_is_waited_for(kept: str)
     space = Namespace()
     first = space.submit("first")
     await space.calls_for(first)
-    launcher, users = space.get(NAME), space.get(constants.LAUNCHER_USERS)
+    launcher = space.get(NAME)
+    users = space.get(constants.LAUNCHER_USERS)
     space.cluster.store.change(launcher, meta={"finalizers": ["example.org/hold"]})
     space.delete("ConfigMap", constants.LAUNCHER_USERS if kept == "a former owner's" else NAME)
     assert await space.launchers.ensure(first, seen=False) == WAIT_FOR_COLLECTOR

@@ -45,7 +45,9 @@ class FakeNodes:
     """The nodes of a fake cluster; ``asked`` names those that were read."""
 
     def __init__(self, harness: ReconcilerHarness, *conditions: Any) -> None:
-        self.conditions, self.asked, self.refused = conditions, list[str](), False
+        self.conditions = conditions
+        self.asked = list[str]()
+        self.refused = False
         harness.cluster.node = self.node  # type: ignore[method-assign]
 
     async def node(self, name: str) -> dict[str, Any]:
@@ -111,7 +113,8 @@ async def test_a_node_is_reported_and_the_job_stays(action: str | None) -> None:
     harness.clock.advance(LOOK_SECONDS)
     await harness.settle()
     assert harness.state(c.NODES_HEALTHY)[0] == "False", "what may not be read any more is as it was"
-    nodes.refused, nodes.conditions = False, ()
+    nodes.refused = False
+    nodes.conditions = ()
     harness.clock.advance(LOOK_SECONDS)
     await harness.settle()
     assert harness.state(c.NODES_HEALTHY)[0] == "True"

@@ -58,7 +58,8 @@ class Look:
     """An observer of some jobs, each with its memory, at a time of the test's."""
 
     def __init__(self, cluster: Answers | None = None) -> None:
-        self.cluster, self.now = cluster or Answers(), NOW
+        self.cluster = cluster or Answers()
+        self.now = NOW
         self.observer = Observer(cast(Cluster, self.cluster), lambda: self.now, 10.0)
         self.memories: dict[str, Memory] = {}
 
@@ -143,7 +144,8 @@ class TestPage:
         assert (found.page_requested, found.page) == (True, None)
 
     async def test_that_does_not_answer_is_asked_for_less_and_less_often(self) -> None:
-        look, pods = Look(), [child_pod(0), child_pod(1)]
+        look = Look()
+        pods = [child_pod(0), child_pod(1)]
         asked = [second for second in range(0, 301, 10) if (await look.at(*pods, seconds=second)).page_requested]
         assert asked == [0, 10, 20, 40, 80, 140, 200, 260]
         look.cluster.pages["pod0"] = page(ddp_step=3, phase="Running")
@@ -179,7 +181,8 @@ async def test_pods_whose_job_is_gone_are_timed_until_they_are_gone_too() -> Non
 
 
 async def test_labels_that_seem_lost_are_looked_for_once_news_of_children_may_not_be_late() -> None:
-    look, orphan = Look(), child_pod(0, owner="gone")
+    look = Look()
+    orphan = child_pod(0, owner="gone")
     for seconds in (0, 1, 60, 61, 3600):
         await look.at(orphan, jobs=[], seconds=seconds)
     assert look.cluster.asked.count("labels") == 2

@@ -235,7 +235,8 @@ class TestDefaultsOfTheOperator:
 
     async def test_a_job_that_has_begun_keeps_what_it_began_with(self) -> None:
         harness = await ReconcilerHarness(template=template(trainer())).train()
-        calls, jobs = len(harness.cluster.calls), harness.cluster.store.list("Job")
+        calls = len(harness.cluster.calls)
+        jobs = harness.cluster.store.list("Job")
         with_defaults(harness)
         await harness.settle()
         assert harness.cluster.store.list("Job") == jobs

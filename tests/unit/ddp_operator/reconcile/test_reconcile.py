@@ -79,7 +79,8 @@ class TestCreate:
 
     async def test_second_pass_writes_nothing(self) -> None:
         harness = await ReconcilerHarness().settle()
-        version, calls = harness.version, len(harness.cluster.calls)
+        version = harness.version
+        calls = len(harness.cluster.calls)
         await harness.reconcile()
         assert (harness.version, harness.cluster.calls[calls:]) == (version, [])
 

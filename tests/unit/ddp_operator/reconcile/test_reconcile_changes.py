@@ -156,7 +156,8 @@ class TestFailure:
         harness = await ReconcilerHarness(recovery={"maxRestarts": 0}).train(TRAINING)
         harness.end_pod(0, constants.EXIT_RETRYABLE, last_words("UserError", message="KeyError: 1\nTraceback\nmore"))
         await harness.settle()
-        found, conclusion = harness.condition("Failed").message, "not restarted: recovery.maxRestarts is 0"
+        found = harness.condition("Failed").message
+        conclusion = "not restarted: recovery.maxRestarts is 0"
         assert found.startswith(f"{conclusion}; last: UserError (rank 0, pod train-1-0-")
         assert found.endswith("): KeyError: 1")
         assert harness.status.last_failure is not None
@@ -232,7 +233,8 @@ class TestFailure:
             harness.clock.advance(11)
             await harness.settle()
             assert (harness.status.phase, harness.status.attempt) == ("Running", 1)
-        restarts, last = harness.status.restarts, harness.status.last_restart
+        restarts = harness.status.restarts
+        last = harness.status.last_restart
         assert (restarts.counted, restarts.total, restarts.replaced) == (0, 0, 2)
         assert last is not None
         assert last.level == "ReplacedPod"

@@ -78,7 +78,8 @@ async def test_own_child_that_is_being_deleted_is_waited_for(monkeypatch: pytest
 
 async def test_two_single_errors_of_the_api_server_long_apart_are_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = await ReconcilerHarness().train(TRAINING)
-    create, failures = harness.cluster.create, [1]
+    create = harness.cluster.create
+    failures = [1]
 
     async def fail_once(manifest: Any, *, dry_run: bool = False) -> None:
         if manifest["kind"] == "Service" and failures:

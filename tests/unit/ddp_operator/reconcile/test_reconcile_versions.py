@@ -83,7 +83,8 @@ class TestOtherVersion:
     ) -> None:
         harness = await ReconcilerHarness().settle()
         [users, config_map] = harness.cluster.store.list("ConfigMap")
-        remembered, truth = await harness.observe(), harness.cluster.observe
+        remembered = await harness.observe()
+        truth = harness.cluster.observe
         harness.cluster.store.delete(config_map)
 
         async def observe(key: Key) -> Snapshot:

@@ -332,11 +332,13 @@ class TestLookingAgain:
         assert run(pods=RUNNING, text=TRAINING).requeue_after == 10.0
 
     def test_job_without_a_page_is_not_polled_every_second_for_ever(self) -> None:
-        status, seconds = STARTED, 0.0
+        status = STARTED
+        seconds = 0.0
         while seconds < 400:
             decision = run(status, pods=RUNNING, seconds=seconds, requested=True)
             assert decision.requeue_after is not None
-            status, seconds = decision.status, seconds + decision.requeue_after
+            status = decision.status
+            seconds = seconds + decision.requeue_after
         assert decision.requeue_after == 10.0
 
     def test_job_without_a_first_step_is_polled_every_second_for_two_minutes(self) -> None:
@@ -434,7 +436,8 @@ class TestRestarting:
     @pytest.mark.parametrize("seen_first", ["job", "pods"])
     def test_requeued_pods_are_not_replaced(self, seen_first: str) -> None:
         taken = [child_pod(0, deleting=True), child_pod(1, deleting=True)]
-        admitted, preempted = child_job(queue="q"), child_job(queue="q", suspend=True, written=False)
+        admitted = child_job(queue="q")
+        preempted = child_job(queue="q", suspend=True, written=False)
         status = run(trained(), [preempted if seen_first == "job" else admitted], taken).status
         decision = run(status, [preempted])
         assert state(decision, "Restarting")[0] == "False"

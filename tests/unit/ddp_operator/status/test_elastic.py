@@ -207,7 +207,8 @@ class Round:
     """The rendezvous as torchrun keeps it."""
 
     def __init__(self, number: int, here: str, waiting: str = "", alive: str = "", complete: bool = False) -> None:
-        self.round, self.complete = number, complete
+        self.round = number
+        self.complete = complete
         self.participants = dict.fromkeys(here, 0)
         self.wait_list = set(waiting)
         self.last_heartbeats = dict.fromkeys(alive or here + waiting)
@@ -275,10 +276,12 @@ class TestHeartbeats:
         long_ago = datetime(2024, 2, 29, tzinfo=UTC)
         state = holder.state
         patches = TorchrunPatches(launcher_pod(tmp_path, elastic=True), print, lambda event: False, None)
-        state.complete, state.round = True, 3
+        state.complete = True
+        state.round = 3
         for name in ("a", "b"):  # as a newcomer finds them when the store has been held up
             node = rounds._NodeDesc(name, 0, 0)
-            state.participants[node], state.last_heartbeats[node] = 0, long_ago
+            state.participants[node] = 0
+            state.last_heartbeats[node] = long_ago
         inner = rounds._BackendRendezvousStateHolder._sanitize
         for second in (0, 3, 6, 9):
             clock[0] = 100.0 + second

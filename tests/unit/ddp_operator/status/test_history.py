@@ -27,7 +27,9 @@ def rows_of(status: Status) -> list[dict[str, str]]:
 
 
 def train(gaps: list[float]) -> tuple[Status, list[float]]:
-    status, seconds, times = Status(phase="Running"), 0.0, []
+    status = Status(phase="Running")
+    seconds = 0.0
+    times = []
     for step, gap in enumerate(gaps):
         seconds += gap
         status = extend_history(at(step, status), NOW + timedelta(seconds=seconds))

@@ -168,7 +168,8 @@ class TestWorkload:
             result = workload("Pending", message, *more)
             return result | {"metadata": {"name": message, "creationTimestamp": created}}
 
-        old, new = one("2026-11-20T10:00:00Z", "old"), one("2026-11-20T11:00:00Z", "new")
+        old = one("2026-11-20T10:00:00Z", "old")
+        new = one("2026-11-20T11:00:00Z", "new")
         ended = one("2026-11-20T12:00:00Z", "ended", condition("Finished", "WorkloadSliceReplaced", "x"))
         for result in ((old, new, ended), (ended, new, old)):
             assert explain_waiting(QUEUED, result) == Problem("QuotaPending", "new")

@@ -151,7 +151,8 @@ class TestProcessGroup:
     """Of pods that have all succeeded: did their ranks train together?"""
 
     COMPLETE = child_job(conditions={"Complete": ""})
-    TOGETHER, ALONE = {"worldSize": 2, "groupSize": 2}, {"worldSize": 2, "groupSize": 0}
+    TOGETHER = {"worldSize": 2, "groupSize": 2}
+    ALONE = {"worldSize": 2, "groupSize": 0}
 
     @pytest.mark.parametrize(
         ("ends", "result"),

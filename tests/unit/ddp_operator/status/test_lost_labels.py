@@ -68,7 +68,10 @@ class Thief:
     def __init__(
         self, harness: ReconcilerHarness, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None
     ) -> None:
-        self.harness, self.error, self.asked, self.taken = harness, error, 0, True
+        self.harness = harness
+        self.error = error
+        self.asked = 0
+        self.taken = True
         self.observe = harness.cluster.observe
         monkeypatch.setattr(harness.cluster, "observe", self._observe)
         monkeypatch.setattr(harness.cluster, "fetch", self._observe)
@@ -94,7 +97,8 @@ class TestRestoreLabels:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
-        thief, events = Thief(harness, monkeypatch), len(harness.events)
+        thief = Thief(harness, monkeypatch)
+        events = len(harness.events)
         await harness.reconcile()
         assert (thief.asked, harness.status.phase, harness.events[events:]) == (1, "Running", [])
         await harness.reconcile()

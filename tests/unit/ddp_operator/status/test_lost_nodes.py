@@ -70,7 +70,8 @@ def test_next_check_is_at_the_first_due_pod() -> None:
         gone = [child_pod(i, deleting=True, grace=0, at=at(s), node=f"n{i}") for i, s in enumerate(seconds)]
         return next_check(*see(*gone), NOW)
 
-    first, second = look(0), look(30)
+    first = look(0)
+    second = look(30)
     assert first is not None
     assert second is not None
     assert second - first == 30

@@ -191,7 +191,8 @@ class TestBudget:
 class TestCrashLoop:
     def fail(self, *steps: int, jobs: Any = (FAILED,), **spec: Any) -> Decision:
         """Let one attempt after the other fail, having come to these steps."""
-        status, decision = STARTED, run()
+        status = STARTED
+        decision = run()
         for step in steps:
             status = replace(status, attempt=1, progress=Progress(step=step) if step else None)
             decision = run(failed_pod(), jobs=jobs, status=status, recovery={"maxRestarts": 9}, **spec)
@@ -336,7 +337,8 @@ class TestLostNode:
             last_failure=LastFailure(attempt=1, category=category),
         )
         decision = run(self.STUCK, status=status, jobs=[FAILED], seconds=121, nodes={"node-b": NOT_READY})
-        found, restarts = failure(decision), decision.status.restarts
+        found = failure(decision)
+        restarts = decision.status.restarts
         assert (found.category == "NodeLost") is explained
         charged = (restarts.counted, restarts.used, restarts.free, restarts.without_progress)
         assert charged == ((2, 1, 2, 1) if explained else (3, 2, 1, 2))

@@ -49,7 +49,8 @@ def test_disrupted_pod_is_reported_and_not_counted(lost: Any) -> None:
     decision = run(child_pod(0), lost)
     assert (decision.status.attempt, decision.status.phase, created(decision)) == (1, "Restarting", [])
     assert decision.status.restarts == Restarts(replaced=1, all=1)
-    failure, last = decision.status.last_failure, decision.status.last_restart
+    failure = decision.status.last_failure
+    last = decision.status.last_restart
     assert failure is not None
     assert (failure.category, failure.pod) == ("Preempted", "train-1-1-abcde")
     assert last is not None

@@ -44,7 +44,8 @@ def run(
 ) -> Decision:
     typed = job(status=status, nodes=2, **spec)
     jobs = [child_job(), child_job(2)] if status.attempt == 2 else [child_job()]
-    now, result = NOW + timedelta(seconds=seconds), parse_page(text) if text else None
+    now = NOW + timedelta(seconds=seconds)
+    result = parse_page(text) if text else None
     seen = observe(typed, jobs, pods, result)
     if result is not None and is_stalled(typed, result):
         began = began or Stall(stalled_since(result, now), ranks or {})

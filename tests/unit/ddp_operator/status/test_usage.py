@@ -25,7 +25,9 @@ class JobTimeline:
     """A job of two pods with four GPUs each, pass by pass."""
 
     def __init__(self, **spec: Any) -> None:
-        self.status, self.spec, self.at = Status(), {"template": GPUS, **spec}, NOW
+        self.status = Status()
+        self.spec = {"template": GPUS, **spec}
+        self.at = NOW
 
     def later(self, seconds: float, *pods: Any, text: str = "", jobs: Any = None) -> dict[str, int]:
         """Make passes so many seconds after the last, until one changes nothing; returns what GPUs were held for."""
@@ -39,7 +41,8 @@ class JobTimeline:
             stall = Stall(stalled_since(result, self.at)) if result is not None and is_stalled(typed, result) else None
             seen = observe(typed, attempts, pods, result, stall=stall)
             decision = decide(typed, seen, self.at)
-            self.status, self.requeue = decision.status, decision.requeue_after
+            self.status = decision.status
+            self.requeue = decision.requeue_after
             self.actions += decision.actions
             if self.status == before:
                 break

@@ -63,7 +63,8 @@ def test_view_is_one_line() -> None:
 
 
 def test_plain_lines_are_printed_at_phase_changes_and_intervals() -> None:
-    clock, stream = ScreenClock(), io.StringIO()
+    clock = ScreenClock()
+    stream = io.StringIO()
     display = PlainDisplay(stream, every=5, clock=clock)
     display.update(View("Pending", 1, "waits"))
     display.update(View("Running", 1))
@@ -80,7 +81,8 @@ def test_plain_lines_are_printed_at_phase_changes_and_intervals() -> None:
 
 
 def test_plain_lines_do_not_repeat_themselves() -> None:
-    clock, stream = ScreenClock(), io.StringIO()
+    clock = ScreenClock()
+    stream = io.StringIO()
     display = PlainDisplay(stream, every=5, clock=clock)
     for _ in range(3):
         display.update(View("Running", 1, "", PROGRESS))

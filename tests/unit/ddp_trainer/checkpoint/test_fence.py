@@ -26,7 +26,8 @@ def test_without_attempts_there_is_no_fence(tmp_path: Path) -> None:
 
 
 def test_later_attempt_takes_over_and_older_names_it(tmp_path: Path) -> None:
-    old, new = fence(tmp_path, 1), fence(tmp_path, 2)
+    old = fence(tmp_path, 1)
+    new = fence(tmp_path, 2)
     old.claim()
     old.check()
     new.claim()
@@ -52,7 +53,8 @@ def test_a_restart_within_the_attempt_keeps_its_claim(tmp_path: Path) -> None:
 
 
 def test_recreated_job_with_attempt_1_takes_over(tmp_path: Path) -> None:
-    old, new = fence(tmp_path, 4, "old"), fence(tmp_path, 1, "new")
+    old = fence(tmp_path, 4, "old")
+    new = fence(tmp_path, 1, "new")
     old.claim()
     new.claim()
     new.check()
@@ -95,7 +97,8 @@ def test_concurrent_claims_leave_folder_to_last_attempt(tmp_path: Path) -> None:
 
 
 def test_a_claim_has_its_content_as_soon_as_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    link, named = os.link, list[int]()
+    link = os.link
+    named = list[int]()
 
     def note(source: Path, target: Path) -> None:
         named.append(json.loads(source.read_bytes())["attempt"])
@@ -111,7 +114,8 @@ def test_no_hard_links_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
-    old, new = fence(tmp_path, 1), fence(tmp_path, 2)
+    old = fence(tmp_path, 1)
+    new = fence(tmp_path, 2)
     old.claim()
     new.claim()
     new.check()

@@ -59,8 +59,11 @@ def test_saved_state_is_restored(tmp_path: Path) -> None:
 
 
 def test_both_files_are_synced_before_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, synced, named = checkpointer(tmp_path), set[str](), list[str]()
-    sync, rename = os.fsync, os.replace
+    one = checkpointer(tmp_path)
+    synced = set[str]()
+    named = list[str]()
+    sync = os.fsync
+    rename = os.replace
 
     def note_sync(descriptor: int) -> None:
         synced.add(os.path.realpath(f"/proc/self/fd/{descriptor}"))
@@ -98,7 +101,8 @@ def test_the_data_file_is_a_plain_torch_file_and_the_manifest_plain_json(tmp_pat
 
 def test_a_saved_checkpoint_is_reported(tmp_path: Path) -> None:
     reported: list[tuple[int, float]] = []
-    one, begun = checkpointer(tmp_path), time.perf_counter()
+    one = checkpointer(tmp_path)
+    begun = time.perf_counter()
     one.save({}, 3, None, {}, on_saved=lambda step, seconds: reported.append((step, seconds)))
     one.wait()
     assert [step for step, _ in reported] == [3]
@@ -257,7 +261,8 @@ class StandingDisk:
     """Stands in for a slow file system: no fsync returns until it is let go."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.reached, self.go = threading.Event(), threading.Event()
+        self.reached = threading.Event()
+        self.go = threading.Event()
         self.waited_for = False
         sync = os.fsync
 
@@ -368,7 +373,8 @@ def test_one_stream_a_device_copies_all_checkpoints(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "Stream", FakeCudaStream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     streams = CopyStreams()
-    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    first = torch.device("cuda", 0)
+    second = torch.device("cuda", 1)
     for device in (first, second, first, second):
         snapshot = StateSnapshot({})
         snapshot._copied = [(device, FakeCudaEvent())]

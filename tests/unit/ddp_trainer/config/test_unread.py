@@ -60,7 +60,8 @@ def with_dropout(config: ModelConfig, in_channels: int, num_classes: int) -> nn.
 class _Keeping(nn.Module):
     def __init__(self, config: ModelConfig, layers: nn.Module) -> None:
         super().__init__()
-        self.config, self.layers = config, layers
+        self.config = config
+        self.layers = layers
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.layers(x)
@@ -84,7 +85,8 @@ def grey(config: DataConfig) -> Datasets:
     return Datasets(data, data, 2, mean=(0.0,), std=(1.0,))
 
 
-FLAT, WITH_DROPOUT = f"{__name__}:flat", f"{__name__}:with_dropout"
+FLAT = f"{__name__}:flat"
+WITH_DROPOUT = f"{__name__}:with_dropout"
 BASE: Mapping[str, Any] = {
     "max_steps": 1,
     "data": {"name": COLOURED, "batch_size": 30},

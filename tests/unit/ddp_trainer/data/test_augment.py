@@ -17,7 +17,8 @@ from ddp_trainer.data.sampling import uniforms
 from ddp_trainer.errors import UserError
 from tests.support.lazy import Lazy
 
-transforms, vision = Lazy("torchvision.transforms"), Lazy("torchvision.transforms.functional")
+transforms = Lazy("torchvision.transforms")
+vision = Lazy("torchvision.transforms.functional")
 v2 = Lazy("torchvision.transforms.v2")
 
 # CIFAR-10's preset, and the document's transforms.
@@ -70,7 +71,8 @@ def test_rotations_are_pillows(height: int, width: int) -> None:
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (21, 34)])
 def test_shear_and_scale_are_pillows(height: int, width: int) -> None:
     images = noise(12, 3, height, width)
-    shear, scale = torch.linspace(-10, 10, 12), torch.linspace(0.8, 1.25, 12)
+    shear = torch.linspace(-10, 10, 12)
+    scale = torch.linspace(0.8, 1.25, 12)
     ours = mapped(images, lambda one: one.shear_and_scale(shear, scale))
     theirs = [
         pixels(vision.affine(pil(image), 0.0, [0, 0], float(s), [float(h), 0.0]))
@@ -82,8 +84,11 @@ def test_shear_and_scale_are_pillows(height: int, width: int) -> None:
 def test_maps_that_are_gathered_once_are_the_maps_one_after_the_other() -> None:
     images = noise(16)
     flips = torch.arange(16) % 2 == 0
-    angles, shear, scale = torch.linspace(-30, 30, 16), torch.linspace(-10, 10, 16), torch.linspace(0.7, 1.3, 16)
-    down, right = torch.arange(16) % 9 - 4, torch.arange(16) % 7 - 3
+    angles = torch.linspace(-30, 30, 16)
+    shear = torch.linspace(-10, 10, 16)
+    scale = torch.linspace(0.7, 1.3, 16)
+    down = torch.arange(16) % 9 - 4
+    right = torch.arange(16) % 7 - 3
 
     def all_of_them(one: PixelMap) -> None:
         one.shear_and_scale(shear, scale)
@@ -127,7 +132,8 @@ def test_zoomed_crops_are_torchvisions_resize_pad_and_crop() -> None:
     masks = (noise(4, 1, side, side)[:, 0] // 32).to(torch.uint8)
     masks[:, :2] = 255
     scale = torch.tensor([0.5, 1.0, 4 / 3, 2.0])
-    down, right = torch.tensor([0.3, 0.6, 0.5, 0.75]), torch.tensor([0.9, 0.1, 0.25, 0.5])
+    down = torch.tensor([0.3, 0.6, 0.5, 0.75])
+    right = torch.tensor([0.9, 0.1, 0.25, 0.5])
     flip = torch.tensor([False, True, False, True])
     ours, classes = zoomed_crops(images.float(), masks, scale, down, right, flip)
     assert classes.dtype == torch.uint8
@@ -136,7 +142,8 @@ def test_zoomed_crops_are_torchvisions_resize_pad_and_crop() -> None:
         image = vision.resize(images[n].float(), [size, size], antialias=False)
         mask = vision.resize(masks[n : n + 1], [size, size], vision.InterpolationMode.NEAREST_EXACT)
         if flip[n]:
-            image, mask = vision.hflip(image), vision.hflip(mask)
+            image = vision.hflip(image)
+            mask = vision.hflip(mask)
         border = max(0, side - size)
         image = vision.pad(image, [0, 0, border, border], fill=0)
         mask = vision.pad(mask, [0, 0, border, border], fill=255)
@@ -248,7 +255,8 @@ def test_augmented_images_are_distributed_like_the_documents(
     torch.manual_seed(3)
     one_by_one = transforms.Compose(theirs())
     other = torch.stack([pixels(one_by_one(pil(image[0]))) for _ in range(count)])
-    mine, other = mine.double(), other.double()
+    mine = mine.double()
+    other = other.double()
     error = ((mine.var(0) + other.var(0)) / count).sqrt().clamp(min=0.05)
     # 3,072 pixels: the greatest of so many normal deviations is below 4.7 in 99 of 100 runs; the numbers are fixed.
     assert float(((mine.mean(0) - other.mean(0)).abs() / error).max()) < 4.7

@@ -45,7 +45,8 @@ def test_digits_are_those_of_scikit_learn() -> None:
 
 
 def test_digits_split_is_fixed_by_its_own_seed_and_loses_nothing() -> None:
-    first, again = load_datasets(DataConfig()), load_datasets(DataConfig())
+    first = load_datasets(DataConfig())
+    again = load_datasets(DataConfig())
     other = load_datasets(DataConfig(split_seed=1))
     assert torch.equal(first.validation.images, again.validation.images)
     assert not torch.equal(first.validation.labels, other.validation.labels)
@@ -126,7 +127,9 @@ def test_training_order_is_that_of_distributed_sampler(length: int, world: int, 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (2, 2), (4, 1)])
 def test_a_resume_on_other_ranks_repeats_and_skips_nothing(before: int, after: int) -> None:
-    length, batch, steps = 60, 2, 3
+    length = 60
+    batch = 2
+    steps = 3
     first = [train_order(length, seed=1, epoch=2, rank=r, world_size=before)[: batch * steps] for r in range(before)]
     consumed = batch * steps * before
     rest = [train_order(length, seed=1, epoch=2, rank=r, world_size=after, consumed=consumed) for r in range(after)]
@@ -308,7 +311,8 @@ def test_validation_loader_gives_each_sample_once_and_may_be_empty() -> None:
     config = DataConfig(eval_batch_size=2)
     datasets = numbered(5)
     for world in (1, 2, 7):
-        seen, batches = [], []
+        seen = []
+        batches = []
         loaders = [ValidationLoader(datasets, config, Place(rank, world, CPU)) for rank in range(world)]
         for loader in loaders:
             labels = [batch.targets.tolist() for batch in loader]

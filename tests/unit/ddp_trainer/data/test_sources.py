@@ -77,7 +77,8 @@ def test_images_read_for_every_batch_make_the_same_batches_as_held_ones(augment:
 def test_worker_processes_read_the_same_batches_for_many_epochs() -> None:
     config = DataConfig(batch_size=300, augment=("crop",), crop_padding=1, cache="none", workers=2)
     datasets = load_datasets(config)
-    held, read = loader(datasets, DataConfig(**{**vars(config), "cache": "auto"})), loader(datasets, config)
+    held = loader(datasets, DataConfig(**{**vars(config), "cache": "auto"}))
+    read = loader(datasets, config)
     for epoch in range(2):
         assert same(held, read, epoch)
     # An epoch left in the middle does not disturb the next one.
@@ -171,7 +172,8 @@ def test_the_published_validation_pads_and_drops() -> None:
 
 def test_data_too_large_for_memory_are_read_for_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = load_datasets(DataConfig())
-    files, held = from_files(datasets).train, datasets.train
+    files = from_files(datasets).train
+    held = datasets.train
     room = files.nbytes / 0.4
     monkeypatch.setattr("ddp_trainer.data.sources.available_memory", lambda: room * 1.01)
     assert choose_cache(files, "auto", CPU, 1) == "device"

@@ -26,7 +26,8 @@ class Shuffled(IterableDataset[Any]):
     """Numbers in an order that it draws, and with something that it draws for each."""
 
     def __init__(self, length: int) -> None:
-        self.length, self.epoch = length, 0
+        self.length = length
+        self.epoch = 0
 
     def __len__(self) -> int:
         return self.length
@@ -48,12 +49,14 @@ class Stateful(Shuffled):
 
     def __init__(self, length: int) -> None:
         super().__init__(length)
-        self.at, self.asked = 0, 0
+        self.at = 0
+        self.asked = 0
 
     def __iter__(self) -> Iterator[Any]:
         order = torch.randperm(self.length, generator=torch.Generator().manual_seed(self.epoch)).tolist()
         for number in order[self.at :]:
-            self.at, self.asked = self.at + 1, self.asked + 1
+            self.at = self.at + 1
+            self.asked = self.asked + 1
             yield torch.tensor([float(number), float(torch.rand(())), float(self.epoch)]), float(number)
         self.at = 0
 
@@ -67,11 +70,13 @@ class Stateful(Shuffled):
 class Files(Shuffled):
     """Shards of very different lengths, as files have."""
 
-    index, shards = 0, 1
+    index = 0
+    shards = 1
 
     def shard(self, num_shards: int, index: int) -> Files:
         one = type(self)(self.length)
-        one.shards, one.index = num_shards, index
+        one.shards = num_shards
+        one.index = index
         return one
 
     def order(self) -> list[int]:
@@ -86,7 +91,8 @@ def stream(
     data: IterableDataset[Any], rank: int = 0, world: int = 1, *, size: int = 4, drop_last: bool = False
 ) -> Stream:
     one = Stream(data, default_collate, size, (rank, world), drop_last=drop_last)
-    one.states, one.key = [None], 7
+    one.states = [None]
+    one.key = 7
     return one
 
 
@@ -144,7 +150,8 @@ def fit(folder: Path, kind: str, workers: int, *, drop_last: bool = False, **mor
 
 @pytest.mark.parametrize(("kind", "workers"), [("skipping", 2), ("stateful", 2), ("sharding", 2), ("stateful", 0)])
 def test_a_run_on_a_stream_goes_on_bitwise(kind: str, workers: int, tmp_path: Path) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole = tmp_path / "whole"
+    cut = tmp_path / "cut"
     fit(whole, kind, workers)
     fit(cut, kind, workers, max_steps=3)
     fit(cut, kind, workers)
@@ -176,7 +183,8 @@ def test_a_stream_that_is_shorter_than_its_length_ends_its_epochs(
 
 
 def test_too_few_samples_for_every_worker_are_refused() -> None:
-    config, data = DataConfig(batch_size=64, workers=2, drop_last=True), Datasets(Shuffled(45), Shuffled(21))
+    config = DataConfig(batch_size=64, workers=2, drop_last=True)
+    data = Datasets(Shuffled(45), Shuffled(21))
     with pytest.raises(
         UserError, match=r"data.batch_size: 1 ranks with 2 workers each share 45 samples: 22 per worker make"
     ):

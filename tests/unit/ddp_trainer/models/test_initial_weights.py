@@ -29,7 +29,8 @@ def save(path: Path, content: Any) -> str:
 @pytest.mark.parametrize("wrap", ["{}", "module.{}", "module._orig_mod.{}"])
 @pytest.mark.parametrize("nested", [None, "state_dict", "model"])
 def test_a_state_dict_is_loaded_however_it_was_wrapped(tmp_path: Path, wrap: str, nested: str | None) -> None:
-    given, model = build_model(SMALL, 3, 5), build_model(SMALL, 3, 5)
+    given = build_model(SMALL, 3, 5)
+    model = build_model(SMALL, 3, 5)
     state: dict[str, Any] = {wrap.format(name): tensor for name, tensor in given.state_dict().items()}
     source = save(tmp_path / "model.pt", {nested: state, "epoch": 3} if nested else state)
     line = load_weights(model, read_weights(source), source)
@@ -39,7 +40,8 @@ def test_a_state_dict_is_loaded_however_it_was_wrapped(tmp_path: Path, wrap: str
 
 
 def test_a_head_for_other_classes_stays_new_and_is_named(tmp_path: Path) -> None:
-    given, model = build_model(SMALL, 3, 5), build_model(SMALL, 3, 7)
+    given = build_model(SMALL, 3, 5)
+    model = build_model(SMALL, 3, 7)
     own = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     line = load_weights(model, given.state_dict(), "there.pt")
     new = [name for name, tensor in own.items() if tensor.shape != given.state_dict()[name].shape]
@@ -51,7 +53,9 @@ def test_a_head_for_other_classes_stays_new_and_is_named(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["network", "network.backbone"])
 def test_a_network_within_ours_takes_its_own_names(name: str) -> None:
-    given, within, model = nn.Linear(2, 2), nn.Linear(2, 2), nn.Module()
+    given = nn.Linear(2, 2)
+    within = nn.Linear(2, 2)
+    model = nn.Module()
     around = nn.ModuleDict({"backbone": within, "classifier": nn.Linear(2, 2)})
     model.add_module("network", within if name == "network" else around)
     load_weights(model, given.state_dict(), "there.pt")
@@ -105,7 +109,8 @@ def test_torchvisions_weights_come_from_its_cache(monkeypatch: pytest.MonkeyPatc
         read_weights("ResNet18_Weights.DEFAULT")
     with pytest.raises(UserError, match=r"torchvision has no Nothing_Weights\.DEFAULT"):
         read_weights("Nothing_Weights.DEFAULT")
-    given, asked = {"fc.weight": torch.ones(2)}, []
+    given = {"fc.weight": torch.ones(2)}
+    asked = []
     monkeypatch.setattr(
         "torchvision.models._api.load_state_dict_from_url", lambda *args, **named: asked.append(named) or given
     )

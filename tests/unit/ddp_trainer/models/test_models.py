@@ -51,7 +51,8 @@ def test_wide_resnet_averages_the_whole_image_unless_a_window_is_given() -> None
     window.load_state_dict(whole.state_dict())
     whole.eval()
     window.eval()
-    small, large = torch.randn(1, 3, 28, 28), torch.randn(1, 3, 32, 32)
+    small = torch.randn(1, 3, 28, 28)
+    large = torch.randn(1, 3, 32, 32)
     # 28 pixels leave 7, 32 leave 8.
     torch.testing.assert_close(whole(small), window(small))
     assert not torch.allclose(whole(large), window(large), rtol=1e-3)
@@ -90,9 +91,12 @@ def test_deeplab_learns_from_masks_with_void() -> None:
     torch.manual_seed(0)
     model = build_model(ModelConfig(name="deeplabv3_resnet50"), 3, 4).train()
     masks = torch.zeros(2, 16, 16, dtype=torch.int64)
-    masks[0, 4:12], masks[1, :, 4:12], masks[:, :2] = 1, 2, 255
+    masks[0, 4:12] = 1
+    masks[1, :, 4:12] = 2
+    masks[:, :2] = 255
     images = (masks.clamp(max=3).unsqueeze(1) - 1.0).expand(2, 3, 16, 16)
-    task, optimizer = Segmentation(4), torch.optim.SGD(model.parameters(), lr=0.02)
+    task = Segmentation(4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     loss = task.loss(model(images), masks)
     loss.backward()  # type: ignore[no-untyped-call]
     assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in model.parameters())

@@ -95,7 +95,8 @@ class Failing:
     run = "1"
 
     def __init__(self, when: str) -> None:
-        self.when, self.written = when, 0
+        self.when = when
+        self.written = 0
         self._fail("open")
 
     def _fail(self, now: str) -> None:

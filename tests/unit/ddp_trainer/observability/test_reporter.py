@@ -15,7 +15,8 @@ from ddp_trainer.plan import Plan, Position
 from tests.support.fake_gpu import FakeGpu
 
 WORLD = World(RankEnv(), torch.device("cpu"))
-NAN, INF = math.nan, math.inf
+NAN = math.nan
+INF = math.inf
 
 
 @pytest.fixture
@@ -29,7 +30,8 @@ class ReporterHarness:
     """A reporter that is fed losses; remembers what it said of bad ones."""
 
     def __init__(self, exporter: Exporter, log_every: int) -> None:
-        self.exporter, self.bad = exporter, list[tuple[int, float]]()
+        self.exporter = exporter
+        self.bad = list[tuple[int, float]]()
         self.reporter = Reporter(WORLD, exporter, log_every, lambda step, loss: self.bad.append((step, loss)))
         self.reporter.begin(Plan(1000, 1, False, 1, None, Position()))
         self.position = Position()
@@ -96,7 +98,8 @@ def test_rate_includes_pending_device_work(
 ) -> None:
     monkeypatch.setattr(AsyncScalars, "ready", lambda self: gpu.host >= gpu.device)
     device = torch.device("cuda", 0)
-    reporter, timeline = Reporter(World(RankEnv(), device), exporter, 5), Timeline(device)
+    reporter = Reporter(World(RankEnv(), device), exporter, 5)
+    timeline = Timeline(device)
     reporter.begin(Plan(1000, 1, False, 1, 10, Position()))
     position = Position()
     for _ in range(10):

@@ -35,9 +35,11 @@ def give_gradients(weights: list[Tensor], step: int) -> None:
 @pytest.mark.parametrize("decay", [0.0, 0.01])
 @pytest.mark.parametrize("betas", [(0.95, 0.98), (0.9, 0.5)])
 def test_novograd_is_timms(averaging: bool, decay: float, betas: tuple[float, float]) -> None:
-    ours, theirs = tensors(), tensors()
+    ours = tensors()
+    theirs = tensors()
     settings = {"lr": 0.05, "betas": betas, "weight_decay": decay, "grad_averaging": averaging}
-    mine, reference = NovoGrad(ours, **settings), timm.NvNovoGrad(theirs, **settings)
+    mine = NovoGrad(ours, **settings)
+    reference = timm.NvNovoGrad(theirs, **settings)
     for step in range(20):
         give_gradients(ours, step)
         give_gradients(theirs, step)
@@ -48,8 +50,10 @@ def test_novograd_is_timms(averaging: bool, decay: float, betas: tuple[float, fl
 
 
 def test_novograd_begins_where_the_first_gradients_were_zero() -> None:
-    ours, theirs = tensors(), tensors()
-    mine, reference = NovoGrad(ours, lr=0.1), timm.NvNovoGrad(theirs, lr=0.1)
+    ours = tensors()
+    theirs = tensors()
+    mine = NovoGrad(ours, lr=0.1)
+    reference = timm.NvNovoGrad(theirs, lr=0.1)
     for weights, optimizer in ((ours, mine), (theirs, reference)):
         for weight in weights:
             weight.grad = torch.zeros_like(weight)
@@ -89,8 +93,10 @@ def test_state_is_put_where_this_runs_optimiser_needs_it() -> None:
 
 
 def test_novograd_taken_up_from_its_state_goes_on_bitwise() -> None:
-    whole, first = tensors(), tensors()
-    one, other = NovoGrad(whole, lr=0.1), NovoGrad(first, lr=0.1)
+    whole = tensors()
+    first = tensors()
+    one = NovoGrad(whole, lr=0.1)
+    other = NovoGrad(first, lr=0.1)
     for step in range(3):
         for weights, optimizer in ((whole, one), (first, other)):
             give_gradients(weights, step)
@@ -112,7 +118,8 @@ def layouts() -> list[Tensor]:
 
 @pytest.mark.parametrize("found", [None, 0.0, 1.0])
 def test_novograd_computes_on_a_gpu_what_it_does_on_a_cpu(found: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs = layouts(), layouts()
+    ours = layouts()
+    theirs = layouts()
     optimizers = [NovoGrad(weights, lr=0.1, weight_decay=0.01) for weights in (ours, theirs)]
     for step in range(3):
         for weights, optimizer, launches in zip((ours, theirs), optimizers, (True, False), strict=True):
@@ -122,7 +129,8 @@ def test_novograd_computes_on_a_gpu_what_it_does_on_a_cpu(found: float | None, m
                 assert weight.grad is not None
                 weight.grad = torch.empty_like(weight).copy_(weight.grad)  # in the weight's own layout
             if found is not None:
-                optimizer.grad_scale, optimizer.found_inf = torch.tensor(2.0), torch.tensor(found)  # type: ignore[attr-defined]
+                optimizer.grad_scale = torch.tensor(2.0)
+                optimizer.found_inf = torch.tensor(found)  # type: ignore[attr-defined]
             optimizer.step()
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
     assert found != 1.0 or all(torch.equal(a, b) for a, b in zip(ours, layouts(), strict=True))
@@ -146,8 +154,10 @@ def test_novograds_launches_do_not_grow_with_the_tensors(scaled: bool) -> None:
 @pytest.mark.parametrize("found", [0.0, 1.0])
 def test_novograd_obeys_a_gradient_scaler_without_being_asked_by_the_host(found: float) -> None:
     # A scaler hands over its scale and whether anything was not finite, both on the device.
-    weights, plain = tensors(), tensors()
-    scaled, optimizer = NovoGrad(weights, lr=0.1), NovoGrad(plain, lr=0.1)
+    weights = tensors()
+    plain = tensors()
+    scaled = NovoGrad(weights, lr=0.1)
+    optimizer = NovoGrad(plain, lr=0.1)
     give_gradients(weights, 0)
     give_gradients(plain, 0)
     scaled.step()
@@ -162,7 +172,8 @@ def test_novograd_obeys_a_gradient_scaler_without_being_asked_by_the_host(found:
     if found:
         assert weights[0].grad is not None
         weights[0].grad[0, 0] = math.inf
-    scaled.grad_scale, scaled.found_inf = torch.tensor(1024.0), torch.tensor(found)  # type: ignore[attr-defined]
+    scaled.grad_scale = torch.tensor(1024.0)
+    scaled.found_inf = torch.tensor(found)  # type: ignore[attr-defined]
     scaled.step()
     optimizer.step()
     expected = before if found else plain
@@ -199,7 +210,8 @@ def test_each_optimiser_has_its_own_default_betas() -> None:
 def test_every_setting_reaches_torchs_optimiser(
     config: OptimConfig, reference: Callable[[list[Tensor]], torch.optim.Optimizer]
 ) -> None:
-    ours, theirs = tensors(), tensors()
+    ours = tensors()
+    theirs = tensors()
     optimizers = build_optimizer(config, ours), reference(theirs)  # type: ignore[arg-type]
     for step in range(3):
         for weights, optimizer in zip((ours, theirs), optimizers, strict=True):
@@ -240,7 +252,8 @@ class Counting(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear, self.norm = nn.Linear(3, 4), nn.BatchNorm1d(4)
+        self.linear = nn.Linear(3, 4)
+        self.norm = nn.BatchNorm1d(4)
         self.register_buffer("index", torch.tensor([5, 7]))
         self.register_buffer("last", torch.zeros(3))
 
@@ -260,14 +273,16 @@ def train_counting(model: nn.Module, steps: range) -> Iterator[int]:
 
 
 def same_tensors(one: nn.Module, other: nn.Module) -> bool:
-    mine, theirs = one.state_dict(), other.state_dict()
+    mine = one.state_dict()
+    theirs = other.state_dict()
     return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
 @pytest.mark.parametrize("decay", [0.5, 0.9999])
 def test_the_average_is_that_of_swa_utils_with_a_warm_up_of_its_decay(decay: float) -> None:
     model = Counting()
-    ema, reference = Ema(model, decay), AveragedModel(model, use_buffers=True)
+    ema = Ema(model, decay)
+    reference = AveragedModel(model, use_buffers=True)
     for step in train_counting(model, range(30)):
         ema.update()
         reference.multi_avg_fn = get_ema_multi_avg_fn(min(decay, (1 + step) / (10 + step)))
@@ -283,7 +298,8 @@ def test_the_average_is_that_of_swa_utils_with_a_warm_up_of_its_decay(decay: flo
 
 def test_the_average_goes_on_from_its_saved_state_as_if_it_had_never_stopped() -> None:
     model = Counting()
-    ema, other = Ema(model, 0.9), Ema(model, 0.9)
+    ema = Ema(model, 0.9)
+    other = Ema(model, 0.9)
     for _ in train_counting(model, range(7)):
         ema.update()
     other.load_state_dict({name: tensor.clone() for name, tensor in ema.state_dict().items()})

@@ -48,7 +48,10 @@ def test_the_archive_is_what_tarfile_writes(tmp_path: Path) -> None:
         members = archive.getmembers()
         for member in members:
             clean = tarfile.TarInfo(member.name)
-            clean.size, clean.mode, clean.type, clean.linkname = member.size, member.mode, member.type, member.linkname
+            clean.size = member.size
+            clean.mode = member.mode
+            clean.type = member.type
+            clean.linkname = member.linkname
             expected.write(clean.tobuf(tarfile.PAX_FORMAT))
             source = archive.extractfile(member) if member.isfile() else None
             data = source.read() if source else b""
