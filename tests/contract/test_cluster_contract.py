@@ -101,7 +101,7 @@ def ended(snapshot: Snapshot) -> dict[int, Any]:
 # --- pods -------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_job_gets_a_pod_for_each_index_that_knows_its_index(driver: ClusterDriver) -> None:
+async def test_job_gets_pod_for_each_index_that_knows_its_index(driver: ClusterDriver) -> None:
     await start_job(driver, 3)
     snapshot = await driver.cluster.observe(KEY)
     assert snapshot is not None
@@ -114,7 +114,7 @@ async def test_a_job_gets_a_pod_for_each_index_that_knows_its_index(driver: Clus
         assert constants.ANNOTATION_COMPLETION_INDEX in variable["valueFrom"]["fieldRef"]["fieldPath"]
 
 
-async def test_a_running_pod_is_ready_and_says_since_when(driver: ClusterDriver) -> None:
+async def test_running_pod_is_ready_and_says_since_when(driver: ClusterDriver) -> None:
     await start_job(driver)
     snapshot = await driver.until(KEY, lambda seen: seen.jobs[0]["status"].get("ready") == 2, "2 ready pods in the Job")
     for pod in snapshot.pods:
@@ -122,7 +122,7 @@ async def test_a_running_pod_is_ready_and_says_since_when(driver: ClusterDriver)
         assert pod["status"]["containerStatuses"][0]["state"]["running"]["startedAt"]
 
 
-async def test_exit_code_and_termination_message_of_a_pod_are_in_its_status(driver: ClusterDriver) -> None:
+async def test_exit_code_and_termination_message_of_pod_are_in_its_status(driver: ClusterDriver) -> None:
     await start_job(driver)
     await driver.finish_pod(JOB, 1, code=FATAL, message='{"category": "OOM"}')
     snapshot = await driver.until(KEY, lambda seen: 1 in ended(seen), "the end of pod 1")
@@ -131,7 +131,7 @@ async def test_exit_code_and_termination_message_of_a_pod_are_in_its_status(driv
     assert state["finishedAt"] >= state["startedAt"]
 
 
-async def test_success_of_all_pods_completes_the_job(driver: ClusterDriver) -> None:
+async def test_success_of_all_pods_completes_job(driver: ClusterDriver) -> None:
     await start_job(driver)
     for index in (0, 1):
         await driver.finish_pod(JOB, index)
@@ -140,7 +140,7 @@ async def test_success_of_all_pods_completes_the_job(driver: ClusterDriver) -> N
     assert [p["status"]["phase"] for p in snapshot.pods] == ["Succeeded", "Succeeded"]
 
 
-async def test_one_success_alone_does_not_complete_the_job(driver: ClusterDriver) -> None:
+async def test_one_success_alone_does_not_complete_job(driver: ClusterDriver) -> None:
     await start_job(driver)
     await driver.finish_pod(JOB, 0)
     snapshot = await driver.until(KEY, lambda seen: seen.jobs[0]["status"].get("succeeded") == 1, "one success")
@@ -148,7 +148,7 @@ async def test_one_success_alone_does_not_complete_the_job(driver: ClusterDriver
     assert sorted(living(snapshot)) == [1]
 
 
-async def test_a_success_policy_completes_the_job_without_its_other_pods(driver: ClusterDriver) -> None:
+async def test_success_policy_completes_job_without_its_other_pods(driver: ClusterDriver) -> None:
     owner = await driver.add_resource(KEY.name)
     manifest = job(owner)
     manifest["spec"]["successPolicy"] = {"rules": [{"succeededIndexes": "0"}]}
@@ -159,7 +159,7 @@ async def test_a_success_policy_completes_the_job_without_its_other_pods(driver:
     assert living(seen) == {}
 
 
-async def test_a_fatal_exit_code_fails_the_job_and_ends_its_other_pods(driver: ClusterDriver) -> None:
+async def test_fatal_exit_code_fails_job_and_ends_its_other_pods(driver: ClusterDriver) -> None:
     await start_job(driver, 3)
     await driver.finish_pod(JOB, 1, code=FATAL)
     snapshot = await driver.until(KEY, lambda seen: has(seen.jobs[0], "Failed"), "a failed Job")
@@ -169,7 +169,7 @@ async def test_a_fatal_exit_code_fails_the_job_and_ends_its_other_pods(driver: C
     assert living(snapshot) == {}
 
 
-async def test_a_replaceable_exit_code_gets_a_new_pod_under_the_same_index(driver: ClusterDriver) -> None:
+async def test_replaceable_exit_code_gets_new_pod_under_same_index(driver: ClusterDriver) -> None:
     await start_job(driver)
     before = await driver.cluster.observe(KEY)
     assert before is not None
@@ -203,14 +203,14 @@ async def test_suspending_ends_all_pods_and_resuming_makes_new_ones(driver: Clus
     assert not has(snapshot.jobs[0], "Suspended")
 
 
-async def test_a_job_created_suspended_has_no_pod(driver: ClusterDriver) -> None:
+async def test_job_created_suspended_has_no_pod(driver: ClusterDriver) -> None:
     owner = await driver.add_resource(KEY.name)
     await driver.cluster.create(driver.dress(job(owner, suspend=True)))
     snapshot = await driver.until(KEY, lambda seen: seen.jobs and has(seen.jobs[0], "Suspended"), "suspension")
     assert snapshot.pods == ()
 
 
-async def test_completions_and_parallelism_patched_together_resize_the_job(driver: ClusterDriver) -> None:
+async def test_completions_and_parallelism_patched_together_resize_job(driver: ClusterDriver) -> None:
     await start_job(driver, 2)
     await driver.cluster.patch_job("default", JOB, {"spec": {"completions": 3, "parallelism": 3}})
     await until_running(driver, 3)
@@ -219,7 +219,7 @@ async def test_completions_and_parallelism_patched_together_resize_the_job(drive
     assert sorted(living(snapshot)) == [0]
 
 
-async def test_a_deleted_pod_keeps_its_grace_time_in_view_and_is_replaced_once_it_has_ended(
+async def test_deleted_pod_keeps_its_grace_time_in_view_and_is_replaced_once_it_has_ended(
     driver: ClusterDriver,
 ) -> None:
     await start_job(driver)
@@ -236,7 +236,7 @@ async def test_a_deleted_pod_keeps_its_grace_time_in_view_and_is_replaced_once_i
 # --- objects ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_pod_that_is_declared_failed_is_replaced_and_costs_the_job_nothing(driver: ClusterDriver) -> None:
+async def test_pod_that_is_declared_failed_is_replaced_and_costs_job_nothing(driver: ClusterDriver) -> None:
     await start_job(driver)
     before = await driver.cluster.observe(KEY)
     assert before is not None
@@ -251,7 +251,7 @@ async def test_a_pod_that_is_declared_failed_is_replaced_and_costs_the_job_nothi
         await driver.cluster.fail_pod(lost, "NodeLost", "once more")
 
 
-async def test_a_pods_node_can_be_asked_after(driver: ClusterDriver) -> None:
+async def test_pods_node_can_be_asked_after(driver: ClusterDriver) -> None:
     await start_job(driver)
     snapshot = await driver.cluster.observe(KEY)
     assert snapshot is not None
@@ -259,7 +259,7 @@ async def test_a_pods_node_can_be_asked_after(driver: ClusterDriver) -> None:
     assert node is None or node["kind"] == "Node"
 
 
-async def test_the_resources_whose_checkpoints_go_to_a_claim_are_found(driver: ClusterDriver) -> None:
+async def test_resources_whose_checkpoints_go_to_claim_are_found(driver: ClusterDriver) -> None:
     for name, claim in (("one", "weights"), ("two", "weights"), ("three", "weights-2"), ("four", None)):
         await driver.add_resource(name, **({"checkpoint": {"path": "/ckpt", "claimName": claim}} if claim else {}))
     found = await driver.cluster.resources_on_claim("default", "weights")
@@ -271,7 +271,7 @@ async def test_what_is_not_there_is_observed_as_none(driver: ClusterDriver) -> N
     assert await driver.cluster.observe(KEY) is None
 
 
-async def test_only_children_with_the_label_are_observed(driver: ClusterDriver) -> None:
+async def test_only_children_with_label_are_observed(driver: ClusterDriver) -> None:
     owner = await driver.add_resource(KEY.name)
     await driver.cluster.create(service(owner))
     other = service(owner, name="other")
@@ -283,7 +283,7 @@ async def test_only_children_with_the_label_are_observed(driver: ClusterDriver) 
     assert [s["kind"] for s in (*snapshot.services, *snapshot.config_maps)] == ["Service", "ConfigMap"]
 
 
-async def test_a_name_that_is_taken_is_refused_with_the_object_that_has_it(driver: ClusterDriver) -> None:
+async def test_name_that_is_taken_is_refused_with_object_that_has_it(driver: ClusterDriver) -> None:
     owner = await driver.add_resource(KEY.name)
     await driver.cluster.create(service())
     with pytest.raises(AlreadyExists) as caught:
@@ -304,14 +304,14 @@ async def test_what_is_not_observed_is_discarded_by_its_name_and_owner(driver: C
         await driver.cluster.create(service())
 
 
-async def test_a_dry_run_finds_a_taken_name_too(driver: ClusterDriver) -> None:
+async def test_dry_run_finds_taken_name_too(driver: ClusterDriver) -> None:
     owner = await driver.add_resource(KEY.name)
     await driver.cluster.create(service())
     with pytest.raises(AlreadyExists):
         await driver.cluster.create(service(owner), dry_run=True)
 
 
-async def test_a_dry_run_stores_nothing(driver: ClusterDriver) -> None:
+async def test_dry_run_stores_nothing(driver: ClusterDriver) -> None:
     owner = await driver.add_resource(KEY.name)
     await driver.cluster.create(driver.dress(job(owner)), dry_run=True)
     await driver.cluster.create(service(owner), dry_run=True)
@@ -319,7 +319,7 @@ async def test_a_dry_run_stores_nothing(driver: ClusterDriver) -> None:
     assert snapshot == Snapshot(snapshot.resource if snapshot else {})
 
 
-async def test_an_impossible_job_is_refused_and_so_is_its_dry_run(driver: ClusterDriver) -> None:
+async def test_impossible_job_is_refused_and_so_is_its_dry_run(driver: ClusterDriver) -> None:
     owner = await driver.add_resource(KEY.name)
     spoiled = driver.unacceptable(driver.dress(job(owner)))
     for dry_run in (True, False):
@@ -332,7 +332,7 @@ async def test_an_impossible_job_is_refused_and_so_is_its_dry_run(driver: Cluste
     assert snapshot.jobs == ()
 
 
-async def test_a_status_replaces_the_former_one_and_leaves_the_rest(driver: ClusterDriver) -> None:
+async def test_status_replaces_former_one_and_leaves_rest(driver: ClusterDriver) -> None:
     owner = await driver.add_resource(KEY.name)
     await driver.cluster.patch_status(
         KEY, {"phase": "Running", "attempt": 1}, resource_version=owner["metadata"]["resourceVersion"]
@@ -346,7 +346,7 @@ async def test_a_status_replaces_the_former_one_and_leaves_the_rest(driver: Clus
     assert second.resource["metadata"]["generation"] == owner["metadata"]["generation"]
 
 
-async def test_a_status_for_an_older_version_is_a_conflict(driver: ClusterDriver) -> None:
+async def test_status_for_older_version_is_conflict(driver: ClusterDriver) -> None:
     owner = await driver.add_resource(KEY.name)
     version = owner["metadata"]["resourceVersion"]
     await driver.cluster.patch_status(KEY, {"phase": "Running"}, resource_version=version)
@@ -357,7 +357,7 @@ async def test_a_status_for_an_older_version_is_a_conflict(driver: ClusterDriver
     assert snapshot.resource["status"]["phase"] == "Running"
 
 
-async def test_a_status_for_a_resource_that_is_gone_is_a_conflict(driver: ClusterDriver) -> None:
+async def test_status_for_resource_that_is_gone_is_conflict(driver: ClusterDriver) -> None:
     with pytest.raises(VersionConflict):
         await driver.cluster.patch_status(KEY, {"phase": "Running"}, resource_version="1")
 
@@ -408,7 +408,7 @@ async def test_what_is_gone_may_be_deleted_and_patched(driver: ClusterDriver) ->
     await driver.cluster.patch_job("default", "nothing", {"spec": {"suspend": True}})
 
 
-async def test_deleting_a_job_deletes_its_pods_and_frees_its_name(driver: ClusterDriver) -> None:
+async def test_deleting_job_deletes_its_pods_and_frees_its_name(driver: ClusterDriver) -> None:
     owner = await start_job(driver)
     snapshot = await driver.cluster.observe(KEY)
     assert snapshot is not None
@@ -418,7 +418,7 @@ async def test_deleting_a_job_deletes_its_pods_and_frees_its_name(driver: Cluste
     await driver.cluster.create(driver.dress(job(owner)))
 
 
-async def test_deleting_the_resource_deletes_all_that_it_owns(driver: ClusterDriver) -> None:
+async def test_deleting_resource_deletes_all_that_it_owns(driver: ClusterDriver) -> None:
     owner = await driver.add_resource(KEY.name)
     await driver.cluster.create(service(owner))
     await driver.cluster.create(config_map(owner))
@@ -434,7 +434,7 @@ async def test_deleting_the_resource_deletes_all_that_it_owns(driver: ClusterDri
     assert snapshot.resource["metadata"]["uid"] != owner["metadata"]["uid"]
 
 
-async def test_what_several_resources_own_goes_with_the_last_of_them(driver: ClusterDriver) -> None:
+async def test_what_several_resources_own_goes_with_last_of_them(driver: ClusterDriver) -> None:
     first, second = [await driver.add_resource(name) for name in ("first", "second")]
     references = [owner_reference(parse_resource(owner), controller=False) for owner in (first, second)]
     labels = {constants.LABEL_JOB_NAME: ""}
@@ -464,7 +464,7 @@ async def test_what_several_resources_own_goes_with_the_last_of_them(driver: Clu
     assert await driver.cluster.add_owners(users, [gone]) is None, "another object of that name"
 
 
-async def test_a_foreign_object_survives_the_end_of_the_resource(driver: ClusterDriver) -> None:
+async def test_foreign_object_survives_end_of_resource(driver: ClusterDriver) -> None:
     owner = await driver.add_resource(KEY.name)
     await driver.cluster.create(service())
     await driver.cluster.delete_resource(KEY, uid=owner["metadata"]["uid"])
@@ -472,7 +472,7 @@ async def test_a_foreign_object_survives_the_end_of_the_resource(driver: Cluster
         await driver.cluster.create(service())
 
 
-async def test_an_event_may_be_posted_about_a_resource(driver: ClusterDriver) -> None:
+async def test_event_may_be_posted_about_resource(driver: ClusterDriver) -> None:
     owner = await driver.add_resource(KEY.name)
     await driver.cluster.emit(owner, Event("Normal", "Started", "attempt 1"))
 
@@ -480,7 +480,7 @@ async def test_an_event_may_be_posted_about_a_resource(driver: ClusterDriver) ->
 # --- metrics pages ----------------------------------------------------------------------------------------------------
 
 
-async def test_the_metrics_page_of_a_running_pod_is_read(driver: ClusterDriver) -> None:
+async def test_metrics_page_of_running_pod_is_read(driver: ClusterDriver) -> None:
     await start_job(driver, 1)
     snapshot = await driver.cluster.observe(KEY)
     assert snapshot is not None
@@ -493,7 +493,7 @@ async def test_the_metrics_page_of_a_running_pod_is_read(driver: ClusterDriver) 
     assert not await driver.cluster.scrape(snapshot.pods[0], known, pieces.append)
 
 
-async def test_an_endless_metrics_page_is_given_up(driver: ClusterDriver) -> None:
+async def test_endless_metrics_page_is_given_up(driver: ClusterDriver) -> None:
     await start_job(driver, 1)
     snapshot = await driver.cluster.observe(KEY)
     assert snapshot is not None

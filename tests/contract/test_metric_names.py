@@ -41,7 +41,7 @@ def read_by_operator() -> set[str]:
 
 
 @pytest.mark.parametrize(("name", "kind"), FAMILIES)
-def test_name_of_a_series_follows_from_its_kind(name: str, kind: str) -> None:
+def test_name_of_series_follows_from_its_kind(name: str, kind: str) -> None:
     assert (kind == "counter") == name.endswith("_total")
     assert (kind == "histogram") == name.endswith("_duration_seconds")
     assert not name.endswith("_per_second"), "a counter has every rate"
@@ -57,7 +57,7 @@ def test_buckets_belong_to_histograms() -> None:
     assert BUCKETS.keys() == {metric.name for metric in METRICS if metric.kind == "histogram"}
 
 
-def test_operator_reads_series_that_the_trainer_or_the_launcher_exports() -> None:
+def test_operator_reads_series_that_trainer_or_launcher_exports() -> None:
     exported = {metric.name for metric in METRICS} | set(LAUNCHER) | set(log_patterns.LOG_GROUPS.values())
     read = {PARTS.sub("", name) for name in read_by_operator()}
     assert read <= {PARTS.sub("", name) for name in exported}
@@ -75,7 +75,7 @@ def test_dashboards_and_alerts_read_series_that_are_exported() -> None:
     assert used <= {PARTS.sub("", name) for name in exported}
 
 
-def test_no_file_has_a_former_name() -> None:
+def test_no_file_has_former_name() -> None:
     pattern = "|".join(rf"\b{name}(_bucket|_sum|_count)?\b" for name in FORMER)
     ours = ["operator", "trainer", "deploy", "charts", "docs", "tests", ":!tests/contract/test_metric_names.py"]
     found = subprocess.run(

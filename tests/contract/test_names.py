@@ -22,12 +22,12 @@ COMMON = sorted(shared(constants).keys() & shared(contract).keys())
 
 
 @pytest.mark.parametrize("name", COMMON)
-def test_name_that_occurs_twice_means_the_same(name: str) -> None:
+def test_name_that_occurs_twice_means_same(name: str) -> None:
     assert getattr(constants, name) == getattr(contract, name)
 
 
 @pytest.mark.parametrize(("prefix", "least"), [("ENV_", 5), ("EXIT_", 7), ("METRIC_", 12)])
-def test_the_comparison_of_names_covers_both_sides(prefix: str, least: int) -> None:
+def test_comparison_of_names_covers_both_sides(prefix: str, least: int) -> None:
     assert len([name for name in COMMON if name.startswith(prefix)]) >= least
 
 
@@ -38,11 +38,11 @@ def test_no_value_has_two_names(module: ModuleType, prefix: str) -> None:
     assert len(values) == len(set(values))
 
 
-def test_the_operator_takes_the_launchers_names_from_its_contract() -> None:
+def test_operator_takes_launchers_names_from_its_contract() -> None:
     assert {name: getattr(constants, name) for name in shared(launcher)} == shared(launcher)
 
 
-def test_variables_of_the_contract_cannot_be_set_by_users() -> None:
+def test_variables_of_contract_cannot_be_set_by_users() -> None:
     ours = {value for name, value in vars(constants).items() if name.startswith("ENV_")}
     # The number of threads is a default that the user may choose.
     assert ours - constants.RESERVED_ENV == {constants.ENV_OMP_NUM_THREADS}

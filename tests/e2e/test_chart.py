@@ -27,7 +27,7 @@ def restored(release: Release) -> Iterator[Release]:
         release.roll_back(revision)
 
 
-def test_delivered_operator_takes_the_sample_to_succeeded(release: Release, cluster: UserNamespace) -> None:
+def test_delivered_operator_takes_sample_to_succeeded(release: Release, cluster: UserNamespace) -> None:
     applied = cluster.apply(adapt(DIGITS))
     assert applied.returncode == 0, applied.stderr
     status = cluster.phase("digits", "Succeeded", "Failed")
@@ -73,7 +73,7 @@ def assert_progress(cluster: UserNamespace, name: str, change: str) -> None:
     cluster.until(lambda: step(cluster.status(name)) > reached, f"progress of {name} after the {change}")
 
 
-def test_helm_test_trains_a_job_and_deletes_it(release: Release) -> None:
+def test_helm_test_trains_job_and_deletes_it(release: Release) -> None:
     log = release.test()
     assert log.rstrip().endswith("Succeeded"), log
     left: Any = release.kubectl("get", "ddp,pods", "--selector", "app.kubernetes.io/component=test", "--output", "name")

@@ -39,7 +39,7 @@ def script_job(name: str, script: str, **spec: Any) -> dict[str, Any]:
     return job
 
 
-def test_the_sample_trains_and_tells_its_progress(cluster: UserNamespace) -> None:
+def test_sample_trains_and_tells_its_progress(cluster: UserNamespace) -> None:
     applied = cluster.apply(adapt(DIGITS))
     assert applied.returncode == 0, applied.stderr
     cluster.until(lambda: cluster.status("digits").get("progress", {}).get("totalSteps"), "progress")
@@ -55,7 +55,7 @@ def test_the_sample_trains_and_tells_its_progress(cluster: UserNamespace) -> Non
     assert "Succeeded" in events
 
 
-def test_a_failed_rank_is_named_and_the_group_recovers(cluster: UserNamespace) -> None:
+def test_failed_rank_is_named_and_group_recovers(cluster: UserNamespace) -> None:
     job = script_job("flaky", FAIL_ONCE, recovery={"inPlaceRestarts": 0, "maxRestarts": 1})
     assert cluster.apply(job).returncode == 0
     status = cluster.phase("flaky", "Succeeded", "Failed")
@@ -78,7 +78,7 @@ def test_restart_in_place_needs_no_new_pod(cluster: UserNamespace) -> None:
     assert len(cluster.pods("inplace")) == 2
 
 
-def test_a_lost_pod_is_replaced(cluster: UserNamespace) -> None:
+def test_lost_pod_is_replaced(cluster: UserNamespace) -> None:
     script = FAIL_ONCE.replace("raise", "pass  # ").replace("range(8)", "range(60)")
     assert cluster.apply(script_job("loser", script)).returncode == 0
     cluster.until(lambda: "Training" in str(cluster.status("loser")) or _joined(cluster, "loser"), "all ranks joined")
@@ -88,7 +88,7 @@ def test_a_lost_pod_is_replaced(cluster: UserNamespace) -> None:
     assert status["phase"] == "Succeeded", status
 
 
-def test_scale_replaces_the_group_without_counting(cluster: UserNamespace) -> None:
+def test_scale_replaces_group_without_counting(cluster: UserNamespace) -> None:
     script = FAIL_ONCE.replace("raise", "pass  # ").replace("range(8)", "range(60)")
     assert cluster.apply(script_job("grow", script, nodes=1)).returncode == 0
     cluster.phase("grow", "Running")
@@ -99,7 +99,7 @@ def test_scale_replaces_the_group_without_counting(cluster: UserNamespace) -> No
     assert [status["restarts"][kind] for kind in ("total", "counted", "free")] == [1, 0, 1]
 
 
-def test_suspend_stops_the_pods_and_resume_goes_on(cluster: UserNamespace) -> None:
+def test_suspend_stops_pods_and_resume_goes_on(cluster: UserNamespace) -> None:
     script = FAIL_ONCE.replace("raise", "pass  # ").replace("range(8)", "range(30)")
     assert cluster.apply(script_job("pause", script)).returncode == 0
     cluster.phase("pause", "Running")
@@ -110,7 +110,7 @@ def test_suspend_stops_the_pods_and_resume_goes_on(cluster: UserNamespace) -> No
     assert cluster.phase("pause", "Succeeded", "Failed")["phase"] == "Succeeded"
 
 
-def test_an_images_typo_is_corrected_in_place(cluster: UserNamespace) -> None:
+def test_images_typo_is_corrected_in_place(cluster: UserNamespace) -> None:
     job = script_job("typo", FAIL_ONCE.replace("raise", "pass  # "))
     container = job["spec"]["template"]["spec"]["containers"][0]
     image = container["image"]
@@ -126,7 +126,7 @@ def test_an_images_typo_is_corrected_in_place(cluster: UserNamespace) -> None:
     assert (status["phase"], status["attempt"], status["restarts"]["all"]) == ("Succeeded", 1, 0), status
 
 
-def test_a_bad_template_is_refused_in_status_before_any_child(cluster: UserNamespace) -> None:
+def test_bad_template_is_refused_in_status_before_any_child(cluster: UserNamespace) -> None:
     job = adapt(DIGITS, "bad")
     job["spec"]["template"]["spec"]["containers"][0]["imagePullPolcy"] = "Never"
     assert cluster.apply(job).returncode == 0
@@ -137,7 +137,7 @@ def test_a_bad_template_is_refused_in_status_before_any_child(cluster: UserNames
     assert cluster.kubectl("get", "job,svc", "-l", "ddp-operator.dev/job-name=bad", "-o", "name").stdout == ""
 
 
-def test_an_image_that_is_not_there_is_told_once(cluster: UserNamespace) -> None:
+def test_image_that_is_not_there_is_told_once(cluster: UserNamespace) -> None:
     job = adapt(DIGITS, "imageless")
     container = job["spec"]["template"]["spec"]["containers"][0]
     container |= {"image": "localhost/nobody/has-this:1", "imagePullPolicy": "IfNotPresent"}
@@ -159,7 +159,7 @@ def test_an_image_that_is_not_there_is_told_once(cluster: UserNamespace) -> None
     assert len(said) == 1, said
 
 
-def test_a_deleted_job_leaves_no_object_behind(cluster: UserNamespace) -> None:
+def test_deleted_job_leaves_no_object_behind(cluster: UserNamespace) -> None:
     assert cluster.apply(adapt(DIGITS)).returncode == 0
     cluster.phase("digits", "Running")
     assert cluster.kubectl("delete", "ddp", "digits").returncode == 0

@@ -67,7 +67,7 @@ def ddp(cluster: UserNamespace, folder: Path, *words: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_a_large_folder_comes_by_a_claim_and_packages_by_pip(cluster: UserNamespace, tmp_path: Path) -> None:
+def test_large_folder_comes_by_claim_and_packages_by_pip(cluster: UserNamespace, tmp_path: Path) -> None:
     """The claim is one of a volume that all nodes share."""
     volume = os.environ.get("DDP_E2E_CHECKPOINTS")
     if not volume:
@@ -97,7 +97,7 @@ def test_a_large_folder_comes_by_a_claim_and_packages_by_pip(cluster: UserNamesp
         cluster.core.delete_persistent_volume(cluster.namespace)
 
 
-def test_a_large_folder_comes_by_a_registry(cluster: UserNamespace, tmp_path: Path) -> None:
+def test_large_folder_comes_by_registry(cluster: UserNamespace, tmp_path: Path) -> None:
     repository = os.environ.get("DDP_E2E_REGISTRY")
     if not repository:
         pytest.skip("DDP_E2E_REGISTRY names no repository that the nodes mount images of")
@@ -118,9 +118,7 @@ def test_a_large_folder_comes_by_a_registry(cluster: UserNamespace, tmp_path: Pa
     assert "already exists" in ddp(cluster, tmp_path, "submit", "job.yaml", *options)
 
 
-def test_a_folder_trains_on_two_pods_through_a_lost_pod_and_a_suspension(
-    cluster: UserNamespace, tmp_path: Path
-) -> None:
+def test_folder_trains_on_two_pods_through_lost_pod_and_suspension(cluster: UserNamespace, tmp_path: Path) -> None:
     write_project(tmp_path, "folder")
     shown = ddp(cluster, tmp_path, "submit", "job.yaml", "--workdir", ".")
     digest = cluster.get("folder")["spec"]["code"]["digest"]  # type: ignore[index]

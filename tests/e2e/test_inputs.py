@@ -49,7 +49,7 @@ def attempts(cluster: UserNamespace, name: str) -> set[str]:
     return {pod.metadata.labels[LABEL_ATTEMPT] for pod in cluster.pods(name)}
 
 
-def test_a_file_that_is_cut_is_whole_before_two_pods_read_it(cluster: UserNamespace, claim: str) -> None:
+def test_file_that_is_cut_is_whole_before_two_pods_read_it(cluster: UserNamespace, claim: str) -> None:
     sha = hashlib.sha256()
     for start in range(0, SIZE, 10_000_000):
         sha.update(pattern(start, 10_000_000))
@@ -88,7 +88,7 @@ def test_a_file_that_is_cut_is_whole_before_two_pods_read_it(cluster: UserNamesp
         ("not-ours", {}, {"claimName": "foreign"}, "NotWritable"),
     ],
 )
-def test_what_is_wrong_ends_the_job_before_any_pod_that_trains(
+def test_what_is_wrong_ends_job_before_any_pod_that_trains(
     cluster: UserNamespace,
     claim: str,
     foreign: str,
@@ -109,7 +109,7 @@ def test_what_is_wrong_ends_the_job_before_any_pod_that_trains(
     assert attempts(cluster, name) == {"0"}
 
 
-def test_a_node_cache_is_filled_before_its_pods(cluster: UserNamespace) -> None:
+def test_node_cache_is_filled_before_its_pods(cluster: UserNamespace) -> None:
     """The folder of the cache is each node's own; here nodes may share a disk, and then one fetches for the others."""
     folder = f"/var/tmp/{cluster.namespace}"
     server = FileServer(pattern, 5_000_000)

@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 
-def test_the_notebook_trains_in_a_cluster(cluster: UserNamespace, claim: str, tmp_path: Path) -> None:
+def test_notebook_trains_in_cluster(cluster: UserNamespace, claim: str, tmp_path: Path) -> None:
     config = yaml.safe_load(Path(cluster.kubeconfig).read_text())
     (context,) = (one["context"] for one in config["contexts"] if one["name"] == config["current-context"])
     context["namespace"] = cluster.namespace

@@ -175,7 +175,7 @@ def restarts(job: Training) -> bool:
     return any(one["type"] == "Restarting" and one["status"] == "True" for one in job.status["conditions"])
 
 
-def test_a_deleted_pod_costs_no_saved_step_and_no_budget(cluster: UserNamespace) -> None:
+def test_deleted_pod_costs_no_saved_step_and_no_budget(cluster: UserNamespace) -> None:
     job = Training(cluster, "worker")
     for index, what in ((1, "a worker's pod was deleted"), (0, "the master's pod was deleted")):
         done = job.trained()
@@ -189,7 +189,7 @@ def test_a_deleted_pod_costs_no_saved_step_and_no_budget(cluster: UserNamespace)
     assert status["lastRestart"]["level"] == "ReplacedPod"
 
 
-def test_a_spare_takes_the_place_of_a_deleted_pod(cluster: UserNamespace) -> None:
+def test_spare_takes_place_of_deleted_pod(cluster: UserNamespace) -> None:
     job = Training(cluster, "spared", spares=1)
     done = job.trained()
     cluster.until(lambda: job.status["nodes"].get("spares") == 1, "a spare is ready")
@@ -204,7 +204,7 @@ def test_a_spare_takes_the_place_of_a_deleted_pod(cluster: UserNamespace) -> Non
     assert status["phase"] == "Running", status
 
 
-def test_a_drill_kills_a_rank_and_measures_its_restart_in_place(cluster: UserNamespace) -> None:
+def test_drill_kills_rank_and_measures_its_restart_in_place(cluster: UserNamespace) -> None:
     job = Training(cluster, "exercise")
     done = job.trained()
     pods = [job.pod(index).metadata.name for index in range(2)]
@@ -220,7 +220,7 @@ def test_a_drill_kills_a_rank_and_measures_its_restart_in_place(cluster: UserNam
     assert [job.pod(index).metadata.name for index in range(2)] == pods
 
 
-def test_an_elastic_job_grows_shrinks_and_loses_a_pod_without_losing_its_job(cluster: UserNamespace) -> None:
+def test_elastic_job_grows_shrinks_and_loses_pod_without_losing_its_job(cluster: UserNamespace) -> None:
     job = Training(cluster, "stretch", elastic={"minNodes": 1, "maxNodes": 3})
     done = job.trained()
     for size in (3, 2):
@@ -239,7 +239,7 @@ def test_an_elastic_job_grows_shrinks_and_loses_a_pod_without_losing_its_job(clu
     assert status["restarts"]["total"] == 0
 
 
-def test_preflight_measures_the_way_between_pods(cluster: UserNamespace) -> None:
+def test_preflight_measures_way_between_pods(cluster: UserNamespace) -> None:
     job = Training(cluster, "before", preflight={"mode": "Fail", "checks": ["dns", "tcp", "allreduce", "pairs"]})
     job.trained(steps=1)
     found = cluster.until(lambda: job.status.get("preflight"), "the preflight's figures in status")
@@ -260,9 +260,7 @@ def test_preflight_measures_the_way_between_pods(cluster: UserNamespace) -> None
     [("3", "RepeatedFailure", 2), ("10 + int(os.environ['DDP_ATTEMPT'])", "CrashLoop", 3)],
     ids=["the same way", "another way each time"],
 )
-def test_a_job_that_fails_without_a_step_stops_early(
-    cluster: UserNamespace, code: str, reason: str, attempts: int
-) -> None:
+def test_job_that_fails_without_step_stops_early(cluster: UserNamespace, code: str, reason: str, attempts: int) -> None:
     job = adapt(DIGITS, "loop")
     container = job["spec"]["template"]["spec"]["containers"][0]
     container["command"] = ["python3", "-c", f"import os; os._exit({code})"]
@@ -300,7 +298,7 @@ def lose_node(cluster: UserNamespace) -> Iterator[Callable[[str], None]]:
 
 
 @pytest.mark.parametrize("budget", [{}, {"inPlaceRestarts": 0, "maxRestarts": 0}], ids=["default", "no-restarts"])
-def test_a_lost_node_holds_nothing_up_and_is_avoided(
+def test_lost_node_holds_nothing_up_and_is_avoided(
     cluster: UserNamespace, lose_node: Callable[[str], None], budget: dict[str, int]
 ) -> None:
     job = Training(cluster, "outage", recovery={"forceDeleteAfterSeconds": 10, **budget})
@@ -342,7 +340,7 @@ def report_trouble(cluster: UserNamespace) -> Iterator[Callable[[str], None]]:
             write(node, **{"$patch": "delete"})
 
 
-def test_a_node_that_reports_a_broken_gpu_is_left_and_avoided(
+def test_node_that_reports_broken_gpu_is_left_and_avoided(
     cluster: UserNamespace, report_trouble: Callable[[str], None]
 ) -> None:
     job = Training(cluster, "ill", recovery={"nodeHealth": {"conditions": ["Xid*"], "action": "Migrate"}})
@@ -361,7 +359,7 @@ def test_a_node_that_reports_a_broken_gpu_is_left_and_avoided(
     assert f"avoids unhealthy nodes: {nodes[1]}: XidCriticalError (GPU 3 has fallen off the bus)" in events
 
 
-def test_a_rank_that_hangs_in_a_script_without_an_exporter_is_named_and_ended(cluster: UserNamespace) -> None:
+def test_rank_that_hangs_in_script_without_exporter_is_named_and_ended(cluster: UserNamespace) -> None:
     script = """
 import time
 import torch

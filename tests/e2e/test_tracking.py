@@ -95,7 +95,7 @@ def job_of(claim: str) -> dict[str, Any]:
     }
 
 
-def test_a_lost_pod_and_a_suspension_are_one_run_and_the_board_shows_it(
+def test_lost_pod_and_suspension_are_one_run_and_board_shows_it(
     cluster: UserNamespace, claim: str, tmp_path: Path
 ) -> None:
     applied = cluster.apply(job_of(claim))

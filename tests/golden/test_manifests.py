@@ -151,7 +151,7 @@ def normalised(children: list[dict[str, Any]]) -> str:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_children_of_a_job_are_as_kept(name: str, golden: Callable[[str, str], None]) -> None:
+def test_children_of_job_are_as_kept(name: str, golden: Callable[[str, str], None]) -> None:
     attempt = 2 if name == "gpu-four-nodes" else 1
     golden(f"manifests/{name}.yaml", normalised(build(CASES[name], attempt)))
 

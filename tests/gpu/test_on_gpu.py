@@ -43,7 +43,7 @@ def accuracy(folder: Path) -> float:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "torch", "tf32", "bf16", "fp16", "auto"])
-def test_a_run_learns_in_every_precision(precision: str, tmp_path: Path) -> None:
+def test_run_learns_in_every_precision(precision: str, tmp_path: Path) -> None:
     train(tmp_path, "--precision", precision)
     assert accuracy(tmp_path) == 1.0
 
@@ -55,7 +55,7 @@ def test_default_run_learns_and_states_its_numerics(tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "novograd"])
-def test_a_run_that_is_cut_ends_in_the_same_weights(optimizer: str, tmp_path: Path) -> None:
+def test_run_that_is_cut_ends_in_same_weights(optimizer: str, tmp_path: Path) -> None:
     options = ("--optimizer", optimizer, "--deterministic", "true", "--dropout", "0.2", "--augment", "crop,flip")
     whole = train(tmp_path / "whole", *options)
     train(tmp_path / "cut", *options, "--max-steps", "7")
@@ -63,7 +63,7 @@ def test_a_run_that_is_cut_ends_in_the_same_weights(optimizer: str, tmp_path: Pa
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
-def test_a_scaled_loss_goes_on_from_its_scale(tmp_path: Path) -> None:
+def test_scaled_loss_goes_on_from_its_scale(tmp_path: Path) -> None:
     options = ("--precision", "fp16", "--deterministic", "true")
     whole = train(tmp_path / "whole", *options)
     train(tmp_path / "cut", *options, "--max-steps", "7")
@@ -77,7 +77,7 @@ def test_compiled_step_learns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_the_fused_optimiser_steps_as_on_the_cpu(name: str) -> None:
+def test_fused_optimiser_steps_as_on_cpu(name: str) -> None:
     config = OptimConfig(name=name, lr=0.1, weight_decay=0.01)
     after = []
     for device in ("cpu", "cuda"):
@@ -91,7 +91,7 @@ def test_the_fused_optimiser_steps_as_on_the_cpu(name: str) -> None:
     torch.testing.assert_close(after[0], after[1])
 
 
-def test_the_devices_time_is_counted_not_the_hosts() -> None:
+def test_devices_time_is_counted_not_hosts() -> None:
     timeline = Timeline(torch.device("cuda", 0))
     begin = timeline.now()
     torch.cuda._sleep(500_000_000)  # cycles: a fifth of a second or more, for which the host does not wait
@@ -111,14 +111,14 @@ def test_gradients_of_two_gpus_are_averaged_over_nccl(tmp_path: Path) -> None:
 GRAPH = ["--cuda-graph", "auto", "--dropout", "0.2", "--augment", "crop,flip", "--deterministic", "true"]
 
 
-def test_replayed_steps_end_in_the_weights_of_eager_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replayed_steps_end_in_weights_of_eager_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     replayed = train(tmp_path / "graph", *GRAPH, "--epochs", "12", "--checkpoint-every-steps", "5")
     assert "CUDA graph of a step: recorded after 11 steps" in capsys.readouterr().out
     eager = train(tmp_path / "eager", *GRAPH, "--epochs", "12", "--cuda-graph", "off")
     assert all(torch.equal(eager[name], replayed[name]) for name in eager)
 
 
-def test_failed_recording_is_undone_and_the_run_continues_eagerly(
+def test_failed_recording_is_undone_and_run_continues_eagerly(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take = Engine.take
@@ -145,9 +145,7 @@ def test_failed_recording_is_undone_and_the_run_continues_eagerly(
     assert "CUDA graph of a step: recorded after 11 steps" in capsys.readouterr().out
 
 
-def test_trace_of_a_run_with_a_graph_begins_after_the_recording(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_trace_of_run_with_graph_begins_after_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(tmp_path / "run", *GRAPH, "--epochs", "12", "--profile", str(tmp_path / "traces"))
     said = capsys.readouterr().out
     assert said.index("recorded after 11 steps") < said.index("traces of steps 23 to 27")

@@ -19,7 +19,7 @@ __all__ = ["actors", "namespace", "start"]  # fixtures
 pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(300)]
 
 
-async def test_a_function_is_trained_suspended_resumed_and_deleted(
+async def test_function_is_trained_suspended_resumed_and_deleted(
     plane: ControlPlane,
     namespace: str,
     actors: ClusterActors,

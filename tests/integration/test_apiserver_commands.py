@@ -25,7 +25,7 @@ __all__ = ["actors", "namespace", "start"]  # fixtures
 pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(300)]
 
 
-async def test_a_sample_is_submitted_watched_and_deleted(
+async def test_sample_is_submitted_watched_and_deleted(
     plane: ControlPlane,
     namespace: str,
     actors: ClusterActors,
@@ -56,7 +56,7 @@ async def test_a_sample_is_submitted_watched_and_deleted(
     assert await ddp("why", name) == ExitCode.NOT_FOUND
 
 
-async def test_a_folder_goes_by_a_registry_into_pods_that_mount_it(
+async def test_folder_goes_by_registry_into_pods_that_mount_it(
     plane: ControlPlane,
     namespace: str,
     actors: ClusterActors,

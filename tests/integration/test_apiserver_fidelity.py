@@ -69,7 +69,7 @@ async def refusal(actors: ClusterActors, method: str, where: str, **options: Any
     return caught.value
 
 
-async def test_a_status_is_replaced_by_put_and_the_rest_ignored(actors: ClusterActors) -> None:
+async def test_status_is_replaced_by_put_and_rest_ignored(actors: ClusterActors) -> None:
     created = await actors.create(job_manifest())
     first = await put_status(actors, {"phase": "Pending", "attempt": 1}, created["metadata"]["resourceVersion"])
     second = await put_status(actors, {"phase": "Running"}, first["metadata"]["resourceVersion"])
@@ -79,14 +79,14 @@ async def test_a_status_is_replaced_by_put_and_the_rest_ignored(actors: ClusterA
     assert int(second["metadata"]["resourceVersion"]) > int(created["metadata"]["resourceVersion"])
 
 
-async def test_a_status_that_changes_nothing_makes_no_version(actors: ClusterActors) -> None:
+async def test_status_that_changes_nothing_makes_no_version(actors: ClusterActors) -> None:
     created = await actors.create(job_manifest())
     first = await put_status(actors, {"phase": "Pending"}, created["metadata"]["resourceVersion"])
     again = await put_status(actors, {"phase": "Pending"}, first["metadata"]["resourceVersion"])
     assert again["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
 
 
-async def test_a_status_at_an_old_version_is_a_conflict(actors: ClusterActors) -> None:
+async def test_status_at_old_version_is_conflict(actors: ClusterActors) -> None:
     created = await actors.create(job_manifest())
     await actors.patch(KIND, "digits", {"spec": {"suspend": True}})
     with pytest.raises(ResponseError) as caught:
@@ -94,12 +94,12 @@ async def test_a_status_at_an_old_version_is_a_conflict(actors: ClusterActors) -
     assert (caught.value.status, caught.value.reason) == (409, "Conflict")
 
 
-async def test_a_status_given_at_creation_is_dropped(actors: ClusterActors) -> None:
+async def test_status_given_at_creation_is_dropped(actors: ClusterActors) -> None:
     created = await actors.create(job_manifest() | {"status": {"phase": "Running"}})
     assert "status" not in created
 
 
-async def test_a_change_of_the_spec_makes_a_generation(actors: ClusterActors) -> None:
+async def test_change_of_spec_makes_generation(actors: ClusterActors) -> None:
     created = await actors.create(job_manifest())
     changed = await actors.patch(KIND, "digits", {"spec": {"suspend": True}})
     assert changed["metadata"]["generation"] == created["metadata"]["generation"] + 1
@@ -113,7 +113,7 @@ async def test_defaults_are_filled_in(actors: ClusterActors) -> None:
     assert "procPerNode" not in created["spec"]  # the operator's
 
 
-async def test_the_schema_and_the_rules_refuse(actors: ClusterActors) -> None:
+async def test_schema_and_rules_refuse(actors: ClusterActors) -> None:
     for change, words in (({"nodes": 0}, "spec.nodes"), ({"nodes": "two"}, "spec.nodes")):
         error = await refusal(actors, "POST", path(KIND, actors.namespace), body=job_manifest(**change))
         assert error.status == 422
@@ -121,13 +121,13 @@ async def test_the_schema_and_the_rules_refuse(actors: ClusterActors) -> None:
 
 
 @pytest.mark.parametrize("dry_run", [{}, {"dryRun": "All"}])
-async def test_a_taken_name_has_its_own_reason(actors: ClusterActors, dry_run: dict[str, str]) -> None:
+async def test_taken_name_has_its_own_reason(actors: ClusterActors, dry_run: dict[str, str]) -> None:
     await actors.create(config_map())
     error = await refusal(actors, "POST", path("ConfigMap", actors.namespace), body=config_map(), params=dry_run)
     assert (error.status, error.reason) == (409, "AlreadyExists")
 
 
-async def test_a_dry_run_stores_nothing(actors: ClusterActors) -> None:
+async def test_dry_run_stores_nothing(actors: ClusterActors) -> None:
     await actors.client.request("POST", path("Job", actors.namespace), body=job(), params={"dryRun": "All"})
     assert await actors.get("Job", "j") is None
 
@@ -141,7 +141,7 @@ async def test_unknown_fields_are_refused_when_asked_so(actors: ClusterActors) -
     assert 'unknown field "spec.template.spec.containers[0].imagee"' in error.message
 
 
-async def test_a_job_without_an_image_is_invalid(actors: ClusterActors) -> None:
+async def test_job_without_image_is_invalid(actors: ClusterActors) -> None:
     broken = job()
     del broken["spec"]["template"]["spec"]["containers"][0]["image"]
     error = await refusal(actors, "POST", path("Job", actors.namespace), body=broken)
@@ -149,7 +149,7 @@ async def test_a_job_without_an_image_is_invalid(actors: ClusterActors) -> None:
     assert "spec.template.spec.containers[0].image: Required value" in error.message
 
 
-async def test_the_template_of_a_job_is_immutable(actors: ClusterActors) -> None:
+async def test_template_of_job_is_immutable(actors: ClusterActors) -> None:
     await actors.create(job())
     change = {"spec": {"template": {"spec": {"restartPolicy": "OnFailure"}}}}
     merge = "application/merge-patch+json"
@@ -158,18 +158,18 @@ async def test_the_template_of_a_job_is_immutable(actors: ClusterActors) -> None
     assert "field is immutable" in error.message
 
 
-async def test_a_namespace_must_exist(actors: ClusterActors) -> None:
+async def test_namespace_must_exist(actors: ClusterActors) -> None:
     error = await refusal(actors, "POST", path("ConfigMap", "no-such-namespace"), body=config_map())
     assert error.status == 404
 
 
-async def test_a_merge_patch_takes_away_by_null(actors: ClusterActors) -> None:
+async def test_merge_patch_takes_away_by_null(actors: ClusterActors) -> None:
     await actors.create(config_map())
     patched = await actors.patch("ConfigMap", "c", {"data": {"a": None}})
     assert patched["data"] == {"b": "2"}
 
 
-async def test_a_deletion_asks_for_the_uid(actors: ClusterActors) -> None:
+async def test_deletion_asks_for_uid(actors: ClusterActors) -> None:
     created = await actors.create(job())
     body: Object = {"preconditions": {"uid": "another"}, "propagationPolicy": "Background"}
     error = await refusal(actors, "DELETE", path("Job", actors.namespace, "j"), body=body)
@@ -180,7 +180,7 @@ async def test_a_deletion_asks_for_the_uid(actors: ClusterActors) -> None:
     assert await actors.get("Job", "j") is None
 
 
-async def test_a_finalizer_holds_a_deleted_object(actors: ClusterActors) -> None:
+async def test_finalizer_holds_deleted_object(actors: ClusterActors) -> None:
     await actors.create(config_map(finalizers=["example.org/hold"]))
     answer = await actors.client.request("DELETE", path("ConfigMap", actors.namespace, "c"), body={})
     assert answer["metadata"]["deletionTimestamp"]
@@ -188,7 +188,7 @@ async def test_a_finalizer_holds_a_deleted_object(actors: ClusterActors) -> None
     assert await actors.get("ConfigMap", "c") is None
 
 
-async def test_what_an_owner_leaves_behind_is_collected(actors: ClusterActors) -> None:
+async def test_what_owner_leaves_behind_is_collected(actors: ClusterActors) -> None:
     owner = await actors.create(config_map("owner"))
     reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner["metadata"]["uid"]}
     await actors.create(config_map("child", ownerReferences=[reference]))
@@ -198,7 +198,7 @@ async def test_what_an_owner_leaves_behind_is_collected(actors: ClusterActors) -
     assert await actors.get("ConfigMap", "other") is not None
 
 
-async def test_a_strategic_merge_adds_owners_by_uid_at_any_version_and_takes_them_out(actors: ClusterActors) -> None:
+async def test_strategic_merge_adds_owners_by_uid_at_any_version_and_takes_them_out(actors: ClusterActors) -> None:
     owners = [await actors.create(config_map(name)) for name in ("a", "b")]
     references = [
         {"apiVersion": "v1", "kind": "ConfigMap", "name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"]}
@@ -251,7 +251,7 @@ async def test_lists_can_be_filtered_paged_and_reduced_to_metadata(actors: Clust
     assert not rest["metadata"].get("continue")
 
 
-async def test_leaving_a_filtered_watch_looks_like_a_deletion(actors: ClusterActors) -> None:
+async def test_leaving_filtered_watch_looks_like_deletion(actors: ClusterActors) -> None:
     created = await actors.create(config_map(labels={"team": "a"}))
     relabelled = await actors.patch("ConfigMap", "c", {"metadata": {"labels": {"team": "b"}}})
     back = await actors.patch("ConfigMap", "c", {"metadata": {"labels": {"team": "a"}}})
@@ -275,7 +275,7 @@ async def test_leaving_a_filtered_watch_looks_like_a_deletion(actors: ClusterAct
     assert int(seen[3][1]) > int(back["metadata"]["resourceVersion"])
 
 
-async def test_the_scale_subresource_is_another_view(actors: ClusterActors) -> None:
+async def test_scale_subresource_is_another_view(actors: ClusterActors) -> None:
     await actors.create(job_manifest())
     scale = await actors.client.request("GET", path(KIND, actors.namespace, "digits", "scale"))
     assert (scale["kind"], scale["spec"]["replicas"]) == ("Scale", 2)
@@ -285,7 +285,7 @@ async def test_the_scale_subresource_is_another_view(actors: ClusterActors) -> N
     assert resource["spec"]["nodes"] == 5
 
 
-async def test_a_job_makes_pods_that_are_tracked_and_owned(actors: ClusterActors) -> None:
+async def test_job_makes_pods_that_are_tracked_and_owned(actors: ClusterActors) -> None:
     created = await actors.create(job())
     await actors.patch("Job", "j", {"spec": {"suspend": False}})
     found = await actors.pod("j", 0)

@@ -65,7 +65,7 @@ async def pods_of(users: ClusterActors, name: str) -> list[Any]:
     return await users.list("Pod", f"batch.kubernetes.io/job-name={name}-1")
 
 
-async def test_all_pods_of_an_attempt_are_placed_or_none(users: ClusterActors) -> None:
+async def test_all_pods_of_attempt_are_placed_or_none(users: ClusterActors) -> None:
     await start(users, "big", 3)
 
     async def judged() -> list[Any] | None:

@@ -59,7 +59,7 @@ def env_of(pod: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("sample", "name"), [("digits", "digits"), ("job", "cifar10")])
-async def test_a_sample_gets_its_children_and_runs_to_its_end(
+async def test_sample_gets_its_children_and_runs_to_its_end(
     plane: ControlPlane, namespace: str, actors: ClusterActors, start: StartProcess, sample: str, name: str
 ) -> None:
     start()
@@ -84,7 +84,7 @@ async def test_a_sample_gets_its_children_and_runs_to_its_end(
     assert "Succeeded" in described.split("Events:")[1]
 
 
-async def test_a_failed_attempt_is_followed_by_another(actors: ClusterActors, start: StartProcess) -> None:
+async def test_failed_attempt_is_followed_by_another(actors: ClusterActors, start: StartProcess) -> None:
     start()
     await actors.create(job_manifest())
     for index in (0, 1):
@@ -110,7 +110,7 @@ async def note_ends(actors: ClusterActors, ends: dict[str, tuple[str, str]]) -> 
             ends[pod["metadata"]["name"]] = status["phase"], status.get("reason", "")
 
 
-async def test_pods_of_a_dead_node_are_declared_failed_so_that_the_job_controller_lets_them_go(
+async def test_pods_of_dead_node_are_declared_failed_so_that_job_controller_lets_them_go(
     plane: ControlPlane, namespace: str, start: StartProcess
 ) -> None:
     """Nobody ends these pods but the operator: a pod that is only deleted would stay for ever, by its finalizer."""
@@ -141,7 +141,7 @@ async def test_pods_of_a_dead_node_are_declared_failed_so_that_the_job_controlle
     assert after["status"]["restarts"]["counted"] == 0
 
 
-async def test_deleting_the_resource_removes_every_child(
+async def test_deleting_resource_removes_every_child(
     plane: ControlPlane, namespace: str, actors: ClusterActors, start: StartProcess
 ) -> None:
     start()
@@ -188,7 +188,7 @@ async def _no_child_left(actors: ClusterActors) -> bool:
     return True
 
 
-async def test_a_restarted_operator_touches_nothing_and_goes_on(actors: ClusterActors, start: StartProcess) -> None:
+async def test_restarted_operator_touches_nothing_and_goes_on(actors: ClusterActors, start: StartProcess) -> None:
     first = start()
     await actors.create(job_manifest())
     for index in (0, 1):
@@ -242,7 +242,7 @@ async def test_progress_is_shown_by_kubectl_get(
     assert {"digits", "50.0%", "50s", "256", "0.25", "3"} <= set(row.split())
 
 
-async def test_a_killed_leader_is_succeeded_and_nothing_is_made_twice(
+async def test_killed_leader_is_succeeded_and_nothing_is_made_twice(
     plane: ControlPlane, namespace: str, actors: ClusterActors, tmp_path: Path
 ) -> None:
     kubeconfig = plane.account("ddp-operator", "ddp-operator")
@@ -268,9 +268,7 @@ async def test_a_killed_leader_is_succeeded_and_nothing_is_made_twice(
         assert lease["spec"]["leaseTransitions"] == 1
 
 
-async def test_a_bad_pod_template_is_refused_in_the_api_servers_words(
-    actors: ClusterActors, start: StartProcess
-) -> None:
+async def test_bad_pod_template_is_refused_in_api_servers_words(actors: ClusterActors, start: StartProcess) -> None:
     start()
     manifest = job_manifest()
     manifest["spec"]["template"]["spec"]["containers"][0]["resorces"] = {}
@@ -292,9 +290,7 @@ async def test_explain_and_scale_work(plane: ControlPlane, namespace: str, actor
     assert resource["spec"]["nodes"] == 4
 
 
-async def test_a_job_that_has_ended_cannot_be_scaled(
-    plane: ControlPlane, namespace: str, actors: ClusterActors
-) -> None:
+async def test_job_that_has_ended_cannot_be_scaled(plane: ControlPlane, namespace: str, actors: ClusterActors) -> None:
     await actors.create(job_manifest())
     status = {"attempt": 1, "phase": "Failed", "completionTime": "2026-11-20T12:00:00Z"}
     await actors.patch(KIND, "digits", {"status": status}, "status")
@@ -311,7 +307,7 @@ async def test_a_job_that_has_ended_cannot_be_scaled(
         ({"metrics": {"port": 80}}, "spec.metrics.port"),
     ],
 )
-def test_a_bad_spec_is_refused_by_kubectl_apply(
+def test_bad_spec_is_refused_by_kubectl_apply(
     plane: ControlPlane, namespace: str, change: dict[str, Any], words: str
 ) -> None:
     manifest = job_manifest(**change)
@@ -320,7 +316,7 @@ def test_a_bad_spec_is_refused_by_kubectl_apply(
     assert words in done.stderr
 
 
-async def test_the_template_can_be_changed_until_a_pod_has_run(
+async def test_template_can_be_changed_until_pod_has_run(
     plane: ControlPlane, namespace: str, actors: ClusterActors, start: StartProcess
 ) -> None:
     start()
@@ -344,14 +340,14 @@ async def test_the_template_can_be_changed_until_a_pod_has_run(
     assert "delete the job and create it again" in done.stderr
 
 
-def test_a_name_too_long_for_pod_host_names_is_refused(plane: ControlPlane, namespace: str) -> None:
+def test_name_too_long_for_pod_host_names_is_refused(plane: ControlPlane, namespace: str) -> None:
     manifest = job_manifest("x" * 60)
     done = plane.kubectl("apply", "-n", namespace, "-f", "-", stdin=yaml.safe_dump(manifest), check=False)
     assert done.returncode != 0
     assert "choose a shorter name" in done.stderr
 
 
-def test_missing_permissions_are_named_at_the_start(plane: ControlPlane, namespace: str, tmp_path: Path) -> None:
+def test_missing_permissions_are_named_at_start(plane: ControlPlane, namespace: str, tmp_path: Path) -> None:
     plane.kubectl("create", "serviceaccount", "nobody", "-n", namespace)
     kubeconfig = plane.account(namespace, "nobody")
     (port,) = free_ports(1)

@@ -137,7 +137,7 @@ def with_retained_keys(value: Any, field: str = "") -> Any:
 
 
 @pytest.mark.parametrize("case", PATCHES)
-async def test_a_template_is_merged_as_the_api_server_merges_it(actors: ClusterActors, case: str) -> None:
+async def test_template_is_merged_as_api_server_merges_it(actors: ClusterActors, case: str) -> None:
     stored = await actors.client.request(
         "POST",
         f"/api/v1/namespaces/{actors.namespace}/podtemplates",
@@ -174,7 +174,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-async def test_a_profile_is_refused_by_its_field(actors: ClusterActors, case: str) -> None:
+async def test_profile_is_refused_by_its_field(actors: ClusterActors, case: str) -> None:
     spec, words = REFUSED[case]
     with pytest.raises(ResponseError) as caught:
         await actors.client.request(
@@ -186,7 +186,7 @@ async def test_a_profile_is_refused_by_its_field(actors: ClusterActors, case: st
     assert words in caught.value.message
 
 
-async def test_a_job_without_a_profile_needs_its_template(actors: ClusterActors) -> None:
+async def test_job_without_profile_needs_its_template(actors: ClusterActors) -> None:
     bare = resource("bare", namespace=actors.namespace, checkpoint={"claimName": "c"})
     del bare["spec"]["template"]
     with pytest.raises(ResponseError) as caught:
@@ -209,7 +209,7 @@ def reason_is(reason: str) -> Callable[[Json], bool]:
     return lambda found: bool((found.get("status") or {}).get("reason") == reason)
 
 
-async def test_a_job_takes_its_profile_once(
+async def test_job_takes_its_profile_once(
     plane: ControlPlane, actors: ClusterActors, start: Callable[[], OperatorProcess]
 ) -> None:
     first = start()
@@ -239,7 +239,7 @@ async def test_a_job_takes_its_profile_once(
         await actors.patch(KIND, "j", {"spec": {"profileRef": {"name": "other"}}})
 
 
-async def test_what_a_field_needs_may_be_the_profiles(
+async def test_what_field_needs_may_be_profiles(
     plane: ControlPlane, actors: ClusterActors, start: Callable[[], OperatorProcess]
 ) -> None:
     def with_profile(name: str, **spec: Any) -> Json:
@@ -256,7 +256,7 @@ async def test_what_a_field_needs_may_be_the_profiles(
     assert "needs scheduling.gang: Volcano" in str(refused["status"]["conditions"])
 
 
-async def test_an_upgrade_with_other_defaults_changes_no_job_that_has_begun(
+async def test_upgrade_with_other_defaults_changes_no_job_that_has_begun(
     plane: ControlPlane, actors: ClusterActors, start: Callable[..., OperatorProcess]
 ) -> None:
     first = start()
@@ -295,7 +295,7 @@ async def test_an_upgrade_with_other_defaults_changes_no_job_that_has_begun(
     assert user(await actors.child_job("after-2")) is True
 
 
-async def test_a_quota_of_jobs_that_is_used_up_keeps_none_from_its_profile(
+async def test_quota_of_jobs_that_is_used_up_keeps_none_from_its_profile(
     plane: ControlPlane, actors: ClusterActors, start: Callable[[], OperatorProcess]
 ) -> None:
     what = "count/ddptrainingjobs.ddp-operator.dev"
@@ -312,7 +312,7 @@ async def test_a_quota_of_jobs_that_is_used_up_keeps_none_from_its_profile(
     await actors.run_pod("j-1", 0)
 
 
-async def test_a_namespace_can_require_a_profile(plane: ControlPlane, actors: ClusterActors) -> None:
+async def test_namespace_can_require_profile(plane: ControlPlane, actors: ClusterActors) -> None:
     plane.kubectl("apply", "-f", str(POLICY))
     try:
         plane.kubectl("label", "namespace", actors.namespace, "ddp-operator.dev/profiles=required")

@@ -126,7 +126,7 @@ def operator(plane: ControlPlane) -> Iterator[Ask]:
 
 
 @pytest.mark.parametrize(("method", "path", "body"), REFUSED, ids=[f"{method} {path}" for method, path, _ in REFUSED])
-def test_the_operators_account_may_not(operator: Ask, admin: Ask, method: str, path: str, body: Any) -> None:
+def test_operators_account_may_not(operator: Ask, admin: Ask, method: str, path: str, body: Any) -> None:
     status, answer = operator(method, path, body)
     assert (status, answer["reason"]) == (403, "Forbidden"), answer
     assert f"system:serviceaccount:{HOME}:ddp-operator" in answer["message"]
@@ -134,7 +134,7 @@ def test_the_operators_account_may_not(operator: Ask, admin: Ask, method: str, p
     assert admin(method, path, body)[0] != 403
 
 
-def test_the_operators_account_may_not_be_somebody_else(operator: Ask, admin: Ask) -> None:
+def test_operators_account_may_not_be_somebody_else(operator: Ask, admin: Ask) -> None:
     for ask, wanted in ((operator, 403), (admin, 200)):
         status, answer = ask(
             "GET", "/api/v1/nodes", **{"Impersonate-User": "root", "Impersonate-Group": "system:masters"}
@@ -232,7 +232,7 @@ class TestPodSecurity:
         # The API server's own admission has mounted no token into it.
         assert not [volume for volume in answer["spec"].get("volumes", []) if "projected" in volume]
 
-    def test_what_a_template_asks_for_is_the_namespaces_to_refuse(self, admin: Ask, standard: str) -> None:
+    def test_what_template_asks_for_is_namespaces_to_refuse(self, admin: Ask, standard: str) -> None:
         manifest = job_manifest()
         manifest["spec"]["template"]["spec"]["hostNetwork"] = True
         status, answer = self.admitted(admin, standard, manifest)

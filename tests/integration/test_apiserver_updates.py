@@ -186,7 +186,7 @@ def taken_for(old: dict[str, Any], raw: dict[str, Any]) -> bool:
 
 @examples(300)
 @given(change=changes())
-def test_the_api_server_takes_the_changes_that_are_taken_offline(
+def test_api_server_takes_changes_that_are_taken_offline(
     server: UpdateServer, change: tuple[str, dict[str, Any]]
 ) -> None:
     name, raw = change
@@ -200,7 +200,7 @@ def test_the_api_server_takes_the_changes_that_are_taken_offline(
 
 
 @pytest.mark.parametrize("field", ["template", "networkPolicy"])
-def test_nothing_passes_for_another_value_of_a_fixed_field(server: UpdateServer, field: str) -> None:
+def test_nothing_passes_for_another_value_of_fixed_field(server: UpdateServer, field: str) -> None:
     for base in BASES:
         old = server.stored[f"{base}-running"]
         for value in VALUES[field]:
@@ -209,7 +209,7 @@ def test_nothing_passes_for_another_value_of_a_fixed_field(server: UpdateServer,
             assert taken_for(old, raw) == (not said), f"{field} {value}: {said or 'the API server takes it'}"
 
 
-def test_a_job_of_an_older_schema_can_still_be_changed(server: UpdateServer, plane: ControlPlane) -> None:
+def test_job_of_older_schema_can_still_be_changed(server: UpdateServer, plane: ControlPlane) -> None:
     """A job was stored when a template could be anything: what it needs now is asked for once somebody changes it."""
 
     async def scenario() -> None:

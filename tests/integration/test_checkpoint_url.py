@@ -158,7 +158,7 @@ def test_killed_mirror_is_restarted(attempt: Attempt, store: Store) -> None:
     assert "rank 0 begins at 21" in attempt(2, STEPS=25).wait(0).log
 
 
-def test_success_needs_the_last_checkpoint_in_the_store(attempt: Attempt, store: Store, tmp_path: Path) -> None:
+def test_success_needs_last_checkpoint_in_store(attempt: Attempt, store: Store, tmp_path: Path) -> None:
     if not isinstance(store, FolderStore):
         pytest.skip("a folder can be made useless in one step; a store over HTTP is, in the tests below")
     pods = attempt(1, STEPS=1000, WAIT=20)
@@ -189,7 +189,7 @@ def test_unusable_store_ends_pod_before_training(attempt: Attempt, store: Store,
 
 
 @pytest.mark.nightly
-def test_the_trainer_ends_bit_by_bit_as_without_an_end_in_the_middle(store: Store, tmp_path: Path) -> None:
+def test_trainer_ends_bit_by_bit_as_without_end_in_middle(store: Store, tmp_path: Path) -> None:
     arguments = [*TRAINEE, "--preset", "digits-resnet", "--model-width", "8", "--batch-size", "16", "--max-steps", "40"]
     arguments += ["--dropout", "0.2", "--checkpoint-every-steps", "5", "--checkpoint-keep", "1", "--log-every", "1"]
 

@@ -159,7 +159,7 @@ def probe_url(pod: Object, probe: str) -> str:
 
 
 @pytest.mark.parametrize("command", [pytest.param(None, id="deployment"), pytest.param(KOPF, id="kopf-run")])
-async def test_delivered_operator_becomes_ready_and_creates_the_job(
+async def test_delivered_operator_becomes_ready_and_creates_job(
     command: tuple[str, ...] | None, pod: Object, run: Run, server: StandIn, actors: ClusterActors
 ) -> None:
     process = run(**({"command": command} if command else {}))
@@ -178,14 +178,14 @@ async def test_delivered_operator_becomes_ready_and_creates_the_job(
     assert "Traceback" not in process.log
 
 
-def test_delivered_pod_without_a_token_names_the_missing_credentials(run: Run, container: Container) -> None:
+def test_delivered_pod_without_token_names_missing_credentials(run: Run, container: Container) -> None:
     process = run(volumes=[volume for volume in container.volumes if volume.path == "/tmp"])
     assert process.wait() == 1
     (line,) = process.log.splitlines()
     assert "cannot start: no credentials for a cluster" in line
 
 
-def test_container_has_what_the_pod_gives_it_and_nothing_else(run: Run, container: Container) -> None:
+def test_container_has_what_pod_gives_it_and_nothing_else(run: Run, container: Container) -> None:
     process = run(command=["python", "-c", INSPECT])
     assert process.wait() == 0, process.log
     found = json.loads(process.log)

@@ -18,13 +18,13 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(1200)]
 
 
 @pytest.mark.nightly
-def test_the_fast_drills_survive(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fast_drills_survive(capsys: pytest.CaptureFixture[str]) -> None:
     assert drills.main(["--fast", "--no-floors"]) == 0, "".join(capsys.readouterr())
     assert "DRILLS 2/2" in capsys.readouterr().out
 
 
 @pytest.mark.nightly
-async def test_a_small_soak_ends_and_leaves_nothing(tmp_path: Path) -> None:
+async def test_small_soak_ends_and_leaves_nothing(tmp_path: Path) -> None:
     sequence, at_once = await soak_local(tmp_path, in_sequence=2, at_once=4, real=False)
     assert (sequence.jobs, at_once.jobs) == ([1, 2], [4, 8, 12, 16])
     for samples in (sequence, at_once):
@@ -32,7 +32,7 @@ async def test_a_small_soak_ends_and_leaves_nothing(tmp_path: Path) -> None:
             assert set(samples.figures[name]) == {0}
 
 
-def test_every_drill_is_in_the_page_about_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_drill_is_in_page_about_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert drills.main(["--list"]) == 0
     names = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
     page = (ROOT / "docs" / "drills.md").read_text(encoding="utf-8")
@@ -40,7 +40,7 @@ def test_every_drill_is_in_the_page_about_them(capsys: pytest.CaptureFixture[str
     assert sorted(re.findall(r"^\| `([a-z-]+)` \| \d+/\d+ \|", page, re.MULTILINE)) == sorted(names)
 
 
-def test_a_drill_that_is_not_survived_fails_the_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_drill_that_is_not_survived_fails_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def perish(scene: object) -> DrillOutcome:
         raise Perished("the state differs\nand more")
 
@@ -57,7 +57,7 @@ def test_a_drill_that_is_not_survived_fails_the_whole(tmp_path: Path, capsys: py
     assert "bad: Perished: the state differs" in told.err
 
 
-def test_the_table_holds_recoveries_against_their_floors() -> None:
+def test_table_holds_recoveries_against_their_floors() -> None:
     drill = Drill("one", "", lambda scene: DrillOutcome())
     waited = [
         DrillOutcome(2, 6.0, "ranks", waits=1.0, by_hand=3.0),
@@ -68,7 +68,7 @@ def test_the_table_holds_recoveries_against_their_floors() -> None:
     assert last == "DRILLS 2/2"
 
 
-def test_a_slope_is_for_each_thousand_jobs() -> None:
+def test_slope_is_for_each_thousand_jobs() -> None:
     samples = Samples("x")
     for jobs in (100, 200, 300, 400):
         samples.take(jobs, psutil.Process(), leak=jobs / 2)

@@ -161,7 +161,7 @@ def built(name: str, base: str, wheels: Path) -> Iterator[tuple[dict[str, Any], 
 
 
 @pytest.mark.parametrize("held", [[], None])
-def test_packages_are_compiled_to_the_same_bits_and_not_anew(
+def test_packages_are_compiled_to_same_bits_and_not_anew(
     held: list[CodeType] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What else of the process holds a function's code must leave no trace in the file."""
@@ -256,7 +256,7 @@ def test_images_for_both_machines_have_one_digest_and_run_nothing_foreign(
 @pytest.mark.nightly
 @pytest.mark.buildah
 @pytest.mark.timeout(1200)
-def test_trainer_image_is_built_to_the_same_bits_and_trains_as_nobody(base: str, tmp_path: Path) -> None:
+def test_trainer_image_is_built_to_same_bits_and_trains_as_nobody(base: str, tmp_path: Path) -> None:
     if not os.environ.get("DDP_TEST_TRAINER_IMAGE"):
         pytest.skip("DDP_TEST_TRAINER_IMAGE is not set (builds the trainer's image: minutes, and gigabytes of disk)")
     torch = [line for line in (ROOT / ".ci/pytorch.txt").read_text().splitlines() if line.startswith("torch")]

@@ -223,11 +223,11 @@ def test_every_rule_is_evaluated_and_its_series_exist(watched: ScrapedRun) -> No
             assert watched.values(rule["record"])
 
 
-def test_nothing_fired_on_a_good_run(watched: ScrapedRun) -> None:
+def test_nothing_fired_on_good_run(watched: ScrapedRun) -> None:
     assert watched.values('ALERTS{alertstate="firing"}') == []
 
 
-def test_figures_are_those_of_the_run(watched: ScrapedRun) -> None:
+def test_figures_are_those_of_run(watched: ScrapedRun) -> None:
     assert max(watched.values("max(ddp_world_size)")) == 2
     assert max(watched.values("max(ddp_planned_epochs)")) == 4
     assert max(watched.values("max(ddp_checkpoint_step)")) > 0
@@ -242,7 +242,7 @@ def test_figures_are_those_of_the_run(watched: ScrapedRun) -> None:
     assert all(0.9 <= ratio <= 1.3 for ratio in ratios), ratios
 
 
-def test_the_report_of_a_job_is_written_from_it(watched: ScrapedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_of_job_is_written_from_it(watched: ScrapedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddp_operator.report.cluster._LEAST_STEP", 1)  # it scrapes that often here
     job = yaml.safe_load((watched.run_folder / "status.yaml").read_text())
     job["metadata"] |= {"name": "run", "namespace": "local"}  # as the configuration labels what it scrapes

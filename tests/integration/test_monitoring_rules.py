@@ -58,7 +58,7 @@ board = pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
 
 
 class TestDashboards:
-    def test_uids_are_the_ones_that_links_rely_on(self) -> None:
+    def test_uids_are_ones_that_links_rely_on(self) -> None:
         assert {path.stem: json.loads(path.read_text())["uid"] for path in BOARDS} == {
             "fleet": "ddp-fleet", "job": "ddp-job", "operator": "ddp-operator"
         }  # fmt: skip
@@ -80,7 +80,7 @@ class TestDashboards:
         assert known - shown - used == set()
 
     @board
-    def test_panels_lie_beside_each_other_on_the_grid(self, path: Path) -> None:
+    def test_panels_lie_beside_each_other_on_grid(self, path: Path) -> None:
         taken: set[tuple[int, int]] = set()
         for panel in json.loads(path.read_text())["panels"]:
             place = panel["gridPos"]
@@ -119,7 +119,7 @@ class TestDashboards:
         found = {panel["title"]: panel["type"] for panel in panels(path)}
         assert shown.items() <= found.items()
 
-    def test_restarts_are_annotations_of_the_job(self) -> None:
+    def test_restarts_are_annotations_of_job(self) -> None:
         annotations = json.loads((MONITORING / "dashboards" / "job.json").read_text())["annotations"]["list"]
         assert [found["name"] for found in annotations] == ["Restart in the same pods", "New attempt"]
         assert all(found["enable"] for found in annotations)
@@ -191,7 +191,7 @@ class TestDashboards:
                 assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"], panel["title"]
         assert json.loads(path.read_text())["graphTooltip"] == 1, "one crosshair on all panels"
 
-    def test_links_lead_from_the_fleet_to_a_job_and_to_its_pods_logs(self) -> None:
+    def test_links_lead_from_fleet_to_job_and_to_its_pods_logs(self) -> None:
         fleet, job = (json.dumps(panels(MONITORING / "dashboards" / f"{name}.json")) for name in ("fleet", "job"))
         for label in ("cluster", "namespace", "ddp_job"):
             assert f"var-{label}=${{__data.fields.{label}}}" in fleet
@@ -208,7 +208,7 @@ class TestAlerts:
         assert named - exported() == set()
 
     @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
-    def test_has_severity_summary_and_a_heading_in_the_runbook(self, alert: dict[str, Any]) -> None:
+    def test_has_severity_summary_and_heading_in_runbook(self, alert: dict[str, Any]) -> None:
         assert alert["labels"]["severity"] in {"critical", "warning"}
         assert alert["annotations"]["summary"]
         assert len(alert["annotations"]["description"]) > len("what it means and what to do")
@@ -218,12 +218,12 @@ class TestAlerts:
         assert f"\n## {alert['alert']}\n" in text
         assert f"](runbook.md#{heading})" in (ROOT / "docs/monitoring.md").read_text(encoding="utf-8")
 
-    def test_runbook_has_no_heading_without_an_alert(self) -> None:
+    def test_runbook_has_no_heading_without_alert(self) -> None:
         headings = re.findall(r"^## (\w+)$", (ROOT / "docs/runbook.md").read_text(), flags=re.MULTILINE)
         assert headings == [alert["alert"] for alert in ALERTS]
 
     @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
-    def test_has_a_boundary_test_silent_before_firing_after(self, alert: dict[str, Any]) -> None:
+    def test_has_boundary_test_silent_before_firing_after(self, alert: dict[str, Any]) -> None:
         cases = [
             case
             for path in (MONITORING / "tests").glob("*.yaml")

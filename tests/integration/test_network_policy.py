@@ -156,20 +156,20 @@ BY_PROMETHEUS = tcp("prometheus", "train-0", ports=(METRICS,))
 TO_STORAGE = tcp("train-0", "storage", ports=(STORAGE,))
 
 
-def test_without_a_policy_everybody_reaches_everybody() -> None:
+def test_without_policy_everybody_reaches_everybody() -> None:
     """Else the refusals below would show nothing."""
     asked = [*OPEN, *CLOSED, *BY_PROMETHEUS, *TO_STORAGE]
     assert [found for found, through in probe("", asked).items() if not through] == []
 
 
-def test_pods_of_a_job_are_apart_from_all_that_it_does_not_need() -> None:
+def test_pods_of_job_are_apart_from_all_that_it_does_not_need() -> None:
     ruleset = build_ruleset(policies(), list(pods().values()), NAMESPACES)
     through = probe(ruleset, [*OPEN, *CLOSED, *BY_PROMETHEUS])
     assert [found for found in (*OPEN, *BY_PROMETHEUS) if not through[found]] == []
     assert [found for found in CLOSED if through[found]] == []
 
 
-def test_readers_of_the_metrics_and_networks_are_those_that_are_named() -> None:
+def test_readers_of_metrics_and_networks_are_those_that_are_named() -> None:
     grafana = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "grafana"}}, "namespaceSelector": {}}
     named = policies(metricsFrom=[grafana], egressCidrs=["192.168.7.0/24"])
     reads = tcp("grafana", "train-0", ports=(METRICS,))
@@ -180,7 +180,7 @@ def test_readers_of_the_metrics_and_networks_are_those_that_are_named() -> None:
     assert [found for found in closed_now if through[found]] == []
 
 
-def test_whoever_may_read_the_metrics_nobody_but_the_jobs_own_pods_reaches_the_rendezvous() -> None:
+def test_whoever_may_read_metrics_nobody_but_jobs_own_pods_reaches_rendezvous() -> None:
     everybody = policies(metricsFrom=[{"namespaceSelector": {}}, {"ipBlock": {"cidr": "0.0.0.0/0"}}])
     reads = tcp("grafana", "train-0", ports=(METRICS,))
     strangers = [name for name in pods() if name not in ("train-0", "train-1")]

@@ -74,7 +74,7 @@ async def test_every_write_may_fail(server: StandIn, actors: ClusterActors, star
 
 
 @pytest.mark.parametrize("fault", [403, 422])
-async def test_a_refused_job_is_told_with_the_servers_words(
+async def test_refused_job_is_told_with_servers_words(
     server: StandIn, actors: ClusterActors, start: Start, fault: int
 ) -> None:
     start()
@@ -85,7 +85,7 @@ async def test_a_refused_job_is_told_with_the_servers_words(
     assert (accepted["status"], "injected fault" in accepted["message"]) == ("False", True)
 
 
-async def test_a_webhook_that_is_away_is_told_and_waited_for(
+async def test_webhook_that_is_away_is_told_and_waited_for(
     server: StandIn, actors: ClusterActors, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor, "SERVER_PATIENCE", 0.3)
@@ -104,7 +104,7 @@ async def test_a_webhook_that_is_away_is_told_and_waited_for(
     assert [event["reason"] for event in server.list("Event")].count("ServerError") == 1
 
 
-async def test_a_shared_child_that_somebody_deletes_is_made_anew(
+async def test_shared_child_that_somebody_deletes_is_made_anew(
     server: StandIn, actors: ClusterActors, start: Start
 ) -> None:
     running = start()
@@ -138,7 +138,7 @@ async def test_events_that_cannot_be_posted_hold_nothing_up(
     assert server.list("Event") == []
 
 
-async def test_a_status_that_somebody_else_changed_is_read_again(
+async def test_status_that_somebody_else_changed_is_read_again(
     server: StandIn, actors: ClusterActors, start: Start
 ) -> None:
     start()
@@ -164,7 +164,7 @@ async def test_cut_watches_go_on_where_they_were(server: StandIn, actors: Cluste
 
 
 @pytest.mark.parametrize("status", [403, 429, 503, "drop"])
-async def test_a_watch_that_is_refused_for_a_while_comes_back(
+async def test_watch_that_is_refused_for_while_comes_back(
     server: StandIn, actors: ClusterActors, start: Start, status: Any
 ) -> None:
     start()
@@ -177,7 +177,7 @@ async def test_a_watch_that_is_refused_for_a_while_comes_back(
     await run_to_the_end(actors)
 
 
-async def test_deletions_missed_in_a_new_listing_are_found(
+async def test_deletions_missed_in_new_listing_are_found(
     server: StandIn, actors: ClusterActors, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resync, "NUDGE_DELAY", 0.1)
@@ -240,7 +240,7 @@ async def test_expiring_tokens_are_renewed_under_way(
     await run_to_the_end(actors)
 
 
-async def test_an_api_server_that_is_away_for_a_while_ends_nothing(
+async def test_api_server_that_is_away_for_while_ends_nothing(
     server: StandIn, actors: ClusterActors, start: Start
 ) -> None:
     start(call_timeout=0.5)

@@ -86,7 +86,7 @@ def names(objects: tuple[Any, ...]) -> list[str]:
     return [obj["metadata"]["name"] for obj in objects]
 
 
-async def test_workloads_are_read_in_the_version_that_is_served(
+async def test_workloads_are_read_in_version_that_is_served(
     cluster: KubeCluster, server: StandIn, actors: ClusterActors
 ) -> None:
     mine = {"metadata": {"name": "train-1", "namespace": "default", "uid": "u"}}
@@ -120,16 +120,14 @@ async def test_own_writes_are_observed_at_once(cluster: KubeCluster) -> None:
     assert (await seen(cluster)).jobs == ()
 
 
-async def test_the_store_and_the_api_server_tell_the_same(
-    cluster: KubeCluster, actors: ClusterActors, server: StandIn
-) -> None:
+async def test_store_and_api_server_tell_same(cluster: KubeCluster, actors: ClusterActors, server: StandIn) -> None:
     server.controllers.job_controller = None
     await cluster.create(service())
     await cluster.create(job())
     assert await KubeCluster(actors.client).observe(KEY) == await seen(cluster)
 
 
-async def test_a_dry_run_leaves_nothing(cluster: KubeCluster, server: StandIn) -> None:
+async def test_dry_run_leaves_nothing(cluster: KubeCluster, server: StandIn) -> None:
     await cluster.create(service(), dry_run=True)
     await cluster.create(job(), dry_run=True)
     assert server.list("Service") == server.list("Job") == []
@@ -138,9 +136,7 @@ async def test_a_dry_run_leaves_nothing(cluster: KubeCluster, server: StandIn) -
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
-async def test_a_taken_name_gives_the_object_that_has_it(
-    cluster: KubeCluster, actors: ClusterActors, dry_run: bool
-) -> None:
+async def test_taken_name_gives_object_that_has_it(cluster: KubeCluster, actors: ClusterActors, dry_run: bool) -> None:
     first = await actors.create(service())
     with pytest.raises(AlreadyExists) as caught:
         await cluster.create(service(), dry_run=dry_run)
@@ -148,7 +144,7 @@ async def test_a_taken_name_gives_the_object_that_has_it(
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
-async def test_a_job_that_will_never_do_is_refused(cluster: KubeCluster, dry_run: bool) -> None:
+async def test_job_that_will_never_do_is_refused(cluster: KubeCluster, dry_run: bool) -> None:
     broken = job()
     del broken["spec"]["template"]["spec"]["containers"][0]["image"]
     with pytest.raises(Refused) as caught:
@@ -157,7 +153,7 @@ async def test_a_job_that_will_never_do_is_refused(cluster: KubeCluster, dry_run
     assert "image" in caught.value.message
 
 
-async def test_a_forbidden_create_says_so(cluster: KubeCluster, server: StandIn) -> None:
+async def test_forbidden_create_says_so(cluster: KubeCluster, server: StandIn) -> None:
     server.faults.add(403, verb="create", resource="jobs")
     with pytest.raises(Refused) as caught:
         await cluster.create(job())
@@ -171,7 +167,7 @@ async def test_a_forbidden_create_says_so(cluster: KubeCluster, server: StandIn)
         (400, 'admission webhook "validate.kyverno.svc-fail" denied the request: no'),
     ],
 )
-async def test_a_job_that_a_policy_denies_is_forbidden_and_not_wrong(
+async def test_job_that_policy_denies_is_forbidden_and_not_wrong(
     cluster: KubeCluster, server: StandIn, status: int, words: str
 ) -> None:
     server.faults.add(status, verb="create", resource="jobs", message=words)
@@ -180,7 +176,7 @@ async def test_a_job_that_a_policy_denies_is_forbidden_and_not_wrong(
     assert (caught.value.reason, caught.value.message) == ("Forbidden", words)
 
 
-async def test_a_server_that_fails_at_a_creation_is_quoted(cluster: KubeCluster, server: StandIn) -> None:
+async def test_server_that_fails_at_creation_is_quoted(cluster: KubeCluster, server: StandIn) -> None:
     words = 'Internal error occurred: failed calling webhook "audit.example.com"'
     server.faults.add(500, verb="create", resource="services", message=words)
     with pytest.raises(ServerError) as caught:
@@ -188,28 +184,28 @@ async def test_a_server_that_fails_at_a_creation_is_quoted(cluster: KubeCluster,
     assert caught.value.message == f"Service extra: {words}"
 
 
-async def test_a_vanished_namespace_is_no_refusal(cluster: KubeCluster) -> None:
+async def test_vanished_namespace_is_no_refusal(cluster: KubeCluster) -> None:
     lost = service()
     lost["metadata"]["namespace"] = "gone"
     with pytest.raises(ClusterError, match="not found"):
         await cluster.create(lost)
 
 
-async def test_a_patch_of_a_job_that_is_gone_is_no_error(cluster: KubeCluster, server: StandIn) -> None:
+async def test_patch_of_job_that_is_gone_is_no_error(cluster: KubeCluster, server: StandIn) -> None:
     await cluster.create(job())
     server.remove("Job", "digits-1")
     await cluster.patch_job("default", "digits-1", {"spec": {"suspend": True}})
     assert (await seen(cluster)).jobs == ()
 
 
-async def test_a_patch_that_may_not_be_is_refused(cluster: KubeCluster) -> None:
+async def test_patch_that_may_not_be_is_refused(cluster: KubeCluster) -> None:
     await cluster.create(job())
     change = {"spec": {"template": {"spec": {"restartPolicy": "OnFailure"}}}}
     with pytest.raises(Refused, match="immutable"):
         await cluster.patch_job("default", "digits-1", change)
 
 
-async def test_a_pod_that_has_changed_since_it_was_looked_at_is_not_declared_failed(
+async def test_pod_that_has_changed_since_it_was_looked_at_is_not_declared_failed(
     cluster: KubeCluster, actors: ClusterActors, server: StandIn
 ) -> None:
     await cluster.create(job())
@@ -223,7 +219,7 @@ async def test_a_pod_that_has_changed_since_it_was_looked_at_is_not_declared_fai
     assert "deletionTimestamp" not in after["metadata"]
 
 
-async def test_a_status_is_replaced_and_nothing_else_touched(cluster: KubeCluster, actors: ClusterActors) -> None:
+async def test_status_is_replaced_and_nothing_else_touched(cluster: KubeCluster, actors: ClusterActors) -> None:
     version = (await seen(cluster)).resource["metadata"]["resourceVersion"]
     await cluster.patch_status(KEY, {"phase": "Pending", "attempt": 1}, resource_version=version)
     version = (await seen(cluster)).resource["metadata"]["resourceVersion"]
@@ -235,7 +231,7 @@ async def test_a_status_is_replaced_and_nothing_else_touched(cluster: KubeCluste
     assert (await seen(cluster)).resource["status"] == {"phase": "Running"}
 
 
-async def test_a_status_for_an_older_version_is_a_conflict(cluster: KubeCluster, actors: ClusterActors) -> None:
+async def test_status_for_older_version_is_conflict(cluster: KubeCluster, actors: ClusterActors) -> None:
     version = (await seen(cluster)).resource["metadata"]["resourceVersion"]
     await actors.patch(KIND, "digits", {"metadata": {"labels": {"a": "b"}}})
     with pytest.raises(VersionConflict):
@@ -245,7 +241,7 @@ async def test_a_status_for_an_older_version_is_a_conflict(cluster: KubeCluster,
     assert "status" not in resource
 
 
-async def test_a_status_for_a_ghost_ends_the_ghost(cluster: KubeCluster, server: StandIn) -> None:
+async def test_status_for_ghost_ends_ghost(cluster: KubeCluster, server: StandIn) -> None:
     version = (await seen(cluster)).resource["metadata"]["resourceVersion"]
     server.remove(KIND, "digits")
     with pytest.raises(VersionConflict):
@@ -253,7 +249,7 @@ async def test_a_status_for_a_ghost_ends_the_ghost(cluster: KubeCluster, server:
     assert await cluster.observe(KEY) is None
 
 
-async def test_a_namesake_is_not_deleted(cluster: KubeCluster, server: StandIn) -> None:
+async def test_namesake_is_not_deleted(cluster: KubeCluster, server: StandIn) -> None:
     await cluster.create(service())
     await cluster.delete("Service", "default", "digits", uid="another")
     await cluster.delete("Service", "default", "no-such", uid="any")
@@ -261,7 +257,7 @@ async def test_a_namesake_is_not_deleted(cluster: KubeCluster, server: StandIn) 
     assert len((await seen(cluster)).services) == 1
 
 
-async def test_a_pod_that_ends_slowly_is_seen_ending(
+async def test_pod_that_ends_slowly_is_seen_ending(
     cluster: KubeCluster, actors: ClusterActors, server: StandIn
 ) -> None:
     server.controllers.ends_pods = False
@@ -273,7 +269,7 @@ async def test_a_pod_that_ends_slowly_is_seen_ending(
     assert found["metadata"]["deletionTimestamp"]
 
 
-async def test_the_resource_itself_can_be_deleted(cluster: KubeCluster, actors: ClusterActors) -> None:
+async def test_resource_itself_can_be_deleted(cluster: KubeCluster, actors: ClusterActors) -> None:
     uid = (await seen(cluster)).resource["metadata"]["uid"]
     await cluster.delete_resource(KEY, uid="another")
     assert await actors.get(KIND, "digits") is not None
@@ -283,7 +279,7 @@ async def test_the_resource_itself_can_be_deleted(cluster: KubeCluster, actors: 
 
 
 @pytest.mark.parametrize("fault", [429, 500, "drop", "timeout"])
-async def test_whatever_may_pass_is_a_cluster_error(kubeconfig: Path, server: StandIn, fault: Any) -> None:
+async def test_whatever_may_pass_is_cluster_error(kubeconfig: Path, server: StandIn, fault: Any) -> None:
     async with ClusterActors(kubeconfig) as actors:
         actors.client._timeout = 0.3
         cluster = KubeCluster(actors.client)
@@ -312,7 +308,7 @@ async def test_events_name_their_resource_and_are_told_apart(cluster: KubeCluste
     assert {event["involvedObject"]["uid"] for event in events} == {resource["metadata"]["uid"]}
 
 
-async def test_a_comparison_with_lists_mends_the_store(
+async def test_comparison_with_lists_mends_store(
     cluster: KubeCluster, actors: ClusterActors, store: ObjectCache
 ) -> None:
     changed: list[Key] = []
@@ -329,7 +325,7 @@ async def test_a_comparison_with_lists_mends_the_store(
     assert changed == [KEY, KEY]
 
 
-async def test_child_that_loses_its_controller_unseen_is_dropped_by_a_comparison(
+async def test_child_that_loses_its_controller_unseen_is_dropped_by_comparison(
     cluster: KubeCluster, actors: ClusterActors, store: ObjectCache
 ) -> None:
     changed: list[Key] = []
@@ -342,7 +338,7 @@ async def test_child_that_loses_its_controller_unseen_is_dropped_by_a_comparison
     assert changed == [KEY]
 
 
-async def test_an_empty_label_on_somebodys_pod_stops_nobody(actors: ClusterActors, store: ObjectCache) -> None:
+async def test_empty_label_on_somebodys_pod_stops_nobody(actors: ClusterActors, store: ObjectCache) -> None:
     nobodys = child("Pod", "p", spec={"containers": [{"name": "c", "image": "i"}]})
     nobodys["metadata"]["labels"][LABEL_JOB_NAME] = ""
     await actors.create(nobodys)
@@ -364,7 +360,7 @@ async def test_long_lists_are_read_page_by_page(
     assert server.calls.count(("list", "configmaps", 200)) == 3
 
 
-async def test_the_first_comparison_waits_for_the_watches(actors: ClusterActors, store: ObjectCache) -> None:
+async def test_first_comparison_waits_for_watches(actors: ClusterActors, store: ObjectCache) -> None:
     resource = await actors.create(job_manifest())
     syncing = Resync(actors.client, store, namespaces=[], interval=3600, on_change=lambda key: None)
     running = asyncio.create_task(syncing.run())
@@ -406,7 +402,7 @@ async def scraped(cluster: KubeCluster, page: Page, take: Callable[[bytes], None
 
 
 @pytest.mark.usefixtures("patient")
-async def test_a_metrics_page_is_read_without_credentials(cluster: KubeCluster) -> None:
+async def test_metrics_page_is_read_without_credentials(cluster: KubeCluster) -> None:
     async def page(request: web.Request) -> web.Response:
         return web.Response(text="authorization" if "Authorization" in request.headers else "ddp_step 1\n")
 
@@ -414,7 +410,7 @@ async def test_a_metrics_page_is_read_without_credentials(cluster: KubeCluster) 
 
 
 @pytest.mark.usefixtures("patient")
-async def test_other_tasks_run_between_slices_of_a_page(cluster: KubeCluster) -> None:
+async def test_other_tasks_run_between_slices_of_page(cluster: KubeCluster) -> None:
     async def page(_: web.Request) -> web.Response:
         return web.Response(body=b"ddp_loss 1\n" * 90_000)
 
@@ -435,7 +431,7 @@ async def test_other_tasks_run_between_slices_of_a_page(cluster: KubeCluster) ->
     assert len({turn for _, turn in taken}) == len(taken)
 
 
-async def test_slices_of_pages_take_turns_and_leave_the_loop_half_of_the_time(
+async def test_slices_of_pages_take_turns_and_leave_loop_half_of_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -461,7 +457,7 @@ async def test_slices_of_pages_take_turns_and_leave_the_loop_half_of_the_time(
 
 
 @pytest.mark.usefixtures("patient")
-async def test_an_endless_page_is_given_up(cluster: KubeCluster) -> None:
+async def test_endless_page_is_given_up(cluster: KubeCluster) -> None:
     sent = 0
 
     async def page(request: web.Request) -> web.StreamResponse:
@@ -479,7 +475,7 @@ async def test_an_endless_page_is_given_up(cluster: KubeCluster) -> None:
     assert sent < 64 * scrape.SIZE_LIMIT
 
 
-async def test_a_page_that_never_comes_is_given_up(cluster: KubeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_page_that_never_comes_is_given_up(cluster: KubeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scrape, "TIMEOUT", 0.1)
 
     async def page(_: web.Request) -> web.Response:
@@ -489,7 +485,7 @@ async def test_a_page_that_never_comes_is_given_up(cluster: KubeCluster, monkeyp
     assert await scraped(cluster, page) is None
 
 
-async def test_a_page_that_trickles_is_given_up(cluster: KubeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_page_that_trickles_is_given_up(cluster: KubeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scrape, "TIMEOUT", 0.2)
 
     async def page(request: web.Request) -> web.StreamResponse:
@@ -502,7 +498,7 @@ async def test_a_page_that_trickles_is_given_up(cluster: KubeCluster, monkeypatc
     assert await scraped(cluster, page) is None
 
 
-async def test_a_redirect_is_not_followed(cluster: KubeCluster) -> None:
+async def test_redirect_is_not_followed(cluster: KubeCluster) -> None:
     async def page(request: web.Request) -> web.Response:
         if "there" in request.query:
             return web.Response(text="a secret of the operator's network")
@@ -512,7 +508,7 @@ async def test_a_redirect_is_not_followed(cluster: KubeCluster) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-async def test_a_packed_page_is_not_unpacked(cluster: KubeCluster) -> None:
+async def test_packed_page_is_not_unpacked(cluster: KubeCluster) -> None:
     packed = gzip.compress(b"x" * 100_000_000)
 
     async def page(_: web.Request) -> web.Response:
@@ -532,5 +528,5 @@ async def test_bytes_that_are_no_text_do_no_harm(cluster: KubeCluster) -> None:
 
 
 @pytest.mark.parametrize("status", [{}, {"podIP": ""}, {"podIP": "127.0.0.1"}, {"podIP": "::1"}, {"podIP": "a b"}])
-async def test_a_pod_that_does_not_answer_gives_nothing(cluster: KubeCluster, status: dict[str, str]) -> None:
+async def test_pod_that_does_not_answer_gives_nothing(cluster: KubeCluster, status: dict[str, str]) -> None:
     assert not await cluster.scrape({"status": status}, 1, lambda piece: None)

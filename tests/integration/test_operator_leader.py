@@ -87,7 +87,7 @@ async def all_run(server: StandIn, actors: ClusterActors) -> None:
         assert len(made) == count
 
 
-async def test_the_other_one_stands_by_and_takes_over_when_the_leader_ends(
+async def test_other_one_stands_by_and_takes_over_when_leader_ends(
     server: StandIn, actors: ClusterActors, start_as: StartAs
 ) -> None:
     first, second = (start_as(name, LONG_LEASE_SECONDS) for name in ("first", "second"))
@@ -110,7 +110,7 @@ async def test_the_other_one_stands_by_and_takes_over_when_the_leader_ends(
     assert holder(server) == "second"
 
 
-async def test_a_killed_leader_is_succeeded_in_the_midst_of_its_work(
+async def test_killed_leader_is_succeeded_in_midst_of_its_work(
     server: StandIn, actors: ClusterActors, start_as: StartAs
 ) -> None:
     first = start_as("first")
@@ -123,7 +123,7 @@ async def test_a_killed_leader_is_succeeded_in_the_midst_of_its_work(
     assert writes(server, "second")
 
 
-async def test_a_leader_that_was_frozen_wakes_up_silent_and_ends(
+async def test_leader_that_was_frozen_wakes_up_silent_and_ends(
     server: StandIn, actors: ClusterActors, start_as: StartAs
 ) -> None:
     first = start_as("first")
@@ -152,7 +152,7 @@ async def test_a_leader_that_was_frozen_wakes_up_silent_and_ends(
     assert "lost leadership" not in second.log
 
 
-async def test_a_leader_that_cannot_renew_writes_nothing_and_goes_on_afterwards(
+async def test_leader_that_cannot_renew_writes_nothing_and_goes_on_afterwards(
     server: StandIn, actors: ClusterActors, start: Start
 ) -> None:
     running = start(lease_seconds=3)
@@ -173,7 +173,7 @@ async def test_a_leader_that_cannot_renew_writes_nothing_and_goes_on_afterwards(
     assert not running.lost.is_set()
 
 
-async def test_a_lease_that_somebody_else_took_ends_the_operator(
+async def test_lease_that_somebody_else_took_ends_operator(
     server: StandIn, actors: ClusterActors, start: Start
 ) -> None:
     running = start(lease_seconds=3)
@@ -195,7 +195,7 @@ def test_operators_of_other_names_do_not_wait_for_each_other(server: StandIn, st
     assert {lease["metadata"]["name"] for lease in server.list("Lease")} == {"one", "two"}
 
 
-def test_missing_permission_for_the_lease_is_named(server: StandIn, kubeconfig: Path) -> None:
+def test_missing_permission_for_lease_is_named(server: StandIn, kubeconfig: Path) -> None:
     server.allow(lambda wanted: wanted["resource"] != "leases")
     done = run(MODULE, KUBECONFIG=str(kubeconfig))
     assert_one_line(done, "get, create, update leases.coordination.k8s.io in namespace default")

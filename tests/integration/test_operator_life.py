@@ -66,7 +66,7 @@ async def settle(server: StandIn, running: RunningOperator) -> int:
     return before
 
 
-async def test_the_time_to_the_first_job_is_measured_once_a_resource(actors: ClusterActors, start: Start) -> None:
+async def test_time_to_first_job_is_measured_once_resource(actors: ClusterActors, start: Start) -> None:
     await actors.create(job_manifest("before"))
     running = start()
     await actors.child_job("before-1")
@@ -79,7 +79,7 @@ async def test_the_time_to_the_first_job_is_measured_once_a_resource(actors: Clu
     await actors.until(lambda: registry.get_sample_value("ddp_operator_jobs", phase) == 2, "two jobs are counted")
 
 
-async def test_a_job_gets_its_children_runs_and_succeeds(server: StandIn, actors: ClusterActors, start: Start) -> None:
+async def test_job_gets_its_children_runs_and_succeeds(server: StandIn, actors: ClusterActors, start: Start) -> None:
     start()
     resource = await actors.create(job_manifest())
     await actors.child_job("digits-1")
@@ -105,7 +105,7 @@ async def test_a_job_gets_its_children_runs_and_succeeds(server: StandIn, actors
     assert len(said) == len(set(said))
 
 
-async def test_the_resource_stays_clean_and_goes_at_once(server: StandIn, actors: ClusterActors, start: Start) -> None:
+async def test_resource_stays_clean_and_goes_at_once(server: StandIn, actors: ClusterActors, start: Start) -> None:
     running = start()
     await actors.create(job_manifest())
     await actors.run_pod("digits-1", 0)
@@ -118,7 +118,7 @@ async def test_the_resource_stays_clean_and_goes_at_once(server: StandIn, actors
     await actors.until(lambda: not any(map(server.list, ("Service", "ConfigMap", "Job", "Pod"))), "no child left")
 
 
-async def test_deletion_works_while_the_operator_is_down(server: StandIn, actors: ClusterActors, start: Start) -> None:
+async def test_deletion_works_while_operator_is_down(server: StandIn, actors: ClusterActors, start: Start) -> None:
     with start():
         await actors.create(job_manifest())
         await actors.run_pod("digits-1", 0)
@@ -151,7 +151,7 @@ async def test_nothing_is_written_when_nothing_changes(server: StandIn, actors: 
     assert written(server)[before:] == [("patch", "pods", "default", pod["metadata"]["name"])]
 
 
-async def test_a_restarted_operator_writes_nothing_and_goes_on(
+async def test_restarted_operator_writes_nothing_and_goes_on(
     server: StandIn, actors: ClusterActors, start: Start
 ) -> None:
     with start() as running:
@@ -189,7 +189,7 @@ async def test_what_happened_while_it_was_down_is_dealt_with(
     assert again["status"]["restarts"]["counted"] == 1
 
 
-async def test_a_new_resource_of_the_same_name_gets_children_of_its_own(
+async def test_new_resource_of_same_name_gets_children_of_its_own(
     server: StandIn, actors: ClusterActors, start: Start
 ) -> None:
     start()
@@ -208,9 +208,7 @@ async def test_a_new_resource_of_the_same_name_gets_children_of_its_own(
     assert job["spec"]["completions"] == 3
 
 
-async def test_a_foreign_service_of_that_name_is_left_alone(
-    server: StandIn, actors: ClusterActors, start: Start
-) -> None:
+async def test_foreign_service_of_that_name_is_left_alone(server: StandIn, actors: ClusterActors, start: Start) -> None:
     foreign = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "digits"}, "spec": {"ports": [{"port": 1}]}}
     kept = await actors.create(foreign)
     start()
@@ -226,7 +224,7 @@ async def test_a_foreign_service_of_that_name_is_left_alone(
     assert await actors.list("Job") == []
 
 
-async def test_a_typing_error_in_the_pod_template_is_told_and_nothing_created(
+async def test_typing_error_in_pod_template_is_told_and_nothing_created(
     server: StandIn, actors: ClusterActors, start: Start
 ) -> None:
     running = start()
@@ -254,7 +252,7 @@ async def test_many_jobs_at_once_all_get_their_children(server: StandIn, actors:
     assert sorted(created) == [f"{name}-1" for name in names]
 
 
-async def test_only_the_named_namespaces_are_served(server: StandIn, actors: ClusterActors, start: Start) -> None:
+async def test_only_named_namespaces_are_served(server: StandIn, actors: ClusterActors, start: Start) -> None:
     for name in ("team-a", "team-b"):
         await actors.client.request(
             "POST", "/api/v1/namespaces", body={"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
@@ -308,7 +306,7 @@ async def test_it_is_not_ready_before_its_caches_are(server: StandIn, actors: Cl
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
-async def test_scaling_by_the_subresource_reaches_the_spec(server: StandIn, actors: ClusterActors, nodes: int) -> None:
+async def test_scaling_by_subresource_reaches_spec(server: StandIn, actors: ClusterActors, nodes: int) -> None:
     await actors.create(job_manifest())
     scale = await actors.patch(KIND, "digits", {"spec": {"replicas": nodes}}, "scale")
     assert scale["spec"]["replicas"] == nodes

@@ -31,7 +31,7 @@ async def finish(actors: ClusterActors, job: str) -> dict[str, Any]:
     return status
 
 
-async def test_an_evicted_pod_of_a_job_that_has_not_met_costs_a_new_attempt_and_no_budget(
+async def test_evicted_pod_of_job_that_has_not_met_costs_new_attempt_and_no_budget(
     server: StandIn, actors: ClusterActors, start: Start
 ) -> None:
     start()
@@ -52,7 +52,7 @@ async def test_an_evicted_pod_of_a_job_that_has_not_met_costs_a_new_attempt_and_
 
 
 @pytest.mark.parametrize("may_read_nodes", [True, False])
-async def test_pods_on_a_lost_node_hold_nothing_up(
+async def test_pods_on_lost_node_hold_nothing_up(
     server: StandIn, actors: ClusterActors, start: Start, may_read_nodes: bool
 ) -> None:
     start()
@@ -76,7 +76,7 @@ async def test_pods_on_a_lost_node_hold_nothing_up(
     assert "FailureNodeLost" in events
 
 
-async def test_a_pod_on_a_living_node_is_given_its_time(server: StandIn, actors: ClusterActors, start: Start) -> None:
+async def test_pod_on_living_node_is_given_its_time(server: StandIn, actors: ClusterActors, start: Start) -> None:
     start()
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
     for number in (0, 1):
@@ -103,7 +103,7 @@ async def test_a_pod_on_a_living_node_is_given_its_time(server: StandIn, actors:
     await finish(actors, "digits-2")
 
 
-async def test_pods_that_the_job_controller_may_not_create_are_told_in_its_words(
+async def test_pods_that_job_controller_may_not_create_are_told_in_its_words(
     server: StandIn, actors: ClusterActors, start: Start
 ) -> None:
     server.controllers.job_controller = None
@@ -128,7 +128,7 @@ async def test_pods_that_the_job_controller_may_not_create_are_told_in_its_words
     assert scheduled["message"] == words.replace("0-x7k2p", "*") + " (0/2 pods scheduled)"
 
 
-async def test_why_a_queue_does_not_admit_a_job_is_told_in_kueues_words(
+async def test_why_queue_does_not_admit_job_is_told_in_kueues_words(
     server: StandIn, actors: ClusterActors, start: Start
 ) -> None:
     server.serve(WORKLOAD)

@@ -64,7 +64,7 @@ async def test_logs_can_be_json(actors: ClusterActors, kubeconfig: Path, tmp_pat
     assert all(line.startswith("{") for line in operator.log.splitlines())
 
 
-async def test_kopfs_namespaces_must_be_the_settings(server: StandIn, kubeconfig: Path) -> None:
+async def test_kopfs_namespaces_must_be_settings(server: StandIn, kubeconfig: Path) -> None:
     done = run((*KOPF, "-n", "default"), KUBECONFIG=str(kubeconfig))
     assert_one_line(done, "DDP_OPERATOR_NAMESPACES", "--all-namespaces")
     done = run((*KOPF, "-A"), KUBECONFIG=str(kubeconfig), DDP_OPERATOR_NAMESPACES="default")
@@ -72,14 +72,14 @@ async def test_kopfs_namespaces_must_be_the_settings(server: StandIn, kubeconfig
 
 
 @pytest.mark.parametrize("command", WAYS)
-def test_a_missing_crd_is_named_with_its_remedy(tmp_path: Path, command: Sequence[str]) -> None:
+def test_missing_crd_is_named_with_its_remedy(tmp_path: Path, command: Sequence[str]) -> None:
     with StandIn(crd=False) as server:
         done = run(command, KUBECONFIG=str(server.write_kubeconfig(tmp_path)))
     assert_one_line(done, "ddptrainingjobs.ddp-operator.dev is not installed", "kubectl apply")
 
 
 @pytest.mark.parametrize("command", WAYS)
-async def test_a_crd_that_is_deleted_ends_it_in_words_and_its_return_lets_it_start(
+async def test_crd_that_is_deleted_ends_it_in_words_and_its_return_lets_it_start(
     server: StandIn, actors: ClusterActors, kubeconfig: Path, tmp_path: Path, command: Sequence[str]
 ) -> None:
     (port,) = free_ports(1)
@@ -109,14 +109,14 @@ def test_missing_permissions_are_named(server: StandIn, kubeconfig: Path) -> Non
     assert "services" not in done.stdout
 
 
-def test_permissions_are_asked_for_the_served_namespaces(server: StandIn, kubeconfig: Path) -> None:
+def test_permissions_are_asked_for_served_namespaces(server: StandIn, kubeconfig: Path) -> None:
     server.allow(lambda wanted: wanted.get("namespace") == "a")
     done = run(MODULE, KUBECONFIG=str(kubeconfig), DDP_OPERATOR_NAMESPACES="a,b")
     assert_one_line(done, "get, list, watch, create, patch, delete jobs.batch in namespace b")
     assert "namespace a" not in done.stdout
 
 
-def test_an_api_server_that_is_away_is_named(server: StandIn, kubeconfig: Path) -> None:
+def test_api_server_that_is_away_is_named(server: StandIn, kubeconfig: Path) -> None:
     port = server.port
     server.stop()
     done = run(MODULE, KUBECONFIG=str(kubeconfig))
@@ -127,13 +127,13 @@ def test_no_credentials_at_all_are_told(tmp_path: Path) -> None:
     assert_one_line(run(MODULE, HOME=str(tmp_path)), "no credentials", "KUBECONFIG")
 
 
-def test_a_bad_setting_is_refused_before_anything_else() -> None:
+def test_bad_setting_is_refused_before_anything_else() -> None:
     done = run(MODULE, DDP_OPERATOR_WORKERS="many")
     assert_one_line(done, "DDP_OPERATOR_WORKERS", "'many'", "a whole number")
     assert done.returncode == 2
 
 
-def test_a_taken_port_is_named(server: StandIn, kubeconfig: Path) -> None:
+def test_taken_port_is_named(server: StandIn, kubeconfig: Path) -> None:
     done = run(MODULE, KUBECONFIG=str(kubeconfig), DDP_OPERATOR_HEALTH_PORT=str(server.port))
     assert_one_line(done, f"port {server.port}", "DDP_OPERATOR_HEALTH_PORT")
 
@@ -143,7 +143,7 @@ def test_help_and_version_need_no_cluster(tmp_path: Path) -> None:
     assert "DDP_OPERATOR_NAMESPACES" in run((*MODULE, "--help"), HOME=str(tmp_path)).stdout
 
 
-def test_the_process_does_not_load_what_it_does_not_need(server: StandIn, kubeconfig: Path) -> None:
+def test_process_does_not_load_what_it_does_not_need(server: StandIn, kubeconfig: Path) -> None:
     code = (
         "import sys; from ddp_operator.__main__ import main; sys.argv = ['x']\n"
         "try: main()\nfinally: print([name for name in ('kubernetes', 'torch', 'rich', 'cel_expr_python', 'jsonschema')"

@@ -72,7 +72,7 @@ def progressing(found: Any) -> tuple[str, str, str]:
     return "", "", ""
 
 
-async def test_a_slow_rank_goodput_and_a_stall_are_in_status_and_on_the_operators_page(
+async def test_slow_rank_goodput_and_stall_are_in_status_and_on_operators_page(
     actors: ClusterActors, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stragglers, "WINDOW", 0.2)

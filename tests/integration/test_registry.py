@@ -109,7 +109,7 @@ def pull_archive(address: str, digest: str, context: ssl.SSLContext | None = Non
         return file.read()
 
 
-def test_a_folder_is_pushed_with_a_password(start: Start, tmp_path: Path) -> None:
+def test_folder_is_pushed_with_password(start: Start, tmp_path: Path) -> None:
     host = start()
     code, image = pack(tmp_path, f"{host}/team/code:mine")
     assert push(image) == f"pushed as {host}/team/code:mine"
@@ -120,7 +120,7 @@ def test_a_folder_is_pushed_with_a_password(start: Start, tmp_path: Path) -> Non
         push(image)
 
 
-def test_a_folder_is_pushed_by_tls(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_is_pushed_by_tls(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = tmp_path / "tls.key"
     certificate = tmp_path / "tls.crt"
     made = (

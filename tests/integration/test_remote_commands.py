@@ -40,7 +40,7 @@ def manifest(tmp_path: Path) -> Path:
     return path
 
 
-async def test_a_job_is_submitted_watched_scaled_and_explained_to_its_end(
+async def test_job_is_submitted_watched_scaled_and_explained_to_its_end(
     ddp: Ddp, manifest: Path, server: StandIn, actors: ClusterActors, start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start()
@@ -89,7 +89,7 @@ async def test_a_job_is_submitted_watched_scaled_and_explained_to_its_end(
     assert await actors.list("Pod") == []
 
 
-async def test_a_failed_job_ends_a_watch_with_1_and_its_cause(
+async def test_failed_job_ends_watch_with_1_and_its_cause(
     ddp: Ddp, actors: ClusterActors, start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start()
@@ -148,7 +148,7 @@ async def test_bad_input_is_one_sentence(
     assert complaint.count("\n") == 1
 
 
-def test_an_unreachable_cluster_and_a_missing_operator_are_errors_with_a_remedy(
+def test_unreachable_cluster_and_missing_operator_are_errors_with_remedy(
     kubeconfig: Path, server: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with StandIn(crd=False) as bare:
@@ -163,7 +163,7 @@ def test_an_unreachable_cluster_and_a_missing_operator_are_errors_with_a_remedy(
     assert complaint.count("\n") == 1
 
 
-def test_an_empty_list_names_the_next_command_and_json_stays_json(
+def test_empty_list_names_next_command_and_json_stays_json(
     kubeconfig: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["list", "--kubeconfig", str(kubeconfig)]) == ExitCode.OK
@@ -172,7 +172,7 @@ def test_an_empty_list_names_the_next_command_and_json_stays_json(
     assert json.loads(capsys.readouterr().out)["items"] == []
 
 
-async def test_what_the_rules_refuse_is_refused_before_the_cluster_is_asked(
+async def test_what_rules_refuse_is_refused_before_cluster_is_asked(
     ddp: Ddp, manifest: Path, server: StandIn, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad: dict[str, Any] = job_manifest(nodes=0)
@@ -182,7 +182,7 @@ async def test_what_the_rules_refuse_is_refused_before_the_cluster_is_asked(
     assert server.calls == []
 
 
-async def test_a_script_takes_its_folder_along_in_a_config_map_that_goes_with_its_jobs(
+async def test_script_takes_its_folder_along_in_config_map_that_goes_with_its_jobs(
     ddp: Ddp,
     tmp_path: Path,
     server: StandIn,

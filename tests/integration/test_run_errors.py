@@ -64,7 +64,7 @@ class FailingRun:
         return found
 
 
-def test_what_fails_now_and_then_or_only_watches_is_told_and_the_run_goes_on(
+def test_what_fails_now_and_then_or_only_watches_is_told_and_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def sample(recorder: Recorder, *, everyone: bool) -> None:
@@ -89,7 +89,7 @@ def test_what_fails_now_and_then_or_only_watches_is_told_and_the_run_goes_on(
     assert "toy: Succeeded" in run.read("summary.txt")
 
 
-def test_an_error_in_every_pass_ends_the_run_in_order(
+def test_error_in_every_pass_ends_run_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = FailingRun(tmp_path, monkeypatch, lambda number: KeyError("lost") if Path("ready").exists() else None)
@@ -118,7 +118,7 @@ def test_before_any_pod_it_ends_as_well(
     assert "0 attempts" in capsys.readouterr().out
 
 
-def test_the_end_of_a_pod_that_cannot_be_recorded_ends_the_run(
+def test_end_of_pod_that_cannot_be_recorded_ends_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def read_nothing(*about: Any) -> str:

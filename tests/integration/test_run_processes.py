@@ -74,7 +74,7 @@ def write(folder: Path, script: str) -> None:
     (folder / "train.py").write_text(script)
 
 
-def test_a_job_recovers_from_one_failure_of_rank_1_and_succeeds(tmp_path: Path) -> None:
+def test_job_recovers_from_one_failure_of_rank_1_and_succeeds(tmp_path: Path) -> None:
     write(tmp_path, FAIL_ONCE)
     with DdpRun(tmp_path, manifest(["python", "train.py"], nodes=1, procPerNode=2)) as run:
         assert run.wait() == 0, run.output
@@ -103,7 +103,7 @@ def test_arguments_and_variables_arrive_as_they_are_written(tmp_path: Path) -> N
     assert not list(tmp_path.parent.glob("pwned*"))
 
 
-def test_a_missing_script_fails_at_once_and_says_which(tmp_path: Path) -> None:
+def test_missing_script_fails_at_once_and_says_which(tmp_path: Path) -> None:
     with DdpRun(tmp_path, manifest(["python", "nowhere.py"])) as run:
         assert run.wait() == 1
         status = run.read_status()
@@ -118,7 +118,7 @@ def conditions(run: DdpRun) -> dict[str, tuple[str, str]]:
     return {one["type"]: (one["status"], one["reason"]) for one in run.read_status()["conditions"]}
 
 
-def test_a_run_whose_output_nobody_reads_trains_on_and_ends_with_the_jobs_exit_code(tmp_path: Path) -> None:
+def test_run_whose_output_nobody_reads_trains_on_and_ends_with_jobs_exit_code(tmp_path: Path) -> None:
     write(tmp_path, "import pathlib, sys; pathlib.Path('trained').touch(); sys.exit(1)")
     (tmp_path / "job.yaml").write_text(
         manifest(["python", "train.py"], nodes=1, recovery={"maxRestarts": 0, "warmStart": "Off"})
@@ -162,7 +162,7 @@ def test_ctrl_c_lets_workers_save_and_leaves_no_process(tmp_path: Path) -> None:
     assert "toy: Interrupted" in run.output
 
 
-def test_a_second_ctrl_c_kills_what_does_not_listen(tmp_path: Path) -> None:
+def test_second_ctrl_c_kills_what_does_not_listen(tmp_path: Path) -> None:
     write(tmp_path, DEAF)
     with DdpRun(tmp_path, manifest(["python", "train.py"], nodes=1)) as run:
         run.until((tmp_path / "ready-0").exists, "a worker that trains")
@@ -203,7 +203,7 @@ def test_sigkill_of_ddp_run_leaves_no_launcher_agent_or_worker(tmp_path: Path) -
     assert status["phase"] == "Failed"
 
 
-def test_a_drill_of_a_file_runs_it_kills_a_rank_and_says_what_that_cost(tmp_path: Path) -> None:
+def test_drill_of_file_runs_it_kills_rank_and_says_what_that_cost(tmp_path: Path) -> None:
     write(tmp_path, STEPS)
     patterns = {"logPatterns": [r"step (?P<step>\d+)"]}
     (tmp_path / "job.yaml").write_text(
@@ -234,7 +234,7 @@ for step in range(1, 10000):
 """
 
 
-def test_a_drill_of_a_script_without_checkpoints_reports_that_all_steps_are_lost(tmp_path: Path) -> None:
+def test_drill_of_script_without_checkpoints_reports_that_all_steps_are_lost(tmp_path: Path) -> None:
     write(tmp_path, NOT_SAVED)
     done = subprocess.run(
         [str(Path(sys.executable).with_name("ddp")), "drill", "train.py", "--procs=2", "--kill=1", "--after=99"],
@@ -266,7 +266,7 @@ if os.environ["DDP_ATTEMPT"] == "1":
 }
 
 
-def test_a_packed_folder_is_what_all_pods_and_attempts_run(tmp_path: Path) -> None:
+def test_packed_folder_is_what_all_pods_and_attempts_run(tmp_path: Path) -> None:
     source = tmp_path / "source"
     for name, text in TWO_MODULES.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -284,7 +284,7 @@ def test_a_packed_folder_is_what_all_pods_and_attempts_run(tmp_path: Path) -> No
     assert "left out possible secrets: id_rsa;" in run.output
 
 
-def test_a_folder_without_the_script_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_folder_without_script_is_refused_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "other.py").touch()
     with DdpRun(tmp_path, manifest(["python", "train.py"]), ["--workdir", "source"]) as run:
@@ -293,7 +293,7 @@ def test_a_folder_without_the_script_is_refused_before_anything_runs(tmp_path: P
     assert not (tmp_path / "ddp-runs").exists()
 
 
-def test_code_that_only_a_cluster_has_is_refused(tmp_path: Path) -> None:
+def test_code_that_only_cluster_has_is_refused(tmp_path: Path) -> None:
     code = {"configMapName": "ddp-code-1", "digest": "0" * 64}
     with DdpRun(tmp_path, manifest(["python", "train.py"], code=code)) as run:
         assert run.wait() == 2

@@ -99,7 +99,7 @@ def terminal(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RunInTe
     made.close()
 
 
-def test_progress_is_shown_in_a_narrow_terminal_and_ctrl_c_ends_in_order(
+def test_progress_is_shown_in_narrow_terminal_and_ctrl_c_ends_in_order(
     terminal: RunInTerminal, request: pytest.FixtureRequest
 ) -> None:
     terminal.until(r"^ *step \d+/4000: loss")  # the script's own line

@@ -52,7 +52,7 @@ EXPECTED = {
 
 
 @pytest.mark.process
-async def test_a_failed_attempt_on_the_local_cluster_has_the_expected_history(tmp_path: Path) -> None:
+async def test_failed_attempt_on_local_cluster_has_expected_history(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     history = DecisionHistory()
@@ -84,14 +84,14 @@ async def test_a_failed_attempt_on_the_local_cluster_has_the_expected_history(tm
     assert history.facts() == EXPECTED
 
 
-async def test_a_failed_attempt_on_the_stand_in_has_the_expected_history(actors: ClusterActors, start: Start) -> None:
+async def test_failed_attempt_on_stand_in_has_expected_history(actors: ClusterActors, start: Start) -> None:
     start(progress_interval=1.0)
     assert (await play(actors)).facts() == EXPECTED
 
 
 @pytest.mark.apiserver
 @pytest.mark.timeout(300)
-async def test_a_failed_attempt_on_a_real_api_server_has_the_expected_history(plane: ControlPlane) -> None:
+async def test_failed_attempt_on_real_api_server_has_expected_history(plane: ControlPlane) -> None:
     name = "same-decision"
     plane.kubectl("create", "namespace", name)
     settings = Settings(kubeconfig=str(plane.admin), health_port=0, progress_interval=1.0)

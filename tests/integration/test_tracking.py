@@ -34,7 +34,7 @@ run.finish()
 """
 
 
-def test_a_restarted_job_is_one_run_in_each_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restarted_job_is_one_run_in_each_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = "tensorboard.backend.event_processing.event_accumulator"
     accumulator = pytest.importorskip(reader, reason="tensorboard is not installed")
     mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")

@@ -12,7 +12,7 @@ from tests.bench.trainer.cli import main
 pytestmark = [pytest.mark.nightly, pytest.mark.process]
 
 
-def test_a_quick_run_on_two_ranks_measures_all_contenders_and_the_link(
+def test_quick_run_on_two_ranks_measures_all_contenders_and_link(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -64,7 +64,7 @@ for kind in ("float32", "float64", "bfloat16", "compiled"):
 )
 
 
-def test_two_ranks_batch_norm_is_that_of_the_whole_batch(tmp_path: Path) -> None:
+def test_two_ranks_batch_norm_is_that_of_whole_batch(tmp_path: Path) -> None:
     run_script(tmp_path, SYNC, 2)
     names: dict[str, object] = {"torch": torch}
     exec(NETWORK, names)
@@ -121,7 +121,7 @@ for compression in ("none", "bf16", "fp16"):
 """
 
 
-def test_compressed_gradients_are_the_average_to_half_the_digits_and_equal_on_all_ranks(tmp_path: Path) -> None:
+def test_compressed_gradients_are_average_to_half_digits_and_equal_on_all_ranks(tmp_path: Path) -> None:
     run_script(tmp_path, COMPRESSED, 2)
 
     def gradients(compression: str, rank: int) -> torch.Tensor:
@@ -154,7 +154,7 @@ for flag in (False, True):
 """
 
 
-def test_buffers_that_a_model_reads_in_training_are_rank_0s_where_asked(tmp_path: Path) -> None:
+def test_buffers_that_model_reads_in_training_are_rank_0s_where_asked(tmp_path: Path) -> None:
     run_script(tmp_path, BUFFERS, 2)
 
 
@@ -172,7 +172,7 @@ torch.save({"outputs": outputs, "targets": targets, "totals": summed}, f"{argume
 """
 
 
-def test_the_confusion_matrix_of_two_ranks_is_that_of_all_images(tmp_path: Path) -> None:
+def test_confusion_matrix_of_two_ranks_is_that_of_all_images(tmp_path: Path) -> None:
     run_script(tmp_path, CONFUSION, 2)
     first = loaded(tmp_path, 0)
     second = loaded(tmp_path, 1)
@@ -229,5 +229,5 @@ for task, network, ignored, shape in (
 """
 
 
-def test_masked_targets_on_two_ranks_in_parts_give_the_weights_of_one_large_batch(tmp_path: Path) -> None:
+def test_masked_targets_on_two_ranks_in_parts_give_weights_of_one_large_batch(tmp_path: Path) -> None:
     run_script(tmp_path, MASKED, 2)

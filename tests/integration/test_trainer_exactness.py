@@ -27,7 +27,7 @@ def newest(folder: Path) -> dict[str, Any]:
     return load(max(folder.glob("step-*.pt")))
 
 
-def test_two_ranks_equal_one_process_on_the_global_batch(tmp_path: Path) -> None:
+def test_two_ranks_equal_one_process_on_global_batch(tmp_path: Path) -> None:
     common = [*DIGITS, "--model-norm", "group", "--max-steps", "12", "--lr", "0.02"]
     train(tmp_path / "1", [*common, "--batch-size", "32", "--output-dir", str(tmp_path / "1")])
     train(tmp_path / "2", [*common, "--batch-size", "16", "--output-dir", str(tmp_path / "2")], 2)
@@ -51,7 +51,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_validation_of_two_ranks_is_that_of_the_saved_model_on_all_samples(uninterrupted: Path) -> None:
+def test_validation_of_two_ranks_is_that_of_saved_model_on_all_samples(uninterrupted: Path) -> None:
     # Ranks have batch-norm statistics of their own, and 359 samples don't divide by two.
     datasets = load_datasets(DataConfig())
     model = build_model(ModelConfig(width=8, dropout=0.2), 1, 10)
@@ -67,7 +67,7 @@ def test_the_validation_of_two_ranks_is_that_of_the_saved_model_on_all_samples(u
     assert float(said[1]) == pytest.approx(accuracy, abs=1e-4)
 
 
-def test_a_killed_run_resumes_to_bitwise_the_same_state(tmp_path: Path, uninterrupted: Path) -> None:
+def test_killed_run_resumes_to_bitwise_same_state(tmp_path: Path, uninterrupted: Path) -> None:
     arguments = [*STATEFUL, "--checkpoint-dir", str(tmp_path)]
     # After the first epoch, in the middle of the second.
     with start(tmp_path, arguments, 2, hold="epoch 2/3 step 60/") as ranks:
@@ -81,7 +81,7 @@ def test_a_killed_run_resumes_to_bitwise_the_same_state(tmp_path: Path, uninterr
 
 
 @pytest.mark.nightly
-def test_a_language_model_goes_on_bitwise_on_two_ranks(tmp_path: Path) -> None:
+def test_language_model_goes_on_bitwise_on_two_ranks(tmp_path: Path) -> None:
     arguments = ["--preset", "python-reference-gpt", "--model-width", "32", "--max-steps", "6"]
     arguments += ["--validation-fraction", "0.02", "--checkpoint-every-steps", "3"]
     for name in ("whole", "cut"):
@@ -93,9 +93,7 @@ def test_a_language_model_goes_on_bitwise_on_two_ranks(tmp_path: Path) -> None:
     assert same(newest(tmp_path / "cut"), newest(tmp_path / "whole"))
 
 
-def test_sigterm_on_one_rank_saves_one_step_on_all_and_the_run_goes_on_bitwise(
-    tmp_path: Path, uninterrupted: Path
-) -> None:
+def test_sigterm_on_one_rank_saves_one_step_on_all_and_run_goes_on_bitwise(tmp_path: Path, uninterrupted: Path) -> None:
     arguments = [*STATEFUL, "--checkpoint-dir", str(tmp_path), "--checkpoint-every-steps", "0"]
     with start(tmp_path, arguments, 2, hold="epoch 1/3 step 5/") as ranks:
         ranks.wait_for("epoch 1/3 step 5/")
@@ -112,7 +110,7 @@ def test_sigterm_on_one_rank_saves_one_step_on_all_and_the_run_goes_on_bitwise(
     assert same(newest(tmp_path)["engine"], newest(uninterrupted)["engine"])
 
 
-def test_a_finished_run_started_again_does_nothing(uninterrupted: Path) -> None:
+def test_finished_run_started_again_does_nothing(uninterrupted: Path) -> None:
     before = newest(uninterrupted)
     ranks = train(uninterrupted, [*STATEFUL, "--checkpoint-dir", str(uninterrupted)], 2)
     assert "loss" not in ranks.output(0).split("training:")[1].split("done:")[0]

@@ -66,13 +66,13 @@ def run_function(folder: Path, function: str) -> str:
 
 
 @pytest.mark.parametrize("function", ["worker", "set_environment", "make_group", "make_group_without_env"])
-def test_ranks_that_a_program_spawns_train_together(tmp_path: Path, function: str) -> None:
+def test_ranks_that_program_spawns_train_together(tmp_path: Path, function: str) -> None:
     output = run_function(tmp_path, function)
     assert output.count("training: 2 rank(s)") == 1
     assert "epoch 1/1" in output or function != "worker"
 
 
-def test_initialized_group_that_contradicts_the_environment_is_refused(tmp_path: Path) -> None:
+def test_initialized_group_that_contradicts_environment_is_refused(tmp_path: Path) -> None:
     output = run_function(tmp_path, "contradict_group")
     assert "training: " not in output
     for rank in range(2):

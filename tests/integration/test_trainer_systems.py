@@ -40,7 +40,7 @@ SYSTEMS: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", list(SYSTEMS))
-def test_a_documents_system_trains_on_two_ranks(name: str, tmp_path: Path) -> None:
+def test_documents_system_trains_on_two_ranks(name: str, tmp_path: Path) -> None:
     write, cut = SYSTEMS[name]
     write(tmp_path / "data")
     (tmp_path / "tiny_segmentation.py").write_text(SEGMENTATION)
@@ -67,7 +67,7 @@ def test_a_documents_system_trains_on_two_ranks(name: str, tmp_path: Path) -> No
         assert len(rows) == 3
 
 
-def test_the_published_form_trains_too(tmp_path: Path) -> None:
+def test_published_form_trains_too(tmp_path: Path) -> None:
     write_cifar10(tmp_path / "data")
     arguments = ["--preset", "cifar10-wideresnet", "--as-published", *NARROW, "--eval-batch-size", "5", "--data-verify"]
     arguments += ["false", "--data-dir", str(tmp_path / "data"), "--epochs", "1", "--max-steps", "2"]
@@ -77,7 +77,7 @@ def test_the_published_form_trains_too(tmp_path: Path) -> None:
     assert output.split("precision:")[1].split()[0] == "name=torch"
 
 
-def test_a_run_ends_on_all_ranks_when_its_target_is_reached(tmp_path: Path) -> None:
+def test_run_ends_on_all_ranks_when_its_target_is_reached(tmp_path: Path) -> None:
     arguments = ["--preset", "digits-resnet", "--model-width", "8", "--epochs", "20", "--target-accuracy", "0.5"]
     arguments += ["--checkpoint-dir", str(tmp_path / "ckpt"), "--patience", "2"]
     output = train(tmp_path, arguments, 2).output(0)
@@ -104,7 +104,7 @@ EVERYTHING = [
 ]  # fmt: skip
 
 
-def test_a_run_with_everything_in_it_resumes_bitwise(tmp_path: Path) -> None:
+def test_run_with_everything_in_it_resumes_bitwise(tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     parts = tmp_path / "parts"
     train(whole, [*EVERYTHING, "--checkpoint-dir", str(whole)], 2)
@@ -122,7 +122,7 @@ def test_a_run_with_everything_in_it_resumes_bitwise(tmp_path: Path) -> None:
     assert same(average, {name: tensor for name, tensor in one["ema"].items() if name != "n_averaged"})
 
 
-def test_readers_outlive_a_signal_to_the_whole_process_group_until_the_rank_has_saved(tmp_path: Path) -> None:
+def test_readers_outlive_signal_to_whole_process_group_until_rank_has_saved(tmp_path: Path) -> None:
     # torchrun signals process groups, of which the readers are part.
     arguments = ["--preset", "digits-resnet", "--model-width", "4", "--data-cache", "none", "--workers", "2"]
     arguments += ["--epochs", "200", "--log-every", "1", "--checkpoint-dir", str(tmp_path / "ckpt")]
@@ -143,7 +143,7 @@ def test_readers_outlive_a_signal_to_the_whole_process_group_until_the_rank_has_
     assert psutil.wait_procs(readers, timeout=300)[1] == []
 
 
-def test_two_ranks_with_synchronised_batch_norm_equal_one_process_on_the_global_batch(tmp_path: Path) -> None:
+def test_two_ranks_with_synchronised_batch_norm_equal_one_process_on_global_batch(tmp_path: Path) -> None:
     common = ["--preset", "digits-resnet", "--model-width", "8", "--max-steps", "8", "--lr", "0.02"]
     train(tmp_path / "1", [*common, "--batch-size", "32", "--output-dir", str(tmp_path / "1")])
     two = [*common, "--batch-size", "16", "--sync-batchnorm", "--output-dir", str(tmp_path / "2")]
@@ -183,7 +183,7 @@ print("samples", len(datasets.train), "fetched", sum(Counting.asked.values()))
 """
 
 
-def test_one_process_a_node_downloads_and_all_read(tmp_path: Path) -> None:
+def test_one_process_node_downloads_and_all_read(tmp_path: Path) -> None:
     archive = tmp_path / "cifar-10-python.tar.gz"
     (tmp_path / "md5").write_text(pack_cifar10(write_cifar10(tmp_path / "origin"), archive))
     ranks = run_script(tmp_path, FETCH, 2)

@@ -42,7 +42,7 @@ def test_cifar10_is_read_from_its_real_format_and_trains(tmp_path: Path) -> None
     assert (tmp_path / "out" / "model.pt").exists()
 
 
-def test_cifar10_files_that_are_not_the_published_ones_are_a_user_error(tmp_path: Path) -> None:
+def test_cifar10_files_that_are_not_published_ones_are_user_error(tmp_path: Path) -> None:
     write_cifar10(tmp_path / "data")
     with start(tmp_path, ["--preset", "cifar10-resnet18", "--data-dir", str(tmp_path / "data")]) as ranks:
         assert ranks.codes() == [contract.EXIT_USER_ERROR]

@@ -21,7 +21,7 @@ PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 BEFORE = "import sys; sys.argv = ['train.py', *arguments]; dist.init_process_group = lambda backend: None\n"
 
 
-def test_tutorial_script_trains_with_torchrun_and_resumes_as_a_job(tmp_path: Path) -> None:
+def test_tutorial_script_trains_with_torchrun_and_resumes_as_job(tmp_path: Path) -> None:
     (script,) = fenced(PAGE, "python")
     (job,) = fenced(PAGE, "yaml")
     claim = tmp_path / "ddp-runs" / "claims" / "spirals"

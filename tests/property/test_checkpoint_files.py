@@ -128,7 +128,7 @@ def test_what_is_resumed_from_is_whole(folder: Path, found: list[tuple[str, int,
 
 @examples(60)
 @given(content=st.binary(max_size=60) | st.tuples(st.integers(0, 10**9), st.integers(0, 255)))
-def test_a_file_of_somebody_elses_is_refused_in_one_sentence(folder: Path, content: Any) -> None:
+def test_file_of_somebody_elses_is_refused_in_one_sentence(folder: Path, content: Any) -> None:
     """Its checksum is right: somebody has put it there as it is."""
     data = content
     if isinstance(content, tuple):

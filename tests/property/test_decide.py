@@ -112,7 +112,7 @@ def without_times(status: Status) -> Any:
 
 
 @given(st.lists(steps(), min_size=1, max_size=6), st.randoms(use_true_random=False))
-def test_decisions_keep_their_promises_over_any_history_of_a_job(
+def test_decisions_keep_their_promises_over_any_history_of_job(
     history: list[PassInput], shuffle: random.Random
 ) -> None:
     status = Status()
@@ -200,7 +200,7 @@ def check_rest(step: PassInput, decision: Decision) -> None:
 
 
 @given(steps(), st.integers(1, 10_000))
-def test_time_alone_never_undoes_the_end(step: PassInput, seconds: int) -> None:
+def test_time_alone_never_undoes_end(step: PassInput, seconds: int) -> None:
     status = Status()
     for _ in range(4):
         status = step.decide(status).status

@@ -113,7 +113,7 @@ async def beside_each_other(text: str, message: str, code: int) -> OperatorSimul
 
 @examples(8)
 @given(hostile_pages, hostile_words, st.sampled_from([1, 81, 82, 84, 137]))
-def test_the_neighbour_does_not_notice(text: Long, message: Long, code: int) -> None:
+def test_neighbour_does_not_notice(text: Long, message: Long, code: int) -> None:
     sim = asyncio.run(beside_each_other(str(text)[:PAGE_LIMIT], str(message), code))
     good = sim.status("good")
     bad = sim.status("bad")
@@ -126,6 +126,6 @@ def test_the_neighbour_does_not_notice(text: Long, message: Long, code: int) -> 
     tally("hostile pod beside a good one")
 
 
-def test_the_neighbour_could_be_seen_to_notice() -> None:
+def test_neighbour_could_be_seen_to_notice() -> None:
     found: Any = asyncio.run(beside_each_other(TRAINING, "", 1))
     assert found.status("bad").attempt == 2

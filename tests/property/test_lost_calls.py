@@ -80,7 +80,7 @@ def check(scenario: Scenario, wanted: Any, sim: OperatorSimulation, what: str, *
 
 
 @each_scenario
-def test_an_operator_that_dies_between_any_two_calls_loses_nothing(scenario: Scenario) -> None:
+def test_operator_that_dies_between_any_two_calls_loses_nothing(scenario: Scenario) -> None:
     wanted, calls = undisturbed(scenario)
     for number in range(1, len(calls) + 1, 1 if THOROUGH or scenario in WHOLE else 14):
         sim = play(scenario, kill_after=number)
@@ -103,7 +103,7 @@ def test_any_call_may_fail_in_any_way(scenario: Scenario) -> None:
 
 @each_scenario
 @pytest.mark.parametrize("fence", ["closed", "late", "open"])
-def test_a_deposed_operator_that_wakes_up_changes_nothing(scenario: Scenario, fence: Fence) -> None:
+def test_deposed_operator_that_wakes_up_changes_nothing(scenario: Scenario, fence: Fence) -> None:
     wanted, calls = undisturbed(scenario)
     tries = [(number, after) for number in range(1, len(calls) + 1) for after in WAKES]
     for number, after in tries[SCENARIOS.index(scenario) :: 1 if THOROUGH else 211]:
@@ -124,13 +124,13 @@ def test_watches_may_be_silent_or_repeat_themselves(scenario: Scenario, watches:
     tally("watches broken")
 
 
-def test_the_comparison_can_fail() -> None:
+def test_comparison_can_fail() -> None:
     ends = [end_of(play(scenario)) for scenario in (succeed, fail_once, lose_a_node)]
     assert ends[0]["status"] != ends[1]["status"] != ends[2]["status"]
     assert ends[0]["made"] != ends[1]["made"]
 
 
-def test_pods_of_a_deleted_job_are_the_garbage_collectors_for_a_while() -> None:
+def test_pods_of_deleted_job_are_garbage_collectors_for_while() -> None:
     """A suspension deletes the Job of a queue, whose pods are then everybody's for a second, however old they are."""
 
     def words(sim: OperatorSimulation) -> str:

@@ -126,7 +126,7 @@ def taken(raw: Any) -> bool:
 
 @examples(150)
 @given(mutated(FULL, outside=("spec", "template")))
-def test_refuses_what_the_crd_refuses_and_nothing_else(raw: Any) -> None:
+def test_refuses_what_crd_refuses_and_nothing_else(raw: Any) -> None:
     if raw.get("apiVersion") != FULL["apiVersion"] or raw.get("kind") != FULL["kind"]:
         assert not taken(raw)
     elif not isinstance(raw.get("status") or {}, dict):
@@ -147,7 +147,7 @@ def test_any_manifest_is_rendered_or_refused_in_words(raw: Any) -> None:
     tally("manifest rendered")
 
 
-def test_oracle_itself_takes_the_full_manifest_and_refuses_bad_ones() -> None:
+def test_oracle_itself_takes_full_manifest_and_refuses_bad_ones() -> None:
     assert api_server_takes(FULL)
     for member, value in (("nodes", 0), ("nodes", "2"), ("node", 1), ("rendezvous", {"port": 9400})):
         assert not api_server_takes(FULL | {"spec": FULL["spec"] | {member: value}})

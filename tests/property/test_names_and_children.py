@@ -25,7 +25,7 @@ indexes = st.integers(0, constants.MAX_NODES - 1)
 
 
 @given(resource_names, attempts, indexes)
-def test_name_that_the_rules_take_gives_dns_labels(name: str, attempt: int, index: int) -> None:
+def test_name_that_rules_take_gives_dns_labels(name: str, attempt: int, index: int) -> None:
     assert check_rules({"metadata": {"name": name}, "spec": FULL["spec"]}) == []
     host = child_names.pod_host(name, attempt, index)
     labels = [*host.split("."), child_names.job_name(name, attempt), child_names.service_name(name)]
@@ -37,7 +37,7 @@ def test_name_that_the_rules_take_gives_dns_labels(name: str, attempt: int, inde
 @given(
     st.sets(st.tuples(resource_names | st.sampled_from(["a", "a-1", "a-1-1", "a-1-2"]), attempts, indexes), min_size=2)
 )
-def test_no_two_pods_share_a_name(places: set[tuple[str, int, int]]) -> None:
+def test_no_two_pods_share_name(places: set[tuple[str, int, int]]) -> None:
     hosts = {child_names.pod_host(*place) for place in places}
     jobs = {child_names.job_name(name, attempt) for name, attempt, _ in places}
     assert len(hosts) == len(places)
@@ -76,17 +76,17 @@ def build_or_refuse(made: Any) -> None:
 
 
 @given(st.dictionaries(st.sampled_from(["spec", "metadata", "x"]), json, max_size=3))
-def test_any_json_is_a_template_or_refused(made: Any) -> None:
+def test_any_json_is_template_or_refused(made: Any) -> None:
     build_or_refuse(made)
 
 
 @given(st.dictionaries(st.sampled_from(["spec", "metadata"]), pod_json, min_size=1))
-def test_anything_like_a_template_is_one_or_refused(made: Any) -> None:
+def test_anything_like_template_is_one_or_refused(made: Any) -> None:
     build_or_refuse(made)
 
 
 @pytest.mark.parametrize("part", ["initContainers", "volumes", "securityContext", "nodeSelector"])
-def test_a_part_that_is_empty_but_of_another_type_is_refused(part: str) -> None:
+def test_part_that_is_empty_but_of_another_type_is_refused(part: str) -> None:
     made = {**RICH, "spec": {**RICH["spec"], part: 0}}
     with pytest.raises(InvalidManifest, match=part):
         resolve_template(job(template=made))

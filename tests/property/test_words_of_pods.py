@@ -69,7 +69,7 @@ def test_any_numbers_are_progress(values: dict[str, float]) -> None:
 
 
 @given(st.text() | st.characters(categories=["Cs"]))
-def test_any_text_is_a_page(text: str) -> None:
+def test_any_text_is_page(text: str) -> None:
     parse_page(text)
 
 
@@ -115,7 +115,7 @@ moments = st.none() | st.datetimes(timezones=st.just(UTC))
 
 
 @given(words, st.integers(0, 255), st.sampled_from(["", "Error", "OOMKilled", "Completed"]), moments)
-def test_any_last_words_are_a_cause_that_can_be_stored(
+def test_any_last_words_are_cause_that_can_be_stored(
     text: str, code: int, reason: str, finished: datetime | None
 ) -> None:
     end = parse_termination(code, reason, text, finished)

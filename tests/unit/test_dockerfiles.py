@@ -115,7 +115,7 @@ def test_faulty_dockerfile_is_refused(text: str, fault: str) -> None:
 
 
 @both
-def test_sources_exist_and_reach_the_builder(name: str) -> None:
+def test_sources_exist_and_reach_builder(name: str) -> None:
     rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
     assert rules[0] == "*"
     kept = [rule[1:] for rule in rules if rule.startswith("!")]
@@ -135,7 +135,7 @@ def test_sources_exist_and_reach_the_builder(name: str) -> None:
 
 
 @both
-def test_labels_tell_the_version(name: str) -> None:
+def test_labels_tell_version(name: str) -> None:
     stage = last_stage(read(name))
     assert f"VERSION={__version__}" in values(stage, "ARG")
     labels = " ".join(values(stage, "LABEL"))
@@ -143,7 +143,7 @@ def test_labels_tell_the_version(name: str) -> None:
     assert keys == {"title", "description", "licenses", "version", "revision"}
 
 
-def test_operator_starts_as_the_chart_starts_it() -> None:
+def test_operator_starts_as_chart_starts_it() -> None:
     stage = last_stage(read("operator"))
     (deployment,) = (
         found

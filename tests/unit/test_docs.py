@@ -152,7 +152,7 @@ class TestPages:
         assert [link for link in links if not (path.parent / link).exists()] == []
 
     @pages_with(partial(fenced, language="yaml"))
-    def test_yaml_is_what_the_operator_takes(self, path: Path) -> None:
+    def test_yaml_is_what_operator_takes(self, path: Path) -> None:
         blocks = fenced(path.read_text(encoding="utf-8"), "yaml")
         documents = {block: [one for one in yaml.safe_load_all(block) if isinstance(one, dict)] for block in blocks}
         profiles = find_among(one for found in documents.values() for one in found)
@@ -178,7 +178,7 @@ class TestPages:
 
 class TestTrainersPresets:
     @pytest.mark.parametrize("name", sorted(DOCUMENTS))
-    def test_every_setting_of_a_preset_is_beside_what_its_document_says(self, name: str) -> None:
+    def test_every_setting_of_preset_is_beside_what_its_document_says(self, name: str) -> None:
         preset = PRESETS[name]
         given = flatten(preset.values).keys() | flatten(preset.as_published).keys()
         shown = {key for fact in DOCUMENTS[name][2] for key in fact.keys.split()}
@@ -186,14 +186,14 @@ class TestTrainersPresets:
         # How much is printed is nobody's system, and images a validation step only where the ranks' means count.
         assert given - shown <= {"log_every", "csv_dir", "data.eval_batch_size"}
 
-    def test_what_a_document_does_not_state_is_marked(self) -> None:
+    def test_what_document_does_not_state_is_marked(self) -> None:
         tables = "".join(write_tables())
         assert "| augmentation | *not stated* |  | none | crop, flip; `crop_padding` 4 |" in tables
         assert "| batch a process | 8 |" in tables
 
 
 class TestReadme:
-    def test_names_the_two_commands(self) -> None:
+    def test_names_two_commands(self) -> None:
         assert starting_with("make", README)[:2] == [["make", "demo"], ["make", "test"]]
 
     def test_is_read_in_two_minutes(self) -> None:
@@ -201,20 +201,20 @@ class TestReadme:
 
 
 class TestReference:
-    def test_table_of_fields_is_the_spec(self) -> None:
+    def test_table_of_fields_is_spec(self) -> None:
         _, _, section = REFERENCE.partition("## The fields")
         rows = re.findall(r"^\| (`[^|]+) \|", section.partition("\n## ")[0], flags=re.MULTILINE)
         named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
         assert named == set(Spec.__struct_encode_fields__)
 
-    def test_subfields_in_the_table_exist(self) -> None:
+    def test_subfields_in_table_exist(self) -> None:
         properties = build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
         for owner in ("rendezvous", "recovery", "checkpoint", "metrics", "shm"):
             row = re.search(rf"^\| `{owner}` \|(.*)\|$", REFERENCE, flags=re.MULTILINE)
             assert row is not None
             assert set(re.findall(r"`([a-z]\w+)`", row[1])) - {"c10d", "static"} == set(properties[owner]["properties"])
 
-    def test_columns_are_those_of_the_crd(self) -> None:
+    def test_columns_are_those_of_crd(self) -> None:
         _, _, section = REFERENCE.partition("`kubectl get ddp` prints")
         rows = re.findall(r"^\| ([A-Z/, ]+) \|", section, flags=re.MULTILINE)
         named = [name for row in rows for name in row.split(", ")]
@@ -222,12 +222,12 @@ class TestReference:
         shown = [column["name"].upper() for column in columns if not column.get("priority")]
         assert named == [name for name in shown if name != "AGE"]
 
-    def test_phases_are_those_of_the_status(self) -> None:
+    def test_phases_are_those_of_status(self) -> None:
         row = re.search(r"^\| PHASE \| (.*) \|$", REFERENCE, flags=re.MULTILINE)
         assert row is not None
         assert set(re.findall(r"[A-Z][a-z]+", row[1])) == set(typing.get_args(Phase))
 
-    def test_ports_are_the_defaults(self) -> None:
+    def test_ports_are_defaults(self) -> None:
         assert f"port {constants.DEFAULT_METRICS_PORT}" in REFERENCE
         assert f"`/readyz` on {Settings().health_port}" in REFERENCE
 
@@ -237,7 +237,7 @@ def test_table_of_presets_is_complete() -> None:
     assert set(re.findall(r"^\| `([\w-]+)` \|", section.partition("\n## ")[0], flags=re.MULTILINE)) == set(PRESETS)
 
 
-def test_series_a_rank_are_those_of_the_exporter() -> None:
+def test_series_rank_are_those_of_exporter() -> None:
     from ddp_trainer.observability.metrics_table import BUCKETS, METRICS
 
     text = (ROOT / "docs/scaling.md").read_text(encoding="utf-8")
@@ -249,7 +249,7 @@ def test_series_a_rank_are_those_of_the_exporter() -> None:
     assert (int(claimed[1]), int(claimed[2])) == (series, buckets)
 
 
-def test_tiers_are_those_of_the_report() -> None:
+def test_tiers_are_those_of_report() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     _, _, section = text.partition("| tier |")
     rows = re.findall(r"^\| ([\w, -]+) \|", section.partition("\n\n")[0], flags=re.MULTILINE)
@@ -257,7 +257,7 @@ def test_tiers_are_those_of_the_report() -> None:
     assert named == {tier.name for tier in TIERS} - {"benchmarks"}
 
 
-def test_tests_that_the_security_model_rests_on_exist() -> None:
+def test_tests_that_security_model_rests_on_exist() -> None:
     text = (ROOT / "docs/security.md").read_text(encoding="utf-8")
     _, _, section = text.partition("## Threats")
     named = set(re.findall(r"`(test_\w+\.py)`", section.partition("\n## ")[0]))
@@ -265,7 +265,7 @@ def test_tests_that_the_security_model_rests_on_exist() -> None:
     assert named <= {path.name for path in ROOT.glob("tests/**/test_*.py")}
 
 
-def test_the_size_of_the_launcher_is_about_what_the_page_on_scaling_says() -> None:
+def test_size_of_launcher_is_about_what_page_on_scaling_says() -> None:
     (kilobytes,) = re.findall(r"The launcher's ConfigMap \(about (\d+) kB", (ROOT / "docs/scaling.md").read_text())
     (config_map,) = [child for child in build_children(job(), attempt=1, nodes=1) if "data" in child]
     assert sum(map(len, config_map["data"].values())) / 1000 == pytest.approx(int(kilobytes), rel=0.15)

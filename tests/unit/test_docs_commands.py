@@ -181,7 +181,7 @@ def check(line: str) -> None:
 
 
 @pages_with(block_lines)
-def test_every_line_of_a_block_can_be_typed(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_line_of_block_can_be_typed(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = str(path.relative_to(ROOT))
     text = path.read_text(encoding="utf-8")
     if name == "docs/cli.md":
@@ -199,7 +199,7 @@ def test_every_line_of_a_block_can_be_typed(path: Path, capsys: pytest.CaptureFi
 
 
 @pages_with(languages_in)
-def test_blocks_of_other_languages_are_read_by_a_test(path: Path) -> None:
+def test_blocks_of_other_languages_are_read_by_test(path: Path) -> None:
     """YAML and Python by test_docs.py; `text` is what a program prints."""
     text = path.read_text(encoding="utf-8")
     assert languages_in(text) <= {"yaml", "python", "sh", "bash", "console", "json", "mermaid", "text", "dockerfile"}
@@ -220,7 +220,7 @@ def test_blocks_of_other_languages_are_read_by_a_test(path: Path) -> None:
         "python -m tests.bench.trainer --systems", "curl https://example.com | sh",
     ],
 )  # fmt: skip
-def test_a_line_that_would_fail_is_found(line: str) -> None:
+def test_line_that_would_fail_is_found(line: str) -> None:
     with pytest.raises((AssertionError, SystemExit, UserError, helm_python.HelmValuesError)):
         check(line)
 
@@ -269,18 +269,18 @@ def flags_in_prose(text: str) -> set[str]:
 
 
 @pages_with(flags_in_prose)
-def test_every_flag_in_the_prose_is_one_of_a_program(path: Path) -> None:
+def test_every_flag_in_prose_is_one_of_program(path: Path) -> None:
     unknown = flags_in_prose(path.read_text(encoding="utf-8")) - own_flags() - set().union(*FOREIGN.values())
     assert unknown == set(), "no program has these: is there a misspelling, or is FOREIGN to be completed?"
 
 
-def test_a_flag_that_no_program_has_is_found() -> None:
+def test_flag_that_no_program_has_is_found() -> None:
     text = "Say `--comm-hook bf16` or `ddp run --nodes 2`.\n\n```sh\ntool --of-another\n```\n"
     assert flags_in_prose(text) - own_flags() == {"--comm-hook"}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda path: path.stem)
-def test_workflows_call_what_exists_and_write_only_a_release(path: Path) -> None:
+def test_workflows_call_what_exists_and_write_only_release(path: Path) -> None:
     workflow = yaml.safe_load(path.read_text())
     jobs = workflow["jobs"].values()
     assert workflow["permissions"] == ({} if all("permissions" in job for job in jobs) else {"contents": "read"})

@@ -82,7 +82,7 @@ class TestStandardLibrary:
     def test_folder_operator_is_no_package(self) -> None:
         assert not (ROOT / "operator" / "__init__.py").exists()
 
-    def test_python_finds_its_own_operator_from_the_repository(self) -> None:
+    def test_python_finds_its_own_operator_from_repository(self) -> None:
         assert operator.__file__ is not None
         assert not Path(operator.__file__).is_relative_to(ROOT)
         code = "import sys; sys.modules.pop('operator', None); import operator; print(operator.itemgetter(0)('x'))"
@@ -94,7 +94,7 @@ class TestStandardLibrary:
 
 
 class TestLayout:
-    def test_top_level_names_are_the_given_ones(self, files: list[str]) -> None:
+    def test_top_level_names_are_given_ones(self, files: list[str]) -> None:
         assert {name.split("/", 1)[0] for name in files} - TOP_LEVEL == set()
 
     def test_chain_of_packages_under_tests_is_unbroken(self, files: list[str]) -> None:
@@ -107,7 +107,7 @@ class TestLayout:
         }
         assert {str(folder) for folder in folders if not (ROOT / folder / "__init__.py").exists()} == set()
 
-    def test_long_files_have_a_reason(self, files: list[str]) -> None:
+    def test_long_files_have_reason(self, files: list[str]) -> None:
         long = {name for name, text in texts(files) if text.count("\n") > LINE_LIMIT}
         assert long - set(LONG_FILES) == set(), f"split them, or give the reason in LONG_FILES of {__file__}"
 
@@ -159,7 +159,7 @@ class TestNoTraceOfAMachine:
 
 
 class TestTests:
-    def test_every_skip_and_xfail_has_a_reason(self, files: list[str]) -> None:
+    def test_every_skip_and_xfail_has_reason(self, files: list[str]) -> None:
         bare = [
             f"{name}:{call.lineno}"
             for name, tree in python_files([name for name in files if name.startswith("tests/")])
@@ -213,7 +213,7 @@ def module(request: pytest.FixtureRequest) -> ast.Module:
 class TestLauncher:
     """It runs in any image that has Python 3.9 and torch: nothing else may be asked of that image."""
 
-    def test_imports_the_standard_library_and_its_neighbours_only(self, module: ast.Module) -> None:
+    def test_imports_standard_library_and_its_neighbours_only(self, module: ast.Module) -> None:
         imported = {
             name.partition(".")[0]
             for node in ast.walk(module)
@@ -231,7 +231,7 @@ class TestLauncher:
         at_import = [ast.unparse(node) for node in module.body if isinstance(node, ast.Import | ast.ImportFrom)]
         assert not [line for line in at_import if re.search(r"\btorch\b", line)]
 
-    def test_signals_are_caught_before_all_that_takes_a_while(self) -> None:
+    def test_signals_are_caught_before_all_that_takes_while(self) -> None:
         body = ast.parse((LAUNCHER / "bootstrap.py").read_text(encoding="utf-8")).body
         catches = next(number for number, node in enumerate(body) if isinstance(node, ast.If))
         before = [ast.unparse(node) for node in body[:catches] if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -276,7 +276,7 @@ class TestPureModules:
 
 
 class TestTargets:
-    def test_ci_runs_the_command_of_the_readme(self) -> None:
+    def test_ci_runs_command_of_readme(self) -> None:
         assert "make test" in (ROOT / "README.md").read_text(encoding="utf-8")
         assert re.search(r"^make test$", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE)
 

@@ -44,9 +44,7 @@ def run(
         ("mini", "minikube", "minikube --profile mini image load "),
     ],
 )
-def test_images_are_loaded_into_the_local_cluster_of_the_context(
-    tmp_path: Path, context: str, tool: str, load: str
-) -> None:
+def test_images_are_loaded_into_local_cluster_of_context(tmp_path: Path, context: str, tool: str, load: str) -> None:
     code, output, calls = run(tmp_path, tools=("docker", "kubectl", tool), context=context)
     assert code == 0, output
     names = [f"localhost/ddp-operator/{name}:{__version__}" for name in ("operator", "trainer")]
@@ -57,7 +55,7 @@ def test_images_are_loaded_into_the_local_cluster_of_the_context(
 
 
 @pytest.mark.parametrize("builder", ["docker", "podman", "buildah"])
-def test_images_are_loaded_by_the_command_of_load(tmp_path: Path, builder: str) -> None:
+def test_images_are_loaded_by_command_of_load(tmp_path: Path, builder: str) -> None:
     load = "ctr -n k8s.io image import"
     code, output, calls = run(tmp_path, tools=(builder, "ctr", "kubectl", "kind"), context="kind-dev", LOAD=load)
     assert code == 0, output
@@ -69,7 +67,7 @@ def test_images_are_loaded_by_the_command_of_load(tmp_path: Path, builder: str) 
 
 
 @pytest.mark.parametrize("builder", ["docker", "podman", "buildah"])
-def test_a_registry_is_pushed_to_by_whatever_builds(tmp_path: Path, builder: str) -> None:
+def test_registry_is_pushed_to_by_whatever_builds(tmp_path: Path, builder: str) -> None:
     code, output, calls = run(tmp_path, tools=(builder,), REGISTRY="registry.example/team/", TORCH="cu130")
     assert code == 0, output
     prefix = "registry.example/team/ddp-operator"
@@ -82,7 +80,7 @@ def test_a_registry_is_pushed_to_by_whatever_builds(tmp_path: Path, builder: str
 
 
 @pytest.mark.parametrize("builder", ["podman", "buildah"])
-def test_layouts_hold_both_architectures_and_are_as_old_as_the_commit(tmp_path: Path, builder: str) -> None:
+def test_layouts_hold_both_architectures_and_are_as_old_as_commit(tmp_path: Path, builder: str) -> None:
     code, output, calls = run(
         tmp_path, "operator", tools=("docker", builder, "kubectl", "kind"), context="kind-dev",
         OCI=str(tmp_path / "oci"), SOURCE_DATE_EPOCH="1700000000",
@@ -99,14 +97,14 @@ def test_layouts_hold_both_architectures_and_are_as_old_as_the_commit(tmp_path: 
     assert not [call for call in calls if call.startswith("kind ")]
 
 
-def test_without_a_cluster_or_a_registry_the_next_step_is_named(tmp_path: Path) -> None:
+def test_without_cluster_or_registry_next_step_is_named(tmp_path: Path) -> None:
     code, output, calls = run(tmp_path, "operator", tools=("podman", "kubectl"), context="gke_prod")
     assert (code, len(calls)) == (0, 1)
     assert "make images REGISTRY=" in output
 
 
 @pytest.mark.parametrize("step", ["docker build", "docker save", "kind load"])
-def test_a_step_that_fails_ends_it(tmp_path: Path, step: str) -> None:
+def test_step_that_fails_ends_it(tmp_path: Path, step: str) -> None:
     code, output, calls = run(tmp_path, tools=("docker", "kubectl", "kind"), context="kind-dev", FAIL=step)
     assert code == 3
     assert calls[-1].startswith(step)

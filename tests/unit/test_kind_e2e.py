@@ -59,7 +59,7 @@ def test_it_builds_loads_installs_tests_and_removes(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("tmp.*"))
 
 
-def test_nodes_can_be_switched_off_and_share_a_folder_that_is_emptied(tmp_path: Path) -> None:
+def test_nodes_can_be_switched_off_and_share_folder_that_is_emptied(tmp_path: Path) -> None:
     code, output, calls = run(tmp_path)
     assert code == 0, output
     cluster = yaml.safe_load((tmp_path / "calls.kind").read_text())
@@ -76,14 +76,14 @@ def test_nodes_can_be_switched_off_and_share_a_folder_that_is_emptied(tmp_path: 
 
 
 @pytest.mark.parametrize("step", ["docker build", "kind load", "helm install", "helm test", "python-of-mine"])
-def test_what_fails_is_the_result_and_the_cluster_goes_all_the_same(tmp_path: Path, step: str) -> None:
+def test_what_fails_is_result_and_cluster_goes_all_same(tmp_path: Path, step: str) -> None:
     code, output, calls = run(tmp_path, FAIL=step)
     assert code == 3, output
     assert calls[-1] == "kind delete cluster --name ddp-e2e"
     assert "kubectl" in " ".join(calls), "a cluster that was there is asked what became of it, before it goes"
 
 
-def test_a_cluster_may_be_kept(tmp_path: Path) -> None:
+def test_cluster_may_be_kept(tmp_path: Path) -> None:
     code, output, calls = run(tmp_path, KEEP="1", CLUSTER="mine")
     assert code == 0, output
     assert "kind delete" not in kinds(calls)
@@ -99,14 +99,14 @@ def test_somebody_elses_cluster_is_not_touched(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tool", ["docker", "kind", "helm"])
-def test_a_missing_tool_is_named_with_another_way(tmp_path: Path, tool: str) -> None:
+def test_missing_tool_is_named_with_another_way(tmp_path: Path, tool: str) -> None:
     code, output, calls = run(tmp_path, without=tool)
     assert (code, calls) == (2, [])
     assert f"not found: {tool}" in output
     assert "DDP_E2E_KUBECONFIG" in output
 
 
-def test_a_docker_that_does_not_answer_is_said(tmp_path: Path) -> None:
+def test_docker_that_does_not_answer_is_said(tmp_path: Path) -> None:
     code, output, calls = run(tmp_path, FAIL="docker info")
     assert code == 2
     assert "docker does not respond" in output

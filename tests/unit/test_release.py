@@ -52,7 +52,7 @@ def pack(path: Path, files: dict[str, bytes], mtime: int = 0) -> Path:
     return path
 
 
-def test_the_chart_names_the_images_by_their_digests(built: Any, tmp_path: Path) -> None:
+def test_chart_names_images_by_their_digests(built: Any, tmp_path: Path) -> None:
     built.chart()
     with helm_python.Chart.load(tmp_path / f"ddp-operator-{__version__}.tgz") as chart:
         texts = "\n".join(chart.render({}, name="r", namespace="n").values())
@@ -60,7 +60,7 @@ def test_the_chart_names_the_images_by_their_digests(built: Any, tmp_path: Path)
     assert f"registry.example/team/ddp-operator/trainer@{OTHER}" in texts
 
 
-def test_the_chart_is_what_a_registry_stores_and_the_same_twice(built: Any, tmp_path: Path) -> None:
+def test_chart_is_what_registry_stores_and_same_twice(built: Any, tmp_path: Path) -> None:
     layout = tmp_path / f"chart-{__version__}"
     indexes = []
     for _ in range(2):
@@ -75,7 +75,7 @@ def test_the_chart_is_what_a_registry_stores_and_the_same_twice(built: Any, tmp_
     assert content == (tmp_path / f"ddp-operator-{__version__}.tgz").read_bytes()
 
 
-def test_the_manifests_hold_everything_and_the_digest(built: Any, tmp_path: Path) -> None:
+def test_manifests_hold_everything_and_digest(built: Any, tmp_path: Path) -> None:
     built.manifests()
     found = list(yaml.safe_load_all((tmp_path / f"ddp-operator-{__version__}.yaml").read_text()))
     (operator,) = (item for item in found if item["kind"] == "Deployment")
@@ -86,7 +86,7 @@ def test_the_manifests_hold_everything_and_the_digest(built: Any, tmp_path: Path
     }
 
 
-def test_an_archive_depends_on_its_files_alone(release: ModuleType, tmp_path: Path) -> None:
+def test_archive_depends_on_its_files_alone(release: ModuleType, tmp_path: Path) -> None:
     one = pack(tmp_path / "one.tgz", {"a": b"1", "b": b"2"}, mtime=5)
     two = pack(tmp_path / "two.tgz", {"b": b"2", "a": b"1"}, mtime=6)
     assert release.repack(one, 7) == release.repack(two, 7)
@@ -96,7 +96,7 @@ def test_an_archive_depends_on_its_files_alone(release: ModuleType, tmp_path: Pa
 @pytest.mark.parametrize(
     ("machine", "refused"), [(183, False), (62, True), (None, True)], ids=["its own", "another", "no program at all"]
 )
-def test_an_image_with_programs_of_another_machine_is_refused(
+def test_image_with_programs_of_another_machine_is_refused(
     release: ModuleType, tmp_path: Path, machine: int | None, refused: bool
 ) -> None:
     program = b"\x7fELF".ljust(18, b"\0") + (machine or 0).to_bytes(2, "little")
@@ -108,7 +108,7 @@ def test_an_image_with_programs_of_another_machine_is_refused(
         release.check_machine("operator", "arm64", [layer])
 
 
-def test_a_value_that_is_no_default_any_more_is_noticed(release: ModuleType) -> None:
+def test_value_that_is_no_default_any_more_is_noticed(release: ModuleType) -> None:
     with pytest.raises(SystemExit, match="0 defaults of digest"):
         release.replace('image:\n  digest: "sha256:1"\n', "digest", DIGEST)
 

@@ -38,7 +38,7 @@ def rendered_job(name: str) -> dict[str, Any]:
     return dict(found)
 
 
-def test_there_is_a_sample_for_each_use() -> None:
+def test_there_is_sample_for_each_use() -> None:
     assert {path.stem for path in FILES} >= {
         "digits", "job", "voc", "kueue", "volcano", "own-script", "private-image", "checkpoint", "elastic"
     }  # fmt: skip
@@ -53,14 +53,14 @@ def test_sample_passes_ddp_render(path: Path, capsys: pytest.CaptureFixture[str]
 
 
 @samples
-def test_other_objects_in_a_sample_are_valid(path: Path) -> None:
+def test_other_objects_in_sample_are_valid(path: Path) -> None:
     for document in documents(path):
         if document["kind"] != KIND:
             kubernetes_validate.validate(document, "1.31", strict=True)
 
 
 @samples
-def test_sample_begins_with_a_comment_on_its_use(path: Path) -> None:
+def test_sample_begins_with_comment_on_its_use(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     comment = re.match(r"(# .*\n)+", text)
     assert comment is not None
@@ -69,7 +69,7 @@ def test_sample_begins_with_a_comment_on_its_use(path: Path) -> None:
 
 
 @samples
-def test_images_of_samples_have_a_tag_and_presets_exist(path: Path) -> None:
+def test_images_of_samples_have_tag_and_presets_exist(path: Path) -> None:
     for container in job_of(path)["spec"]["template"]["spec"]["containers"]:
         _, _, tag = container["image"].rpartition(":")
         assert tag
@@ -83,7 +83,7 @@ def test_images_of_samples_have_a_tag_and_presets_exist(path: Path) -> None:
 
 
 @samples
-def test_volumes_mounted_by_a_sample_are_declared(path: Path) -> None:
+def test_volumes_mounted_by_sample_are_declared(path: Path) -> None:
     pod = job_of(path)["spec"]["template"]["spec"]
     declared = {volume["name"] for volume in pod.get("volumes", [])}
     mounted = {mount["name"] for container in pod["containers"] for mount in container.get("volumeMounts", [])}
@@ -102,15 +102,15 @@ def test_sample_has_as_many_pods_and_workers_as_it_says(name: str, pods: int, wo
     assert f"--nproc-per-node={workers}" in " ".join([*container["command"], *container.get("args", [])])
 
 
-def test_queue_of_kueue_is_on_the_job() -> None:
+def test_queue_of_kueue_is_on_job() -> None:
     assert rendered_job("kueue")["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "training"
 
 
-def test_registry_secret_is_in_the_pods() -> None:
+def test_registry_secret_is_in_pods() -> None:
     assert rendered_job("private-image")["spec"]["template"]["spec"]["imagePullSecrets"] == [{"name": "registry"}]
 
 
-def test_claim_is_the_one_that_comes_along() -> None:
+def test_claim_is_one_that_comes_along() -> None:
     path = SAMPLES / "checkpoint.yaml"
     (claim,) = (document for document in documents(path) if document["kind"] == "PersistentVolumeClaim")
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]

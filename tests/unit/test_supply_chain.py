@@ -57,7 +57,7 @@ def test_only_pytorch_is_installed_by_version_alone() -> None:
 
 
 @pytest.mark.parametrize("image", ["operator", "trainer"])
-def test_image_installs_its_dependencies_in_the_versions_of_the_constraints(image: str) -> None:
+def test_image_installs_its_dependencies_in_versions_of_constraints(image: str) -> None:
     hashes = parse_lock(ROOT / "images" / image / "requirements.txt")
     constraints = parse_lock(ROOT / ".ci/constraints.txt")
     assert all(hashes.values())

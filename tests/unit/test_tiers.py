@@ -80,7 +80,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_report_has_a_true_line_for_each_tier(project: Path) -> None:
+def test_report_has_true_line_for_each_tier(project: Path) -> None:
     (project / "tests/golden/a").mkdir()
     (project / "tests/golden/a/b.yaml").write_text("one\nthree\n")
     code, output = run_pytest(project)
@@ -128,7 +128,7 @@ def test_marker_wins_over_folder(path: str, markers: list[str], tier: str) -> No
     assert tiers.tier_of(path, markers) == tier
 
 
-def test_folder_without_a_tier_is_refused() -> None:
+def test_folder_without_tier_is_refused() -> None:
     with pytest.raises(pytest.UsageError, match=r"tests/elsewhere/test_x\.py: not in the folder of a tier"):
         tiers.tier_of("tests/elsewhere/test_x.py", [])
 
@@ -146,13 +146,13 @@ class TestProcessGuard:
             subprocess.run([sys.executable, "-c", ""], check=True)
         assert guard.leaked == []
 
-    def test_finds_and_ends_a_child(self) -> None:
+    def test_finds_and_ends_child(self) -> None:
         with ProcessGuard(grace=0.2) as guard:
             child = subprocess.Popen(["sleep", "60"])
         assert "sleep 60" in guard.leaked[0]
         child.wait()
 
-    def test_finds_an_orphan_in_a_session_of_its_own(self) -> None:
+    def test_finds_orphan_in_session_of_its_own(self) -> None:
         parent = "import subprocess; subprocess.Popen(['sleep', '61'], start_new_session=True)"
         with ProcessGuard(grace=0.2) as guard:
             subprocess.run([sys.executable, "-c", parent], check=True, stdout=subprocess.DEVNULL)
@@ -169,7 +169,7 @@ class TestProcessGuard:
             child.kill()
             child.wait()
 
-    def test_gives_a_process_time_to_end(self) -> None:
+    def test_gives_process_time_to_end(self) -> None:
         with ProcessGuard(grace=300) as guard:
             child = subprocess.Popen(["sleep", "0.3"])
         assert guard.leaked == []

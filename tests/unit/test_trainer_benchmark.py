@@ -45,14 +45,14 @@ def planned(device: str, available: int, ranks: tuple[int, ...] | None = None) -
     return found
 
 
-def test_every_system_of_the_documents_has_a_preset_and_a_row() -> None:
+def test_every_system_of_documents_has_preset_and_row() -> None:
     assert (
         {system.preset for system in SYSTEMS} == set(PRESETS) - {"digits-resnet", "python-reference-gpt"} == set(QUICK)
     )
     assert set(planned("cpu", 2)) == {system.name for system in SYSTEMS}
 
 
-def test_a_system_answers_to_its_name_and_to_its_former_label() -> None:
+def test_system_answers_to_its_name_and_to_its_former_label() -> None:
     assert len(BY_NAME) == 2 * len(SYSTEMS)
     assert BY_NAME["S0a"] is BY_NAME["cifar10-resnet50"]
     flags = cli.build_parser().parse_args(["--systems", "S0a, cifar10-resnet18-ddp"])
@@ -76,7 +76,7 @@ def test_gpus_run_everything_that_fits() -> None:
     assert planned("cuda", 8, (4,))["fashion-mnist-wideresnet"] == [(4, "")]
 
 
-def test_a_rings_cost_hardly_grows_with_the_ranks_and_a_servers_grows_in_proportion() -> None:
+def test_rings_cost_hardly_grows_with_ranks_and_servers_grows_in_proportion() -> None:
     link = Link(bandwidth=1e9, latency=1e-4, what="")
     # 4 ranks, 1 GB: 2 * 3/4 s, and six messages' latency.
     assert ring_seconds(4, 1e9, link) == pytest.approx(1.5 + 6e-4)
@@ -89,7 +89,7 @@ def test_a_rings_cost_hardly_grows_with_the_ranks_and_a_servers_grows_in_proport
 
 
 @pytest.mark.parametrize("name", list(synthetic.EPOCH))
-def test_made_up_data_are_read_by_the_true_readers(name: str, tmp_path: Path) -> None:
+def test_made_up_data_are_read_by_true_readers(name: str, tmp_path: Path) -> None:
     assert not synthetic.is_there(name, tmp_path)
     assert synthetic.write(name, tmp_path, 20) == 20
     assert synthetic.is_there(name, tmp_path)
@@ -98,7 +98,7 @@ def test_made_up_data_are_read_by_the_true_readers(name: str, tmp_path: Path) ->
     assert len(datasets.validation) > 0
 
 
-def test_the_documents_novograd_computes_what_the_trainers_does() -> None:
+def test_documents_novograd_computes_what_trainers_does() -> None:
     torch.manual_seed(0)
     start = [torch.randn(4, 3), torch.randn(5)]
     theirs = [torch.nn.Parameter(value.clone()) for value in start]
@@ -124,7 +124,7 @@ TINY = {
 
 
 @pytest.mark.parametrize("preset", list(TINY))
-def test_all_contenders_train_on_the_same_amount_of_the_same_data(preset: str, tmp_path: Path) -> None:
+def test_all_contenders_train_on_same_amount_of_same_data(preset: str, tmp_path: Path) -> None:
     name = str(PRESETS[preset].values["data"]["name"])
     synthetic.write(name, tmp_path, 40)
     changes: dict[str, Any] = {**TINY[preset], "data": {"dir": str(tmp_path), "batch_size": 4}}
@@ -178,7 +178,7 @@ def measured(ranks: int = 1, **results: dict[str, Any]) -> CaseResult:
     return CaseResult(case, "cifar10", {"results": named, "gradient_bytes": 100 * 2**20})
 
 
-def test_a_steps_time_is_shared_out_and_rates_are_compared() -> None:
+def test_steps_time_is_shared_out_and_rates_are_compared() -> None:
     one = measured(documents=result(10.0, data_seconds=0.4), ours_fp32=result(50.0), bare_fp32=result(62.5))
     two = measured(
         2,
@@ -208,7 +208,7 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert ratio(ours, theirs) == 2.0
 
 
-def test_the_table_shows_the_documents_figures_and_why_a_system_is_missing() -> None:
+def test_table_shows_documents_figures_and_why_system_is_missing() -> None:
     failed = CaseResult(Case(BY_NAME["cifar10-resnet18"], 1), "cifar10", problem="rank 0 ended with 1")
     lacking = CaseResult(Case(BY_NAME["cifar10-resnet50-dp"], 1, "DataParallel needs two GPUs"), "cifar10")
     some = measured(documents=result(10.0), ours_fp32={"failed": "UserError: no"})
@@ -249,7 +249,7 @@ def test_flags_that_make_no_sense_are_refused(
     assert message in capsys.readouterr().err
 
 
-def test_a_system_that_can_only_be_named_still_gives_a_report(
+def test_system_that_can_only_be_named_still_gives_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.bench.trainer.cli._link", lambda everything, folder: None)
@@ -261,7 +261,7 @@ def test_a_system_that_can_only_be_named_still_gives_a_report(
     assert json.loads((tmp_path / "cifar10-resnet50-dp-1.json").read_text()) == document["cases"][0]
 
 
-def test_ranks_of_two_nodes_see_their_own_half_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_two_nodes_see_their_own_half_of_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
     places = [tuple(launch._environment(rank, 4, 29500, nodes=2)[name] for name in names) for rank in (1, 2)]
@@ -274,7 +274,7 @@ def test_data_parallel_is_measured_on_both_sides_and_without_what_cannot_follow_
     assert cli._contenders(case, ("fp32", "compile"), (), quick=True) == ["documents", "ours:fp32", "bare:fp32"]
 
 
-def test_batches_are_compared_where_the_document_does_or_one_asks() -> None:
+def test_batches_are_compared_where_document_does_or_one_asks() -> None:
     assert changes_of("batch-64") == {"data": {"batch_size": 64}}
     assert changes_of("fp32") == {"precision": {"name": "fp32"}}
     case = Case(BY_NAME["fashion-mnist-wideresnet-large-batch"], 1)
@@ -284,7 +284,7 @@ def test_batches_are_compared_where_the_document_does_or_one_asks() -> None:
         cli.build_parser().parse_args(["--batches", "0"])
 
 
-def test_accuracy_after_the_documents_epochs_stands_beside_what_the_document_says() -> None:
+def test_accuracy_after_documents_epochs_stands_beside_what_document_says() -> None:
     changes = {"max_steps": 2, "model": {"width": 4}}
     spec = MeasurementSpec("digits-resnet", changes, [], "cpu", 1, 0.0, "", train=True)
     trained = measure(spec, World(RankEnv(), CPU))["trained"]
@@ -308,7 +308,7 @@ def test_accuracy_is_not_taken_from_noise(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("variant", "least"), [("compile", 600), ("fp32", 0)])
-def test_a_step_that_is_compiled_gets_the_time_for_it(
+def test_step_that_is_compiled_gets_time_for_it(
     variant: str, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[float] = []
@@ -319,13 +319,13 @@ def test_a_step_that_is_compiled_gets_the_time_for_it(
     assert least <= given[0] <= least + 600
 
 
-def test_where_nobody_can_be_built_the_reasons_are_the_result() -> None:
+def test_where_nobody_can_be_built_reasons_are_result() -> None:
     spec = MeasurementSpec("cifar10-resnet18", {"data": {"dir": "/nowhere"}}, ["ours:fp32"], "cpu", 2, 0.0, "")
     results = measure(spec, World(RankEnv(), torch.device("cpu")))["results"]
     assert "CIFAR-10 is not complete in /nowhere" in results["ours:fp32"]["failed"]
 
 
-def test_batches_that_were_made_during_the_others_turns_are_not_counted() -> None:
+def test_batches_that_were_made_during_others_turns_are_not_counted() -> None:
     runner = object.__new__(_Runner)
     runner.switches = Switches()
     runner.contender = SimpleNamespace(prefetched=4)
@@ -333,7 +333,7 @@ def test_batches_that_were_made_during_the_others_turns_are_not_counted() -> Non
     assert runner.take(2, World(RankEnv(), CPU))[1] == 2.0
 
 
-def test_the_documents_loop_has_the_documents_augmentation_and_its_readers_ahead(tmp_path: Path) -> None:
+def test_documents_loop_has_documents_augmentation_and_its_readers_ahead(tmp_path: Path) -> None:
     synthetic.write("cifar10", tmp_path, 40)
     changes = {"data": {"dir": str(tmp_path), "batch_size": 4}}
     world = World(RankEnv(), CPU)
@@ -354,7 +354,7 @@ def test_with_little_time_each_preset_comes_first_and_what_is_not_begun_says_so(
     assert found.problem == "not begun within --minutes"
 
 
-def test_a_gpu_is_measured_with_the_graph_and_with_each_step_towards_it() -> None:
+def test_gpu_is_measured_with_graph_and_with_each_step_towards_it() -> None:
     assert {*systems.ON_GPU, *systems.ON_GPU_IN_FULL} <= VARIANTS.keys()
     graphs = {
         name: resolve("cifar10-resnet50", None, changes_of(name)).precision.cuda_graph

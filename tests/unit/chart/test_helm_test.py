@@ -70,7 +70,7 @@ class Program:
         return self.process.returncode, output
 
 
-def test_helm_test_passes_for_a_job_that_succeeds(server: StandIn, tmp_path: Path) -> None:
+def test_helm_test_passes_for_job_that_succeeds(server: StandIn, tmp_path: Path) -> None:
     with Program(server, tmp_path) as program:
         program.report(phase="Succeeded")
         code, output = program.end()
@@ -91,7 +91,7 @@ def test_job_that_fails_shows_why(server: StandIn, tmp_path: Path) -> None:
         assert program.call("GET", JOBS)["items"] == []
 
 
-def test_helm_test_fails_for_a_job_that_no_operator_serves(server: StandIn, tmp_path: Path) -> None:
+def test_helm_test_fails_for_job_that_no_operator_serves(server: StandIn, tmp_path: Path) -> None:
     with Program(server, tmp_path, seconds=0.1) as program:
         code, output = program.end()
         assert code == 1

@@ -129,7 +129,7 @@ def test_release_for_some_namespaces_serves_these_and_no_other(plane: ControlPla
         assert asked.stdout.strip() == "no", (verb, resource, namespace)
 
 
-def test_program_of_the_helm_test_may_do_what_it_does_and_no_more(plane: ControlPlane, tmp_path: Path) -> None:
+def test_program_of_helm_test_may_do_what_it_does_and_no_more(plane: ControlPlane, tmp_path: Path) -> None:
     """Under its own account, at a server that checks rights; the test plays the operator's part."""
     plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "deploy/crds/ddptrainingjobs.yaml"))
     plane.kubectl("wait", "--for=condition=Established", "crd/ddptrainingjobs.ddp-operator.dev")

@@ -45,7 +45,7 @@ def test_everything_that_is_named_exists(folder: Path) -> None:
 
 
 @folders
-def test_every_object_is_valid_and_in_the_namespace(folder: str) -> None:
+def test_every_object_is_valid_and_in_namespace(folder: str) -> None:
     objects = build(folder)
     (namespace,) = of_kind(objects, "Namespace")
     for found in objects:
@@ -56,7 +56,7 @@ def test_every_object_is_valid_and_in_the_namespace(folder: str) -> None:
         assert [subject["namespace"] for subject in binding["subjects"]] == [namespace["metadata"]["name"]]
 
 
-def test_kustomize_base_is_what_the_chart_renders() -> None:
+def test_kustomize_base_is_what_chart_renders() -> None:
     def without_labels(found: Object) -> Object:
         return {key: value for key, value in found.items() if key != "metadata"}
 
@@ -72,7 +72,7 @@ def test_kustomize_base_is_what_the_chart_renders() -> None:
     assert {key: built.get(key) for key in installed} == installed
 
 
-def test_namespaced_overlay_has_the_same_rules_in_a_role() -> None:
+def test_namespaced_overlay_has_same_rules_in_role() -> None:
     objects = build("overlays/namespaced")
     role, home = of_kind(objects, "Role")
     assert home["metadata"]["name"] == "ddp-operator-leader"
@@ -88,7 +88,7 @@ def test_namespaced_overlay_has_the_same_rules_in_a_role() -> None:
     assert env["DDP_OPERATOR_NAMESPACES"] == role["metadata"]["namespace"]
 
 
-def test_ha_overlay_has_two_pods_and_a_budget() -> None:
+def test_ha_overlay_has_two_pods_and_budget() -> None:
     objects = build("overlays/ha")
     (deployment,) = of_kind(objects, "Deployment")
     assert deployment["spec"]["replicas"] == 2

@@ -44,16 +44,16 @@ def settings_of(objects: list[Object]) -> Settings:
 
 
 class TestSettings:
-    def test_defaults_are_the_operators_own(self) -> None:
+    def test_defaults_are_operators_own(self) -> None:
         settings = settings_of(render())
         assert read_job_defaults(settings.job_defaults) is None
         assert replace(settings, job_defaults={}) == Settings(log_format="json")
 
     @pytest.mark.parametrize("given", [None, {"networkPolicy": None, "securityProfile": None}])
-    def test_defaults_of_jobs_that_an_older_release_does_not_know_are_none(self, given: Any) -> None:
+    def test_defaults_of_jobs_that_older_release_does_not_know_are_none(self, given: Any) -> None:
         assert read_job_defaults(settings_of(render({"jobDefaults": given})).job_defaults) is None
 
-    def test_defaults_of_jobs_arrive_in_the_operator(self) -> None:
+    def test_defaults_of_jobs_arrive_in_operator(self) -> None:
         peer = {"namespaceSelector": {"matchLabels": {"a": "b"}}}
         policy = {"enabled": True, "egressCidrs": ["10.0.0.0/8"], "metricsFrom": [peer]}
         for given in ({"securityProfile": "Restricted"}, {"networkPolicy": policy}):
@@ -61,7 +61,7 @@ class TestSettings:
             assert found is not None
             assert found.job == given
 
-    def test_settings_of_the_chart_arrive_in_the_operator(self) -> None:
+    def test_settings_of_chart_arrive_in_operator(self) -> None:
         values = {
             "namespaces": ["a", "b"], "port": 9090,
             "settings": {"workers": 3, "qps": 0.5, "burst": 100000, "callTimeout": 1.5, "progressInterval": 60,
@@ -73,17 +73,17 @@ class TestSettings:
         )  # fmt: skip
         assert replace(settings_of(render(values)), job_defaults={}) == wanted
 
-    def test_every_setting_has_a_value(self) -> None:
+    def test_every_setting_has_value(self) -> None:
         names = {entry["name"].removeprefix("DDP_OPERATOR_").lower() for entry in container_of(render())["env"]}
         assert names == set(Settings.__struct_fields__) - {"kubeconfig"}
 
 
 class TestReplicas:
-    def test_a_container_that_starts_again_is_the_same_holder_of_the_lease(self) -> None:
+    def test_container_that_starts_again_is_same_holder_of_lease(self) -> None:
         (entry,) = (e for e in container_of(render())["env"] if e["name"] == "DDP_OPERATOR_IDENTITY")
         assert entry["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
 
-    def test_a_new_pod_stands_by_before_the_old_one_ends(self) -> None:
+    def test_new_pod_stands_by_before_old_one_ends(self) -> None:
         spec = the(render({"replicas": 2}), "Deployment")["spec"]
         assert spec["replicas"] == 2
         assert spec["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
@@ -100,7 +100,7 @@ class TestReplicas:
 
 
 class TestProbes:
-    def test_pages_are_those_that_the_operator_serves(self) -> None:
+    def test_pages_are_those_that_operator_serves(self) -> None:
         container = container_of(render({"port": 9090}))
         assert container["ports"] == [{"name": "http", "containerPort": 9090, "protocol": "TCP"}]
         source = (ROOT / "operator/ddp_operator/manager/health.py").read_text()
@@ -112,7 +112,7 @@ class TestProbes:
 
 class TestSecurity:
     @ci_files
-    def test_pods_fulfil_the_restricted_standard(self, path: Path) -> None:
+    def test_pods_fulfil_restricted_standard(self, path: Path) -> None:
         objects = render(read_values(path))
         pods = [the(objects, "Deployment")["spec"]["template"]["spec"], *(p["spec"] for p in of_kind(objects, "Pod"))]
         assert len(pods) == 2
@@ -142,7 +142,7 @@ class TestSecurity:
                 assert "secrets" not in words
                 assert words & {"escalate", "bind", "impersonate"} == set()
 
-    def test_role_is_what_the_operator_checks_at_its_start(self) -> None:
+    def test_role_is_what_operator_checks_at_its_start(self) -> None:
         wanted = checked(PERMISSIONS)
         clusterwide = next(r for r in of_kind(render(), "ClusterRole") if r["metadata"]["name"] == "ddp-operator")
         assert granted(clusterwide) == wanted
@@ -160,7 +160,7 @@ class TestSecurity:
         assert {resource for _, resource, _ in wanted} == {"podgroups"}
 
     @pytest.mark.parametrize("values", [{}, {"namespaces": ["a"]}], ids=["clusterwide", "namespaced"])
-    def test_lease_is_where_the_operator_lives_and_nowhere_else(self, values: dict[str, Any]) -> None:
+    def test_lease_is_where_operator_lives_and_nowhere_else(self, values: dict[str, Any]) -> None:
         objects = render(values, namespace="system")
         rules = [
             (role["kind"], role["metadata"].get("namespace"), role["metadata"]["name"])
@@ -172,7 +172,7 @@ class TestSecurity:
         assert binding["metadata"]["namespace"] == "system"
         assert binding["roleRef"]["name"] == "ddp-operator-leader"
 
-    def test_account_is_the_one_that_is_bound(self) -> None:
+    def test_account_is_one_that_is_bound(self) -> None:
         for values in ({}, {"serviceAccount": {"name": "x"}}, {"namespaces": ["a"]}):
             objects = render(values, namespace="system")
             kind = "RoleBinding" if values.get("namespaces") else "ClusterRoleBinding"
@@ -183,7 +183,7 @@ class TestSecurity:
             for binding in bindings:
                 assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "system"}]
 
-    def test_namespaced_release_has_nothing_that_is_the_clusters(self) -> None:
+    def test_namespaced_release_has_nothing_that_is_clusters(self) -> None:
         values = read_values(next(path for path in CI_FILES if path.stem.startswith("namespaced")))
         assert not {found["kind"] for found in render(values)} & {
             "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"
@@ -239,7 +239,7 @@ class TestSelectors:
         (test,) = of_kind(objects, "Pod")
         assert not any(selector.items() <= test["metadata"]["labels"].items() for selector in selectors)
 
-    def test_service_monitor_selects_the_service_and_its_port(self, objects: list[Object]) -> None:
+    def test_service_monitor_selects_service_and_its_port(self, objects: list[Object]) -> None:
         monitor = the(objects, "ServiceMonitor")["spec"]
         service = the(objects, "Service")
         assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
@@ -264,7 +264,7 @@ class TestSelectors:
             meta = {"__meta_kubernetes_pod_label_" + re.sub(r"[^a-zA-Z0-9_]", "_", label) for label in labels}
             assert source in meta
 
-    def test_pod_monitor_looks_where_the_operator_works(self) -> None:
+    def test_pod_monitor_looks_where_operator_works(self) -> None:
         switch = {"monitoring": {"podMonitor": {"enabled": True}}}
         assert the(render(switch), "PodMonitor")["spec"]["namespaceSelector"] == {"any": True}
         some = the(render(switch | {"namespaces": ["a"]}), "PodMonitor")
@@ -288,7 +288,7 @@ class TestImage:
 
 class TestNotes:
     @ci_files
-    def test_tell_the_next_two_commands(self, path: Path) -> None:
+    def test_tell_next_two_commands(self, path: Path) -> None:
         notes = render_texts(read_values(path), namespace="system")["NOTES.txt"]
         commands = re.findall(r"^  ((?:kubectl|sed) .*)$", notes, flags=re.MULTILINE)
         assert len(commands) == 2
@@ -306,11 +306,11 @@ class TestNotes:
 
 class TestJobOfTheHelmTest:
     @ci_files
-    def test_is_a_job_that_the_operator_takes(self, path: Path) -> None:
+    def test_is_job_that_operator_takes(self, path: Path) -> None:
         children = check_manifest(submitted(render(read_values(path)))).children
         assert {child["kind"] for child in children} == {"Service", "ConfigMap", "Job"}
 
-    def test_goes_where_the_operator_serves(self) -> None:
+    def test_goes_where_operator_serves(self) -> None:
         for namespaces, wanted in (([], "system"), (["a", "b"], "a"), (["a", "system"], "system")):
             objects = render({"namespaces": namespaces}, namespace="system")
             assert {found["metadata"]["namespace"] for found in objects if is_test(found)} == {wanted}

@@ -95,7 +95,7 @@ def test_older_kubernetes_is_refused() -> None:
     assert declared == ">=1.31.0-0"  # -0: also a distribution's 1.31.0-gke.1
 
 
-def test_defaults_are_the_golden_file(golden: Callable[[str, str], None]) -> None:
+def test_defaults_are_golden_file(golden: Callable[[str, str], None]) -> None:
     texts = render_texts()
     parts = [
         f"# {path}\n{text.strip()}\n"
@@ -105,13 +105,13 @@ def test_defaults_are_the_golden_file(golden: Callable[[str, str], None]) -> Non
     golden("chart/defaults.yaml", "---\n".join(parts))
 
 
-def test_definition_is_the_generated_one() -> None:
+def test_definition_is_generated_one() -> None:
     made = {crd["metadata"]["name"]: crd["spec"] for crd in of_kind(render(), "CustomResourceDefinition")}
     kept = [yaml.safe_load(path.read_text()) for path in (ROOT / "deploy/crds").iterdir()]
     assert made == {crd["metadata"]["name"]: crd["spec"] for crd in kept}
 
 
-def test_the_folder_of_the_definition_can_be_applied_as_it_is() -> None:
+def test_folder_of_definition_can_be_applied_as_it_is() -> None:
     """``kubectl apply -f deploy/crds`` stumbles over anything else in it."""
     kinds = [yaml.safe_load(path.read_text())["kind"] for path in (ROOT / "deploy/crds").iterdir()]
     assert set(kinds) == {"CustomResourceDefinition"}
@@ -188,7 +188,7 @@ class TestNull:
     }
 
     @pytest.mark.parametrize("value", read_documented(), ids=lambda value: ".".join(value.path))
-    def test_it_is_the_default_or_an_empty_map(self, value: Value) -> None:
+    def test_it_is_default_or_empty_map(self, value: Value) -> None:
         default = value.default
         if isinstance(default, dict) and not value.is_group and not value.keywords.get("minProperties"):
             default = dict.fromkeys(default)  # each of its keys taken away
@@ -196,7 +196,7 @@ class TestNull:
             with_value(self.EVERYTHING, value.path, default)
         )
 
-    def test_a_map_that_users_fill_is_not_filled_again(self) -> None:
+    def test_map_that_users_fill_is_not_filled_again(self) -> None:
         labels = {"grafana_dashboard": None, "ours": "yes"}
         found = render({"monitoring": {"dashboards": {"enabled": True, "labels": labels}}, "resources": None})
         boards = [item for item in of_kind(found, "ConfigMap") if "-dashboard-" in item["metadata"]["name"]]
@@ -207,7 +207,7 @@ class TestNull:
         (container,) = the(found, "Deployment")["spec"]["template"]["spec"]["containers"]
         assert container["resources"] == {}
 
-    def test_every_template_puts_the_defaults_back(self) -> None:
+    def test_every_template_puts_defaults_back(self) -> None:
         templates = [path for path in (CHART / "templates").rglob("*") if path.suffix in (".yaml", ".txt")]
         assert len(templates) > 10
         for path in templates:
@@ -222,7 +222,7 @@ class TestOlderValues:
         golden(f"chart/values/{__version__}.yaml", yaml.safe_dump(read_values(CHART / "values.yaml"), sort_keys=False))
 
     @pytest.mark.parametrize("path", KEPT_VALUES, ids=lambda path: path.stem)
-    def test_the_chart_renders_with_them(self, path: Path) -> None:
+    def test_chart_renders_with_them(self, path: Path) -> None:
         values = old = read_values(path)
         for known in read_documented():
             above: Any = old
@@ -235,11 +235,11 @@ class TestOlderValues:
 
 
 class TestReadme:
-    def test_readme_has_a_row_for_every_value(self) -> None:
+    def test_readme_has_row_for_every_value(self) -> None:
         rows = re.findall(r"^\| `([\w.]+)` \|", (CHART / "README.md").read_text(), flags=re.MULTILINE)
         assert rows == [".".join(value.path) for value in read_documented() if not value.is_group]
 
-    def test_version_is_that_of_the_package(self) -> None:
+    def test_version_is_that_of_package(self) -> None:
         chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
         assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
 
@@ -263,7 +263,7 @@ class TestNames:
             ("r" * 53, {}, "r" * 50),
         ],
     )
-    def test_follow_the_release(self, release: str, values: dict[str, Any], name: str) -> None:
+    def test_follow_release(self, release: str, values: dict[str, Any], name: str) -> None:
         objects = render(values, name=release)
         (deployment,) = of_kind(objects, "Deployment")
         assert deployment["metadata"]["name"] == name

@@ -58,7 +58,7 @@ def test_truncated_time_equals_stored_time() -> None:
         ("-1", -1), ("0", 0),
     ],
 )  # fmt: skip
-def test_a_quantity_of_kubernetes_is_parsed(text: Any, number: Any) -> None:
+def test_quantity_of_kubernetes_is_parsed(text: Any, number: Any) -> None:
     assert parse_quantity(text) == Decimal(str(number))
 
 
@@ -85,7 +85,7 @@ def test_what_is_no_quantity_is_parsed_as_none(value: Any) -> None:
         ({"limits": {"nvidia.com/gpu": -2}}, 0),
     ],
 )
-def test_gpus_are_counted_by_the_names_of_device_plugins(resources: Any, count: int) -> None:
+def test_gpus_are_counted_by_names_of_device_plugins(resources: Any, count: int) -> None:
     assert count_gpus(resources) == count
 
 
@@ -105,12 +105,12 @@ GPUS = {
 }
 
 
-def test_each_name_of_gpus_has_a_case_below() -> None:
+def test_each_name_of_gpus_has_case_below() -> None:
     assert {*GPUS.values()} == {*GPU_RESOURCES}
 
 
 @pytest.mark.parametrize("name", GPUS)
-def test_a_name_of_gpus_is_known(name: str) -> None:
+def test_name_of_gpus_is_known(name: str) -> None:
     assert [known for known in GPU_RESOURCES if fnmatchcase(name, known)] == [GPUS[name]]
     assert count_gpus({"limits": {name: "2"}}) == 2
 
@@ -123,14 +123,14 @@ def test_a_name_of_gpus_is_known(name: str) -> None:
         *("rdma/hca", "habana.ai/gaudi", "cpu", ""),
     ],
 )
-def test_a_name_beside_those_is_no_gpu(name: str) -> None:
+def test_name_beside_those_is_no_gpu(name: str) -> None:
     assert not is_gpu(name)
 
 
 @pytest.mark.parametrize(
     ("resources", "cpus"), [({}, None), ({"limits": {"cpu": "1500m"}}, "1.5"), ({"requests": {"cpu": 2}}, None)]
 )
-def test_the_cpu_limit_of_a_container_is_read(resources: Any, cpus: str | None) -> None:
+def test_cpu_limit_of_container_is_read(resources: Any, cpus: str | None) -> None:
     assert cpu_limit(resources) == (None if cpus is None else Decimal(cpus))
 
 
@@ -138,5 +138,5 @@ def test_the_cpu_limit_of_a_container_is_read(resources: Any, cpus: str | None) 
 @pytest.mark.parametrize(
     "pattern", ["Xid*", "*Error", "X?d*", "[!a]", "[a-c]", "[]-]", "[!]a]", "[a-]", "[", "a[*]c", "**", "", "*d*l*r"]
 )
-def test_glob_matches_as_the_standard_library(name: str, pattern: str) -> None:
+def test_glob_matches_as_standard_library(name: str, pattern: str) -> None:
     assert match_glob(name, pattern) == fnmatchcase(name, pattern)

@@ -23,7 +23,7 @@ def passed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return found
 
 
-def test_identity_of_the_settings_is_that_of_kopf_and_of_the_lease(
+def test_identity_of_settings_is_that_of_kopf_and_of_lease(
     passed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DDP_OPERATOR_IDENTITY", "ddp-operator-7d9-x2k")
@@ -32,7 +32,7 @@ def test_identity_of_the_settings_is_that_of_kopf_and_of_the_lease(
     assert passed["memo"]["settings"].identity == "ddp-operator-7d9-x2k"
 
 
-def test_process_without_a_configured_identity_gets_one_for_kopf_and_the_lease(
+def test_process_without_configured_identity_gets_one_for_kopf_and_lease(
     passed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DDP_OPERATOR_IDENTITY", raising=False)

@@ -5,7 +5,7 @@ import pytest
 from ddp_operator.settings import Settings, SettingsError, describe
 
 
-def test_an_empty_environment_gives_the_defaults() -> None:
+def test_empty_environment_gives_defaults() -> None:
     assert Settings.from_env({}) == Settings()
 
 
@@ -72,7 +72,7 @@ def test_every_variable_is_read() -> None:
         ("NAMESPACES", "team-*"),
     ],
 )
-def test_a_bad_value_is_refused_with_its_name_and_a_remedy(name: str, value: str) -> None:
+def test_bad_value_is_refused_with_its_name_and_remedy(name: str, value: str) -> None:
     with pytest.raises(SettingsError) as caught:
         Settings.from_env({f"DDP_OPERATOR_{name}": value})
     message = str(caught.value)
@@ -86,7 +86,7 @@ def test_variables_of_service_links_are_ignored() -> None:
     assert Settings.from_env({"DDP_OPERATOR_PORT": "tcp://10.0.0.1:80", "DDP_OPERATOR_SERVICE_HOST": "x"}) == Settings()
 
 
-def test_the_help_names_every_variable_that_is_read() -> None:
+def test_help_names_every_variable_that_is_read() -> None:
     class RecordingEnviron(dict[str, str]):
         def get(self, name: str, default: str = "") -> str:  # type: ignore[override]
             asked.append(name)

@@ -31,7 +31,7 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_a_key_added_several_times_is_worked_on_once() -> None:
+async def test_key_added_several_times_is_worked_on_once() -> None:
     calls: list[str] = []
 
     async def work(key: str) -> None:
@@ -48,7 +48,7 @@ async def test_a_key_added_several_times_is_worked_on_once() -> None:
     assert calls == ["a", "b"]
 
 
-async def test_a_key_is_never_worked_on_by_two_workers_at_once() -> None:
+async def test_key_is_never_worked_on_by_two_workers_at_once() -> None:
     busy: Counter[str] = Counter()
     overlaps: list[str] = []
     done = 0
@@ -72,7 +72,7 @@ async def test_a_key_is_never_worked_on_by_two_workers_at_once() -> None:
     assert overlaps == []
 
 
-async def test_different_keys_are_worked_on_at_the_same_time() -> None:
+async def test_different_keys_are_worked_on_at_same_time() -> None:
     together = asyncio.Barrier(3)
 
     async def work(key: str) -> None:
@@ -84,7 +84,7 @@ async def test_different_keys_are_worked_on_at_the_same_time() -> None:
         await until(lambda: not len(queue) and not queue.active)
 
 
-async def test_a_key_added_during_its_own_work_is_worked_on_again() -> None:
+async def test_key_added_during_its_own_work_is_worked_on_again() -> None:
     calls = 0
     inside = asyncio.Event()
     go_on = asyncio.Event()
@@ -121,7 +121,7 @@ async def test_requested_requeue_is_granted() -> None:
     assert calls == 3
 
 
-async def test_later_requeue_time_replaces_the_earlier_one() -> None:
+async def test_later_requeue_time_replaces_earlier_one() -> None:
     answers: list[float | None] = [3600.0, None]
     calls = 0
 
@@ -138,7 +138,7 @@ async def test_later_requeue_time_replaces_the_earlier_one() -> None:
         assert not queue._timers
 
 
-async def test_a_failing_key_comes_back_and_does_not_stop_the_others() -> None:
+async def test_failing_key_comes_back_and_does_not_stop_others() -> None:
     calls: list[str] = []
 
     async def work(key: str) -> None:
@@ -155,7 +155,7 @@ async def test_a_failing_key_comes_back_and_does_not_stop_the_others() -> None:
 
 
 @pytest.mark.parametrize("error", [ClusterError("500"), VersionConflict("changed")])
-async def test_an_expected_error_leaves_no_traceback(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+async def test_expected_error_leaves_no_traceback(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     seen: list[BaseException | None] = []
 
     async def work(key: str) -> None:
@@ -172,7 +172,7 @@ async def test_an_expected_error_leaves_no_traceback(error: Exception, caplog: p
     assert [record.exc_info for record in caplog.records] == [None]
 
 
-async def test_a_bug_is_logged_with_its_traceback_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_bug_is_logged_with_its_traceback_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     calls = 0
 
     async def work(key: str) -> None:
@@ -189,7 +189,7 @@ async def test_a_bug_is_logged_with_its_traceback_and_tried_again(caplog: pytest
     assert "ns/name" in record.getMessage()
 
 
-async def test_a_change_during_a_failing_run_does_not_skip_the_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_change_during_failing_run_does_not_skip_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workqueue, "FIRST_BACKOFF", 60.0)
     calls = 0
     queue: WorkQueue[str]
@@ -227,14 +227,14 @@ async def test_stopping_ends_work_under_way_and_forgets_timers() -> None:
     assert [task for task in asyncio.all_tasks() if "worker" in task.get_name()] == []
 
 
-def test_the_backoff_grows_and_is_bounded() -> None:
+def test_backoff_grows_and_is_bounded() -> None:
     delays = [backoff(failures) for failures in range(1, 2000)]
     assert delays[:4] == [0.1, 0.2, 0.4, 0.8]
     assert delays == sorted(delays)
     assert delays[-1] == LAST_BACKOFF
 
 
-async def test_what_changes_while_a_key_rests_is_one_more_call() -> None:
+async def test_what_changes_while_key_rests_is_one_more_call() -> None:
     calls: list[str] = []
 
     async def work(key: str) -> None:
@@ -253,7 +253,7 @@ async def test_what_changes_while_a_key_rests_is_one_more_call() -> None:
         assert calls == ["a", "b", "a"]
 
 
-async def test_a_key_that_wants_to_be_called_at_once_does_not_rest() -> None:
+async def test_key_that_wants_to_be_called_at_once_does_not_rest() -> None:
     calls = 0
 
     async def work(key: str) -> float | None:

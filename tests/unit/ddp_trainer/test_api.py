@@ -107,7 +107,7 @@ def tokens(changed: RunConfig) -> Result:
     ).fit()
 
 
-def test_the_worked_example_learns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_worked_example_learns(capsys: pytest.CaptureFixture[str]) -> None:
     assert EXAMPLE.exit_code(EXAMPLE.main) == 0
     said = capsys.readouterr().out
     rmse = float(said.split("rmse ")[-1].split()[0])
@@ -120,7 +120,7 @@ def test_the_worked_example_learns(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines()[-1] == said.splitlines()[-1]
 
 
-def test_a_result_tells_what_became_of_a_run(tmp_path: Path) -> None:
+def test_result_tells_what_became_of_run(tmp_path: Path) -> None:
     result = tokens(config(tmp_path / "run"))
     assert (result.epochs, result.steps) == (2, 14)
     assert result.checkpoint == tmp_path / "run" / "step-000000014.pt"
@@ -136,7 +136,7 @@ def test_a_result_tells_what_became_of_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_run_of_ones_own_goes_on_bitwise(workers: int, tmp_path: Path) -> None:
+def test_run_of_ones_own_goes_on_bitwise(workers: int, tmp_path: Path) -> None:
     data = DataConfig(batch_size=8, workers=workers)
     whole = tokens(config(tmp_path / "whole", data=data))
     cut = tmp_path / "cut"
@@ -149,7 +149,7 @@ def test_a_run_of_ones_own_goes_on_bitwise(workers: int, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("better", "sign"), [(False, -1), (True, 1)])
-def test_checkpoints_are_rated_by_the_score_which_is_no_accuracy(
+def test_checkpoints_are_rated_by_score_which_is_no_accuracy(
     better: bool, sign: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DDP_RUNTIME_DIR", str(tmp_path / "runtime"))
@@ -176,7 +176,7 @@ def test_metrics_can_be_added_to_classification(tmp_path: Path) -> None:
     assert result.checkpoint is None
 
 
-def test_parts_can_be_named_on_the_command_line(
+def test_parts_can_be_named_on_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "own_parts.py").write_text(
@@ -194,13 +194,13 @@ def test_parts_can_be_named_on_the_command_line(
     assert "task: no task is named, and the data have no num_classes" in capsys.readouterr().err
 
 
-def test_signals_are_the_programs_again_after_a_run() -> None:
+def test_signals_are_programs_again_after_run() -> None:
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     tokens(config(max_steps=1))
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
-def test_importing_the_package_imports_neither_torch_nor_kubernetes() -> None:
+def test_importing_package_imports_neither_torch_nor_kubernetes() -> None:
     code = (
         "import sys, ddp_trainer; print(sorted({'torch', 'numpy', 'kopf', 'kubernetes', 'msgspec'} & set(sys.modules)))"
     )
@@ -288,7 +288,7 @@ def test_metrics_that_change_their_names_are_refused() -> None:
         Trainer(config(), model=EXAMPLE.build, data=DATA, task=Fickle()).fit()
 
 
-def test_a_sample_that_fails_is_named() -> None:
+def test_sample_that_fails_is_named() -> None:
     class FailingSamples(TupleSamples):
         def __getitem__(self, index: int) -> Any:
             if index == 13:
@@ -306,7 +306,7 @@ def test_a_sample_that_fails_is_named() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_fit_restores_signal_handlers_after_an_exception(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_restores_signal_handlers_after_exception(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def handle(*_: object) -> None:
         pass
 

@@ -27,13 +27,13 @@ def test_flags_override_file_and_file_overrides_preset(tmp_path: Path) -> None:
     assert config.optim.momentum == PRESETS["digits-resnet"].values["optim"]["momentum"]
 
 
-def test_a_file_may_name_the_preset(tmp_path: Path) -> None:
+def test_file_may_name_preset(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text('{"preset": "digits-resnet"}')
     assert parse(["--config", str(file)]).model.name == "small-resnet"
 
 
-def test_the_saved_configuration_starts_the_same_run(tmp_path: Path) -> None:
+def test_saved_configuration_starts_same_run(tmp_path: Path) -> None:
     config = parse(["--preset", "digits-resnet", "--lr", "0.3"])
     file = tmp_path / "config.json"
     file.write_text(json.dumps(asdict(config)))
@@ -61,7 +61,7 @@ def test_help_needs_no_torch() -> None:
     assert out.stdout.strip() == "False"
 
 
-def test_the_checkpoint_folder_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_folder_comes_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(contract.ENV_CHECKPOINT_DIR, "/ckpt")
     assert parse(["--preset", "digits-resnet"]).checkpoint.dir == "/ckpt"
     assert parse(["--preset", "digits-resnet", "--checkpoint-dir", "/mine"]).checkpoint.dir == "/mine"
@@ -111,7 +111,7 @@ def test_the_checkpoint_folder_comes_from_the_environment(monkeypatch: pytest.Mo
         (["--config", "/nowhere/run.yaml"], "--config"),
     ],
 )
-def test_a_bad_command_line_names_the_setting(arguments: list[str], field: str) -> None:
+def test_bad_command_line_names_setting(arguments: list[str], field: str) -> None:
     with pytest.raises(UserError) as caught:
         parse(arguments)
     assert caught.value.field == field
@@ -125,26 +125,26 @@ def test_what_torch_distributed_launch_adds_is_accepted(flag: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["epochs: [", "- 1", ""])
-def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+def test_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(text)
     with pytest.raises(UserError, match="--config"):
         parse(["--preset", "digits-resnet", "--config", str(file)])
 
 
-def test_an_unknown_preset_gets_the_nearest_name() -> None:
+def test_unknown_preset_gets_nearest_name() -> None:
     with pytest.raises(UserError, match="did you mean 'cifar10-resnet18'"):
         get_preset("cifar-resnet18")
 
 
-def test_a_user_error_is_one_line_on_standard_error_and_81(capsys: pytest.CaptureFixture[str]) -> None:
+def test_user_error_is_one_line_on_standard_error_and_81(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--preset", "digits-resnet", "--lr", "0"]) == contract.EXIT_USER_ERROR
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == "ddp_trainer: error: optim.lr: 0.0 is out of range; it must be above 0\n"
 
 
-def test_only_rank_0_prints_the_user_error(
+def test_only_rank_0_prints_user_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RESTART_COUNT": "3"}.items():
@@ -166,7 +166,7 @@ def test_only_rank_0_prints_the_user_error(
     }
 
 
-def test_the_description_shows_every_setting() -> None:
+def test_description_shows_every_setting() -> None:
     config = parse(["--preset", "digits-resnet"])
     text = describe(config)
     for group, values in asdict(config).items():

@@ -130,7 +130,7 @@ def replica_engine(model: nn.Module, world: World, distributed: DistributedConfi
     return Engine(model, Classification(), optimizer, Precision(PrecisionConfig(), CPU), world, config)
 
 
-def test_data_parallel_trains_as_one_process_does_and_saves_the_same_names() -> None:
+def test_data_parallel_trains_as_one_process_does_and_saves_same_names() -> None:
     """Without GPUs it hands each batch on to the model."""
     plain = engine(OptimConfig())
     model = build_model(ModelConfig(width=4, norm="group"), 1, 10)
@@ -175,7 +175,7 @@ def test_find_unused_parameters_accepts_missing_gradients(group: World) -> None:
 
 
 @pytest.mark.parametrize(("given", "first"), [(None, 1), (25.0, 3)], ids=("default", "given"))
-def test_the_first_bucket_is_small_unless_a_size_is_given(given: float | None, first: int, group: World) -> None:
+def test_first_bucket_is_small_unless_size_is_given(given: float | None, first: int, group: World) -> None:
     layers = [nn.Linear(512, 512, bias=False) for _ in range(3)]  # 1 MiB each
     replica = replicate(nn.Sequential(*layers), DistributedConfig(bucket_mb=given), group)
     assert isinstance(replica, nn.parallel.DistributedDataParallel)
@@ -201,7 +201,7 @@ def test_compression_sends_in_small_buckets(group: World) -> None:
     assert replica.bucket_bytes_cap == 5 << 20
 
 
-def test_a_step_follows_the_learning_rate_it_is_given() -> None:
+def test_step_follows_learning_rate_it_is_given() -> None:
     one = engine(OptimConfig(momentum=0.0, lr=123.0))
     before = weights(one)
     one.step(batch(), 0, 0.0)
@@ -210,7 +210,7 @@ def test_a_step_follows_the_learning_rate_it_is_given() -> None:
     assert not torch.equal(weights(one), before)
 
 
-def test_clipping_bounds_the_update_and_reports_the_norm_before_it() -> None:
+def test_clipping_bounds_update_and_reports_norm_before_it() -> None:
     free = engine(OptimConfig(momentum=0.0))
     clipped = engine(OptimConfig(momentum=0.0, clip_norm=0.01))
     before = weights(free)
@@ -223,7 +223,7 @@ def test_clipping_bounds_the_update_and_reports_the_norm_before_it() -> None:
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_few_steps_lower_the_loss(name: str, precision: str) -> None:
+def test_few_steps_lower_loss(name: str, precision: str) -> None:
     one = engine(OptimConfig(name=name), precision=precision)
     losses = [float(one.step(batch(), step, 0.01).loss) for step in range(20)]
     assert losses[-1] < 0.9 * losses[0]
@@ -248,7 +248,7 @@ def test_state_loaded_by_another_engine_continues_bitwise() -> None:
     assert torch.equal(weights(second), weights(whole))
 
 
-def test_dropout_differs_between_steps_and_seeds_and_is_the_same_for_the_same_step() -> None:
+def test_dropout_differs_between_steps_and_seeds_and_is_same_for_same_step() -> None:
     def loss(step: int, seed: int) -> float:
         return float(engine(OptimConfig(), dropout=0.5, seed=seed).step(batch(), step, 0.1).loss)
 
@@ -256,7 +256,7 @@ def test_dropout_differs_between_steps_and_seeds_and_is_the_same_for_the_same_st
     assert len({loss(0, 0), loss(1, 0), loss(0, 1)}) == 3
 
 
-def test_a_state_of_another_model_is_refused() -> None:
+def test_state_of_another_model_is_refused() -> None:
     one = engine(OptimConfig())
     state = one.state_dict() | {"model": nn.Linear(2, 2).state_dict()}
     with pytest.raises(RuntimeError):
@@ -289,12 +289,12 @@ def test_resumed_run_uses_its_own_settings() -> None:
 
 
 @pytest.mark.parametrize("name", ["fp16", "tf32"])
-def test_precisions_that_need_a_gpu_are_refused_on_the_cpu(name: str) -> None:
+def test_precisions_that_need_gpu_are_refused_on_cpu(name: str) -> None:
     with pytest.raises(UserError, match=f"{name} needs a GPU"):
         Precision(PrecisionConfig(name=name), CPU)
 
 
-def test_compute_time_is_counted_once_a_step() -> None:
+def test_compute_time_is_counted_once_step() -> None:
     one = engine(OptimConfig())
     assert one.clock.seconds() == 0.0
     one.step(batch(), 0, 0.1)
@@ -310,7 +310,7 @@ def test_small_resnet_maps_images_to_logits() -> None:
         assert model(torch.zeros(2, 3, 8, 8)).shape == (2, 7)
 
 
-def test_a_users_model_must_be_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_model_must_be_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddp_trainer.models.small_resnet.build", lambda *arguments: 3)
     with pytest.raises(UserError, match=r"model.name: .* returned int; return a torch.nn.Module"):
         build_model(ModelConfig(name="ddp_trainer.models.small_resnet:build"), 1, 10)
@@ -319,7 +319,7 @@ def test_a_users_model_must_be_a_module(monkeypatch: pytest.MonkeyPatch) -> None
 # Task and meters
 
 
-def test_totals_of_parts_add_up_to_the_whole() -> None:
+def test_totals_of_parts_add_up_to_whole() -> None:
     task = Classification(label_smoothing=0.1)
     outputs = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
     targets = torch.arange(10) % 4

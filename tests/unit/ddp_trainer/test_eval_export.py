@@ -68,7 +68,7 @@ def test_missing_weights_are_user_error(tmp_path: Path, capsys: pytest.CaptureFi
     assert "lacks 1 of the model's" in refused("--init-from", str(tmp_path / "part.pt"))
 
 
-def test_a_validation_that_is_stopped_saves_nothing(
+def test_validation_that_is_stopped_saves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [*DIGITS, "--model", plugins.INTERRUPTING, "--checkpoint-dir", str(tmp_path), "--eval-batch-size", "50"]
@@ -81,7 +81,7 @@ def test_a_validation_that_is_stopped_saves_nothing(
     assert contents(tmp_path) == before
 
 
-def test_a_run_exports_what_it_validates_and_so_does_a_validation(
+def test_run_exports_what_it_validates_and_so_does_validation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from safetensors.torch import load_file
@@ -109,7 +109,7 @@ def test_a_run_exports_what_it_validates_and_so_does_a_validation(
 
 
 @pytest.mark.parametrize("name", ["resnet18", "wide-resnet"])
-def test_networks_that_compute_otherwise_on_a_cpu_are_exported_as_they_are_meant(name: str, tmp_path: Path) -> None:
+def test_networks_that_compute_otherwise_on_cpu_are_exported_as_they_are_meant(name: str, tmp_path: Path) -> None:
     model = build_model(ModelConfig(name=name, widen=1, dropout=0.1), 3, 10)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     slice_before_narrow_convolutions(model)
@@ -122,7 +122,7 @@ def test_networks_that_compute_otherwise_on_a_cpu_are_exported_as_they_are_meant
         assert program(images.repeat(3, 1, 1, 1)).shape == (3, 10)
 
 
-def test_onnx_computes_the_same(tmp_path: Path) -> None:
+def test_onnx_computes_same(tmp_path: Path) -> None:
     for needed in ("onnx", "onnxscript"):
         pytest.importorskip(needed, reason=f"{needed} is not installed")
     onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
@@ -143,7 +143,7 @@ def test_onnx_computes_the_same(tmp_path: Path) -> None:
         ("file/model.pt2", "export: cannot write to file"),
     ],
 )
-def test_a_file_that_can_t_be_written_is_a_mistake_before_training(
+def test_file_that_can_t_be_written_is_mistake_before_training(
     path: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -171,7 +171,7 @@ def branching(config: ModelConfig, in_channels: int, num_classes: int) -> nn.Mod
     return Branching()
 
 
-def test_a_model_that_can_t_be_traced_is_warned_of_after_training_and_refused_otherwise(
+def test_model_that_can_t_be_traced_is_warned_of_after_training_and_refused_otherwise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(tmp_path / "model.pt2")

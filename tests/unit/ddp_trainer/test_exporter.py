@@ -82,7 +82,7 @@ def test_threads_page_excludes_main_and_server_threads(exporter: Exporter) -> No
     assert "read_ahead" not in get(exporter.port, "/threads").decode()
 
 
-def test_every_series_carries_the_rank_and_nothing_else(exporter: Exporter) -> None:
+def test_every_series_carries_rank_and_nothing_else(exporter: Exporter) -> None:
     exporter.step(samples=1, loss=1.0, epoch=1, learning_rate=0.1, data_wait=0.1, compute=0.1)
     for family in text_string_to_metric_families(get(exporter.port).decode()):
         for sample in family.samples:
@@ -90,7 +90,7 @@ def test_every_series_carries_the_rank_and_nothing_else(exporter: Exporter) -> N
             assert set(sample.labels) <= {"rank", "le"}
 
 
-def test_only_series_of_the_table_are_shown(exporter: Exporter) -> None:
+def test_only_series_of_table_are_shown(exporter: Exporter) -> None:
     exporter.step(samples=1, loss=1.0)
     known = {metric.name for metric in METRICS}
     shown = {line.split("{")[0] for line in exporter.page().decode().splitlines() if not line.startswith("#")}
@@ -99,7 +99,7 @@ def test_only_series_of_the_table_are_shown(exporter: Exporter) -> None:
     assert not any(name.endswith("_created") for name in shown)
 
 
-def test_a_gauge_without_a_value_is_absent(exporter: Exporter) -> None:
+def test_gauge_without_value_is_absent(exporter: Exporter) -> None:
     page = values(exporter.page())
     assert "ddp_loss" not in page
     assert "ddp_validation_accuracy_ratio" not in page
@@ -108,7 +108,7 @@ def test_a_gauge_without_a_value_is_absent(exporter: Exporter) -> None:
     assert page["ddp_samples_total"] == 0
 
 
-def test_a_step_sets_counters_progress_and_times(exporter: Exporter) -> None:
+def test_step_sets_counters_progress_and_times(exporter: Exporter) -> None:
     exporter.step(samples=4, step=5, epoch=1, learning_rate=0.5, seconds=0.25, data_wait=0.125, compute=0.0625)
     page = values(exporter.page())
     assert page["ddp_progress_ratio"] == 0.5
@@ -121,7 +121,7 @@ def test_a_step_sets_counters_progress_and_times(exporter: Exporter) -> None:
     assert page["ddp_last_step_timestamp_seconds"] > 1_600_000_000
 
 
-def test_a_loss_that_is_not_finite_is_counted(exporter: Exporter) -> None:
+def test_loss_that_is_not_finite_is_counted(exporter: Exporter) -> None:
     for loss in (1.0, float("nan"), float("inf")):
         exporter.step(samples=1, loss=loss)
     assert values(exporter.page())["ddp_nonfinite_losses_total"] == 2
@@ -173,7 +173,7 @@ def test_connection_ends_at_its_deadline_without_traceback(
     assert capfd.readouterr().err == ""
 
 
-def test_a_closed_exporter_is_not_kept_until_the_program_ends() -> None:
+def test_closed_exporter_is_not_kept_until_program_ends() -> None:
     before = threading.enumerate()  # another test's may never end
     exporter = Exporter.start(port=0, env=RankEnv())
     kept = weakref.ref(exporter)
@@ -185,7 +185,7 @@ def test_a_closed_exporter_is_not_kept_until_the_program_ends() -> None:
     assert kept() is None
 
 
-def test_the_documents_example_runs_and_shows_where_a_steps_time_went(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_example_runs_and_shows_where_steps_time_went(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(contract.ENV_METRICS_PORT, "0")
     page = (ROOT / "docs" / "metrics.md").read_text()
     blocks = re.findall(r"(?:^    .*\n|^\n)+", page, re.MULTILINE)
@@ -223,14 +223,14 @@ def test_watched_compute_time_spans_forward_to_last_gradient(
     assert page["ddp_compute_seconds_total"] == 10.0
 
 
-def test_only_the_metrics_page_is_served(exporter: Exporter) -> None:
+def test_only_metrics_page_is_served(exporter: Exporter) -> None:
     with pytest.raises(urllib.error.HTTPError) as caught:
         get(exporter.port, "/")
     caught.value.close()  # it holds the connection
     assert caught.value.code == 404
 
 
-def test_a_local_rank_adds_its_number_to_the_port() -> None:
+def test_local_rank_adds_its_number_to_port() -> None:
     for _ in range(20):  # somebody may take the port before the exporter does
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -265,12 +265,12 @@ def test_metrics_port_that_is_no_port_is_refused(port: str, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("port", "taken"), [("", 9400), (" 9500 ", 9500), ("0", 0)])
-def test_metrics_port_is_read_from_the_environment(port: str, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_port_is_read_from_environment(port: str, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(contract.ENV_METRICS_PORT, port)
     assert read_port() == taken
 
 
-def test_trainer_refuses_a_metrics_port_before_its_ranks_join(
+def test_trainer_refuses_metrics_port_before_its_ranks_join(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(contract.ENV_METRICS_PORT, "abc")
@@ -279,7 +279,7 @@ def test_trainer_refuses_a_metrics_port_before_its_ranks_join(
     assert "DDP_METRICS_PORT: 'abc' is not a port" in capsys.readouterr().err
 
 
-def test_the_launchers_folder_gets_the_port_and_the_last_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launchers_folder_gets_port_and_last_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(contract.ENV_RUNTIME_DIR, str(tmp_path))
     monkeypatch.setenv(contract.ENV_METRICS_PORT, "1")
     exporter = Exporter.start(env=RankEnv(rank=9, local_rank=1, world_size=10))
@@ -293,7 +293,7 @@ def test_the_launchers_folder_gets_the_port_and_the_last_page(tmp_path: Path, mo
         get(port)
 
 
-def test_a_script_that_just_ends_leaves_its_last_page(tmp_path: Path) -> None:
+def test_script_that_just_ends_leaves_its_last_page(tmp_path: Path) -> None:
     script = "from ddp_trainer.exporter import Exporter\nExporter.start().step(samples=7)"
     environ = os.environ | {contract.ENV_RUNTIME_DIR: str(tmp_path)}
     subprocess.run([sys.executable, "-c", script], env=environ, check=True)
@@ -323,14 +323,14 @@ def test_buckets_are_cumulative_and_include_their_edge() -> None:
     assert 'ddp_step_duration_seconds_count{rank="0"} 3.0' in page
 
 
-def test_it_can_be_registered_in_a_registry_of_ones_own() -> None:
+def test_it_can_be_registered_in_registry_of_ones_own() -> None:
     registry = CollectorRegistry()
     exporter = Exporter(RankEnv(rank=2, world_size=4))
     registry.register(exporter)
     assert registry.get_sample_value("ddp_world_size", {"rank": "2"}) == 4
 
 
-def test_the_table_has_every_metric_of_the_contract_once() -> None:
+def test_table_has_every_metric_of_contract_once() -> None:
     names = [metric.name for metric in METRICS]
     assert len(names) == len(set(names))
     contracted = {value for name, value in vars(contract).items() if name.startswith("METRIC_")}

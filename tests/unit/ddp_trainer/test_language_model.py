@@ -25,7 +25,7 @@ GPT = [
 ]  # fmt: skip
 
 
-def test_windows_are_of_the_whole_text_and_each_byte_has_the_next_one_as_its_target() -> None:
+def test_windows_are_of_whole_text_and_each_byte_has_next_one_as_its_target() -> None:
     data = load(DataConfig(validation_fraction=0.25))
     train = data.train
     validation = data.validation
@@ -38,13 +38,13 @@ def test_windows_are_of_the_whole_text_and_each_byte_has_the_next_one_as_its_tar
     assert b"Python" in bytes(torch.cat([train[index][0] for index in range(200)]).tolist())  # type: ignore[index]
 
 
-def test_a_python_without_the_text_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_without_text_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(UserError, match=r"^data\.name: this Python has no module pydoc_data; use another"):
         load(DataConfig())
 
 
-def test_no_answer_hangs_on_what_comes_after_it_and_the_model_is_of_its_size() -> None:
+def test_no_answer_hangs_on_what_comes_after_it_and_model_is_of_its_size() -> None:
     config = resolve("python-reference-gpt")
     model = build_model(config.model, LENGTH, 256)
     assert 0.8e6 < sum(parameter.numel() for parameter in model.parameters()) < 0.9e6
@@ -58,7 +58,7 @@ def test_no_answer_hangs_on_what_comes_after_it_and_the_model_is_of_its_size() -
         build_model(ModelConfig(name="gpt", width=48), LENGTH, 256)
 
 
-def test_scores_are_by_the_token() -> None:
+def test_scores_are_by_token() -> None:
     task = LanguageModel()
     logits = torch.zeros(2, 3, 5)
     target = torch.tensor([[0, 1, 0], [2, 0, 4]])
@@ -89,7 +89,7 @@ def test_gpt_beats_byte_frequencies_and_reports_tokens_per_second(
     assert float(tokens) == LENGTH * float(samples) > 0
 
 
-def test_a_run_that_was_cut_ends_in_bitwise_the_same_state(tmp_path: Path) -> None:
+def test_run_that_was_cut_ends_in_bitwise_same_state(tmp_path: Path) -> None:
     whole, cut = ([*GPT, "--max-steps", "6", "--checkpoint-dir", str(tmp_path / name)] for name in ("whole", "cut"))
     assert main(whole) == 0
     assert main([*cut, "--checkpoint-every-steps", "3"]) == 0

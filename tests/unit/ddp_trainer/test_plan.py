@@ -15,7 +15,7 @@ def plan(
     return Plan(100, 16, drop_last, epochs, max_steps, first or Position())
 
 
-def test_steps_of_an_epoch_include_the_smaller_last_one_unless_it_is_dropped() -> None:
+def test_steps_of_epoch_include_smaller_last_one_unless_it_is_dropped() -> None:
     assert plan().steps_left(0) == 7
     assert plan(drop_last=True).steps_left(0) == 6
     assert plan().steps_left(96) == 1
@@ -23,7 +23,7 @@ def test_steps_of_an_epoch_include_the_smaller_last_one_unless_it_is_dropped() -
     assert plan().steps_left(112) == 0
 
 
-def test_the_run_ends_at_the_same_step_from_wherever_it_resumes() -> None:
+def test_run_ends_at_same_step_from_wherever_it_resumes() -> None:
     whole = plan().total_steps
     assert whole == 21
     assert plan(first=Position(step=7, epoch=1)).total_steps == whole
@@ -31,42 +31,42 @@ def test_the_run_ends_at_the_same_step_from_wherever_it_resumes() -> None:
     assert plan(first=Position(step=21, epoch=3)).total_steps == whole
 
 
-def test_max_steps_ends_the_run_early_and_never_before_where_it_stands() -> None:
+def test_max_steps_ends_run_early_and_never_before_where_it_stands() -> None:
     assert plan(max_steps=5).total_steps == 5
     assert plan(max_steps=50).total_steps == 21
     assert plan(max_steps=5, first=Position(step=9, epoch=1, consumed=32)).total_steps == 9
 
 
-def test_the_length_in_epochs_follows_max_steps() -> None:
+def test_length_in_epochs_follows_max_steps() -> None:
     assert plan().length == 3.0
     assert plan(max_steps=14).length == 2.0
     assert plan(max_steps=7, drop_last=True).length == pytest.approx(7 / 6)
 
 
-def test_the_fraction_counts_epochs() -> None:
+def test_fraction_counts_epochs() -> None:
     assert plan().fraction(Position(step=9, epoch=1, consumed=32)) == pytest.approx(1.32)
 
 
 # The learning rate
 
 
-def test_a_constant_rate_is_the_scaled_one() -> None:
+def test_constant_rate_is_scaled_one() -> None:
     assert Schedule(ScheduleConfig(), 0.1, 4.0, 10.0).lr(3.0) == pytest.approx(0.4)
 
 
-def test_warm_up_begins_at_the_rate_of_one_process_and_ends_at_the_scaled_one() -> None:
+def test_warm_up_begins_at_rate_of_one_process_and_ends_at_scaled_one() -> None:
     schedule = Schedule(ScheduleConfig(warmup_epochs=5.0), 0.1, 8.0, 10.0)
     assert schedule.lr(0.0) == pytest.approx(0.1)
     assert schedule.lr(2.5) == pytest.approx((0.1 + 0.8) / 2)
     assert schedule.lr(5.0) == pytest.approx(0.8)
 
 
-def test_warm_up_may_begin_at_a_share() -> None:
+def test_warm_up_may_begin_at_share() -> None:
     schedule = Schedule(ScheduleConfig(warmup_epochs=1.0, warmup_start=0.25), 0.1, 1.0, 10.0)
     assert schedule.lr(0.0) == pytest.approx(0.025)
 
 
-def test_cosine_falls_from_the_peak_to_the_final_share() -> None:
+def test_cosine_falls_from_peak_to_final_share() -> None:
     schedule = Schedule(ScheduleConfig(name="cosine", warmup_epochs=2.0, warmup_start=0.0, final=0.1), 1.0, 1.0, 10.0)
     assert schedule.lr(2.0) == pytest.approx(1.0)
     assert schedule.lr(6.0) == pytest.approx(0.55)
@@ -76,14 +76,14 @@ def test_cosine_falls_from_the_peak_to_the_final_share() -> None:
     assert rates == sorted(rates, reverse=True)
 
 
-def test_a_run_shorter_than_its_warm_up_still_has_a_rate() -> None:
+def test_run_shorter_than_its_warm_up_still_has_rate() -> None:
     schedule = Schedule(ScheduleConfig(name="cosine", warmup_epochs=5.0, warmup_start=0.0), 1.0, 1.0, 1.0)
     assert schedule.lr(0.5) == pytest.approx(0.1)
     assert schedule.lr(5.0) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(("scaling", "expected"), [("none", 1.0), ("linear", 9.0), ("sqrt", 3.0)])
-def test_the_rate_scales_with_the_world_size(scaling: str, expected: float) -> None:
+def test_rate_scales_with_world_size(scaling: str, expected: float) -> None:
     assert lr_scale(OptimConfig(lr_scaling=scaling), 9) == expected
 
 

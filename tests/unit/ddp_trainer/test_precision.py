@@ -60,7 +60,7 @@ def _switches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("", False),
     ],
 )
-def test_the_processor_is_asked_for_bf16(tmp_path: Path, text: str, expected: bool) -> None:
+def test_processor_is_asked_for_bf16(tmp_path: Path, text: str, expected: bool) -> None:
     path = tmp_path / "cpuinfo"
     path.write_text(text)
     assert cpu_has_bf16(path) == expected
@@ -68,7 +68,7 @@ def test_the_processor_is_asked_for_bf16(tmp_path: Path, text: str, expected: bo
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_auto_takes_bf16_only_where_it_is_fast_and_an_explicit_wish_is_honoured(
+def test_auto_takes_bf16_only_where_it_is_fast_and_explicit_wish_is_honoured(
     fast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ddp_trainer.precision.cpu_has_bf16", lambda: fast)
@@ -96,7 +96,7 @@ class CallLog:
         return call
 
 
-def test_a_scaled_step_scales_unscales_clips_steps_and_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scaled_step_scales_unscales_clips_steps_and_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     precision = Precision(PrecisionConfig(), CPU)
     precision.scaler = CallLog(calls)
@@ -109,7 +109,7 @@ def test_a_scaled_step_scales_unscales_clips_steps_and_updates(monkeypatch: pyte
     assert calls == ["scale", "unscale_", "clip", "step", "update"]
 
 
-def test_a_scaled_step_that_is_not_finite_is_left_out_and_the_scale_survives_a_save() -> None:
+def test_scaled_step_that_is_not_finite_is_left_out_and_scale_survives_save() -> None:
     # torch's own scaler, which also works on a CPU.
     precision = Precision(PrecisionConfig(), CPU)
     other = Precision(PrecisionConfig(), CPU)
@@ -144,7 +144,7 @@ def test_a_scaled_step_that_is_not_finite_is_left_out_and_the_scale_survives_a_s
         ("auto", True, True, torch.bfloat16),
     ],
 )
-def test_on_a_gpu_the_format_sets_the_backends_switches(
+def test_on_gpu_format_sets_backends_switches(
     name: str, products: bool, convolutions: bool, dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
@@ -222,13 +222,13 @@ def test_settings_win_over_defaults(name: str, device: DeviceTraits, model: Mode
         (FAST_CPU, RESNET, True, ""),
     ],
 )
-def test_one_log_line_states_the_defaults(device: DeviceTraits, model: ModelTraits, fused: bool, expected: str) -> None:
+def test_one_log_line_states_defaults(device: DeviceTraits, model: ModelTraits, fused: bool, expected: str) -> None:
     config = PrecisionConfig()
     numerics = choose_numerics(config, device, model)
     assert describe_defaults(config, numerics, device.type, fused=fused) == expected
 
 
-def test_run_logs_the_defaults_of_its_device_model_and_optimizer(
+def test_run_logs_defaults_of_its_device_model_and_optimizer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     traits: list[ModelTraits | None] = []
@@ -270,7 +270,7 @@ def test_describe_model_reads_names_of_model_and_task(settings: dict[str, Any], 
     assert describe_model(resolve(None, settings)) == expected
 
 
-def test_default_on_a_gpu_sets_switches_and_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_on_gpu_sets_switches_and_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
     cudnn = torch.backends.cudnn
     matmul = torch.backends.cuda.matmul
@@ -280,13 +280,13 @@ def test_default_on_a_gpu_sets_switches_and_layout(monkeypatch: pytest.MonkeyPat
     assert torch.get_float32_matmul_precision() == "high"  # raises where old and new switches are mixed
 
 
-def test_default_on_a_cpu_is_contiguous_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_on_cpu_is_contiguous_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddp_trainer.precision.cpu_has_bf16", lambda: True)
     one = Precision(PrecisionConfig(), CPU, RESNET)
     assert (one.name, one.dtype, one.memory_format) == ("fp32", None, torch.contiguous_format)
 
 
-def test_bf16_is_refused_where_the_gpu_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_is_refused_where_gpu_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
     with pytest.raises(UserError, match="this GPU has no bf16; use fp16 or fp32"):
         Precision(PrecisionConfig(name="bf16"), torch.device("cuda", 0))
@@ -305,5 +305,5 @@ def test_deterministic_asks_torch_for_it_and_names_what_is_left(device: str, mon
         torch.ones(4).put_(torch.tensor([0, 0]), torch.ones(2))
 
 
-def test_graph_of_a_step_is_off_unless_asked_for() -> None:
+def test_graph_of_step_is_off_unless_asked_for() -> None:
     assert PrecisionConfig().cuda_graph == "off"

@@ -67,7 +67,7 @@ def train(*arguments: str) -> None:
     ],
     ids=("sgd", "novograd", "adamw"),
 )
-def test_a_run_cut_after_any_step_ends_in_bitwise_the_same_state(
+def test_run_cut_after_any_step_ends_in_bitwise_same_state(
     optimizer: list[str], cuts: Sequence[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = tmp_path / "whole"
@@ -145,7 +145,7 @@ def test_changed_sample_order_within_epoch_warns(
     assert words in said.err
 
 
-def test_a_checkpoint_between_validations_has_no_accuracy_of_older_weights(tmp_path: Path) -> None:
+def test_checkpoint_between_validations_has_no_accuracy_of_older_weights(tmp_path: Path) -> None:
     # It would count as the best one, beside or before the one that was validated.
     train("--checkpoint-dir", str(tmp_path), "--checkpoint-every-steps", "3")
     manifests = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("step-*.json"))]
@@ -154,7 +154,7 @@ def test_a_checkpoint_between_validations_has_no_accuracy_of_older_weights(tmp_p
 
 
 @pytest.mark.parametrize("nonfinite", ["count", "stop"])
-def test_training_time_has_no_validations_and_checkpoints_and_all_of_the_devices_work(
+def test_training_time_has_no_validations_and_checkpoints_and_all_of_devices_work(
     nonfinite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def taking(seconds: float, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -190,7 +190,7 @@ def test_average_with_large_decay_follows_short_run(capsys: pytest.CaptureFixtur
     assert float(scores[-1].split()[0]) > 0.8
 
 
-def test_a_checkpoint_with_other_groups_of_parameters_is_refused_in_words(
+def test_checkpoint_with_other_groups_of_parameters_is_refused_in_words(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = ["--checkpoint-dir", str(tmp_path)]
@@ -256,7 +256,7 @@ def test_nonfinite_count_only_counts(
     assert 'ddp_nonfinite_losses_total{rank="0"} 3.0' in (tmp_path / "metrics" / "0.prom").read_text()
 
 
-def test_cumulative_time_and_scores_of_an_epoch_are_one_line_and_continue_after_a_resume(
+def test_cumulative_time_and_scores_of_epoch_are_one_line_and_continue_after_resume(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [*STATEFUL, "--train-accuracy", "--checkpoint-dir", str(tmp_path)]

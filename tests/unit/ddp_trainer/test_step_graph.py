@@ -120,7 +120,7 @@ def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_replayed_steps_are_the_steps_themselves(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replayed_steps_are_steps_themselves(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     eager = StepHarness(settings(**CHANGES[name]))
     replayed = StepHarness(settings(**CHANGES[name]))
     replayed.graph()
@@ -130,7 +130,7 @@ def test_replayed_steps_are_the_steps_themselves(name: str, capsys: pytest.Captu
     assert len({float(one.loss) for one in replayed.taken}) == 15
 
 
-def test_a_scaler_scales_and_leaves_steps_out_in_replays_too() -> None:
+def test_scaler_scales_and_leaves_steps_out_in_replays_too() -> None:
     # Too large a scale: the first steps are left out, and the scale halves each time.
     scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=4) for _ in range(2)]
     runs = [StepHarness(settings(optim={"clip_norm": 0.5}), scaler=scaler) for scaler in scalers]
@@ -142,7 +142,7 @@ def test_a_scaler_scales_and_leaves_steps_out_in_replays_too() -> None:
     assert bool(torch.stack([one.loss for one in runs[0].taken]).isfinite().all())
 
 
-def test_a_resumed_run_records_anew_and_goes_on_to_the_bit() -> None:
+def test_resumed_run_records_anew_and_goes_on_to_bit() -> None:
     whole, first, second = (StepHarness(settings(optim={"ema_decay": 0.9})) for _ in range(3))
     for run in (whole, first, second):
         run.graph()
@@ -171,7 +171,7 @@ class HostWork(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_replay_is_asked_for_in_a_handful_of_launches() -> None:
+def test_replay_is_asked_for_in_handful_of_launches() -> None:
     watch = HostWork()
     steps = 0
 
@@ -276,7 +276,7 @@ def test_obstacle_names_reason(changes: dict[str, Any], word: str) -> None:
     assert bool(word) == bool(why)
 
 
-def test_a_device_that_does_not_end_its_step_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_that_does_not_end_its_step_is_error(monkeypatch: pytest.MonkeyPatch) -> None:
     run = StepHarness(settings(distributed={"timeout_seconds": 0.01}))
     run.graph()
     monkeypatch.setattr("ddp_trainer.observability.meters.Timeline.reached", lambda self, moment: False)
@@ -284,7 +284,7 @@ def test_a_device_that_does_not_end_its_step_is_an_error(monkeypatch: pytest.Mon
         run.train(range(2))
 
 
-def test_epoch_without_a_whole_batch_is_an_obstacle() -> None:
+def test_epoch_without_whole_batch_is_obstacle() -> None:
     source = StepHarness(settings()).loader.source
     world = World(RankEnv(), torch.device("cuda", 0))
     assert obstacle(settings(data={"batch_size": 27}), source, world) == "an epoch has no whole batch"
@@ -307,7 +307,7 @@ def test_failed_capture_leaves_allocator_and_generator_usable(closes: bool, monk
     assert capture.state.initial_seed() == 42
 
 
-def test_failed_python_code_in_a_capture_releases_its_pool_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_python_code_in_capture_releases_its_pool_once(monkeypatch: pytest.MonkeyPatch) -> None:
     capture = FakeCapture(monkeypatch, closes=False)
 
     def fail() -> StepResult:
@@ -319,7 +319,7 @@ def test_failed_python_code_in_a_capture_releases_its_pool_once(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("fault", ["pool", "stream"])
-def test_allocator_that_stays_in_capture_ends_the_run_on_all_ranks(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allocator_that_stays_in_capture_ends_run_on_all_ranks(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = StepHarness(settings())
 
     def record(function: Callable[[], StepResult]) -> Any:
@@ -333,7 +333,7 @@ def test_allocator_that_stays_in_capture_ends_the_run_on_all_ranks(fault: str, m
         run.train(range(1))
 
 
-def test_events_of_a_graph_live_until_it_is_gone() -> None:
+def test_events_of_graph_live_until_it_is_gone() -> None:
     run = StepHarness(settings(optim={"accumulate": 2}, data={"batch_size": 3}))
     run.graph()
     run.train(range(2))
@@ -346,7 +346,7 @@ def test_events_of_a_graph_live_until_it_is_gone() -> None:
     assert clock._recorded_events == []
 
 
-def test_events_of_a_graph_outlive_a_time_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_of_graph_outlive_time_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     run = StepHarness(settings())
     run.graph()
 

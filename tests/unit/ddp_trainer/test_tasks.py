@@ -37,7 +37,7 @@ def test_mean_iou_is_that_of_scikit_learn() -> None:
     assert float(task.loss(outputs, targets)) == pytest.approx(float(loss), rel=1e-5)
 
 
-def test_the_confusion_of_parts_adds_up_over_ranks() -> None:
+def test_confusion_of_parts_adds_up_over_ranks() -> None:
     outputs, targets = scene()
     task = Segmentation(CLASSES)
     parts = task.totals(outputs[:1], targets[:1]) + task.totals(outputs[1:], targets[1:])
@@ -49,7 +49,7 @@ def test_the_confusion_of_parts_adds_up_over_ranks() -> None:
     assert sum(each) / 6 != pytest.approx(task.scores(whole.tolist())["mean_iou"], abs=1e-4)
 
 
-def test_a_class_that_is_nowhere_is_not_part_of_the_mean() -> None:
+def test_class_that_is_nowhere_is_not_part_of_mean() -> None:
     targets = torch.zeros(1, 2, 2, dtype=torch.int64)
     outputs = torch.zeros(1, CLASSES, 2, 2)
     outputs[:, 0] = 1.0
@@ -78,7 +78,7 @@ def test_right_answers_are_counted_beside_all_answers() -> None:
     assert Classification().correct(logits, classes).tolist() == [3.0, 4.0]
 
 
-def test_label_smoothing_is_in_the_loss_and_not_in_the_validation() -> None:
+def test_label_smoothing_is_in_loss_and_not_in_validation() -> None:
     logits = torch.eye(4) * 3
     classes = torch.arange(4)
     plain = Classification()
@@ -96,7 +96,7 @@ def test_label_smoothing_is_in_the_loss_and_not_in_the_validation() -> None:
         ({"out": torch.zeros(4, 10)}, "returned dict"),
     ],
 )
-def test_outputs_of_a_wrong_shape_are_refused(outputs: object, message: str) -> None:
+def test_outputs_of_wrong_shape_are_refused(outputs: object, message: str) -> None:
     with pytest.raises(UserError, match=message):
         Classification(num_classes=10).check(outputs, torch.zeros(4, dtype=torch.int64))
 
@@ -142,7 +142,7 @@ def test_masked_targets_count_neither_in_loss_nor_scores(task: Task, ignored: in
     assert task.loss(outputs, nothing).item() == 0.0
 
 
-def test_loss_of_a_custom_task_is_averaged_over_its_elements() -> None:
+def test_loss_of_custom_task_is_averaged_over_its_elements() -> None:
     class Masked(Task):
         def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
             valid = target >= 0

@@ -26,7 +26,7 @@ def first(*counts: int, device: str = "gpu.nvidia.com") -> Json:
 
 @pytest.mark.parametrize("kind", [CLAIM_KIND, CLAIM_TEMPLATE_KIND])
 @pytest.mark.parametrize("device", GPU_DEVICE_CLASSES)
-def test_the_device_classes_of_each_vendor_are_gpus(device: str, kind: str) -> None:
+def test_device_classes_of_each_vendor_are_gpus(device: str, kind: str) -> None:
     assert count(exactly(device=device, count=4), kind=kind) == 4
 
 
@@ -45,7 +45,7 @@ def test_the_device_classes_of_each_vendor_are_gpus(device: str, kind: str) -> N
         ([], 0),
     ],
 )
-def test_devices_are_counted_by_what_a_request_says(requests: list[Json], gpus: int) -> None:
+def test_devices_are_counted_by_what_request_says(requests: list[Json], gpus: int) -> None:
     assert count(*requests) == gpus
 
 
@@ -59,7 +59,7 @@ def test_devices_are_counted_by_what_a_request_says(requests: list[Json], gpus: 
         ([], 0),
     ],
 )
-def test_the_container_gets_the_requests_that_it_names(uses: list[Json], gpus: int) -> None:
+def test_container_gets_requests_that_it_names(uses: list[Json], gpus: int) -> None:
     assert count(exactly("a", count=2), exactly("b", count=3), uses=uses) == gpus
 
 
@@ -73,7 +73,7 @@ UNCOUNTABLE: dict[str, tuple[list[Json], str]] = {
 
 @pytest.mark.parametrize("case", UNCOUNTABLE)
 @pytest.mark.parametrize("asked", ["auto", "gpu"])
-def test_what_cannot_be_counted_needs_a_number(case: str, asked: str) -> None:
+def test_what_cannot_be_counted_needs_number(case: str, asked: str) -> None:
     requests, words = UNCOUNTABLE[case]
     with pytest.raises(InvalidManifest) as caught:
         count(*requests, procPerNode=asked)
@@ -82,12 +82,12 @@ def test_what_cannot_be_counted_needs_a_number(case: str, asked: str) -> None:
 
 
 @pytest.mark.parametrize(("case", "gpus"), [("all", 6), ("alternatives", 6), ("an unknown class", 0)])
-def test_a_number_stands_for_gpus_that_cannot_be_counted(case: str, gpus: int) -> None:
+def test_number_stands_for_gpus_that_cannot_be_counted(case: str, gpus: int) -> None:
     assert count(*UNCOUNTABLE[case][0], procPerNode=6) == gpus
     assert count(*UNCOUNTABLE[case][0], procPerNode="cpu") == 0
 
 
-def test_devices_of_other_kinds_do_not_matter_beside_gpus_of_the_limits() -> None:
+def test_devices_of_other_kinds_do_not_matter_beside_gpus_of_limits() -> None:
     made = claiming({"name": "gpus"}, resources={"limits": {"nvidia.com/gpu": "4"}})
     typed = job(template=made).spec
     claim = gpu_claim(exactly("nic", "rdma.example.com"))
@@ -99,12 +99,12 @@ def test_devices_of_other_kinds_do_not_matter_beside_gpus_of_the_limits() -> Non
     [None, [], {"spec": "x"}, {"spec": {"devices": []}}, {"spec": {"devices": {"requests": {"name": "r"}}}},
      {"spec": {"devices": {"requests": ["r", {"exactly": [], "firstAvailable": 3}]}}}],
 )  # fmt: skip
-def test_a_claim_of_another_shape_in_a_file_has_no_gpus(spec: Any) -> None:
+def test_claim_of_another_shape_in_file_has_no_gpus(spec: Any) -> None:
     typed = job(template=claiming({"name": "gpus"}), procPerNode=2).spec
     assert count_claimed(typed, [(one, {"spec": spec}) for one in find_claims(typed)]) == 0
 
 
-def test_a_digest_is_of_all_that_a_count_rests_on() -> None:
+def test_digest_is_of_all_that_count_rests_on() -> None:
     specs = [
         job(template=claiming({"name": "gpus"})).spec,
         job(template=claiming({"name": "gpus"}), procPerNode=8).spec,
@@ -127,5 +127,5 @@ def test_a_digest_is_of_all_that_a_count_rests_on() -> None:
         "x",
     ],
 )
-def test_what_has_not_the_shape_of_claims_is_none(pod: Any) -> None:
+def test_what_has_not_shape_of_claims_is_none(pod: Any) -> None:
     assert find_claims(job(template={**template(), "spec": pod}).spec) == ()

@@ -37,16 +37,16 @@ class TestFile:
     def test_reads_back_as_built(self) -> None:
         assert yaml.safe_load(render_crd(CRD)) == CRD
 
-    def test_fits_into_the_annotation_of_kubectl_apply(self) -> None:
+    def test_fits_into_annotation_of_kubectl_apply(self) -> None:
         assert len(render_crd(CRD).encode()) < 262_144 / 2
 
 
 class TestStructure:
-    def test_holds_nothing_that_a_structural_schema_may_not(self) -> None:
+    def test_holds_nothing_that_structural_schema_may_not(self) -> None:
         forbidden = {"$ref", "anyOf", "oneOf", "allOf", "not", "$defs", "definitions", "additionalProperties", "title"}
         assert [(path, sorted(forbidden & set(node))) for path, node in nodes(SCHEMA) if forbidden & set(node)] == []
 
-    def test_every_node_has_a_type(self) -> None:
+    def test_every_node_has_type(self) -> None:
         others = ("x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields")
         assert [p for p, n in nodes(SCHEMA) if "type" not in n and not any(n.get(name) for name in others)] == []
 
@@ -55,7 +55,7 @@ class TestStructure:
         objects = [(path, node) for path, node in nodes(SCHEMA["properties"]["spec"]) if node.get("type") == "object"]
         assert [p for p, n in objects if "properties" not in n or "x-kubernetes-preserve-unknown-fields" in n] == []
 
-    def test_every_field_of_the_spec_is_described(self) -> None:
+    def test_every_field_of_spec_is_described(self) -> None:
         spec = SCHEMA["properties"]["spec"]
         assert [path for path, node in nodes(spec) if "description" not in node and not path.endswith("[]")] == []
 
@@ -72,7 +72,7 @@ class TestStructure:
         assert CRD["metadata"]["name"] == "ddptrainingjobs.ddp-operator.dev"
 
     @pytest.mark.parametrize("column", VERSION["additionalPrinterColumns"], ids=lambda column: column["name"])
-    def test_column_shows_a_field_that_exists(self, column: dict[str, Any]) -> None:
+    def test_column_shows_field_that_exists(self, column: dict[str, Any]) -> None:
         if column["jsonPath"].startswith(".metadata"):
             return
         node = SCHEMA
@@ -86,7 +86,7 @@ class TestStructure:
         for name in VERSION["subresources"]["scale"][path.split(".")[1]].strip(".").split("."):
             node = node["properties"][name]
 
-    def test_category_of_a_failure_is_always_written(self) -> None:
+    def test_category_of_failure_is_always_written(self) -> None:
         written = msgspec.to_builtins(LastFailure(attempt=1, category="Unknown"))
         assert written == {"attempt": 1, "category": "Unknown"}
 
@@ -112,7 +112,7 @@ def apply_defaults(value: Any, schema: dict[str, Any]) -> Any:
         {"checkpoint": {"path": "/c", "graceSeconds": 0}, "metrics": {"port": 9000}},
     ],
 )
-def test_defaults_of_the_schema_are_those_of_the_parser(spec: dict[str, Any]) -> None:
+def test_defaults_of_schema_are_those_of_parser(spec: dict[str, Any]) -> None:
     raw = resource(**spec)
     manifest = parse_manifest(yaml.safe_dump(raw))
     stored = apply_defaults(yaml.safe_load(yaml.safe_dump(raw)), {"properties": {"spec": build_schema(Spec)}})
@@ -121,7 +121,7 @@ def test_defaults_of_the_schema_are_those_of_the_parser(spec: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("sample", sorted((FILE.parents[1] / "samples").glob("*.yaml")), ids=lambda path: path.name)
-def test_samples_pass_the_schema(sample: Path) -> None:
+def test_samples_pass_schema(sample: Path) -> None:
     manifest = parse_manifest(sample.read_text(encoding="utf-8"))
     jsonschema.validate(manifest.resource, SCHEMA)
 
@@ -133,7 +133,7 @@ def test_full_status_fits_its_schema() -> None:
     jsonschema.validate(msgspec.to_builtins(status), SCHEMA["properties"]["status"])
 
 
-def test_type_without_a_structural_schema_is_a_mistake_of_ours() -> None:
+def test_type_without_structural_schema_is_mistake_of_ours() -> None:
     class UnschematicStruct(msgspec.Struct):
         field: float | str
 
@@ -141,7 +141,7 @@ def test_type_without_a_structural_schema_is_a_mistake_of_ours() -> None:
         build_schema(UnschematicStruct)
 
 
-def test_the_api_server_fills_in_no_field_but_the_number_of_nodes_and_suspend() -> None:
+def test_api_server_fills_in_no_field_but_number_of_nodes_and_suspend() -> None:
     """Else what a job leaves to its profile could not be told from what it sets.
 
     And an operator that is rolled back would refuse every job for a new field that nobody has asked for.

@@ -26,7 +26,7 @@ def field(path: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("limit", [one for one in LIMITS if re.fullmatch(r"spec\.[\w.]+", one.change)])
-def test_a_limit_that_is_a_field_has_the_fields_default(limit: Limit) -> None:
+def test_limit_that_is_field_has_fields_default(limit: Limit) -> None:
     default = field(limit.change).get("default")
     if isinstance(default, list):
         assert limit.value == ", ".join(map(str, default))
@@ -36,7 +36,7 @@ def test_a_limit_that_is_a_field_has_the_fields_default(limit: Limit) -> None:
     assert [f"| {limit.value} |" in row for row in rows] == [True]
 
 
-def test_a_crash_loop_ends_at_the_documented_failure() -> None:
+def test_crash_loop_ends_at_documented_failure() -> None:
     before = Restarts(used=1, without_progress=CRASH_LOOP_FAILURES - 1)
     assert find_limit(job(), CAUSE, before) is None
     ended = find_limit(job(), CAUSE, Restarts(used=1, without_progress=CRASH_LOOP_FAILURES))
@@ -46,7 +46,7 @@ def test_a_crash_loop_ends_at_the_documented_failure() -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
-def test_the_budget_ends_at_the_failure_after_max_restarts(limit: int) -> None:
+def test_budget_ends_at_failure_after_max_restarts(limit: int) -> None:
     spec = job(recovery={"maxRestarts": limit})
     assert find_limit(spec, CAUSE, Restarts(used=limit)) is None
     ended = find_limit(spec, CAUSE, Restarts(used=limit + 1, counted=limit + 1))
@@ -65,7 +65,7 @@ def test_the_budget_ends_at_the_failure_after_max_restarts(limit: int) -> None:
         ({"maxRestarts": 0, "inPlaceRestarts": 2}, Restarts(used=2, without_progress=2), 2),
     ],
 )
-def test_an_attempts_launchers_are_given_what_the_ledger_has_left(
+def test_attempts_launchers_are_given_what_ledger_has_left(
     recovery: dict[str, int], ledger: Restarts, allowed: int
 ) -> None:
     assert job(recovery=recovery, status=Status(restarts=ledger)).in_place_restarts == allowed

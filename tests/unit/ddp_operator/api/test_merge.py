@@ -36,7 +36,7 @@ def merged_lists(version: str) -> dict[str, set[tuple[str, bool]]]:
 
 
 @pytest.mark.parametrize("version", ["1.31", "1.36"])
-def test_the_merge_keys_are_those_of_kubernetes(version: str) -> None:
+def test_merge_keys_are_those_of_kubernetes(version: str) -> None:
     found = merged_lists(version)
     assert {name: {key for key, _ in keys} for name, keys in found.items()} == {
         name: {key} for name, key in MERGE_KEYS.items()

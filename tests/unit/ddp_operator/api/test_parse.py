@@ -33,7 +33,7 @@ class TestDefaults:
         assert (spec.rendezvous.backend, spec.rendezvous.port, spec.metrics.port) == ("c10d", 29400, 9400)
         assert spec.recovery.non_retryable_exit_codes == (2, 126, 127)
 
-    def test_resource_carries_them_as_the_api_server_stores_it(self) -> None:
+    def test_resource_carries_them_as_api_server_stores_it(self) -> None:
         stored = parse_manifest(yaml.safe_dump(resource(checkpoint={"path": "/c"}))).resource["spec"]
         assert (stored["nodes"], stored["rendezvous"]["joinTimeoutSeconds"]) == (1, 600)
         assert stored["checkpoint"] == {"path": "/c", "graceSeconds": 120}
@@ -47,14 +47,14 @@ class TestDefaults:
     def test_null_deeper_down_too(self) -> None:
         assert parse(recovery={"maxRestarts": None, "inPlaceRestarts": 1}).recovery.max_restarts == 3
 
-    def test_null_in_the_template_stays(self) -> None:
+    def test_null_in_template_stays(self) -> None:
         assert parse(template=template(nodeSelector=None)).template.spec["nodeSelector"] is None
 
-    def test_whole_number_with_a_point_is_a_number(self) -> None:
+    def test_whole_number_with_point_is_number(self) -> None:
         assert parse(nodes=2.0).nodes == 2
 
     @pytest.mark.parametrize(("backend", "given", "wanted"), [("c10d", None, 3), ("static", None, 0), ("c10d", 5, 5)])
-    def test_in_place_restarts_follow_the_rendezvous(self, backend: str, given: int | None, wanted: int) -> None:
+    def test_in_place_restarts_follow_rendezvous(self, backend: str, given: int | None, wanted: int) -> None:
         raw = resource(rendezvous={"backend": backend}, recovery={"inPlaceRestarts": given})
         assert parse_manifest(yaml.safe_dump(raw)).job.in_place_restarts == wanted
 
@@ -69,11 +69,11 @@ class TestFile:
         assert refusal(text) == ['unknown field "x-base"; known fields: apiVersion, kind, metadata, spec, status']
 
     @pytest.mark.parametrize("number", [2**63, -(10**400), 1e22, math.nan])
-    def test_a_number_beyond_64_bits_is_no_integer(self, number: float) -> None:
+    def test_number_beyond_64_bits_is_no_integer(self, number: float) -> None:
         (said,) = refusal(yaml.safe_dump(resource(elastic={"minNodes": number, "maxNodes": 4})))
         assert 'spec.elastic.minNodes in body must be of type integer: "number"' in said
 
-    def test_a_mistyped_member_of_metadata_is_refused_as_by_kubectl(self) -> None:
+    def test_mistyped_member_of_metadata_is_refused_as_by_kubectl(self) -> None:
         manifest = resource()
         manifest["metadata"] |= {"namespacex": "default", "labelz": {}}
         assert refusal(yaml.safe_dump(manifest)) == [
@@ -208,7 +208,7 @@ class TestWords:
             (FieldError("a.b", "words", None), "a.b: Invalid value: null: words"),
         ],
     )
-    def test_are_printed_as_the_api_server_prints_them(self, error: FieldError, text: str) -> None:
+    def test_are_printed_as_api_server_prints_them(self, error: FieldError, text: str) -> None:
         assert str(error) == text
 
 
@@ -225,7 +225,7 @@ class TestStored:
     def test_unreadable_status_counts_as_none(self, status: Any) -> None:
         assert parse_resource(resource() | {"status": status}).status == Status()
 
-    def test_status_survives_the_way_to_the_api_server_and_back(self) -> None:
+    def test_status_survives_way_to_api_server_and_back(self) -> None:
         status = Status(attempt=3, attempt_nodes=2, job_name="a-3")
         assert parse_resource(resource() | {"status": msgspec.to_builtins(status)}).status == status
 

@@ -23,7 +23,7 @@ def read_definitions() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", FIELDS)
-def test_table_has_the_fields_of_the_newest_kubernetes(path: str) -> None:
+def test_table_has_fields_of_newest_kubernetes(path: str) -> None:
     definitions = read_definitions()
     schema = next(definitions[name] for name in definitions if name.endswith("core.v1.PodSpec"))
     for step in path.removeprefix(POD).split(".")[1:]:
@@ -34,7 +34,7 @@ def test_table_has_the_fields_of_the_newest_kubernetes(path: str) -> None:
     assert set(schema["properties"]) == set(FIELDS[path])
 
 
-def test_all_misspelt_fields_are_named_with_the_ones_that_were_meant() -> None:
+def test_all_misspelt_fields_are_named_with_ones_that_were_meant() -> None:
     pod = {"containers": [{"name": "trainer", "comand": ["a"], "enviroment": [], "env": [{"nam": "A"}]}], "volume": []}
     assert [str(error) for error in find_unknown_fields(pod)] == [
         'unknown field "spec.template.spec.containers[0].comand"; did you mean command?',
@@ -55,7 +55,7 @@ def test_very_long_name_has_no_suggestion() -> None:
     assert "did you mean" not in str(unknown_field(f"{POD}.{'volumes' * 1000}"))
 
 
-def test_misspelt_command_is_reported_in_place_of_the_missing_command() -> None:
+def test_misspelt_command_is_reported_in_place_of_missing_command() -> None:
     text = json.dumps(
         {
             "apiVersion": "ddp-operator.dev/v1alpha1",

@@ -31,7 +31,7 @@ def trainer_of(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 class TestMerge:
-    def test_own_values_win_also_where_they_are_the_defaults(self) -> None:
+    def test_own_values_win_also_where_they_are_defaults(self) -> None:
         given = taken({"recovery": {"maxRestarts": 9, "countDisruptions": True}, "securityProfile": "Restricted"})
         spec, errors = complete_spec({"recovery": {"maxRestarts": 3, "countDisruptions": False}}, given)
         assert errors == []
@@ -47,7 +47,7 @@ class TestMerge:
             (["main"], ["side", "trainer"], ["side", "trainer"]),
         ],
     )
-    def test_training_containers_are_the_same_whatever_their_names(
+    def test_training_containers_are_same_whatever_their_names(
         self, theirs: list[str], ours: list[str], wanted: list[str]
     ) -> None:
         base = {"template": template(*({"name": name, "image": name} for name in theirs))}
@@ -57,13 +57,13 @@ class TestMerge:
         assert [one["name"] for one in spec["template"]["spec"]["containers"]] == wanted
         assert (base, own) == before
 
-    def test_a_container_needs_no_name(self) -> None:
+    def test_container_needs_no_name(self) -> None:
         spec, _ = complete_spec(
             {"template": template({"command": ["a"]})}, taken({"template": template({"image": "b"})})
         )
         assert spec["template"]["spec"]["containers"] == [{"name": "trainer", "image": "b", "command": ["a"]}]
 
-    def test_the_digest_is_that_of_what_is_taken(self) -> None:
+    def test_digest_is_that_of_what_is_taken(self) -> None:
         assert taken({"shm": {}}).digest == taken({"shm": {}}).digest
         others = {taken({}).digest, taken({"shm": {}}).digest, taken({"shm": {}}, "shm").digest}
         assert len(others) == 3
@@ -128,7 +128,7 @@ class TestLocks:
         _, again = complete_spec(spec, taken(BASE, lock))
         assert again == []
 
-    def test_what_is_left_out_or_the_same_is_no_matter(self) -> None:
+    def test_what_is_left_out_or_same_is_no_matter(self) -> None:
         locks = ("recovery.maxRestarts", "networkPolicy", "template.spec.containers[trainer].env", "watchdog.action")
         own = {
             "nodes": 2,
@@ -160,7 +160,7 @@ class TestLocks:
 
 
 @pytest.mark.parametrize("spec", [{"job": [1]}, {"locked": {"a": 1}}, {"job": "x"}])
-def test_a_profile_of_another_form_is_refused(spec: dict[str, Any]) -> None:
+def test_profile_of_another_form_is_refused(spec: dict[str, Any]) -> None:
     with pytest.raises(InvalidManifest, match="docs/profiles"):
         read_profile({"kind": "DDPTrainingProfile", "metadata": {"name": "x"}, "spec": spec})
 
@@ -204,7 +204,7 @@ class TestManifest:
         assert (checkpoint.path, checkpoint.claim_name) == ("/ckpt", "c")
 
     @pytest.mark.parametrize(("field", "needy", "needed"), COMPANIONS)
-    def test_may_leave_to_its_profile_what_a_field_needs_and_the_other_way_round(
+    def test_may_leave_to_its_profile_what_field_needs_and_other_way_round(
         self, field: str, needy: dict[str, Any], needed: dict[str, Any]
     ) -> None:
         raw = resource(profileRef={"name": "gpu"}, **needy)
@@ -238,7 +238,7 @@ class TestManifest:
             parse_manifest(dump(raw), profiles=find)
 
 
-def test_the_schema_of_a_profile_is_that_of_a_job_with_nothing_required() -> None:
+def test_schema_of_profile_is_that_of_job_with_nothing_required() -> None:
     schema = build_profile_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     job = schema["properties"]["spec"]["properties"]["job"]
@@ -249,7 +249,7 @@ def test_the_schema_of_a_profile_is_that_of_a_job_with_nothing_required() -> Non
     assert "default" not in str(job["properties"]["recovery"])
 
 
-def test_the_sample_completes_a_job() -> None:
+def test_sample_completes_job() -> None:
     sample = yaml.safe_load((ROOT / "deploy" / "profiles" / "h100.yaml").read_text(encoding="utf-8"))
     jsonschema.validate(sample, build_profile_schema())
     raw = resource(profileRef={"name": "h100"}, template=template({"name": "trainer", "command": ["python", "x.py"]}))

@@ -154,7 +154,7 @@ cases = [(path, value) for path, values in BAD.items() for value in values]
 
 
 @pytest.mark.parametrize(("path", "value"), cases, ids=[f"{path}={str(value)[:12]!r}" for path, value in cases])
-def test_bad_value_is_refused_by_the_name_of_its_field(path: str, value: Any) -> None:
+def test_bad_value_is_refused_by_name_of_its_field(path: str, value: Any) -> None:
     assert path in refused(change(BASE, path, value))
 
 
@@ -165,7 +165,7 @@ def test_bound_itself_is_taken(path: str, value: Any) -> None:
     assert refused(change(BASE, path, value)) == []
 
 
-def test_every_rule_about_one_object_is_met_by_a_bad_value_above() -> None:
+def test_every_rule_about_one_object_is_met_by_bad_value_above() -> None:
     met = set()
     elastic = ("spec.elastic", {"minNodes": 2, "maxNodes": 3})
     required = ("spec.network", {"require": True})
@@ -179,12 +179,12 @@ def test_every_rule_about_one_object_is_met_by_a_bad_value_above() -> None:
     assert {rule.message for rule in RULES if not rule.is_transition} - met == set()
 
 
-def test_a_spec_of_defaults_passes_all_rules() -> None:
+def test_spec_of_defaults_passes_all_rules() -> None:
     assert refused(stored()) == []
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.at}{rule.field}")
-def test_rule_says_a_remedy(rule: CelRule) -> None:
+def test_rule_says_remedy(rule: CelRule) -> None:
     problem, _, remedy = rule.message.rpartition("; ")
     assert problem
     assert remedy
@@ -203,12 +203,12 @@ def test_static_rendezvous_cannot_restart_in_place(backend: str, restarts: int |
 
 
 @pytest.mark.parametrize(("nodes", "bad"), [(1, True), (2, False), (4, False), (5, True)])
-def test_size_of_an_elastic_job_stays_within_its_bounds(nodes: int, bad: bool) -> None:
+def test_size_of_elastic_job_stays_within_its_bounds(nodes: int, bad: bool) -> None:
     item = change(change(stored(), "spec.elastic", {"minNodes": 2, "maxNodes": 4}), "spec.nodes", nodes)
     assert refused(item) == (["spec.nodes"] if bad else [])
 
 
-def test_elastic_job_needs_a_rendezvous_where_pods_come_and_go() -> None:
+def test_elastic_job_needs_rendezvous_where_pods_come_and_go() -> None:
     item = change(stored(), "spec.elastic", {"minNodes": 1, "maxNodes": 4})
     assert refused(change(item, "spec.rendezvous.backend", "static")) == ["spec.elastic"]
 
@@ -217,7 +217,7 @@ def test_elastic_job_needs_a_rendezvous_where_pods_come_and_go() -> None:
     ("path", "value"),
     [("spec.nodes", 1), ("spec.elastic", {"minNodes": 1, "maxNodes": 4}), ("spec.rendezvous.backend", "static")],
 )
-def test_spares_need_a_job_in_which_they_can_take_a_place(path: str, value: Any) -> None:
+def test_spares_need_job_in_which_they_can_take_place(path: str, value: Any) -> None:
     item = change(change(stored(), "spec.nodes", 2), "spec.spares", 1)
     assert refused(item) == []
     assert refused(change(item, path, value)) == ["spec.spares"]
@@ -233,19 +233,19 @@ def test_spares_need_a_job_in_which_they_can_take_a_place(path: str, value: Any)
         (None, []),
     ],
 )
-def test_a_required_network_needs_the_preflight_that_looks_at_it(preflight: Any, paths: list[str]) -> None:
+def test_required_network_needs_preflight_that_looks_at_it(preflight: Any, paths: list[str]) -> None:
     item = change(BASE, "spec.network", {"profile": "ib", "require": True})
     assert refused(item if preflight is None else change(item, "spec.preflight", preflight)) == paths
 
 
-def test_a_floor_of_all_ranks_needs_a_check_that_measures_them() -> None:
+def test_floor_of_all_ranks_needs_check_that_measures_them() -> None:
     item = change(BASE, "spec.preflight", {"minMegabytesPerSecond": 5000, "checks": ["tcp"]})
     assert refused(item) == ["spec.preflight.minMegabytesPerSecond"]
     assert refused(change(item, "spec.preflight.checks", ["pairs"])) == []
     assert refused(change(item, "spec.network.require", True)) == []
 
 
-def test_a_floor_of_a_pair_needs_the_check_that_measures_pairs() -> None:
+def test_floor_of_pair_needs_check_that_measures_pairs() -> None:
     item = change(BASE, "spec.network.minPairMegabytesPerSecond", 5000)
     assert refused(item) == ["spec.network.minPairMegabytesPerSecond"]
     assert refused(change(item, "spec.preflight.checks", ["pairs"])) == []
@@ -256,7 +256,7 @@ def test_port_clash_is_refused_whichever_is_moved() -> None:
     assert refused(change(stored(), "spec.rendezvous.port", 9400)) == ["spec.metrics.port"]
 
 
-def test_number_beyond_64_bits_in_the_template_hides_no_other_refusal() -> None:
+def test_number_beyond_64_bits_in_template_hides_no_other_refusal() -> None:
     item = change(stored(template=template(trainer(securityContext={"runAsUser": 2**70}))), "spec.metrics.port", 29400)
     assert refused(change(item, "metadata.name", "A")) == ["metadata.name", "spec.metrics.port"]
 
@@ -328,7 +328,7 @@ class TestTransitions:
         )
 
     @pytest.mark.parametrize("before", [{"status": {"attempt": 1, "phase": "Pending"}}, {}])
-    def test_a_write_of_the_status_is_not_held_against_the_spec(self, before: dict[str, Any]) -> None:
+    def test_write_of_status_is_not_held_against_spec(self, before: dict[str, Any]) -> None:
         """An API server writes either; a rule that looks at the status first looks at nothing else then."""
         old = stored() | before
         new = change(old, "spec.securityProfile", "Restricted") | {"status": {"attempt": 1, "phase": "Running"}}
@@ -341,19 +341,19 @@ class TestTransitions:
         assert refused(change(old, path, FIXED[path]), old) == []
 
     @pytest.mark.parametrize("path", MUTABLE)
-    def test_what_a_running_job_can_follow_may_change(self, path: str) -> None:
+    def test_what_running_job_can_follow_may_change(self, path: str) -> None:
         old = stored() | {"status": RAN}
         assert refused(change(old, path, MUTABLE[path]), old) == []
 
     @pytest.mark.parametrize("path", FIXED)
-    def test_what_only_the_job_carries_may_change_until_a_pod_has_run(self, path: str) -> None:
+    def test_what_only_job_carries_may_change_until_pod_has_run(self, path: str) -> None:
         old = stored() | {"status": {"attempt": 1}}
         field = path.split(".")[1]
         assert (refused(change(old, path, FIXED[path]), old) == []) == (field in ONCE_RUN)
 
     @pytest.mark.parametrize("path", FIXED | MUTABLE)
     @pytest.mark.parametrize("ran", [RAN, {"attempt": 1}])
-    def test_a_job_that_has_ended_refuses_what_it_would_not_follow(self, path: str, ran: dict[str, Any]) -> None:
+    def test_job_that_has_ended_refuses_what_it_would_not_follow(self, path: str, ran: dict[str, Any]) -> None:
         old = stored() | {"status": ran | {"completionTime": "2026-11-20T13:00:00Z"}}
         found = [str(error) for error in check_rules(change(old, path, (FIXED | MUTABLE)[path]), old)]
         if path in ("spec.ttlSecondsAfterFinished", "spec.cleanPodPolicy", "metadata.labels"):

@@ -50,31 +50,31 @@ def prepare(*words: str, **changes: Any) -> Any:
     return cli_run._prepare(Path("job.yaml").read_text(), arguments)
 
 
-def test_a_run_that_python_started_names_no_command_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_that_python_started_names_no_command_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
     assert prepare().command == "ddp run job.yaml"
     monkeypatch.setenv(ENV_RUN_FOLDER, "3")
     assert prepare().command == "client.train(…) or client.submit(…)"
 
 
-def test_it_is_also_a_module_to_run() -> None:
+def test_it_is_also_module_to_run() -> None:
     words = [sys.executable, "-m", "ddp_operator.cli", "render", "nowhere.yaml"]
     ran = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert (ran.returncode, "nowhere.yaml" in ran.stderr) == (2, True), ran
 
 
-def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_packages(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"ddp {__version__}\n"
 
 
-def test_without_a_command_the_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_command_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "write the YAML that would run a training script" in capsys.readouterr().out
 
 
-def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["walk"])
     assert ended.value.code == 2
@@ -90,7 +90,7 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
         ({"procPerNode": "gpu"}, "spec.procPerNode"),
     ],
 )
-def test_a_bad_manifest_ends_with_2_naming_the_field_and_leaves_no_run_folder(
+def test_bad_manifest_ends_with_2_naming_field_and_leaves_no_run_folder(
     changes: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
     assert main(["run", write(**changes)]) == 2
@@ -98,13 +98,13 @@ def test_a_bad_manifest_ends_with_2_naming_the_field_and_leaves_no_run_folder(
     assert not (folder / "ddp-runs").exists()
 
 
-def test_an_option_that_breaks_a_rule_is_refused_as_the_file_would_be(capsys: pytest.CaptureFixture[str]) -> None:
+def test_option_that_breaks_rule_is_refused_as_file_would_be(capsys: pytest.CaptureFixture[str]) -> None:
     file = write(nodes=2, elastic={"minNodes": 2, "maxNodes": 4})
     assert main(["run", file, "--nodes", "5"]) == 2
     assert "spec.nodes: Invalid value: must be between elastic.minNodes and elastic.maxNodes" in capsys.readouterr().err
 
 
-def test_a_volume_that_this_machine_lacks_is_refused_with_its_path(capsys: pytest.CaptureFixture[str]) -> None:
+def test_volume_that_this_machine_lacks_is_refused_with_its_path(capsys: pytest.CaptureFixture[str]) -> None:
     template = {
         "spec": {**GOOD["spec"]["template"]["spec"], "volumes": [{"name": "v", "nfs": {"server": "s", "path": "/"}}]}
     }
@@ -123,14 +123,14 @@ CLAIMS = {"template": claiming({"name": "gpus"})}
 FOUR = {"name": "r", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 4}}
 
 
-def test_render_counts_gpus_that_are_claimed_by_what_is_in_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_render_counts_gpus_that_are_claimed_by_what_is_in_file(capsys: pytest.CaptureFixture[str]) -> None:
     file = Path(write(**CLAIMS, procPerNode="gpu"))
     file.write_text(f"{file.read_text()}---\n{yaml.safe_dump(gpu_claim(FOUR))}")
     assert main(["render", str(file)]) == 0
     assert "--nproc-per-node=4" in capsys.readouterr().out
 
 
-def test_render_says_that_claims_elsewhere_leave_the_number_of_processes_open(
+def test_render_says_that_claims_elsewhere_leave_number_of_processes_open(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["render", write(**CLAIMS)]) == 2
@@ -142,7 +142,7 @@ def test_render_says_that_claims_elsewhere_leave_the_number_of_processes_open(
     assert "--nproc-per-node=4" in capsys.readouterr().out
 
 
-def test_a_secret_that_is_not_in_the_file_is_refused_before_anything_runs(
+def test_secret_that_is_not_in_file_is_refused_before_anything_runs(
     capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
     container = {**GOOD["spec"]["template"]["spec"]["containers"][0], "envFrom": [{"secretRef": {"name": "keys"}}]}
@@ -155,7 +155,7 @@ def test_a_secret_that_is_not_in_the_file_is_refused_before_anything_runs(
 @pytest.mark.parametrize(
     ("file", "words"), [("none.yaml", "No such file"), (".", "directory"), ("binary", "not UTF-8 text")]
 )
-def test_a_file_that_cannot_be_read_is_refused(
+def test_file_that_cannot_be_read_is_refused(
     file: str, words: str, capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
     (folder / "binary").write_bytes(b"\xff\xfe\x00")
@@ -163,13 +163,13 @@ def test_a_file_that_cannot_be_read_is_refused(
     assert words in capsys.readouterr().err
 
 
-def test_a_place_where_no_run_folder_can_be_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_place_where_no_run_folder_can_be_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert main(["run", write(), "--runs-dir", str(tmp_path / "file")]) == 2
     assert "choose another --runs-dir" in capsys.readouterr().err
 
 
-def test_an_error_of_our_own_is_no_failure_of_the_job(
+def test_error_of_our_own_is_no_failure_of_job(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("ddp_operator.client.workdir.check_manifest", lambda text, code: 1 // 0)
@@ -201,7 +201,7 @@ def test_bad_numbers_are_refused(words: list[str], capsys: pytest.CaptureFixture
     assert words[0] in capsys.readouterr().err
 
 
-def test_options_change_the_job_and_the_objects_made_of_it() -> None:
+def test_options_change_job_and_objects_made_of_it() -> None:
     plan = prepare("--nodes 3 --procs 2 --name other -- --epochs 1")
     (job,) = [child for child in plan.children if child["kind"] == "Job"]
     assert (job["spec"]["completions"], plan.nproc, plan.folder_name) == (3, 2, "other")
@@ -210,13 +210,13 @@ def test_options_change_the_job_and_the_objects_made_of_it() -> None:
     assert plan.resource["spec"]["nodes"] == 3
 
 
-def test_what_an_api_server_wrote_into_a_copied_manifest_is_dropped() -> None:
+def test_what_api_server_wrote_into_copied_manifest_is_dropped() -> None:
     changed = {**GOOD, "metadata": {"name": "x", "uid": "u", "resourceVersion": "7"}, "status": {"phase": "Failed"}}
     assert cli_run._as_new(changed) == GOOD
 
 
 @pytest.mark.parametrize("words", [["list"], ["why", "x"], ["render", "job.yaml"], ["run", "job.yaml"]])
-def test_without_its_extra_a_command_says_which_one_it_needs(words: list[str]) -> None:
+def test_without_its_extra_command_says_which_one_it_needs(words: list[str]) -> None:
     write()
     hidden = ("prometheus_client", "cel_expr_python", "kubernetes", "rich")
     code = f"import sys; sys.modules.update(dict.fromkeys({hidden!r}))"
@@ -227,7 +227,7 @@ def test_without_its_extra_a_command_says_which_one_it_needs(words: list[str]) -
     assert "Traceback" not in done.stderr
 
 
-def test_the_first_words_come_without_heavy_imports() -> None:
+def test_first_words_come_without_heavy_imports() -> None:
     code = "import sys, ddp_operator.local.runner, ddp_operator.cli.run; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     heavy = {"torch", "matplotlib", "rich", "kubernetes", "kopf", "aiohttp", "numpy"}

@@ -32,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_options_of_a_script_are_found_with_their_defaults() -> None:
+def test_options_of_script_are_found_with_their_defaults() -> None:
     assert find_options(SCRIPT) == (
         ScriptOption("--epochs", "3", "passes over the data"),
         ScriptOption("--amp"),
@@ -50,7 +50,7 @@ def test_the_options_of_a_script_are_found_with_their_defaults() -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("gpus", [0, 8])
-def test_any_script_makes_a_job_that_would_be_taken(path: str, name: str, gpus: int) -> None:
+def test_any_script_makes_job_that_would_be_taken(path: str, name: str, gpus: int) -> None:
     script = read_script(path, SCRIPT)
     text = write_manifest(script, ["--epochs", "5", 'say "x"'], nodes=2, gpus=gpus)
     resource = check_manifest(text).resource
@@ -64,12 +64,12 @@ def test_any_script_makes_a_job_that_would_be_taken(path: str, name: str, gpus: 
     assert max(map(len, text.splitlines())) <= 120 + len(path)
 
 
-def test_a_module_is_run_as_python_does() -> None:
+def test_module_is_run_as_python_does() -> None:
     script = read_module("pkg.train.__main__")
     assert (script.name, list(script.command)) == ("train", ["-m", "pkg.train.__main__"])
 
 
-def test_init_prints_the_yaml_or_writes_a_new_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_prints_yaml_or_writes_new_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "train.py", "--nodes", "4", "--", "--epochs", "9"]) == 0
     printed = capsys.readouterr().out
     assert check_manifest(printed).resource["spec"]["nodes"] == 4
@@ -96,9 +96,7 @@ def test_what_cannot_be_run_is_said(words: list[str], said: str, capsys: pytest.
 
 
 @pytest.mark.parametrize("command", ["run", "init", "submit"])
-def test_a_flag_of_the_script_in_the_wrong_place_is_told_about_the_dashes(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_flag_of_script_in_wrong_place_is_told_about_dashes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "train.py", "--epochs", "3"])
     assert ended.value.code == 2
@@ -113,7 +111,7 @@ def test_a_flag_of_the_script_in_the_wrong_place_is_told_about_the_dashes(
         ("-m train", "", 1, 1),
     ],
 )  # fmt: skip
-def test_run_takes_a_script_and_what_this_machine_has(
+def test_run_takes_script_and_what_this_machine_has(
     words: str, gpus: str, nodes: int, procs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import argparse

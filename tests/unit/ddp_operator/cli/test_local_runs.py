@@ -39,7 +39,7 @@ def make_run(second: int, phase: str = "Succeeded", *, summary: str = "how it we
     return folder
 
 
-def test_without_a_cluster_they_are_listed_and_it_is_said(capsys: Capture) -> None:
+def test_without_cluster_they_are_listed_and_it_is_said(capsys: Capture) -> None:
     runs = [make_run(1).path.name, make_run(2, "Failed").path.name]
     assert cli.main(["list"]) == ExitCode.OK
     shown = capsys.readouterr()
@@ -47,7 +47,7 @@ def test_without_a_cluster_they_are_listed_and_it_is_said(capsys: Capture) -> No
     assert shown.err == "no cluster is configured; using the runs on this machine in ddp-runs\n"
 
 
-def test_with_a_cluster_they_are_only_shown_where_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_with_cluster_they_are_only_shown_where_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     run = make_run(1)
     monkeypatch.setenv("KUBECONFIG", "elsewhere")
     for words in (["list", "--local"], ["why", "--local"], ["why", "--local", "digits"], ["why", str(run.path)]):
@@ -59,7 +59,7 @@ def test_with_a_cluster_they_are_only_shown_where_asked_for(monkeypatch: pytest.
     assert "NAME is missing; name a job, or use --local" in capsys.readouterr().err
 
 
-def test_why_has_the_summary_of_an_ended_run_and_the_state_of_another(capsys: Capture) -> None:
+def test_why_has_summary_of_ended_run_and_state_of_another(capsys: Capture) -> None:
     assert cli.main(["why"]) == ExitCode.NOT_FOUND
     make_run(1)
     assert cli.main(["why"]) == ExitCode.OK
@@ -69,7 +69,7 @@ def test_why_has_the_summary_of_an_ended_run_and_the_state_of_another(capsys: Ca
     assert capsys.readouterr().out.startswith(f"{living.path}: ")
 
 
-def test_logs_are_those_of_all_ranks_of_the_jobs_newest_run(capsys: Capture) -> None:
+def test_logs_are_those_of_all_ranks_of_jobs_newest_run(capsys: Capture) -> None:
     make_run(1)
     newest = make_run(2)
     assert cli.main(["logs", "digits"]) == ExitCode.OK
@@ -84,7 +84,7 @@ def test_logs_are_those_of_all_ranks_of_the_jobs_newest_run(capsys: Capture) -> 
     assert cli.main(["logs", "--attempt", "2"]) == ExitCode.NOT_FOUND
 
 
-def test_logs_are_followed_until_the_run_has_ended(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_logs_are_followed_until_run_has_ended(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     living = make_run(1, "Running", summary="")
     log = living.logs / "attempt-1-pod-0.log"
     ends = iter([False, False])
@@ -99,16 +99,14 @@ def test_logs_are_followed_until_the_run_has_ended(monkeypatch: pytest.MonkeyPat
     assert "[rank 0] one more" in capsys.readouterr().out
 
 
-def test_a_script_with_more_pods_than_gpus_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_script_with_more_pods_than_gpus_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     Path("train.py").write_text("")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert cli.main(["run", "train.py", "--nodes", "2"]) == ExitCode.BAD_INPUT
     assert "needs 2 GPUs (2 pods x 1), but this machine has 1; use --cpu" in capsys.readouterr().err
 
 
-def test_a_python_without_torch_is_named_before_anything_starts(
-    monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_python_without_torch_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     Path("train.py").write_text("")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert cli.main(["run", "train.py"]) == ExitCode.BAD_INPUT
@@ -116,16 +114,14 @@ def test_a_python_without_torch_is_named_before_anything_starts(
     assert not Path("ddp-runs").exists()
 
 
-def test_user_without_a_home_folder_sees_the_runs_of_this_machine(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_user_without_home_folder_sees_runs_of_this_machine(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     forget_user(monkeypatch)
     make_run(1)
     assert cli.main(["logs"]) == 0
     assert "no cluster is configured" in capsys.readouterr().err
 
 
-def test_watch_without_a_cluster_shows_the_newest_run_until_it_ends(capsys: Capture) -> None:
+def test_watch_without_cluster_shows_newest_run_until_it_ends(capsys: Capture) -> None:
     make_run(1)
     newest = make_run(2, "Failed", summary="why it failed")
     assert cli.main(["watch", "--plain"]) == ExitCode.FAILED
@@ -134,17 +130,17 @@ def test_watch_without_a_cluster_shows_the_newest_run_until_it_ends(capsys: Capt
     assert shown.err == ("no cluster is configured; using the runs on this machine in ddp-runs\nwhy it failed\n")
 
 
-def test_watch_without_a_cluster_and_without_runs_names_the_remedy(capsys: Capture) -> None:
+def test_watch_without_cluster_and_without_runs_names_remedy(capsys: Capture) -> None:
     assert cli.main(["watch"]) == ExitCode.NOT_FOUND
     assert "ddp watch: no runs in ddp-runs; start one with `ddp run job.yaml`" in capsys.readouterr().err
 
 
-def test_watch_of_all_namespaces_without_a_cluster_is_refused(capsys: Capture) -> None:
+def test_watch_of_all_namespaces_without_cluster_is_refused(capsys: Capture) -> None:
     assert cli.main(["watch", "-A"]) == ExitCode.BAD_INPUT
     assert "-A watches the jobs of a cluster" in capsys.readouterr().err
 
 
-def test_delete_deletes_each_of_several_runs_and_reports_the_missing_one(capsys: Capture) -> None:
+def test_delete_deletes_each_of_several_runs_and_reports_missing_one(capsys: Capture) -> None:
     first, second, kept = [make_run(number).path for number in (1, 2, 3)]  # whose writers are gone
     assert cli.main(["delete", first.name, "missing", str(second), first.name]) == ExitCode.NOT_FOUND
     shown = capsys.readouterr()

@@ -177,7 +177,7 @@ class TestManifests:
         ):
             assert words in notes
 
-    def test_torchrun_in_shell_becomes_the_command(self) -> None:
+    def test_torchrun_in_shell_becomes_command(self) -> None:
         spec, notes = converted(LLM)
         assert (spec["nodes"], spec["procPerNode"]) == (4, 8)
         assert trainer(spec)["command"] == ["torchrun", "finetune.py", "--config", "cfg.yaml"]
@@ -218,7 +218,7 @@ class TestDetails:
     @pytest.mark.parametrize(
         "script", ["cd /work && python t.py", "for i in 1; do python t.py; done", "torchrun t.py $ARGS"]
     )
-    def test_shell_script_is_kept_with_a_note(self, script: str) -> None:
+    def test_shell_script_is_kept_with_note(self, script: str) -> None:
         def edit(document: Object) -> None:
             for replica in document["spec"]["pytorchReplicaSpecs"].values():
                 replica["template"]["spec"]["containers"][0]["command"] = ["sh", "-c", script]
@@ -242,7 +242,7 @@ class TestDetails:
             ),
         ],
     )
-    def test_flags_owned_by_the_operator_are_removed(self, line: str, command: list[str]) -> None:
+    def test_flags_owned_by_operator_are_removed(self, line: str, command: list[str]) -> None:
         def edit(document: Object) -> None:
             for replica in document["spec"]["pytorchReplicaSpecs"].values():
                 replica["template"]["spec"]["containers"][0]["command"] = line.split()
@@ -290,7 +290,7 @@ class TestDetails:
 
 
 class TestCommand:
-    def test_other_objects_of_the_file_are_printed_unchanged(
+    def test_other_objects_of_file_are_printed_unchanged(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         path = tmp_path / "job.yaml"

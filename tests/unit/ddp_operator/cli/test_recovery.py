@@ -18,7 +18,7 @@ def test_in_place_recovery_resumes_from_difference_of_counters() -> None:
     assert found.steps_lost == 11
 
 
-def test_the_last_page_of_a_dead_process_is_no_recovery() -> None:
+def test_last_page_of_dead_process_is_no_recovery() -> None:
     """The launcher counts the restart at once, while the dead worker's last page is still shown."""
     assert measure(BEFORE, 100.0, [at(101, 41, 41, 1), at(102, 41, 41, 1)]) is None
 
@@ -38,32 +38,32 @@ def test_new_process_from_step_0_is_recognized_by_advancing_counter() -> None:
     assert found == MeasuredRecovery(seconds=1.0, level="process", step_before=6, resumed_from=0)
 
 
-def test_lost_page_is_a_replaced_pod() -> None:
+def test_lost_page_is_replaced_pod() -> None:
     samples = [at(101, None, None, None), at(108, None, None, 0), at(112, 41, 1, 0)]
     found = measure(BEFORE, 100.0, samples)
     assert found is not None
     assert (found.level, found.seconds, found.steps_lost) == ("pod", 12.0, 0)
 
 
-def test_a_later_attempt_is_a_restart_of_the_group() -> None:
+def test_later_attempt_is_restart_of_group() -> None:
     found = measure(BEFORE, 100.0, [at(101, None, None, None), at(130, 21, 1, 0, attempt=2)])
     assert found is not None
     assert (found.level, found.resumed_from, found.steps_lost) == ("group", 20, 20)
 
 
-def test_steps_made_between_the_look_and_the_kill_count() -> None:
+def test_steps_made_between_look_and_kill_count() -> None:
     found = measure(BEFORE, 100.0, [at(99.5, 45, 45), at(103, 41, 1, 1)])
     assert found is not None
     assert (found.step_before, found.steps_lost) == (45, 5)
 
 
-def test_a_first_report_of_step_0_is_no_step_before_the_beginning() -> None:
+def test_first_report_of_step_0_is_no_step_before_beginning() -> None:
     found = measure(BEFORE, 100.0, [at(101, 0, 1, 1)])
     assert found is not None
     assert (found.resumed_from, found.from_beginning, found.steps_lost) == (0, True, 40)
 
 
-def test_a_process_that_resumes_where_the_killed_one_had_resumed_did_not_begin_at_0() -> None:
+def test_process_that_resumes_where_killed_one_had_resumed_did_not_begin_at_0() -> None:
     found = MeasuredRecovery(1.0, "process", 460, 400, began_at=400)
     assert not found.from_beginning
     assert (found.earliest_resume, found.latest_resume, found.steps_lost) == (400, 400, 60)
@@ -85,7 +85,7 @@ def test_no_restart_is_no_recovery() -> None:
     assert measure(BEFORE, 100.0, [at(101, 41, 41), at(102, 42, 42)]) is None
 
 
-def test_a_line_of_the_probe_is_a_sample() -> None:
+def test_line_of_probe_is_sample() -> None:
     line = {"ddp_step": 7.0, "ddp_steps_total": 2.0, "ddp_launcher_in_place_restarts_total": 1.0, "running": 1.0}
     assert parse_sample(line, 5.0, 3) == Sample(5.0, 3, 7, 2, 1, running=True)
     assert parse_sample({**line, "ddp_step_interval": 20.0}, 5.0, 3).interval == 20

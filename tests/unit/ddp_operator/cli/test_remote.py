@@ -50,9 +50,7 @@ DONE = {"phase": "Succeeded", "nodes": {"desired": 2, "succeeded": 2}, "restarts
 @pytest.mark.parametrize(
     "content", [b"a: [\n", b"- 1\n", b"\x95\xff", b"", b"a: 1\n", b"current-context: a\ncontexts: 7\n"]
 )
-def test_a_malformed_kubeconfig_is_a_user_error(
-    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_malformed_kubeconfig_is_user_error(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config"
     path.write_bytes(content)
     assert main(["list", "--kubeconfig", str(path)]) == 2
@@ -117,7 +115,7 @@ class TestUsage:
 
 
 class TestScreens:
-    def test_plain_lines_have_the_name_and_are_printed_on_change(self) -> None:
+    def test_plain_lines_have_name_and_are_printed_on_change(self) -> None:
         stream = io.StringIO()
         screen = PlainScreen(stream)
         for _ in range(3):
@@ -127,7 +125,7 @@ class TestScreens:
         assert first.partition(" ")[2] == "x: Running  epoch 2/5  step 40  40.0%  ETA 1m00s"
         assert last == "x: deleted"
 
-    def test_a_waiting_job_is_shown_with_its_reason(self) -> None:
+    def test_waiting_job_is_shown_with_its_reason(self) -> None:
         waits = {
             "type": "Scheduled",
             "status": "False",
@@ -138,7 +136,7 @@ class TestScreens:
         PlainScreen(stream).show({("ml", "x"): job(phase="Pending", reason="Unschedulable", conditions=[waits])})
         assert stream.getvalue().endswith("x: Pending  Unschedulable\n")
 
-    def test_json_has_a_line_for_each_change(self) -> None:
+    def test_json_has_line_for_each_change(self) -> None:
         stream = io.StringIO()
         screen = JsonScreen(stream)
         for version in ("1", "1", "2"):
@@ -146,7 +144,7 @@ class TestScreens:
         lines = [json.loads(line) for line in stream.getvalue().splitlines()]
         assert [line["metadata"]["resourceVersion"] for line in lines] == ["1", "2"]
 
-    def test_the_table_has_a_bar_and_the_figures(self) -> None:
+    def test_table_has_bar_and_figures(self) -> None:
         from rich.console import Console
 
         console = Console(file=io.StringIO(), width=140, force_terminal=False)
@@ -162,7 +160,7 @@ class TestScreens:
         assert "100.0%" in second
 
     @pytest.mark.parametrize(("phase", "color"), [("Running", "green"), ("Pending", "yellow"), ("Failed", "red")])
-    def test_a_bar_has_the_color_of_its_phase(self, phase: str, color: str) -> None:
+    def test_bar_has_color_of_its_phase(self, phase: str, color: str) -> None:
         from rich.console import Console
         from rich.style import Style
 
@@ -184,7 +182,7 @@ class TestScreens:
         choose_screen(stream, namespaces=True).show(jobs)
         assert [line.split()[1] for line in stream.getvalue().splitlines()] == ["ml/x:", "web/x:"]
 
-    def test_a_narrow_terminal_cuts_the_figures_and_not_the_names(self) -> None:
+    def test_narrow_terminal_cuts_figures_and_not_names(self) -> None:
         from rich.console import Console
 
         console = Console(file=io.StringIO(), width=80, force_terminal=False)
@@ -231,13 +229,13 @@ class TestDrill:
         who, found = drill(target, 1, after=3, timeout=60, clock=lambda: 3.0)
         assert (who, target.killed, found.seconds, found.steps_lost) == ("rank 1", 1, 6.0, 1)
 
-    def test_a_job_without_steps_is_not_killed(self) -> None:
+    def test_job_without_steps_is_not_killed(self) -> None:
         target = FakeTarget(Sample(1, 1, 0, 0, 0), Sample(500, 1, 0, 0, 0))
         with pytest.raises(CommandError, match="has not completed 3 steps"):
             drill(target, 0, after=3, timeout=60, clock=lambda: 1.0)
         assert target.killed is None
 
-    def test_a_job_that_does_not_recover_is_an_error(self) -> None:
+    def test_job_that_does_not_recover_is_error(self) -> None:
         target = FakeTarget(Sample(2, 1, 5, 5, 0), Sample(100, 1, 5, 1, 1))
         with pytest.raises(CommandError, match="did not resume within 60 s"):
             drill(target, 0, after=3, timeout=60, clock=lambda: 3.0)
@@ -252,7 +250,7 @@ class TestDrill:
             ("Failed", r"ended \(Failed\) before the kill; see its summary above"),
         ],
     )
-    def test_a_job_that_ends_before_the_kill_is_an_error_with_a_remedy(self, phase: str, message: str) -> None:
+    def test_job_that_ends_before_kill_is_error_with_remedy(self, phase: str, message: str) -> None:
         target = FakeTarget(Sample(1, 1, 2, 2, 0), end=phase)
         with pytest.raises(CommandError, match=message):
             drill(target, 0, after=3, timeout=60, clock=lambda: 1.0)
@@ -268,12 +266,12 @@ class TestDrill:
             ("Failed", r"killed rank 0; the job did not recover and ended \(Failed\); see its summary above"),
         ],
     )
-    def test_a_job_that_ends_after_the_kill_is_an_error_with_a_remedy(self, phase: str, message: str) -> None:
+    def test_job_that_ends_after_kill_is_error_with_remedy(self, phase: str, message: str) -> None:
         target = FakeTarget(Sample(2, 1, 5, 5, 0), end=phase)
         with pytest.raises(CommandError, match=message):
             drill(target, 0, after=3, timeout=60, clock=lambda: 3.0)
 
-    def test_a_job_without_checkpoints_has_lost_all_steps(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_job_without_checkpoints_has_lost_all_steps(self, capsys: pytest.CaptureFixture[str]) -> None:
         """A script that logs every 20th step: the new process reports step 20 first, as the killed one did."""
         target = FakeTarget(
             Sample(1, 1, 20, 1, 0, interval=20),
@@ -286,7 +284,7 @@ class TestDrill:
         assert lines[2] == "steps lost  all 560 (at step 560, restarted at step 0)"
         assert lines[3].startswith("verdict     restarted at step 0: no checkpoint was loaded.")
 
-    def test_steps_from_the_log_are_lost_within_its_interval(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_steps_from_log_are_lost_within_its_interval(self, capsys: pytest.CaptureFixture[str]) -> None:
         found = MeasuredRecovery(1.0, "process", 240, 219, began_at=19, interval=20)
         print_result(DrillResult("rank 1", found), "text")
         lines = capsys.readouterr().out.splitlines()
@@ -295,13 +293,13 @@ class TestDrill:
         )
         assert lines[3] == "verdict     recovered"
 
-    def test_options_of_a_file_are_refused_for_a_job_in_a_cluster(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_options_of_file_are_refused_for_job_in_cluster(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["drill", "digits", "--kill", "0", "--procs", "2"]) == 2
         assert "--procs is only for a FILE to run on this machine" in capsys.readouterr().err
 
 
 class TestProbe:
-    def test_the_process_of_a_rank_is_found_as_it_has_recorded_itself(self, tmp_path: Path) -> None:
+    def test_process_of_rank_is_found_as_it_has_recorded_itself(self, tmp_path: Path) -> None:
         """A DataLoader worker inherits the environment, and of a forked rank no other process sees RANK."""
         inner = "import time; time.sleep(600)"
         code = (
@@ -328,7 +326,7 @@ class TestProbe:
                 process.kill()
                 os.kill(child, 9)
 
-    def test_it_reads_the_page_of_the_newest_pod_0(self) -> None:
+    def test_it_reads_page_of_newest_pod_0(self) -> None:
         run = LocalRun("job.yaml", [])
         pods = run._runs / "drill-20260101" / "pods"
         for second, (name, port) in enumerate([("my-0-1-0-bcdfg", 1), ("my-0-2-0-hjklm", 2), ("my-0-2-1-npqrs", 3)]):
@@ -340,9 +338,7 @@ class TestProbe:
         assert run._metrics_port() == 2
         run._folder.cleanup()
 
-    def test_the_end_of_a_run_that_the_drill_stops_is_not_shown(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_end_of_run_that_drill_stops_is_not_shown(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         shown = io.StringIO()  # what another thread writes while capsys is read may be lost
         monkeypatch.setattr(sys, "stderr", shown)
         (tmp_path / "job.yaml").write_text("")
@@ -357,10 +353,10 @@ class TestProbe:
                 time.sleep(0.01)
         assert "stopped" not in shown.getvalue()
 
-    def test_a_page_that_does_not_answer_is_empty(self) -> None:
+    def test_page_that_does_not_answer_is_empty(self) -> None:
         assert probe.read_page(1) == {}
 
-    def test_it_is_one_file_of_the_standard_library(self) -> None:
+    def test_it_is_one_file_of_standard_library(self) -> None:
         from ddp_operator.cli.drill import probe_command
 
         line = probe_command("kill", "123456")
@@ -456,7 +452,7 @@ class TestCompletion:
         assert "usage: kubectl ddp why" in capsys.readouterr().out
 
 
-def test_no_command_for_a_cluster_imports_the_client_before_it_connects() -> None:
+def test_no_command_for_cluster_imports_client_before_it_connects() -> None:
     code = (
         "import sys; from ddp_operator.cli import COMMANDS, build_parser; build_parser(*(c[0] for c in COMMANDS));"
         "print(*sys.modules)"
@@ -472,7 +468,7 @@ def test_no_command_for_a_cluster_imports_the_client_before_it_connects() -> Non
         ({KUEUE_QUEUE_LABEL: "q"}, "; new pods may wait for admission to the queue: ddp why x"),
     ],
 )
-def test_scale_of_a_queued_job_mentions_admission(
+def test_scale_of_queued_job_mentions_admission(
     labels: dict[str, str], more: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = job() | {"spec": {"nodes": 1}}

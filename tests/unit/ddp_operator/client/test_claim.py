@@ -15,7 +15,7 @@ from ddp_operator.manifests.template import resolve_template
 from tests.support.builders import resource, template, trainer
 
 
-def test_the_pod_has_the_jobs_image_and_place_and_no_gpu(tmp_path: Path) -> None:
+def test_pod_has_jobs_image_and_place_and_no_gpu(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     code = pack_code(tmp_path, claim="sources")
     container = trainer(
@@ -83,9 +83,7 @@ class Shell:
     ],
     ids=["taken", "the folder may not be written", "cut"],
 )
-def test_errors_of_a_shell_that_ends_early_are_returned(
-    shell: dict[str, Any], expected: tuple[bytes, str, str]
-) -> None:
+def test_errors_of_shell_that_ends_early_are_returned(shell: dict[str, Any], expected: tuple[bytes, str, str]) -> None:
     made = Shell(**shell)
     data = bytes(700_000)
     assert _transfer(made, data) == expected

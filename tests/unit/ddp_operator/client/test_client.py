@@ -44,7 +44,7 @@ def container(backend: FakeBackend) -> dict[str, Any]:
     return found
 
 
-def test_a_function_travels_with_its_modules_folder(backend: FakeBackend, tmp_path: Path) -> None:
+def test_function_travels_with_its_modules_folder(backend: FakeBackend, tmp_path: Path) -> None:
     from my_training import fit  # type: ignore[import-not-found]
 
     job = Client().train(
@@ -67,7 +67,7 @@ def test_a_function_travels_with_its_modules_folder(backend: FakeBackend, tmp_pa
     assert (container(backend)["image"], container(backend)["env"]) == (IMAGE, [{"name": "A", "value": "b"}])
 
 
-def test_a_script_travels_with_the_current_folder_or_its_own(backend: FakeBackend, tmp_path: Path) -> None:
+def test_script_travels_with_current_folder_or_its_own(backend: FakeBackend, tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     os.chdir("here")
     job = Client().train("../my_training.py", args=["--lr", 0.1], image="example/torch", name="mine")
@@ -83,7 +83,7 @@ def test_a_script_travels_with_the_current_folder_or_its_own(backend: FakeBacken
     ("found", "procs", "gpus"),
     [(None, "auto", 1), (None, 4, 1), (8, "gpu", 4), (8, 3, 3), (1, "auto", 1), (8, "cpu", 0)],
 )
-def test_gpus_are_shared_among_the_pods(backend: FakeBackend, found: int | None, procs: Any, gpus: int) -> None:
+def test_gpus_are_shared_among_pods(backend: FakeBackend, found: int | None, procs: Any, gpus: int) -> None:
     backend.gpus = found
     Client().train("my_training.py", nodes=2, procs=procs, cpus=2 if procs == "cpu" else None)
     limits = container(backend).get("resources", {"limits": {}})["limits"]
@@ -126,7 +126,7 @@ def test_invalid_programs_are_refused_before_anything_is_created(
     assert backend.resource == {}
 
 
-def test_a_manifest_is_a_path_a_text_or_a_dict(backend: FakeBackend, tmp_path: Path) -> None:
+def test_manifest_is_path_text_or_dict(backend: FakeBackend, tmp_path: Path) -> None:
     given = {"metadata": {"name": "x"}, "spec": {}}
     (tmp_path / "job.yaml").write_text(json.dumps(given))
     for manifest in ("job.yaml", tmp_path / "job.yaml", json.dumps(given, indent=1), given):
@@ -151,7 +151,7 @@ with open(int(os.environ["{variable}"]), "w") as answer:
 """
 
 
-def test_a_run_on_this_machine_is_a_ddp_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_on_this_machine_is_ddp_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ddp = tmp_path / "ddp"
     ddp.write_text(FAKE_DDP.format(python=sys.executable, variable=ENV_RUN_FOLDER))
@@ -172,7 +172,7 @@ def test_a_run_on_this_machine_is_a_ddp_run_of_its_own(tmp_path: Path, monkeypat
         backend.create("", None, dry_run=True)
 
 
-def test_a_run_tells_its_folder_once_to_who_started_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_tells_its_folder_once_to_who_started_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, sink = os.pipe()
     monkeypatch.setenv(ENV_RUN_FOLDER, str(sink))
     for _ in range(2):
@@ -182,7 +182,7 @@ def test_a_run_tells_its_folder_once_to_who_started_it(tmp_path: Path, monkeypat
     assert ENV_RUN_FOLDER not in os.environ
 
 
-def test_the_examples_of_the_page_run_as_they_stand(
+def test_examples_of_page_run_as_they_stand(
     backend: FakeBackend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "train.py").write_text("")
@@ -197,7 +197,7 @@ def test_the_examples_of_the_page_run_as_they_stand(
     sys.modules.pop("training")
 
 
-def test_first_example_of_the_page_runs_for_a_script_that_reports_no_progress(
+def test_first_example_of_page_runs_for_script_that_reports_no_progress(
     backend: FakeBackend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "train.py").write_text("")
@@ -207,9 +207,7 @@ def test_first_example_of_the_page_runs_for_a_script_that_reports_no_progress(
     assert capsys.readouterr().out == "None None\n"
 
 
-def test_user_without_a_home_folder_packs_any_folder_but_the_root(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_user_without_home_folder_packs_any_folder_but_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forget_user(monkeypatch)
     assert check_folder(tmp_path) == tmp_path
     with pytest.raises(ClientError, match="is not packed by default"):

@@ -40,13 +40,13 @@ def place(server: PodServer, folder: Path, registry: Registry) -> str:
         return said
 
 
-def test_an_image_is_pushed_where_its_volume_is_kept(tmp_path: Path) -> None:
+def test_image_is_pushed_where_its_volume_is_kept(tmp_path: Path) -> None:
     with serve_registry(Registry()) as registry:
         assert place(PodServer(), tmp_path, registry).startswith(f"pushed as {registry.host}/team/code:")
         assert registry.pushed() == 6
 
 
-def test_nothing_is_pushed_where_the_api_server_drops_image_volumes(tmp_path: Path) -> None:
+def test_nothing_is_pushed_where_api_server_drops_image_volumes(tmp_path: Path) -> None:
     with serve_registry(Registry()) as registry:
         with pytest.raises(ClientError, match=r"the cluster does not support image volumes.*--code-claim NAME"):
             place(PodServer(keeps=False), tmp_path, registry)

@@ -59,12 +59,12 @@ class TestFollowing:
         api = FakeApi(listing(job(phase="Running")), events)
         assert self.phases(api, 4) == [["Running"], ["Running", "Pending"], ["Failed", "Pending"], ["Failed"]]
 
-    def test_an_expired_version_and_a_lost_connection_lead_to_a_new_list(self) -> None:
+    def test_expired_version_and_lost_connection_lead_to_new_list(self) -> None:
         gone = [{"type": "ERROR", "object": {"code": 410}}]
         lost = ClientError("the server does not answer")
         api = FakeApi(listing(), gone, listing(job(phase="Pending")), [lost], lost, listing(job(phase="Running")))
         assert self.phases(api, 3) == [[], ["Pending"], ["Running"]]
 
-    def test_an_unreachable_server_at_the_start_is_an_error(self) -> None:
+    def test_unreachable_server_at_start_is_error(self) -> None:
         with pytest.raises(ClientError, match="does not answer"):
             self.phases(FakeApi(ClientError("the server does not answer")), 1)

@@ -25,7 +25,7 @@ def make(*statuses: dict[str, Any], lines: tuple[Line, ...] = ()) -> Job:
     return Job(FakeBackend(resource, *statuses, lines=lines), "x", resource)
 
 
-def test_importing_the_package_loads_nothing_until_it_is_used() -> None:
+def test_importing_package_loads_nothing_until_it_is_used() -> None:
     code = (
         "import sys; before = set(sys.modules); import ddp_operator; "
         "assert {name for name in sys.modules if name.startswith('ddp_operator.')} == set(); "
@@ -35,7 +35,7 @@ def test_importing_the_package_loads_nothing_until_it_is_used() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
-def test_every_name_of_the_package_is_there_and_no_other() -> None:
+def test_every_name_of_package_is_there_and_no_other() -> None:
     for name in ddp_operator.__all__:
         assert getattr(ddp_operator, name).__name__ == name
     assert set(ddp_operator.__all__) <= set(dir(ddp_operator))
@@ -43,14 +43,14 @@ def test_every_name_of_the_package_is_there_and_no_other() -> None:
         _ = ddp_operator.Trainer
 
 
-def test_waiting_ends_with_the_last_status() -> None:
+def test_waiting_ends_with_last_status() -> None:
     job = make({"phase": "Running"}, {"phase": "Succeeded", "progress": {"step": 7}})
     status = job.wait()
     assert (status.phase, status.progress and status.progress.step) == ("Succeeded", 7)
     assert (job.phase, job.progress.step, repr(job)) == ("Succeeded", 7, "<Job x: Succeeded>")
 
 
-def test_a_job_that_fails_raises_what_its_rank_raised() -> None:
+def test_job_that_fails_raises_what_its_rank_raised() -> None:
     with pytest.raises(TrainingFailed, match="KeyError: 'lr'") as raised:
         make({"phase": "Running"}, {"phase": "Failed", "lastFailure": FAILURE}).wait()
     error = raised.value
@@ -58,7 +58,7 @@ def test_a_job_that_fails_raises_what_its_rank_raised() -> None:
     assert str(error).endswith(TRACEBACK.rstrip())
 
 
-def test_a_job_that_does_not_end_in_time_says_where_it_is() -> None:
+def test_job_that_does_not_end_in_time_says_where_it_is() -> None:
     with pytest.raises(TimeoutError, match="x is Running after 5 s"):
         make({"phase": "Pending"}, {"phase": "Running"}).wait(timeout=5)
 
@@ -86,7 +86,7 @@ def test_lines_are_those_of_all_ranks_or_of_one() -> None:
         list(make().logs())
 
 
-def test_the_status_of_another_version_is_named() -> None:
+def test_status_of_another_version_is_named() -> None:
     with pytest.raises(ClientError, match="cannot read"):
         _ = make({"phase": "Dancing"}).status
 

@@ -47,7 +47,7 @@ def running(folder: RunFolder) -> Iterator[None]:
         thread.join()
 
 
-def test_a_run_takes_changes_over_while_it_goes_on(tmp_path: Path) -> None:
+def test_run_takes_changes_over_while_it_goes_on(tmp_path: Path) -> None:
     folder = make_run(tmp_path)
     job = Client(backend="local", runs_dir=tmp_path).get("digits")
     with running(folder):
@@ -59,7 +59,7 @@ def test_a_run_takes_changes_over_while_it_goes_on(tmp_path: Path) -> None:
     assert (job.name, job.resource["spec"]["nodes"]) == (folder.path.name, 3)
 
 
-def test_what_a_cluster_would_refuse_is_refused_before_the_run_hears_of_it(tmp_path: Path) -> None:
+def test_what_cluster_would_refuse_is_refused_before_run_hears_of_it(tmp_path: Path) -> None:
     folder = make_run(tmp_path, elastic={"minNodes": 1, "maxNodes": 4})
     job = Client(backend="local", runs_dir=tmp_path).get()
     with pytest.raises(ClientError, match="refused\nspec"):
@@ -67,7 +67,7 @@ def test_what_a_cluster_would_refuse_is_refused_before_the_run_hears_of_it(tmp_p
     assert folder.read_changes() == {}
 
 
-def test_more_gpus_than_the_machine_has_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_gpus_than_machine_has_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     gpus = {
         "name": "trainer",
@@ -81,7 +81,7 @@ def test_more_gpus_than_the_machine_has_are_refused(tmp_path: Path, monkeypatch:
     assert folder.read_changes() == {}
 
 
-def test_a_run_that_has_died_is_not_changed(tmp_path: Path) -> None:
+def test_run_that_has_died_is_not_changed(tmp_path: Path) -> None:
     folder = make_run(tmp_path)
     client = Client(backend="local", runs_dir=tmp_path)
     job = client.get()
@@ -92,7 +92,7 @@ def test_a_run_that_has_died_is_not_changed(tmp_path: Path) -> None:
         job.suspend()
 
 
-def test_deleting_stops_a_run_and_removes_what_is_left_of_another(tmp_path: Path) -> None:
+def test_deleting_stops_run_and_removes_what_is_left_of_another(tmp_path: Path) -> None:
     living = make_run(tmp_path)
     ended = make_run(tmp_path, "Failed", 1)
     ended.manifest.unlink()
@@ -105,7 +105,7 @@ def test_deleting_stops_a_run_and_removes_what_is_left_of_another(tmp_path: Path
         client.get(ended.path.name)
 
 
-def test_a_run_is_followed_from_state_to_state(tmp_path: Path) -> None:
+def test_run_is_followed_from_state_to_state(tmp_path: Path) -> None:
     folder = make_run(tmp_path)
     job = Client(backend="local", runs_dir=tmp_path).get()
     states = job.changes(timeout=300)

@@ -76,7 +76,7 @@ def test_elsewhere_waiting_is_silent_unless_it_is_asked_to_show(capsys: pytest.C
     assert "step 40/100" in capsys.readouterr().out
 
 
-def test_a_job_is_shown_with_why_it_failed_and_no_text_of_it_is_markup() -> None:
+def test_job_is_shown_with_why_it_failed_and_no_text_of_it_is_markup() -> None:
     shown = make(FAILED)._repr_html_()
     assert "&lt;b&gt; is no number" in shown
     assert "<b> is" not in shown
@@ -87,7 +87,7 @@ def test_a_job_is_shown_with_why_it_failed_and_no_text_of_it_is_markup() -> None
         make(FAILED).wait()
 
 
-def test_a_report_is_shown_in_a_frame_and_saved(tmp_path: Path) -> None:
+def test_report_is_shown_in_frame_and_saved(tmp_path: Path) -> None:
     report = make(RUNNING).report()
     assert isinstance(report, Report)
     assert 'srcdoc="&lt;h1&gt;' in report._repr_html_()
@@ -95,7 +95,7 @@ def test_a_report_is_shown_in_a_frame_and_saved(tmp_path: Path) -> None:
     assert "10 characters" in repr(report)
 
 
-def test_a_table_has_rows_and_columns() -> None:
+def test_table_has_rows_and_columns() -> None:
     rows = Table([{"step": 1.0}, {"step": 2.0, "loss": 0.5}])
     assert (rows.columns, rows["loss"], rows[0], len(rows)) == (["step", "loss"], [None, 0.5], {"step": 1.0}, 2)
     with pytest.raises(KeyError):
@@ -105,7 +105,7 @@ def test_a_table_has_rows_and_columns() -> None:
     assert "the last 10 of 20" in Table(list(rows) * 10)._repr_html_()
 
 
-def test_with_pandas_it_is_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_pandas_it_is_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     pandas = ModuleType("pandas")
     pandas.DataFrame = lambda rows, columns: ("a frame", rows, columns)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "pandas", pandas)

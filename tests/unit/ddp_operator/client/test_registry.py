@@ -81,7 +81,7 @@ def test_existing_image_is_not_pushed_again(tmp_path: Path, registry: Registry) 
     assert image(tmp_path, f"{registry.host}/team/code").tag == built.digest.removeprefix("sha256:")[:12]
 
 
-def test_a_proxy_is_for_other_machines(tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_is_for_other_machines(tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", f"http://{registry.host}")
     push_image(image(tmp_path, "http://registry.example.com/team/code"))
     assert registry.pushed() == 6
@@ -90,7 +90,7 @@ def test_a_proxy_is_for_other_machines(tmp_path: Path, registry: Registry, monke
     assert "again" in registry.manifests
 
 
-def test_the_same_files_are_the_same_image(tmp_path: Path) -> None:
+def test_same_files_are_same_image(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     first = image(tmp_path, "registry.example.com/team/code:a")
     assert image(tmp_path / "other", "https://registry.example.com/team/code:b").digest == first.digest
@@ -99,7 +99,7 @@ def test_the_same_files_are_the_same_image(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("auth", ["bearer", "basic"])
-def test_it_logs_in_as_the_registry_asks(tmp_path: Path, home: Path, registry: Registry, auth: str) -> None:
+def test_it_logs_in_as_registry_asks(tmp_path: Path, home: Path, registry: Registry, auth: str) -> None:
     registry.auth = auth
     log_in(home, auths={f"https://{registry.host}/v1/": password()})
     push_image(image(tmp_path, f"{registry.host}/team/code"))
@@ -108,16 +108,14 @@ def test_it_logs_in_as_the_registry_asks(tmp_path: Path, home: Path, registry: R
     assert sum(status == 401 for _, _, status in registry.calls) == 1, "the token is kept"
 
 
-def test_a_token_buys_tokens(tmp_path: Path, home: Path, registry: Registry) -> None:
+def test_token_buys_tokens(tmp_path: Path, home: Path, registry: Registry) -> None:
     registry.auth = "bearer"
     log_in(home, auths={registry.host: {"auth": password(("0000", ""))["auth"], "identitytoken": "kept"}})
     push_image(image(tmp_path, f"{registry.host}/team/code"))
     assert ("POST", "/token", 200) in registry.calls
 
 
-def test_a_login_goes_to_the_registry_alone_and_by_its_own_scheme(
-    tmp_path: Path, home: Path, registry: Registry
-) -> None:
+def test_login_goes_to_registry_alone_and_by_its_own_scheme(tmp_path: Path, home: Path, registry: Registry) -> None:
     # as one says behind a proxy that ends TLS
     registry.auth = "basic"
     registry.uploads = f"https://{registry.host}"
@@ -246,7 +244,7 @@ def test_unreachable_registry_is_reported(tmp_path: Path, registry: Registry) ->
     "name",
     ["team/code", "code", "example.com", "example.com/Code", "example.com/a//b", "ftp://a.b/c", "a.b/c@sha256:1"],
 )
-def test_a_name_that_is_no_repository_is_refused(tmp_path: Path, name: str) -> None:
+def test_name_that_is_no_repository_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(CannotPack, match=f"--code-image {name}: not a repository"):
         image(tmp_path, name)
 
@@ -275,10 +273,10 @@ def test_only_this_machine_and_who_is_named_so_is_spoken_to_without_tls(tmp_path
         ("docker.io/ann/code", "docker.io/ann/code@"),
     ],
 )
-def test_the_pods_get_the_repository_by_digest(tmp_path: Path, name: str, reference: str) -> None:
+def test_pods_get_repository_by_digest(tmp_path: Path, name: str, reference: str) -> None:
     assert image(tmp_path, name).reference.startswith(f"{reference}sha256:")
 
 
-def test_user_without_a_home_folder_has_no_login(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_without_home_folder_has_no_login(monkeypatch: pytest.MonkeyPatch) -> None:
     forget_user(monkeypatch)
     assert find_login("registry.example.com") is None

@@ -163,7 +163,7 @@ def test_is_refused_offline_in_one_sentence(row: BrokenManifest) -> None:
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.place == "crd"], **by_name)
-def test_is_refused_at_the_first_place(row: BrokenManifest) -> None:
+def test_is_refused_at_first_place(row: BrokenManifest) -> None:
     assert refusal(parse_manifest, row.text) == row.sentence
 
 
@@ -177,9 +177,7 @@ async def test_is_stored_and_not_accepted_and_has_no_child(row: BrokenManifest) 
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.place == "api server"], **by_name)
-async def test_is_refused_by_the_dry_run_in_the_same_words(
-    row: BrokenManifest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_is_refused_by_dry_run_in_same_words(row: BrokenManifest, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = parse_manifest(row.text)
     resolve_template(manifest.job)  # the operator itself sees nothing wrong
     harness = ReconcilerHarness(dict(manifest.resource))
@@ -196,7 +194,7 @@ async def test_is_refused_by_the_dry_run_in_the_same_words(
     assert harness.children()["Job"] == []
 
 
-def test_wrong_type_deep_in_the_template_is_named_by_its_path() -> None:
+def test_wrong_type_deep_in_template_is_named_by_its_path() -> None:
     said = refusal(check_manifest, yaml.safe_dump(pod(trainer(livenessProbe={"periodSeconds": "often"}))))
     assert said.startswith(f"{CONTAINER}.livenessProbe.periodSeconds: 'often' is not of type 'integer'")
 

@@ -28,7 +28,7 @@ def child(kind: str, name: str, version: int | str, *, uid: str = "", job: str |
     return {"apiVersion": "v1", "kind": kind, "metadata": meta, "spec": {"suspend": version}}
 
 
-def test_a_snapshot_holds_the_resource_and_its_labelled_children() -> None:
+def test_snapshot_holds_resource_and_its_labelled_children() -> None:
     store = ObjectCache()
     for kind, name in (("Job", "digits-1"), ("Pod", "b"), ("Pod", "a"), ("Service", "digits"), ("ConfigMap", "c")):
         assert store.apply(kind, child(kind, name, 5)) == KEY
@@ -70,14 +70,14 @@ def test_same_version_again_changes_nothing() -> None:
     assert store.apply(KIND, resource(5)) is None
 
 
-def test_versions_that_are_no_numbers_are_taken_in_the_order_they_come() -> None:
+def test_versions_that_are_no_numbers_are_taken_in_order_they_come() -> None:
     store = ObjectCache()
     assert store.apply("Job", child("Job", "digits-1", "b")) == KEY
     assert store.apply("Job", child("Job", "digits-1", "a")) == KEY
     assert store.apply("Job", child("Job", "digits-1", "a")) is None
 
 
-def test_late_event_does_not_bring_a_deleted_object_back() -> None:
+def test_late_event_does_not_bring_deleted_object_back() -> None:
     store = ObjectCache()
     store.apply("Job", child("Job", "digits-1", 5))
     assert store.remove("Job", child("Job", "digits-1", 8)) == KEY
@@ -85,14 +85,14 @@ def test_late_event_does_not_bring_a_deleted_object_back() -> None:
     assert store.entry("Job", "team", "digits-1") is None
 
 
-def test_an_object_that_left_the_watch_by_its_label_comes_back_with_it() -> None:
+def test_object_that_left_watch_by_its_label_comes_back_with_it() -> None:
     store = ObjectCache()
     store.apply("Job", child("Job", "digits-1", 5))
     store.remove("Job", child("Job", "digits-1", 8))
     assert store.apply("Job", child("Job", "digits-1", 9)) == KEY
 
 
-def test_object_deleted_by_the_operator_stays_gone_whatever_arrives_late() -> None:
+def test_object_deleted_by_operator_stays_gone_whatever_arrives_late() -> None:
     store = ObjectCache()
     store.apply("Job", child("Job", "digits-1", 5))
     assert store.mark_deleted("Job", "team", "digits-1", "Job-digits-1") == KEY
@@ -110,7 +110,7 @@ def test_same_name_with_another_uid_is_another_object() -> None:
     assert entry.uid == "new"
 
 
-def test_a_child_moves_with_its_label() -> None:
+def test_child_moves_with_its_label() -> None:
     store = ObjectCache()
     store.apply(KIND, resource(1))
     store.apply("Pod", child("Pod", "a", 5))
@@ -155,7 +155,7 @@ def test_managed_fields_and_last_applied_are_not_kept() -> None:
     assert "managedFields" in obj["metadata"]
 
 
-def test_a_config_map_is_kept_without_its_data() -> None:
+def test_config_map_is_kept_without_its_data() -> None:
     store = ObjectCache()
     store.apply(KIND, resource(5))
     store.apply("ConfigMap", child("ConfigMap", "launcher", 6) | {"data": {"launcher.py": "x" * 50_000}})
@@ -166,7 +166,7 @@ def test_a_config_map_is_kept_without_its_data() -> None:
     assert config_map["kind"] == "ConfigMap"
 
 
-def test_a_pod_is_kept_without_what_its_jobs_template_says() -> None:
+def test_pod_is_kept_without_what_its_jobs_template_says() -> None:
     store = ObjectCache()
     store.apply(KIND, resource(5))
     trainer = {"name": "trainer", "image": "train:1", "env": [{"name": "A", "value": "x" * 9999}]}
@@ -192,7 +192,7 @@ def test_snapshot_is_not_changed_by_later_events() -> None:
     assert snapshot.resource["spec"] == {"nodes": 2}
 
 
-def test_is_current_compares_with_the_version_of_a_list() -> None:
+def test_is_current_compares_with_version_of_list() -> None:
     store = ObjectCache()
     store.apply("Pod", child("Pod", "a", 5))
     assert store.is_current("Pod", child("Pod", "a", 5)["metadata"])

@@ -189,7 +189,7 @@ async def test_page_of_large_objects_is_read_again_with_fewer_and_grows_after_th
     assert server.limits == [8, 4, 2, 4, 2, 4, 8, 8]
 
 
-async def test_object_larger_than_a_page_is_read_alone() -> None:
+async def test_object_larger_than_page_is_read_alone() -> None:
     server = Lists(1, PAGE_BYTES + 1, 1)
     assert await read(server) == [0, 1, 2]
     with pytest.raises(AnswerTooLarge):

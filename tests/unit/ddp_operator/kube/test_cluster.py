@@ -89,7 +89,7 @@ async def run(work: Callable[[KubeCluster], Coroutine[Any, Any, Any]], *answers:
 
 @pytest.mark.parametrize("dry_run", [False, True])
 @pytest.mark.parametrize(("child", "place"), [(JOB, f"{BATCH}/jobs"), (CONFIG_MAP, f"{CORE}/configmaps")])
-async def test_create_is_strict_and_asks_for_no_more_of_the_answer_than_it_needs(
+async def test_create_is_strict_and_asks_for_no_more_of_answer_than_it_needs(
     child: dict[str, Any], place: str, dry_run: bool
 ) -> None:
     _, client = await run(lambda cluster: cluster.create(child, dry_run=dry_run))
@@ -115,7 +115,7 @@ async def test_create_is_strict_and_asks_for_no_more_of_the_answer_than_it_needs
         (broken(429), JOB, ClusterError, "gave up"),
     ],
 )
-async def test_an_answer_to_create_is_told_for_what_it_is(
+async def test_answer_to_create_is_told_for_what_it_is(
     answer: Exception, child: dict[str, Any], expected: type[Exception], said: str
 ) -> None:
     raised, client = await run(lambda cluster: cluster.create(child), answer)
@@ -127,7 +127,7 @@ async def test_an_answer_to_create_is_told_for_what_it_is(
         assert raised.reason == ("Forbidden" if denied else "Invalid")
 
 
-async def test_a_namesake_is_looked_at_with_its_resource() -> None:
+async def test_namesake_is_looked_at_with_its_resource() -> None:
     there = {"kind": "Job", "metadata": JOB["metadata"] | {"labels": LABELS} | OF_RESOURCE}
     raised, client = await run(lambda cluster: cluster.create(JOB), error(409, "AlreadyExists"), there, POD)
     assert isinstance(raised, AlreadyExists)
@@ -140,7 +140,7 @@ async def test_a_namesake_is_looked_at_with_its_resource() -> None:
     assert "was deleted meanwhile" in str(raised)
 
 
-async def test_patch_of_a_job_names_the_version_that_was_seen() -> None:
+async def test_patch_of_job_names_version_that_was_seen() -> None:
     patch = {"metadata": {"annotations": {"a": "b"}}, "spec": {"suspend": True}}
     _, client = await run(lambda cluster: cluster.patch_job("ns", "j-1", patch, seen=JOB))
     ((method, path, options),) = client.calls
@@ -157,14 +157,14 @@ async def test_patch_of_a_job_names_the_version_that_was_seen() -> None:
     ("status", "expected"),
     [(404, type(None)), (409, VersionConflict), (422, Refused), (403, Refused), (429, ClusterError)],
 )
-async def test_an_answer_to_a_patch_of_a_job_is_told_for_what_it_is(status: int, expected: type) -> None:
+async def test_answer_to_patch_of_job_is_told_for_what_it_is(status: int, expected: type) -> None:
     raised, client = await run(lambda cluster: cluster.patch_job("ns", "j-1", {}, seen=JOB), error(status), error(404))
     assert type(raised) is expected
     assert len(client.calls) == (2 if status == 409 else 1), "after a lost race it is read again"
 
 
 @pytest.mark.parametrize("version", [None, "7"])
-async def test_delete_names_the_uid_and_the_version_and_leaves_no_orphans(version: str | None) -> None:
+async def test_delete_names_uid_and_version_and_leaves_no_orphans(version: str | None) -> None:
     work = lambda cluster: cluster.delete("Job", "ns", "j-1", uid="u", resource_version=version)  # noqa: E731
     _, client = await run(work)
     preconditions = {"uid": "u"} | ({"resourceVersion": version} if version else {})
@@ -180,7 +180,7 @@ async def test_delete_names_the_uid_and_the_version_and_leaves_no_orphans(versio
     assert (await run(work, error(409), {"metadata": JOB["metadata"] | {"uid": "other"}}))[0] is None
 
 
-async def test_a_lost_pod_is_failed_at_its_version_before_it_is_removed_at_once() -> None:
+async def test_lost_pod_is_failed_at_its_version_before_it_is_removed_at_once() -> None:
     condition = {"type": "Ready", "status": "True"}
     pod = POD | {"status": {"conditions": [condition, {"type": "DisruptionTarget", "status": "False"}]}}
     _, client = await run(lambda cluster: cluster.fail_pod(pod, "NodeLost", "node n is lost"))
@@ -201,7 +201,7 @@ async def test_a_lost_pod_is_failed_at_its_version_before_it_is_removed_at_once(
     assert type((await run(lambda cluster: cluster.fail_pod(pod, "NodeLost", ""), error(409)))[0]) is VersionConflict
 
 
-async def test_the_status_is_put_whole_at_its_version() -> None:
+async def test_status_is_put_whole_at_its_version() -> None:
     work = lambda cluster: cluster.patch_status(Key("ns", "j"), {"phase": "Running"}, resource_version="9")  # noqa: E731
     _, client = await run(work)
     ((method, path, options),) = client.calls
@@ -213,7 +213,7 @@ async def test_the_status_is_put_whole_at_its_version() -> None:
     assert type((await run(work, error(404)))[0]) is VersionConflict
 
 
-async def test_fetch_asks_for_the_resource_and_its_labelled_children() -> None:
+async def test_fetch_asks_for_resource_and_its_labelled_children() -> None:
     resource = {"metadata": {"namespace": "ns", "name": "j", "uid": "r"}}
     foreign = {"metadata": {"name": "c", "labels": LABELS}}
     pods = {"items": [*({"metadata": {"name": name, "labels": LABELS} | OF_JOB} for name in "ba"), foreign]}
@@ -242,7 +242,7 @@ async def test_fetch_asks_for_the_resource_and_its_labelled_children() -> None:
     assert (await run(lambda cluster: cluster.fetch(Key("ns", "j")), error(404)))[0] is None
 
 
-async def test_workloads_are_asked_for_in_both_versions_from_the_cache() -> None:
+async def test_workloads_are_asked_for_in_both_versions_from_cache() -> None:
     _, client = await run(lambda cluster: cluster.workloads_of(JOB), error(404), {"items": [{"a": 1}]})
     assert [path.split("/")[3] for _, path, _ in client.calls] == ["v1beta1", "v1beta2"]
     for _, _, options in client.calls:
@@ -255,7 +255,7 @@ async def test_workloads_are_asked_for_in_both_versions_from_the_cache() -> None
     assert raised.reason == "Forbidden"
 
 
-async def test_a_local_queue_is_read_in_the_version_that_is_served() -> None:
+async def test_local_queue_is_read_in_version_that_is_served() -> None:
     found, client = await run(lambda cluster: cluster.local_queue("ns", "q"), error(404), {"spec": {"a": 1}})
     assert found == {"spec": {"a": 1}}
     assert [path for _, path, _ in client.calls] == [
@@ -266,7 +266,7 @@ async def test_a_local_queue_is_read_in_the_version_that_is_served() -> None:
 
 
 @pytest.mark.parametrize("kind", ["ResourceClaim", "ResourceClaimTemplate"])
-async def test_a_resource_claim_is_read_in_the_version_that_is_served(kind: str) -> None:
+async def test_resource_claim_is_read_in_version_that_is_served(kind: str) -> None:
     def ask(*answers: Any) -> Any:
         return run(lambda cluster: cluster.resource_claim(kind, "ns", "h100"), *answers)
 
@@ -290,7 +290,7 @@ def pod_of_job(name: str, **labels: str) -> dict[str, Any]:
     }
 
 
-async def test_lost_labels_come_back_on_the_job_and_on_its_own_pods_by_their_status() -> None:
+async def test_lost_labels_come_back_on_job_and_on_its_own_pods_by_their_status() -> None:
     job = {"metadata": JOB["metadata"] | OWNED}
     stranger = {"metadata": {"namespace": "ns", "name": "s", "uid": "s", "labels": {}}}
     pods = {"items": [pod_of_job("a"), pod_of_job("b", **LABELS, more="kept"), stranger]}
@@ -316,7 +316,7 @@ async def test_lost_labels_come_back_on_the_job_and_on_its_own_pods_by_their_sta
     assert (await run(work, job, pods, error(404)))[0] is False
 
 
-async def test_a_node_and_events_that_may_not_be_read_are_refused() -> None:
+async def test_node_and_events_that_may_not_be_read_are_refused() -> None:
     found, client = await run(lambda cluster: cluster.node("n"), {"metadata": {"name": "n"}})
     assert (found, client.calls[0][:2]) == ({"metadata": {"name": "n"}}, ("GET", "/api/v1/nodes/n"))
     assert (await run(lambda cluster: cluster.node("n"), error(404)))[0] is None
@@ -327,7 +327,7 @@ async def test_a_node_and_events_that_may_not_be_read_are_refused() -> None:
     assert isinstance((await run(lambda cluster: cluster.events_of(JOB), error(403)))[0], Refused)
 
 
-async def test_a_lost_pod_that_is_gone_is_told_to_whoever_watches() -> None:
+async def test_lost_pod_that_is_gone_is_told_to_whoever_watches() -> None:
     changed: list[Key] = []
     cache = ObjectCache()
     cache.apply("Pod", POD | {"metadata": POD["metadata"] | {"labels": LABELS} | OF_JOB})
@@ -347,7 +347,7 @@ async def test_a_lost_pod_that_is_gone_is_told_to_whoever_watches() -> None:
         (None, False),
     ],
 )
-async def test_what_was_deleted_stays_in_the_store_while_it_waits(metadata: Any, kept: bool) -> None:
+async def test_what_was_deleted_stays_in_store_while_it_waits(metadata: Any, kept: bool) -> None:
     answer = {"kind": "Status"} if metadata is None else POD | {"metadata": POD["metadata"] | OF_JOB | metadata}
     cache = ObjectCache()
     cache.apply("Pod", POD | {"metadata": POD["metadata"] | {"labels": LABELS} | OF_JOB})
@@ -369,7 +369,7 @@ async def test_fetched_children_say_what_they_are() -> None:
     assert found == {("Job", "batch/v1"), ("Pod", "v1"), ("Service", "v1")}
 
 
-async def test_a_list_without_members_is_empty() -> None:
+async def test_list_without_members_is_empty() -> None:
     assert (await run(lambda cluster: cluster.workloads_of(JOB), {"items": None}))[0] == ()
 
 

@@ -29,7 +29,7 @@ def kubeconfig(path: Path, *, user: dict[str, Any] | None = None, **cluster: Any
     return path
 
 
-async def test_certificates_may_stand_in_the_kubeconfig_itself(tmp_path: Path) -> None:
+async def test_certificates_may_stand_in_kubeconfig_itself(tmp_path: Path) -> None:
     user = {"client-certificate-data": "Q0VSVA==", "client-key-data": "S0VZ"}
     path = kubeconfig(tmp_path / "config", user=user, **{"certificate-authority-data": "Q0E="})
     info = await login(str(path))
@@ -39,7 +39,7 @@ async def test_certificates_may_stand_in_the_kubeconfig_itself(tmp_path: Path) -
     assert info.expiration is None
 
 
-async def test_paths_are_relative_to_the_file_that_names_them(tmp_path: Path) -> None:
+async def test_paths_are_relative_to_file_that_names_them(tmp_path: Path) -> None:
     user = {"client-certificate": "me.crt", "client-key": "/abs/me.key"}
     path = kubeconfig(tmp_path / "config", user=user, **{"certificate-authority": "pki/ca.crt"})
     info = await login(str(path))
@@ -48,7 +48,7 @@ async def test_paths_are_relative_to_the_file_that_names_them(tmp_path: Path) ->
     assert info.private_key_path == "/abs/me.key"
 
 
-async def test_a_token_file_is_read_and_will_be_read_again(tmp_path: Path) -> None:
+async def test_token_file_is_read_and_will_be_read_again(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("first\n")
     path = kubeconfig(tmp_path / "config", user={"tokenFile": "token"})
     first = await login(str(path))
@@ -59,7 +59,7 @@ async def test_a_token_file_is_read_and_will_be_read_again(tmp_path: Path) -> No
     assert datetime.now(UTC) < first.expiration < datetime.now(UTC) + timedelta(hours=1)
 
 
-async def test_of_several_files_the_first_to_say_something_counts(tmp_path: Path) -> None:
+async def test_of_several_files_first_to_say_something_counts(tmp_path: Path) -> None:
     first = tmp_path / "first"
     first.write_text(yaml.safe_dump({"users": [{"name": "u", "user": {"token": "mine"}}]}))
     second = kubeconfig(tmp_path / "second", user={"token": "theirs"})
@@ -82,7 +82,7 @@ def plugin(tmp_path: Path, code: str) -> dict[str, Any]:
     }
 
 
-async def test_a_plugin_gives_token_and_expiry(tmp_path: Path) -> None:
+async def test_plugin_gives_token_and_expiry(tmp_path: Path) -> None:
     answer = {"kind": "ExecCredential", "status": {"token": "%s", "expirationTimestamp": "2031-01-02T03:04:05Z"}}
     code = (
         "import os, json\n"
@@ -94,7 +94,7 @@ async def test_a_plugin_gives_token_and_expiry(tmp_path: Path) -> None:
     assert info.expiration == datetime(2031, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
-async def test_a_plugin_gives_a_client_certificate(tmp_path: Path) -> None:
+async def test_plugin_gives_client_certificate(tmp_path: Path) -> None:
     status = {"clientCertificateData": "-----BEGIN CERTIFICATE-----", "clientKeyData": "-----BEGIN KEY-----"}
     code = f"print({json.dumps({'status': status})!r})"
     info = await login(str(kubeconfig(tmp_path / "config", user=plugin(tmp_path, code))))
@@ -110,12 +110,12 @@ async def test_a_plugin_gives_a_client_certificate(tmp_path: Path) -> None:
         ("print('{}')", "did not print an ExecCredential"),
     ],
 )
-async def test_a_failing_plugin_is_named_with_its_own_words(tmp_path: Path, code: str, words: str) -> None:
+async def test_failing_plugin_is_named_with_its_own_words(tmp_path: Path, code: str, words: str) -> None:
     with pytest.raises(StartupError, match=words):
         await login(str(kubeconfig(tmp_path / "config", user=plugin(tmp_path, code))))
 
 
-async def test_a_missing_plugin_is_named_with_its_hint(tmp_path: Path) -> None:
+async def test_missing_plugin_is_named_with_its_hint(tmp_path: Path) -> None:
     user = plugin(tmp_path, "")
     user["exec"]["command"] = "no-such-plugin"
     with pytest.raises(StartupError, match=r"no-such-plugin.*install it from"):
@@ -137,7 +137,7 @@ async def test_a_missing_plugin_is_named_with_its_hint(tmp_path: Path) -> None:
         ),
     ],
 )
-async def test_a_bad_kubeconfig_is_refused_in_one_line(tmp_path: Path, text: str | None, words: str) -> None:
+async def test_bad_kubeconfig_is_refused_in_one_line(tmp_path: Path, text: str | None, words: str) -> None:
     path = tmp_path / "config"
     if text is not None:
         path.write_text(text)
@@ -147,15 +147,13 @@ async def test_a_bad_kubeconfig_is_refused_in_one_line(tmp_path: Path, text: str
     assert "\n" not in str(caught.value)
 
 
-async def test_nothing_at_all_names_the_three_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_at_all_names_three_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(StartupError, match=r"service account.*KUBECONFIG.*~/\.kube/config"):
         await login(None, service_account=tmp_path)
 
 
-async def test_user_without_a_home_folder_gets_the_same_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_user_without_home_folder_gets_same_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forget_user(monkeypatch)
     with pytest.raises(StartupError, match=r"service account.*KUBECONFIG.*~/\.kube/config"):
         await login(None, service_account=tmp_path)
@@ -163,7 +161,7 @@ async def test_user_without_a_home_folder_gets_the_same_message(
         await login("~/mine", service_account=tmp_path)
 
 
-async def test_a_service_account_comes_before_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_account_comes_before_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".kube").mkdir()
     kubeconfig(tmp_path / ".kube" / "config", user={"token": "home"})
@@ -180,7 +178,7 @@ async def test_a_service_account_comes_before_the_home_folder(tmp_path: Path, mo
         ({}, "https://kubernetes.default.svc"),
     ],
 )
-def test_a_pod_finds_its_api_server(tmp_path: Path, env: dict[str, str], server: str) -> None:
+def test_pod_finds_its_api_server(tmp_path: Path, env: dict[str, str], server: str) -> None:
     (tmp_path / "token").write_text("t")
     (tmp_path / "ca.crt").write_text("ca")
     (tmp_path / "namespace").write_text("ddp-system\n")

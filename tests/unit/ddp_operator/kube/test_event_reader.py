@@ -73,7 +73,7 @@ def messages(found: Any) -> list[str]:
     return [one["message"] for one in found]
 
 
-async def test_events_of_a_thousand_jobs_are_one_list_call() -> None:
+async def test_events_of_thousand_jobs_are_one_list_call() -> None:
     server = EventServer(*(event(n, "Job", f"job-{n}", "FailedCreate") for n in range(5)))
     clock = ReaderClock()
     reader = EventReader(server, clock=clock)  # type: ignore[arg-type]
@@ -86,7 +86,7 @@ async def test_events_of_a_thousand_jobs_are_one_list_call() -> None:
     assert len(server.asked) == 4
 
 
-async def test_events_of_a_pod_are_a_call_of_their_own() -> None:
+async def test_events_of_pod_are_call_of_their_own() -> None:
     server = EventServer(event(1, "Pod", "a", "FailedMount"), event(2, "Pod", "b", "FailedMount"))
     reader = EventReader(server)  # type: ignore[arg-type]
     assert messages(await reader.about(pod("b"))) == ["FailedMount of b"]
@@ -94,7 +94,7 @@ async def test_events_of_a_pod_are_a_call_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(("status", "raised"), [(403, Refused), (500, ClusterError)])
-async def test_refusal_differs_from_an_error_and_neither_is_cached(status: int, raised: type[Exception]) -> None:
+async def test_refusal_differs_from_error_and_neither_is_cached(status: int, raised: type[Exception]) -> None:
     server = EventServer(event(1, "Job", "x", "FailedCreate"))
     server.error = ResponseError(status, {"message": "no"})
     reader = EventReader(server)  # type: ignore[arg-type]

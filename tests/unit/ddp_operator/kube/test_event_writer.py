@@ -38,7 +38,7 @@ async def several_pauses() -> None:
     [(events.BUSY - 1, events.PATIENCE), (1000, 0.0)],
     ids=["little is done", "long enough"],
 )
-async def test_an_event_is_posted_at_once(under_way: int, patience: float, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_event_is_posted_at_once(under_way: int, patience: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "PATIENCE", patience)
     client = SlowPostClient(under_way)
     poster = put(client)
@@ -59,7 +59,7 @@ async def test_event_waits_while_many_calls_are_under_way(monkeypatch: pytest.Mo
     await poster.close()
 
 
-async def test_ending_operator_posts_the_events_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ending_operator_posts_events_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "PAUSE", 0.0)
     client = SlowPostClient(events.BUSY)
     poster = put(client)

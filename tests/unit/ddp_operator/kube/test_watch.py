@@ -72,7 +72,7 @@ async def follow(
     return told, waits
 
 
-async def test_a_watch_begins_with_a_list_and_goes_on_where_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watch_begins_with_list_and_goes_on_where_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     first = [event("MODIFIED", pod("a", 21)), event("BOOKMARK", pod("", 30))]
     server = WatchServer(first, [event("DELETED", pod("a", 31))])
     told, waits = await follow(server, monkeypatch)
@@ -82,9 +82,7 @@ async def test_a_watch_begins_with_a_list_and_goes_on_where_it_ended(monkeypatch
 
 
 @pytest.mark.parametrize("gone", [GONE, ResponseError(410)])
-async def test_a_version_that_is_too_old_is_a_new_list(
-    monkeypatch: pytest.MonkeyPatch, gone: bytes | Exception
-) -> None:
+async def test_version_that_is_too_old_is_new_list(monkeypatch: pytest.MonkeyPatch, gone: bytes | Exception) -> None:
     server = WatchServer([gone])
     told, _ = await follow(server, monkeypatch)
     assert server.asked == ["list", "from 20", "list", "from 30"]
@@ -92,7 +90,7 @@ async def test_a_version_that_is_too_old_is_a_new_list(
 
 
 @pytest.mark.parametrize("error", [ClusterError("away"), ResponseError(403), event("ERROR", {"code": 500}), b"{"])
-async def test_a_watch_that_fails_goes_on_from_the_same_version_ever_later(
+async def test_watch_that_fails_goes_on_from_same_version_ever_later(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: bytes | Exception
 ) -> None:
     caplog.set_level("WARNING")

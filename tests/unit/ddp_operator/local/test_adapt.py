@@ -35,17 +35,17 @@ def trainer(item: dict[str, Any]) -> dict[str, Any]:
     return container
 
 
-def test_ports_are_free_ones_of_this_machine_and_the_backend_stays() -> None:
+def test_ports_are_free_ones_of_this_machine_and_backend_stays() -> None:
     adapted = adapt_resource(resource(), Changes(), PORT)
     assert adapted["spec"]["rendezvous"] == {"backend": "c10d", "port": 40000}
 
 
-def test_a_network_between_nodes_is_not_asked_for() -> None:
+def test_network_between_nodes_is_not_asked_for() -> None:
     given = resource(8, network={"profile": "tcpxo", "require": True})
     assert adapt_resource(given, Changes(), PORT) == adapt_resource(resource(8), Changes(), PORT)
 
 
-def test_checkpoints_use_the_users_own_credentials_where_the_file_has_no_secret() -> None:
+def test_checkpoints_use_users_own_credentials_where_file_has_no_secret() -> None:
     given = resource(checkpoint={"path": "/c", "url": "s3://b", "secretRef": {"name": "access"}})
     secret = {"kind": "Secret", "metadata": {"name": "access"}}
     assert use_own_credentials(given, [secret]) == given
@@ -56,14 +56,14 @@ def test_checkpoints_use_the_users_own_credentials_where_the_file_has_no_secret(
     assert use_own_credentials(resource(), []) == resource()
 
 
-def test_the_given_resource_stays_as_it_is() -> None:
+def test_given_resource_stays_as_it_is() -> None:
     given = resource(4)
     before = deepcopy(given)
     share_cpus(adapt_resource(given, Changes(1, 1, True, ["--b"]), PORT), 1, CPUS)
     assert given == before
 
 
-def test_nodes_and_arguments_are_taken_from_the_command_line() -> None:
+def test_nodes_and_arguments_are_taken_from_command_line() -> None:
     adapted = adapt_resource(resource(), Changes(nodes=3, extra_args=["--epochs", "1"]), PORT)
     assert adapted["spec"]["nodes"] == 3
     assert trainer(adapted)["args"] == ["--a", "--epochs", "1"]
@@ -98,7 +98,7 @@ def test_fewer_processes_need_fewer_gpus() -> None:
         (None, 4, (None, 4)),
     ],
 )
-def test_nothing_is_tried_again_unless_the_file_or_the_command_line_asks_for_it(
+def test_nothing_is_tried_again_unless_file_or_command_line_asks_for_it(
     written: dict[str, int] | None, asked: int | None, found: tuple[int | None, int]
 ) -> None:
     given = resource(recovery={"maxRestarts": 3, "countDisruptions": False, **(written or {})})
@@ -112,13 +112,13 @@ def test_cpus_are_shared_among_all_workers_of_all_pods() -> None:
     assert trainer(share_cpus(resource(nodes=8), 8, CPUS))["env"][0]["value"] == "1"
 
 
-def test_the_users_own_thread_count_stays() -> None:
+def test_users_own_thread_count_stays() -> None:
     given = resource()
     trainer(given)["env"] = [{"name": "OMP_NUM_THREADS", "value": "7"}]
     assert trainer(share_cpus(given, 2, CPUS))["env"] == [{"name": "OMP_NUM_THREADS", "value": "7"}]
 
 
-def test_too_few_gpus_are_refused_naming_the_ways_out() -> None:
+def test_too_few_gpus_are_refused_naming_ways_out() -> None:
     with pytest.raises(
         Unsuitable,
         match=r"needs 8 GPUs .2 pods x 4., but this machine has 1; .*--cpu.*--nodes or --procs",
@@ -127,12 +127,12 @@ def test_too_few_gpus_are_refused_naming_the_ways_out() -> None:
     check_suitable(resource(4), [str(number) for number in range(8)])
 
 
-def test_a_suspended_job_is_refused_rather_than_waited_for() -> None:
+def test_suspended_job_is_refused_rather_than_waited_for() -> None:
     with pytest.raises(Unsuitable, match=r"spec\.suspend"):
         check_suitable(resource(suspend=True), None)
 
 
-def test_a_volume_of_a_cluster_is_refused_by_its_path() -> None:
+def test_volume_of_cluster_is_refused_by_its_path() -> None:
     given = resource()
     given["spec"]["template"]["spec"]["volumes"] = [{"name": "v", "nfs": {}}, {"name": "w", "csi": {"driver": "d"}}]
     with pytest.raises(Unsuitable, match=r"spec\.template\.spec\.volumes\[1\]\.csi: not supported on this machine"):
@@ -147,7 +147,7 @@ def test_visible_devices_decide_what_this_machine_has(visible: str, found: tuple
     assert find_gpus({"CUDA_VISIBLE_DEVICES": visible}) == found
 
 
-def test_without_the_drivers_tool_device_files_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_drivers_tool_device_files_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
@@ -166,7 +166,7 @@ def test_where_there_is_none_of_nvidias_those_of_amds_driver_are_counted(
     assert find_gpus({}, devices=tmp_path, amd_nodes=tmp_path / "nodes") == ("0",)
 
 
-def test_no_two_holders_share_a_gpu_and_what_is_given_back_is_free() -> None:
+def test_no_two_holders_share_gpu_and_what_is_given_back_is_free() -> None:
     pool = GpuPool(["0", "1", "2"])
     assert pool.take("a", 2) == ["0", "1"]
     assert pool.take("b", 2) is None
@@ -194,14 +194,14 @@ def test_names_of_pods_become_addresses(text: str, rewritten: str) -> None:
     assert rewrite_hosts(text, "j-1", "j") == rewritten
 
 
-def test_addresses_sort_as_the_indexes_do() -> None:
+def test_addresses_sort_as_indexes_do() -> None:
     """torchrun's c10d gives ranks in the order of the agents' addresses, compared as text."""
     addresses = [rewrite_hosts(f"j-1-{index}.j", "j-1", "j") for index in range(500)]
     assert addresses == sorted(addresses)
     assert len(set(addresses)) == 500
 
 
-def test_code_missing_in_the_file_is_refused() -> None:
+def test_code_missing_in_file_is_refused() -> None:
     here = [{"kind": "ConfigMap", "metadata": {"name": "ddp-code-1"}}]
     check_code(resource(), here)
     check_code(resource(code={"configMapName": "ddp-code-1"}), here)

@@ -88,7 +88,7 @@ async def report(cluster: LocalCluster, out: Path, nodes: int = 1, **changes: An
     return [json.loads((out / str(index)).read_text()) for index in range(nodes)]
 
 
-async def test_a_pod_knows_its_index_and_the_addresses_of_its_peers(cluster: LocalCluster, tmp_path: Path) -> None:
+async def test_pod_knows_its_index_and_addresses_of_its_peers(cluster: LocalCluster, tmp_path: Path) -> None:
     env = [{"name": "MASTER_ADDR", "value": "j-0.s"}, {"name": "PEER", "value": "j-1.s.default.svc:1"}]
     first, second = await report(
         cluster, tmp_path / "out", 2, env=env, subdomain="s", args=("$(JOB_COMPLETION_INDEX)",)
@@ -98,7 +98,7 @@ async def test_a_pod_knows_its_index_and_the_addresses_of_its_peers(cluster: Loc
     assert second["env"]["PEER"] == "127.0.100.101:1"
 
 
-async def test_a_pod_inherits_the_environment_without_what_torchrun_owns(cluster: LocalCluster, tmp_path: Path) -> None:
+async def test_pod_inherits_environment_without_what_torchrun_owns(cluster: LocalCluster, tmp_path: Path) -> None:
     (seen,) = await report(cluster, tmp_path / "out")
     assert seen["env"]["HOME"] == os.environ["HOME"]
     assert "RANK" not in seen["env"]
@@ -124,7 +124,7 @@ async def test_volumes_are_folders_whose_paths_are_rewritten(cluster: LocalClust
     assert (place, seen["env"]["CKPT"], seen["cwd"]) == (str(claim), f"{claim}/last", str(claim))
 
 
-async def test_a_pod_that_does_not_obey_is_killed_after_its_grace_time(cluster: LocalCluster, tmp_path: Path) -> None:
+async def test_pod_that_does_not_obey_is_killed_after_its_grace_time(cluster: LocalCluster, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     code = f"import signal, time; signal.signal(15, signal.SIG_IGN); open({str(ready)!r}, 'w'); time.sleep(600)"
     await cluster.create(job(code, grace=0))
@@ -135,7 +135,7 @@ async def test_a_pod_that_does_not_obey_is_killed_after_its_grace_time(cluster: 
     assert current["status"]["active"] == 1, "137 is answered by a new pod"
 
 
-async def test_a_pod_that_was_stopped_was_not_killed_for_memory(
+async def test_pod_that_was_stopped_was_not_killed_for_memory(
     cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kills = iter(range(1000))
@@ -153,7 +153,7 @@ async def test_a_pod_that_was_stopped_was_not_killed_for_memory(
     assert (state["exitCode"], state["reason"]) == (137, "Error")
 
 
-async def test_a_pod_gets_sigterm_first_and_its_exit_code_counts(cluster: LocalCluster, tmp_path: Path) -> None:
+async def test_pod_gets_sigterm_first_and_its_exit_code_counts(cluster: LocalCluster, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     code = f"""
 import signal, sys, time
@@ -169,7 +169,7 @@ time.sleep(600)
     assert "exit code 81" in current["status"]["conditions"][-1]["message"]
 
 
-async def test_a_program_that_cannot_be_started_ends_the_pod_as_a_runtime_would(cluster: LocalCluster) -> None:
+async def test_program_that_cannot_be_started_ends_pod_as_runtime_would(cluster: LocalCluster) -> None:
     await cluster.create(job("", command=["/nowhere/program"]))
     await until(cluster, finished)
     (state,) = terminated(cluster)
@@ -177,9 +177,7 @@ async def test_a_program_that_cannot_be_started_ends_the_pod_as_a_runtime_would(
     assert "/nowhere/program" in state["message"]
 
 
-async def test_a_log_that_cannot_be_written_ends_the_pod_and_not_the_cluster(
-    cluster: LocalCluster, tmp_path: Path
-) -> None:
+async def test_log_that_cannot_be_written_ends_pod_and_not_cluster(cluster: LocalCluster, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "logs").write_text("in the way, as a full disk would be")
     await cluster.create(job("pass"))
@@ -188,7 +186,7 @@ async def test_a_log_that_cannot_be_written_ends_the_pod_and_not_the_cluster(
     assert (state["exitCode"], state["reason"]) == (128, "StartError")
 
 
-async def test_a_pod_for_which_the_disk_has_no_room_says_what_to_do(
+async def test_pod_for_which_disk_has_no_room_says_what_to_do(
     cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: Any) -> None:
@@ -211,7 +209,7 @@ async def test_a_pod_for_which_the_disk_has_no_room_says_what_to_do(
         ("FallbackToLogsOnError", 0, ""),
     ],
 )
-async def test_the_log_stands_in_for_a_message_only_where_asked(
+async def test_log_stands_in_for_message_only_where_asked(
     cluster: LocalCluster, policy: str, code: int, message: str
 ) -> None:
     script = f"import sys; print('the last words'); sys.exit({code})"
@@ -220,9 +218,7 @@ async def test_the_log_stands_in_for_a_message_only_where_asked(
     assert terminated(cluster)[0].get("message", "") == message
 
 
-async def test_the_last_words_of_a_pod_are_heard_though_it_goes_with_its_job(
-    cluster: LocalCluster, tmp_path: Path
-) -> None:
+async def test_last_words_of_pod_are_heard_though_it_goes_with_its_job(cluster: LocalCluster, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     heard = []
     code = f"""
@@ -244,7 +240,7 @@ time.sleep(600)
     assert (status["state"]["terminated"]["message"], len(heard)) == ("saved at 7", 1)
 
 
-async def test_a_long_termination_message_keeps_its_end(cluster: LocalCluster) -> None:
+async def test_long_termination_message_keeps_its_end(cluster: LocalCluster) -> None:
     script = "import os; open(os.environ['T'], 'w').write('x' * 10_000_000 + 'end')"
     await cluster.create(job(script, env=[{"name": "T", "value": "/dev/termination-log"}]))
     await until(cluster, finished)
@@ -253,14 +249,14 @@ async def test_a_long_termination_message_keeps_its_end(cluster: LocalCluster) -
     assert message.endswith("end")
 
 
-async def test_a_missing_secret_is_refused_before_anything_starts(cluster: LocalCluster) -> None:
+async def test_missing_secret_is_refused_before_anything_starts(cluster: LocalCluster) -> None:
     env = [{"name": "X", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]
     with pytest.raises(Refused, match='Secret "s" is not in the file'):
         await cluster.create(job("", env=env), dry_run=True)
     assert cluster.store.list("Job") == []
 
 
-async def test_pods_get_gpus_of_their_own_and_the_rest_wait_for_them(tmp_path: Path) -> None:
+async def test_pods_get_gpus_of_their_own_and_rest_wait_for_them(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path / "run", tmp_path / "claims", gpu_ids=["4", "5", "6"])
     out = tmp_path / "out"
     out.mkdir()
@@ -278,12 +274,12 @@ async def test_pods_get_gpus_of_their_own_and_the_rest_wait_for_them(tmp_path: P
     assert seen == ["4,5", "4,5"]
 
 
-async def test_a_pod_that_asks_for_no_gpu_sees_none(cluster: LocalCluster, tmp_path: Path) -> None:
+async def test_pod_that_asks_for_no_gpu_sees_none(cluster: LocalCluster, tmp_path: Path) -> None:
     (seen,) = await report(cluster, tmp_path / "out")
     assert seen["env"]["CUDA_VISIBLE_DEVICES"] == ""
 
 
-async def test_the_driver_is_not_asked_for_pods_without_gpus(
+async def test_driver_is_not_asked_for_pods_without_gpus(
     cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
@@ -292,7 +288,7 @@ async def test_the_driver_is_not_asked_for_pods_without_gpus(
     assert not asked
 
 
-async def test_a_pod_in_anothers_place_goes_on_in_its_log_and_keeps_its_port(cluster: LocalCluster) -> None:
+async def test_pod_in_anothers_place_goes_on_in_its_log_and_keeps_its_port(cluster: LocalCluster) -> None:
     code = """
 import os, signal
 with open(os.environ["DDP_PORT_FILE"], "w") as stream:
@@ -322,7 +318,7 @@ async def test_closing_ends_every_process(tmp_path: Path) -> None:
     assert not cluster.kubelet.busy
 
 
-async def test_a_pod_that_has_gone_is_seen_once_at_least_however_late_that_is(tmp_path: Path) -> None:
+async def test_pod_that_has_gone_is_seen_once_at_least_however_late_that_is(tmp_path: Path) -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     cluster = LocalCluster(tmp_path / "run", tmp_path / "claims", clock=lambda: now)
     cluster.add({"kind": KIND, "metadata": {"name": "train", "namespace": "default"}})
@@ -359,9 +355,7 @@ time.sleep(600)
 """
 
 
-async def test_the_end_of_a_pod_that_is_deleted_meanwhile_is_still_observed(
-    cluster: LocalCluster, tmp_path: Path
-) -> None:
+async def test_end_of_pod_that_is_deleted_meanwhile_is_still_observed(cluster: LocalCluster, tmp_path: Path) -> None:
     cluster.add({"kind": KIND, "metadata": {"name": "j", "namespace": "default"}, "spec": {}})
     asked = job(LAST_WORDS, nodes=2, env=[{"name": "OUT", "value": str(tmp_path)}])
     asked["spec"]["template"]["metadata"]["labels"] = {LABEL_JOB_NAME: "j"}

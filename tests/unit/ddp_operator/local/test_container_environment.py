@@ -43,12 +43,12 @@ def test_references_are_expanded_as_kubernetes_does(text: str, expanded: str) ->
     assert expand(text, {"A": "1", "B": "2"}) == expanded
 
 
-def test_a_value_sees_only_the_variables_before_it() -> None:
+def test_value_sees_only_variables_before_it() -> None:
     env = [{"name": "A", "value": "1"}, {"name": "B", "value": "$(A)$(C)"}, {"name": "C", "value": "3"}]
     assert build(env=env) == {"A": "1", "B": "1$(C)", "C": "3"}
 
 
-def test_fields_of_the_pod_are_read() -> None:
+def test_fields_of_pod_are_read() -> None:
     paths = {
         "N": "metadata.name",
         "L": "metadata.labels['a/b']",
@@ -59,7 +59,7 @@ def test_fields_of_the_pod_are_read() -> None:
     assert build(env=env) == {"N": "p", "L": "label", "A": "note", "H": "127.0.0.1"}
 
 
-def test_an_unknown_field_is_refused_by_name() -> None:
+def test_unknown_field_is_refused_by_name() -> None:
     with pytest.raises(MissingReference, match=r"variable X: unknown field spec\.nothing"):
         build(env=[{"name": "X", "valueFrom": {"fieldRef": {"fieldPath": "spec.nothing"}}}])
 
@@ -87,22 +87,22 @@ def test_env_from_takes_all_valid_names_and_env_overrides_it() -> None:
         {"env": [{"name": "X", "valueFrom": {"secretKeyRef": {"name": "missing", "key": "k"}}}]},
     ],
 )
-def test_a_missing_secret_is_refused_with_the_remedy(container: dict[str, Any]) -> None:
+def test_missing_secret_is_refused_with_remedy(container: dict[str, Any]) -> None:
     with pytest.raises(MissingReference, match='Secret "missing" is not in the file; add it as another document'):
         build(**container)
 
 
-def test_a_missing_key_is_refused_unless_it_is_optional() -> None:
+def test_missing_key_is_refused_unless_it_is_optional() -> None:
     reference = {"name": "settings", "key": "nothing"}
     with pytest.raises(MissingReference, match='has no key "nothing"'):
         build(env=[{"name": "X", "valueFrom": {"configMapKeyRef": reference}}])
     assert build(env=[{"name": "X", "valueFrom": {"configMapKeyRef": {**reference, "optional": True}}}]) == {}
 
 
-def test_an_optional_reference_may_be_missing() -> None:
+def test_optional_reference_may_be_missing() -> None:
     assert build(envFrom=[{"configMapRef": {"name": "missing", "optional": True}}]) == {}
 
 
-def test_a_secret_that_is_not_base64_is_refused() -> None:
+def test_secret_that_is_not_base64_is_refused() -> None:
     with pytest.raises(MissingReference, match=r"data\.k is not valid base64"):
         read_data({"kind": "Secret", "metadata": {"name": "s"}, "data": {"k": "a"}})

@@ -38,24 +38,24 @@ def test_mount_paths_are_rewritten_only_where_they_stand_for_themselves(text: st
     assert rewrite_paths(text, places) == rewritten
 
 
-def test_a_claim_is_a_folder_that_all_pods_and_runs_share(tmp_path: Path) -> None:
+def test_claim_is_folder_that_all_pods_and_runs_share(tmp_path: Path) -> None:
     places = prepare(tmp_path, {"persistentVolumeClaim": {"claimName": "ckpt"}})
     assert rewrite_paths("/in/a", places) == str(tmp_path / "claims" / "ckpt" / "a")
     assert (tmp_path / "claims" / "ckpt").is_dir()
 
 
 @pytest.mark.parametrize("source", [{"emptyDir": {}}, {"emptyDir": {"medium": "Memory"}}, {}])
-def test_an_empty_dir_is_a_folder_of_the_pod(tmp_path: Path, source: dict[str, Any]) -> None:
+def test_empty_dir_is_folder_of_pod(tmp_path: Path, source: dict[str, Any]) -> None:
     places = prepare(tmp_path, source)
     assert rewrite_paths("/in", places) == str(tmp_path / "pod" / "v")
     assert (tmp_path / "pod" / "v").is_dir()
 
 
-def test_shared_memory_is_the_machines_own(tmp_path: Path) -> None:
+def test_shared_memory_is_machines_own(tmp_path: Path) -> None:
     assert prepare(tmp_path, {"emptyDir": {"medium": "Memory"}}, mountPath="/dev/shm") == {}
 
 
-def test_a_config_map_is_a_folder_of_files(tmp_path: Path) -> None:
+def test_config_map_is_folder_of_files(tmp_path: Path) -> None:
     folder = Path(rewrite_paths("/in", prepare(tmp_path, {"configMap": {"name": "c"}})))
     assert {path.name: path.read_text() for path in folder.iterdir()} == {"a.yaml": "A", "b.yaml": "B"}
 
@@ -66,12 +66,12 @@ def test_items_choose_and_rename_keys(tmp_path: Path) -> None:
     assert [path.relative_to(folder).as_posix() for path in folder.rglob("*.yaml")] == ["deep/x.yaml"]
 
 
-def test_a_sub_path_of_a_config_map_is_a_file(tmp_path: Path) -> None:
+def test_sub_path_of_config_map_is_file(tmp_path: Path) -> None:
     places = prepare(tmp_path, {"configMap": {"name": "c"}}, mountPath="/etc/a.yaml", subPath="a.yaml")
     assert Path(rewrite_paths("/etc/a.yaml", places)).read_text() == "A"
 
 
-def test_a_host_path_is_itself_and_must_exist(tmp_path: Path) -> None:
+def test_host_path_is_itself_and_must_exist(tmp_path: Path) -> None:
     assert rewrite_paths("/in/x", prepare(tmp_path, {"hostPath": {"path": str(tmp_path)}})) == f"{tmp_path}/x"
     with pytest.raises(MissingReference, match="no such file or folder"):
         prepare(tmp_path, {"hostPath": {"path": str(tmp_path / "none")}})
@@ -79,20 +79,20 @@ def test_a_host_path_is_itself_and_must_exist(tmp_path: Path) -> None:
     assert (tmp_path / "none").is_dir()
 
 
-def test_a_missing_secret_is_refused_and_an_optional_one_leaves_no_folder(tmp_path: Path) -> None:
+def test_missing_secret_is_refused_and_optional_one_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(MissingReference, match='Secret "s" is not in the file'):
         prepare(tmp_path, {"secret": {"secretName": "s"}})
     assert prepare(tmp_path, {"secret": {"secretName": "s", "optional": True}}) == {}
 
 
 @pytest.mark.parametrize("part", ["../x", "/x", ".."])
-def test_a_path_cannot_leave_its_volume(tmp_path: Path, part: str) -> None:
+def test_path_cannot_leave_its_volume(tmp_path: Path, part: str) -> None:
     with pytest.raises(MissingReference, match="leaves its volume"):
         prepare(tmp_path, {"emptyDir": {}}, subPath=part)
     with pytest.raises(MissingReference, match="leaves its volume"):
         prepare(tmp_path, {"persistentVolumeClaim": {"claimName": part}})
 
 
-def test_a_mount_without_a_volume_is_refused(tmp_path: Path) -> None:
+def test_mount_without_volume_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MissingReference, match='volume "w" does not exist'):
         prepare(tmp_path, {"emptyDir": {}}, name="w")

@@ -77,7 +77,7 @@ def status_of(folder: RunFolder) -> dict[str, Any]:
     return dict(yaml.safe_load(folder.status.read_text())["status"])
 
 
-def test_a_living_writers_record_is_left_alone_and_says_whose_it_is(writer: subprocess.Popen[str]) -> None:
+def test_living_writers_record_is_left_alone_and_says_whose_it_is(writer: subprocess.Popen[str]) -> None:
     folder = folder_of(writer, kill=False)
     before = folder.status.read_text()
     assert not close_record(folder)
@@ -88,7 +88,7 @@ def test_a_living_writers_record_is_left_alone_and_says_whose_it_is(writer: subp
 
 
 @pytest.mark.skipif(shutil.which("flock") is None, reason="the flock program is not installed")
-def test_record_names_a_command_that_checks_the_lock(writer: subprocess.Popen[str]) -> None:
+def test_record_names_command_that_checks_lock(writer: subprocess.Popen[str]) -> None:
     folder = folder_of(writer, kill=False)
     (line,) = (line for line in folder.status.read_text().splitlines() if "flock -n" in line)
     command = line.partition("By hand: ")[2]
@@ -98,7 +98,7 @@ def test_record_names_a_command_that_checks_the_lock(writer: subprocess.Popen[st
     assert subprocess.run(command, shell=True, cwd=folder.path, check=False).returncode == 0
 
 
-def test_a_killed_writers_record_is_closed_once_and_says_how_it_goes_on(writer: subprocess.Popen[str]) -> None:
+def test_killed_writers_record_is_closed_once_and_says_how_it_goes_on(writer: subprocess.Popen[str]) -> None:
     folder = folder_of(writer, kill=True)
     written = folder.status.stat().st_mtime_ns
     half = [folder.path / "status.yaml.tmp", folder.pages / "p.prom.tmp"]
@@ -120,7 +120,7 @@ def test_a_killed_writers_record_is_closed_once_and_says_how_it_goes_on(writer: 
     assert not any(path.exists() for path in half)
 
 
-def test_a_killed_run_lasted_until_it_last_wrote_something(writer: subprocess.Popen[str]) -> None:
+def test_killed_run_lasted_until_it_last_wrote_something(writer: subprocess.Popen[str]) -> None:
     folder = folder_of(writer, kill=True)
     began = datetime.fromisoformat(str(RUNNING["startTime"])).timestamp()
     page = folder.pages / "attempt-1-pod-0.prom"
@@ -132,7 +132,7 @@ def test_a_killed_run_lasted_until_it_last_wrote_something(writer: subprocess.Po
 
 
 @pytest.mark.parametrize("writer", [{"phase": "Succeeded"}, {"phase": "Failed"}, {"phase": "Rejected"}], indirect=True)
-def test_a_run_that_has_ended_keeps_its_end(writer: subprocess.Popen[str]) -> None:
+def test_run_that_has_ended_keeps_its_end(writer: subprocess.Popen[str]) -> None:
     folder = folder_of(writer, kill=True)
     before = folder.status.read_text()
     assert not close_record(folder)
@@ -147,7 +147,7 @@ def test_of_another_hosts_run_nothing_is_written(writer: subprocess.Popen[str]) 
     assert folder.status.read_text() == elsewhere
 
 
-def test_two_that_close_it_at_once_write_the_same(writer: subprocess.Popen[str]) -> None:
+def test_two_that_close_it_at_once_write_same(writer: subprocess.Popen[str]) -> None:
     folder = folder_of(writer, kill=True)
     open_record = folder.status.read_bytes(), folder.status.stat()
     assert close_record(folder)
@@ -167,7 +167,7 @@ def test_what_is_no_record_is_left_alone(writer: subprocess.Popen[str], text: st
     assert folder.status.read_text() == text
 
 
-def test_who_asks_for_the_report_of_a_killed_run_closes_its_record(writer: subprocess.Popen[str]) -> None:
+def test_who_asks_for_report_of_killed_run_closes_its_record(writer: subprocess.Popen[str]) -> None:
     folder = folder_of(writer, kill=True)
     assert main(["report", str(folder.path)]) == 0
     assert status_of(folder)["phase"] == "Failed"
@@ -186,6 +186,6 @@ def test_who_asks_for_the_report_of_a_killed_run_closes_its_record(writer: subpr
         (None, "`ddp run` was killed while the job was Running. spec.checkpoint is not set"),
     ],
 )
-def test_interruption_names_the_signal_that_stopped_the_run(number: int | None, words: str) -> None:
+def test_interruption_names_signal_that_stopped_run(number: int | None, words: str) -> None:
     status = Status(phase="Running")
     assert explain_interruption({"spec": {}}, status, "ddp run job.yaml", number=number).startswith(words)

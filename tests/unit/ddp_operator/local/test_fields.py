@@ -31,20 +31,20 @@ OF_THE_JOB = {("spec.", name) for name in ("scheduling", "networkPolicy", "netwo
 
 
 @pytest.mark.parametrize(("prefix", "name", "support", "note"), [row for row in ROWS if row[0] != "metadata."])
-def test_the_documentation_says_what_becomes_of_a_field(prefix: str, name: str, support: str, note: str) -> None:
+def test_documentation_says_what_becomes_of_field(prefix: str, name: str, support: str, note: str) -> None:
     if (prefix, name) in OF_THE_JOB:
         return
     assert find_refusal(prefix, name) == {"honoured": None, "warned about": "", "refused": note}[support]
 
 
-def test_the_documentation_names_every_field_once() -> None:
+def test_documentation_names_every_field_once() -> None:
     documented = [prefix + name for prefix, name, _, _ in ROWS]
     assert sorted(documented) == sorted(set(documented))
     honoured = {prefix + name for prefix, names in HONOURED.items() for name in names.split()}
     assert honoured | {*REFUSED} <= {*documented}
 
 
-def test_an_unknown_kind_of_volume_is_refused() -> None:
+def test_unknown_kind_of_volume_is_refused() -> None:
     assert check(volumes=[{"name": "v", "fromTheFuture": {"a": 1}}]) == {"spec.volumes[0].fromTheFuture": "refused"}
 
 
@@ -71,7 +71,7 @@ def test_what_has_no_meaning_here_is_warned_about(container: dict[str, Any], pat
     assert check(container) == {path: "warned about"}
 
 
-def test_gpus_alone_are_no_reason_for_a_warning() -> None:
+def test_gpus_alone_are_no_reason_for_warning() -> None:
     assert check({"resources": {"limits": {"nvidia.com/gpu": "2"}}}) == {}
 
 
@@ -79,7 +79,7 @@ def test_empty_values_say_nothing() -> None:
     assert check(tolerations=[], nodeSelector={}, affinity=None) == {}
 
 
-def test_a_sidecar_and_init_containers_are_warned_about() -> None:
+def test_sidecar_and_init_containers_are_warned_about() -> None:
     found = check(others=[{"name": "helper", "image": "y"}], initContainers=[{"name": "i"}])
     assert found == {"spec.containers[1]": "warned about", "spec.initContainers": "warned about"}
 
@@ -101,7 +101,7 @@ def test_resource_field_references_are_refused() -> None:
     assert check({"env": env}) == {"spec.containers[0].env[0].valueFrom.resourceFieldRef": "refused"}
 
 
-def test_a_field_that_nobody_knows_is_warned_about() -> None:
+def test_field_that_nobody_knows_is_warned_about() -> None:
     assert check(fromTheFuture=True) == {"spec.fromTheFuture": "warned about"}
 
 

@@ -51,7 +51,7 @@ def test_run_folder_and_files_with_secrets_are_readable_by_owner_only(tmp_path: 
     )
 
 
-def test_the_status_file_is_yaml_for_people_and_replaced_in_one_piece(folder: RunFolder) -> None:
+def test_status_file_is_yaml_for_people_and_replaced_in_one_piece(folder: RunFolder) -> None:
     for phase in ("Running", "Failed"):
         folder.write_status({"kind": "K", "metadata": {}, "status": {"phase": phase, "traceback": "a\nb\n"}})
     text = folder.status.read_text()
@@ -85,7 +85,7 @@ def writer(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_a_folder_is_in_use_until_its_writer_is_gone_however_that_ends(writer: subprocess.Popen[str]) -> None:
+def test_folder_is_in_use_until_its_writer_is_gone_however_that_ends(writer: subprocess.Popen[str]) -> None:
     assert writer.stdout is not None
     folder = RunFolder(Path(writer.stdout.readline().strip()))
     assert folder.in_use
@@ -95,9 +95,7 @@ def test_a_folder_is_in_use_until_its_writer_is_gone_however_that_ends(writer: s
     assert not folder.in_use
 
 
-def test_what_a_killed_run_left_half_written_goes_with_the_next_one(
-    tmp_path: Path, writer: subprocess.Popen[str]
-) -> None:
+def test_what_killed_run_left_half_written_goes_with_next_one(tmp_path: Path, writer: subprocess.Popen[str]) -> None:
     assert writer.stdout is not None
     folder = RunFolder(Path(writer.stdout.readline().strip()))
     runtime = folder.path / "pods" / "p" / "runtime" / "errors"
@@ -119,7 +117,7 @@ def test_what_a_killed_run_left_half_written_goes_with_the_next_one(
     assert all(path.exists() for path in users)
 
 
-def test_a_folder_without_a_manifest_is_nobodys(tmp_path: Path) -> None:
+def test_folder_without_manifest_is_nobodys(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert not RunFolder(tmp_path).in_use
     assert not RunFolder(tmp_path / "file").in_use
@@ -152,7 +150,7 @@ def test_metrics_rows_leave_empty_what_is_not_known(folder: RunFolder) -> None:
         (Rates(steps=4.0, samples=256.0), ("samples_per_second", "samples/s")),
     ],
 )
-def test_the_throughput_of_a_run_is_in_steps_where_no_samples_are_reported(
+def test_throughput_of_run_is_in_steps_where_no_samples_are_reported(
     folder: RunFolder, rates: Rates, chosen: tuple[str, str]
 ) -> None:
     folder.write_row(NOW, 1, Page({"ddp_step": 1.0}))
@@ -207,7 +205,7 @@ def recorder(cluster: ServingCluster, folder: RunFolder) -> Recorder:
     return Recorder(cluster, folder, lambda: NOW)  # type: ignore[arg-type]
 
 
-async def test_a_sample_keeps_the_page_and_adds_a_row_only_when_something_is_new(folder: RunFolder) -> None:
+async def test_sample_keeps_page_and_adds_row_only_when_something_is_new(folder: RunFolder) -> None:
     cluster = ServingCluster()
     watching = recorder(cluster, folder)
     cluster.pages = {"p0": 'ddp_step{rank="0"} 3\nddp_loss{rank="0"} 0.5\n', "p1": "# nothing\n"}
@@ -224,7 +222,7 @@ async def test_a_sample_keeps_the_page_and_adds_a_row_only_when_something_is_new
     assert (folder.pages / "attempt-2-pod-1.prom").read_text() == "# nothing\n"
 
 
-async def test_the_page_with_the_ranks_figures_stays_when_they_have_ended(folder: RunFolder) -> None:
+async def test_page_with_ranks_figures_stays_when_they_have_ended(folder: RunFolder) -> None:
     cluster = ServingCluster()
     watching = recorder(cluster, folder)
     pages = ["# no rank yet\n", 'ddp_step{rank="0"} 3\n', 'ddp_step{rank="0"} 4\n', "# all gone\n"]
@@ -235,7 +233,7 @@ async def test_the_page_with_the_ranks_figures_stays_when_they_have_ended(folder
     assert kept == [*pages[:3], pages[2]]
 
 
-async def test_rows_have_the_throughput_of_a_script_that_reports_only_counters(folder: RunFolder) -> None:
+async def test_rows_have_throughput_of_script_that_reports_only_counters(folder: RunFolder) -> None:
     cluster = ServingCluster()
     moments = iter(range(100))
     watching = Recorder(cluster, folder, lambda: NOW + timedelta(seconds=next(moments)))  # type: ignore[arg-type]
@@ -253,7 +251,7 @@ async def test_rows_have_the_throughput_of_a_script_that_reports_only_counters(f
     assert read_rows(folder.metrics)[-1]["steps_per_second"] == pytest.approx(4 / 2.375)
 
 
-async def test_before_the_first_step_and_without_a_page_there_is_no_row(folder: RunFolder) -> None:
+async def test_before_first_step_and_without_page_there_is_no_row(folder: RunFolder) -> None:
     cluster = ServingCluster()
     cluster.pages = {"p0": 'ddp_launcher_phase{phase="Starting"} 1\n', "p1": None}
     await recorder(cluster, folder).sample(everyone=True)
@@ -261,13 +259,13 @@ async def test_before_the_first_step_and_without_a_page_there_is_no_row(folder: 
 
 
 @pytest.mark.parametrize("message", ["", "no json", "[]", '{"progress": 3}', '{"progress": {"ddp_step": "x"}}'])
-def test_a_last_message_that_says_nothing_adds_nothing(folder: RunFolder, message: str) -> None:
+def test_last_message_that_says_nothing_adds_nothing(folder: RunFolder, message: str) -> None:
     cluster = ServingCluster()
     recorder(cluster, folder).record_end(end(cluster, "p0", message))
     assert not folder.metrics.exists()
 
 
-def test_the_last_values_come_from_pod_0s_termination_message(folder: RunFolder) -> None:
+def test_last_values_come_from_pod_0s_termination_message(folder: RunFolder) -> None:
     cluster = ServingCluster()
     seen = recorder(cluster, folder)
     seen.record_end(end(cluster, "p0", json.dumps({"progress": {"ddp_step": 9, "ddp_loss": 0.1}})))
@@ -285,7 +283,7 @@ def end(cluster: ServingCluster, name: str, message: str) -> Any:
 # --- tail -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_bar_that_redraws_itself_is_a_line_now_and_then(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bar_that_redraws_itself_is_line_now_and_then(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[str] = []
     tail = Tail(lambda: find_logs(folder.logs), lambda file, line: heard.append(line))
     (folder.logs / "attempt-1-pod-0.log").write_text("  0%|   |\r 10%|#  |")
@@ -296,7 +294,7 @@ def test_a_bar_that_redraws_itself_is_a_line_now_and_then(folder: RunFolder, mon
     assert heard == ["  0%|   |\r 10%|#  |"]
 
 
-def test_the_tail_hands_on_complete_lines_of_every_attempt_and_pod(folder: RunFolder) -> None:
+def test_tail_hands_on_complete_lines_of_every_attempt_and_pod(folder: RunFolder) -> None:
     heard: list[tuple[int, int, str]] = []
     tail = Tail(lambda: find_logs(folder.logs), lambda file, line: heard.append((file.attempt, file.node, line)))
     tail.read()

@@ -76,14 +76,14 @@ def conditions(owner: dict[str, Any]) -> list[tuple[str, str, str]]:
     return [(c["type"], c["status"], c["reason"]) for c in owner["status"].get("conditions", [])]
 
 
-def test_a_new_job_gets_one_pod_for_each_index_and_a_start_time() -> None:
+def test_new_job_gets_one_pod_for_each_index_and_start_time() -> None:
     decision = decide_job(job(3), [], NOW)
     assert decision.create == (0, 1, 2)
     assert decision.status["active"] == 3
     assert decision.status["startTime"] == STAMP
 
 
-def test_a_pod_carries_its_index_as_label_annotation_hostname_and_environment() -> None:
+def test_pod_carries_its_index_as_label_annotation_hostname_and_environment() -> None:
     made = build_pod(job(), 1, suffix="zzzzz")
     assert made["metadata"]["name"] == "j-1-zzzzz"
     assert made["spec"]["hostname"] == "j-1"
@@ -95,7 +95,7 @@ def test_a_pod_carries_its_index_as_label_annotation_hostname_and_environment() 
     assert names == ["JOB_COMPLETION_INDEX"]
 
 
-def test_building_a_pod_leaves_the_job_as_it_was() -> None:
+def test_building_pod_leaves_job_as_it_was() -> None:
     owner = job()
     before = deepcopy(owner)
     build_pod(owner, 0, suffix="zzzzz")
@@ -110,7 +110,7 @@ def test_running_pods_are_active_and_ready_and_nothing_is_to_do() -> None:
     assert not decide_job(owner, pods, NOW).changes(owner)
 
 
-def test_success_of_every_index_completes_the_job_in_two_passes() -> None:
+def test_success_of_every_index_completes_job_in_two_passes() -> None:
     owner = job()
     decisions = settle(owner, [pod(owner, 0, "Succeeded"), pod(owner, 1, "Succeeded")])
     assert owner["status"]["completedIndexes"] == "0,1"
@@ -128,7 +128,7 @@ def test_one_success_is_remembered_after_its_pod_is_gone() -> None:
     assert decide_job(owner, pods[1:], NOW).create == ()
 
 
-def test_an_exit_code_under_fail_job_deletes_the_others_and_fails_the_job_once_they_are_gone() -> None:
+def test_exit_code_under_fail_job_deletes_others_and_fails_job_once_they_are_gone() -> None:
     owner = job()
     failed = pod(owner, 1, "Failed", code=82)
     survivor = pod(owner, 0)
@@ -149,14 +149,14 @@ def test_an_exit_code_under_fail_job_deletes_the_others_and_fails_the_job_once_t
 
 
 @pytest.mark.parametrize("code", [85, 137])
-def test_any_other_exit_code_counts_and_the_pod_is_replaced_under_its_index(code: int) -> None:
+def test_any_other_exit_code_counts_and_pod_is_replaced_under_its_index(code: int) -> None:
     owner = job()
     decision = decide_job(owner, [pod(owner, 0), pod(owner, 1, "Failed", code=code)], NOW)
     assert decision.create == (1,)
     assert decision.status["failed"] == 1
 
 
-def test_a_failure_is_counted_once() -> None:
+def test_failure_is_counted_once() -> None:
     owner = job()
     pods = [pod(owner, 0), pod(owner, 1, "Failed", code=137)]
     settle(owner, pods)
@@ -164,7 +164,7 @@ def test_a_failure_is_counted_once() -> None:
     assert owner["status"]["failed"] == 1
 
 
-def test_a_disrupted_pod_is_replaced_and_not_counted_even_with_a_fatal_exit_code() -> None:
+def test_disrupted_pod_is_replaced_and_not_counted_even_with_fatal_exit_code() -> None:
     owner = job()
     disrupted = [{"type": "DisruptionTarget", "status": "True"}]
     gone = pod(owner, 1, "Failed", code=82, conditions=disrupted)
@@ -172,14 +172,14 @@ def test_a_disrupted_pod_is_replaced_and_not_counted_even_with_a_fatal_exit_code
     assert (decision.create, decision.status["failed"]) == ((1,), 0)
 
 
-def test_a_rule_for_another_container_does_not_match() -> None:
+def test_rule_for_another_container_does_not_match() -> None:
     owner = job()
     failed = pod(owner, 1, "Failed", code=82)
     failed["status"]["containerStatuses"][0]["name"] = "sidecar"
     assert decide_job(owner, [pod(owner, 0), failed], NOW).create == (1,)
 
 
-def test_not_in_matches_codes_outside_the_list_but_never_zero() -> None:
+def test_not_in_matches_codes_outside_list_but_never_zero() -> None:
     rule = {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [85]}}
     owner = job(podFailurePolicy={"rules": [rule]})
     assert decide_job(owner, [pod(owner, 0), pod(owner, 1, "Failed", code=0)], NOW).create == (1,)
@@ -188,7 +188,7 @@ def test_not_in_matches_codes_outside_the_list_but_never_zero() -> None:
     assert has_condition({"status": failed.status}, "FailureTarget")
 
 
-def test_a_terminating_pod_is_replaced_only_once_it_has_ended() -> None:
+def test_terminating_pod_is_replaced_only_once_it_has_ended() -> None:
     owner = job()
     leaving = pod(owner, 1, deleting=True)
     decision = decide_job(owner, [pod(owner, 0), leaving], NOW)
@@ -198,7 +198,7 @@ def test_a_terminating_pod_is_replaced_only_once_it_has_ended() -> None:
     assert (decision.create, decision.release) == ((1,), (leaving["metadata"]["name"],))
 
 
-def test_more_failures_than_the_back_off_limit_fail_the_job() -> None:
+def test_more_failures_than_back_off_limit_fail_job() -> None:
     owner = job(backoffLimit=0)
     decision = decide_job(owner, [pod(owner, 0), pod(owner, 1, "Failed", code=137)], NOW)
     owner["status"] = decision.status
@@ -210,7 +210,7 @@ def test_more_failures_than_the_back_off_limit_fail_the_job() -> None:
     [("2026-11-20T12:00:00Z", 10.0, ()), ("2026-11-20T11:59:50Z", None, (1,)), ("2026-11-20T13:00:00Z", None, (1,))],
     ids=["just now", "long enough ago", "in the future: the clock was set back"],
 )
-def test_a_failed_pod_is_replaced_after_the_back_off(finished: str, waits: float | None, create: tuple[int]) -> None:
+def test_failed_pod_is_replaced_after_back_off(finished: str, waits: float | None, create: tuple[int]) -> None:
     owner = job()
     failed = pod(owner, 1, "Failed", code=137, counted=True)
     failed["status"]["containerStatuses"][0]["state"]["terminated"]["finishedAt"] = finished
@@ -218,7 +218,7 @@ def test_a_failed_pod_is_replaced_after_the_back_off(finished: str, waits: float
     assert (decision.retry_after, decision.create) == (waits, create)
 
 
-def test_while_it_backs_off_a_failure_is_not_counted_and_its_pod_is_not_let_go() -> None:
+def test_while_it_backs_off_failure_is_not_counted_and_its_pod_is_not_let_go() -> None:
     owner = job() | {"status": {"active": 2, "ready": 2}}
     failed = pod(owner, 1, "Failed", code=137)
     failed["status"]["containerStatuses"][0]["state"]["terminated"]["finishedAt"] = STAMP
@@ -226,7 +226,7 @@ def test_while_it_backs_off_a_failure_is_not_counted_and_its_pod_is_not_let_go()
     assert (decision.status, decision.release) == (owner["status"], ())
 
 
-def test_a_success_ends_the_back_off() -> None:
+def test_success_ends_back_off() -> None:
     owner = job()
     failed = pod(owner, 1, "Failed", code=137)
     succeeded = pod(owner, 0, "Succeeded")
@@ -240,14 +240,14 @@ def test_a_success_ends_the_back_off() -> None:
     assert decide_job(owner, [failed, succeeded], NOW, backoff=10).create == (1,)
 
 
-def test_a_job_created_suspended_has_no_pods_and_no_start_time() -> None:
+def test_job_created_suspended_has_no_pods_and_no_start_time() -> None:
     owner = job(suspend=True)
     assert settle(owner, [])[0].create == ()
     assert conditions(owner) == [("Suspended", "True", "JobSuspended")]
     assert "startTime" not in owner["status"]
 
 
-def test_suspending_deletes_active_pods_and_resuming_makes_them_anew_with_a_new_start_time() -> None:
+def test_suspending_deletes_active_pods_and_resuming_makes_them_anew_with_new_start_time() -> None:
     owner = job(suspend=True)
     owner["status"] = {"startTime": "2026-11-20T11:00:00Z"}
     pods = [pod(owner, 0), pod(owner, 1)]
@@ -260,7 +260,7 @@ def test_suspending_deletes_active_pods_and_resuming_makes_them_anew_with_a_new_
     assert owner["status"]["startTime"] == STAMP
 
 
-def test_shrinking_deletes_the_pods_beyond_the_new_size() -> None:
+def test_shrinking_deletes_pods_beyond_new_size() -> None:
     owner = job(2)
     pods = [pod(owner, index) for index in range(4)]
     decision = decide_job(owner, pods, NOW)
@@ -268,13 +268,13 @@ def test_shrinking_deletes_the_pods_beyond_the_new_size() -> None:
     assert decision.create == ()
 
 
-def test_lower_parallelism_deletes_the_least_advanced_pod() -> None:
+def test_lower_parallelism_deletes_least_advanced_pod() -> None:
     owner = job(3, parallelism=2)
     pods = [pod(owner, 0), pod(owner, 1, "Pending"), pod(owner, 2)]
     assert decide_job(owner, pods, NOW).delete == ("j-1-abcde",)
 
 
-def test_growing_creates_the_missing_indexes() -> None:
+def test_growing_creates_missing_indexes() -> None:
     owner = job(4)
     assert decide_job(owner, [pod(owner, 0), pod(owner, 2)], NOW).create == (1, 3)
 
@@ -293,13 +293,13 @@ def test_pods_of_another_job_are_not_seen() -> None:
 
 
 @pytest.mark.parametrize("kind", ["Complete", "Failed"])
-def test_a_finished_job_never_makes_a_pod(kind: str) -> None:
+def test_finished_job_never_makes_pod(kind: str) -> None:
     owner = job()
     owner["status"] = {"conditions": [{"type": kind, "status": "True"}]}
     assert not decide_job(owner, [], NOW).changes(owner)
 
 
-def test_a_job_being_deleted_only_lets_its_pods_go() -> None:
+def test_job_being_deleted_only_lets_its_pods_go() -> None:
     owner = job()
     owner["metadata"]["deletionTimestamp"] = STAMP
     decision = decide_job(owner, [pod(owner, 0)], NOW)

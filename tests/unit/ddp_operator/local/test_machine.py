@@ -34,7 +34,7 @@ def test_variables_of_libraries_are_told_and_no_secrets(tmp_path: Path) -> None:
     assert "s3cret" not in str(facts)
 
 
-def test_the_commit_says_whether_files_differ_from_it(tmp_path: Path) -> None:
+def test_commit_says_whether_files_differ_from_it(tmp_path: Path) -> None:
     assert describe_commit(tmp_path / "none") == ""
     git(tmp_path, "init")
     file = tmp_path / "train.py"
@@ -46,7 +46,7 @@ def test_the_commit_says_whether_files_differ_from_it(tmp_path: Path) -> None:
     assert describe_commit(tmp_path).endswith(" Train longer (with uncommitted changes)")
 
 
-def test_machine_are_kept_in_the_folder_and_a_damaged_file_is_none(tmp_path: Path) -> None:
+def test_machine_are_kept_in_folder_and_damaged_file_is_none(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "x", NOW)
     assert folder.facts == {}
     folder.write_facts({"commit": "größer"})

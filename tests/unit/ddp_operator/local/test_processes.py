@@ -61,17 +61,17 @@ async def appears(path: Path) -> None:
         ("import os; os.kill(os.getpid(), 15)", 143),
     ],
 )
-async def test_the_exit_code_is_a_containers(begin: Begin, code: str, exit_code: int) -> None:
+async def test_exit_code_is_containers(begin: Begin, code: str, exit_code: int) -> None:
     assert await begin(code).wait() == exit_code
 
 
-async def test_output_is_appended_to_the_log(begin: Begin, tmp_path: Path) -> None:
+async def test_output_is_appended_to_log(begin: Begin, tmp_path: Path) -> None:
     (tmp_path / "log").write_text("before\n")
     await begin("import sys; print('out'); sys.stdout.flush(); print('err', file=sys.stderr)").wait()
     assert (tmp_path / "log").read_text() == "before\nout\nerr\n"
 
 
-async def test_terminate_reaches_the_process(begin: Begin, tmp_path: Path) -> None:
+async def test_terminate_reaches_process(begin: Begin, tmp_path: Path) -> None:
     code = f"""
 import pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(85))
@@ -86,13 +86,13 @@ time.sleep(600)
     process.kill()
 
 
-async def test_a_process_leads_a_session_of_its_own(begin: Begin, tmp_path: Path) -> None:
+async def test_process_leads_session_of_its_own(begin: Begin, tmp_path: Path) -> None:
     """Ctrl-C in the terminal must reach `ddp run` alone."""
     await begin("import os; print(os.getsid(0) == os.getpid())").wait()
     assert (tmp_path / "log").read_text() == "True\n"
 
 
-async def test_what_a_process_started_ends_with_it(begin: Begin, mark: str, tmp_path: Path) -> None:
+async def test_what_process_started_ends_with_it(begin: Begin, mark: str, tmp_path: Path) -> None:
     """Also what has left its session and its group, as torchrun's workers do."""
     code = f"""
 import pathlib, subprocess, sys
@@ -121,7 +121,7 @@ time.sleep(600)
     assert find_marked(mark) == []
 
 
-async def test_the_end_is_told_when_the_kernel_has_ended_all_of_it(
+async def test_end_is_told_when_kernel_has_ended_all_of_it(
     begin: Begin, mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that was killed is there until it gets the CPU to end, which takes seconds on a busy machine."""
@@ -144,12 +144,12 @@ pathlib.Path({str(tmp_path)!r}, "ready").touch()
     assert find_marked(mark) == []
 
 
-def test_a_program_that_is_not_there_is_an_error_at_the_start(begin: Begin) -> None:
+def test_program_that_is_not_there_is_error_at_start(begin: Begin) -> None:
     with pytest.raises(FileNotFoundError):
         begin("", program="/nowhere/program")
 
 
-def test_a_folder_that_is_not_there_is_an_error_at_the_start(begin: Begin) -> None:
+def test_folder_that_is_not_there_is_error_at_start(begin: Begin) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         begin("", folder="/nowhere")
     assert caught.value.filename == "/nowhere"

@@ -44,7 +44,7 @@ def runs() -> list[str]:
 class TestClaim:
     CHECKPOINT = {"path": "/ckpt", "claimName": "weights"}
 
-    def test_one_run_at_a_time_writes_to_it(self, tmp_path: Path) -> None:
+    def test_one_run_at_time_writes_to_it(self, tmp_path: Path) -> None:
         first = ClaimLock(tmp_path, "weights")
         first.sign("process 7")
         with pytest.raises(ClaimInUse, match="process 7"):
@@ -53,7 +53,7 @@ class TestClaim:
         first.release()
         ClaimLock(tmp_path, "weights").release()
 
-    def test_trackers_know_what_a_job_has_saved_in_it_as_one_run(self, tmp_path: Path) -> None:
+    def test_trackers_know_what_job_has_saved_in_it_as_one_run(self, tmp_path: Path) -> None:
         claim = ClaimLock(tmp_path, "weights")
         empty = claim.tracking_run("digits")
         first = claim.tracking_run("digits")  # the run before it has saved nothing
@@ -63,7 +63,7 @@ class TestClaim:
         assert claim.tracking_run("other") not in (first, empty)
         assert re.fullmatch(r"digits-[0-9a-f]{8}", first)
 
-    def test_second_run_is_refused_with_what_uses_it_and_the_remedy(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_second_run_is_refused_with_what_uses_it_and_remedy(self, capsys: pytest.CaptureFixture[str]) -> None:
         lock = ClaimLock(Path("ddp-runs/claims"), "weights")
         lock.sign("process 7 (run folder ddp-runs/train-1)")
         assert ddp_run(checkpoint=self.CHECKPOINT) == ExitCode.BAD_INPUT
@@ -74,12 +74,12 @@ class TestClaim:
         lock.release()
         assert ddp_run(checkpoint=self.CHECKPOINT) == ExitCode.OK
 
-    def test_a_run_that_shares_it_is_not(self) -> None:
+    def test_run_that_shares_it_is_not(self) -> None:
         lock = ClaimLock(Path("ddp-runs/claims"), "weights")
         assert ddp_run(checkpoint=self.CHECKPOINT | {"shared": True}) == ExitCode.OK
         lock.release()
 
-    def test_a_run_that_goes_on_keeps_it_and_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_run_that_goes_on_keeps_it_and_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async def run(self: Run) -> RunOutcome:
             with pytest.raises(ClaimInUse, match=rf"process {os.getpid()} \(run folder ddp-runs/train-"):
                 ClaimLock(Path("ddp-runs/claims"), "weights")
@@ -89,13 +89,13 @@ class TestClaim:
         assert ddp_run(checkpoint=self.CHECKPOINT) == 128 + 15
 
 
-def test_output_of_a_rank_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_of_rank_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert ddp_run("--nodes", "2", "--logs", "1") == ExitCode.OK
     assert ddp_run("--nodes", "2", "--logs", "2") == ExitCode.BAD_INPUT
     assert "--logs: rank 2 does not exist; the last is 1" in capsys.readouterr().err
 
 
-def test_a_closed_standard_output_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_standard_output_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)  # ddp run job.yaml >&-
     assert ddp_run() == ExitCode.OK
     sys.stdout.close()
@@ -103,7 +103,7 @@ def test_a_closed_standard_output_is_no_error(monkeypatch: pytest.MonkeyPatch) -
 
 class TestFullDisk:
     @pytest.mark.parametrize("call", ["mkdir", "write_text"])
-    def test_is_named_with_the_folder_and_the_remedy(
+    def test_is_named_with_folder_and_remedy(
         self, call: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         original = getattr(Path, call)
@@ -131,6 +131,6 @@ class TestMetricsPort:
         assert f"--metrics-port: pod 0 cannot listen on port {taken} (Address already in use)" in words
         assert runs() == []
 
-    def test_ports_beyond_the_last_are_refused(self) -> None:
+    def test_ports_beyond_last_are_refused(self) -> None:
         with pytest.raises(adapt.Unsuitable, match="ports up to 65536"):
             adapt.check_ports(65535, 2)

@@ -25,23 +25,23 @@ LOADING = running("Rendezvoused", "False", "WaitingForWorkers", "2/2 pods runnin
     ("phase", "what"),
     [("", "importing torch"), ("Starting", "importing torch"), ("WaitingForMaster", "waiting for all pods")],
 )
-def test_line_names_the_loading_step_before_workers_start(phase: str, what: str) -> None:
+def test_line_names_loading_step_before_workers_start(phase: str, what: str) -> None:
     assert describe_wait(LOADING, Page(launcher_phase=phase), 4, spoken=False) == f"starting 4 processes: {what} …"
 
 
-def test_once_workers_run_it_waits_for_the_scripts_first_output() -> None:
+def test_once_workers_run_it_waits_for_scripts_first_output() -> None:
     joined = running("Rendezvoused", "True", "AllRanksJoined")
     assert describe_wait(joined, Page(), 1, spoken=False) == "1 process started; no output of the script yet"
     assert describe_wait(joined, Page(), 1, spoken=True) == ""
 
 
-def test_what_the_cluster_or_a_restart_waits_for_comes_first() -> None:
+def test_what_cluster_or_restart_waits_for_comes_first() -> None:
     unplaced = running("Scheduled", "False", "Unschedulable", "1 Insufficient nvidia.com/gpu\nmore")
     assert describe_wait(unplaced, Page(), 1, spoken=True) == "1 Insufficient nvidia.com/gpu"
     assert "workers have not started" in describe_wait(LOADING, Page(in_place_restarts=1), 1, spoken=True)
 
 
-def test_a_job_is_silent_half_a_minute_after_its_first_line_or_two_after_its_start() -> None:
+def test_job_is_silent_half_minute_after_its_first_line_or_two_after_its_start() -> None:
     joined = running("Rendezvoused", "True", "AllRanksJoined")
     for spoken, seconds in ((NOW + timedelta(seconds=50), 80), (None, 120)):
         assert not is_silent(joined, spoken, NOW + timedelta(seconds=seconds - 1))
@@ -62,7 +62,7 @@ def test_a_job_is_silent_half_a_minute_after_its_first_line_or_two_after_its_sta
         ("[launcher] preflight: dns 0.0 ms", 1, None, "[rank 2] [launcher] preflight: dns 0.0 ms"),
     ],
 )
-def test_a_line_is_shown_as_it_is_for_one_rank_and_with_its_writer_for_all(
+def test_line_is_shown_as_it_is_for_one_rank_and_with_its_writer_for_all(
     line: str, procs: int, one: str | None, everyone: str
 ) -> None:
     file = LogFile(1, 2, Path("attempt-1-pod-2.log"))

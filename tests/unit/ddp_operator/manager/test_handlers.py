@@ -24,7 +24,7 @@ def test_kopf_never_posts_peers_or_scans(configured: kopf.OperatorSettings) -> N
     assert configured.scanning.disabled
 
 
-def test_kopf_does_not_give_up_on_an_api_server_that_is_away(configured: kopf.OperatorSettings) -> None:
+def test_kopf_does_not_give_up_on_api_server_that_is_away(configured: kopf.OperatorSettings) -> None:
     delays = list(itertools.islice(configured.networking.error_backoffs, 1000))  # type: ignore[arg-type]
     assert len(delays) == 1000
     assert max(delays) <= 10
@@ -39,7 +39,7 @@ def test_only_raw_events_are_handled_so_that_no_object_is_ever_marked() -> None:
     assert [handler for handler in marking if handler.fn.__module__ == handlers.__name__] == []
 
 
-async def test_tasks_that_kopf_leaves_behind_do_not_delay_the_end() -> None:
+async def test_tasks_that_kopf_leaves_behind_do_not_delay_end() -> None:
     left = asyncio.create_task(asyncio.sleep(3600), name="pause-waiter for pods.v1")
     other = asyncio.create_task(asyncio.sleep(3600), name="somebody else's")
     await handlers.stop(memo=kopf.Memo())
@@ -52,7 +52,7 @@ async def test_tasks_that_kopf_leaves_behind_do_not_delay_the_end() -> None:
     ("namespaces", "clusterwide", "words"),
     [(("a", "b"), True, "-n a -n b"), ((), False, "DDP_OPERATOR_NAMESPACES")],
 )
-def test_flags_of_kopf_that_contradict_the_settings_are_refused(
+def test_flags_of_kopf_that_contradict_settings_are_refused(
     namespaces: tuple[str, ...], clusterwide: bool, words: str
 ) -> None:
     with pytest.raises(SettingsError, match=words):

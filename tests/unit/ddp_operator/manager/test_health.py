@@ -53,7 +53,7 @@ def is_closed(connection: socket.socket) -> bool:
         return False
 
 
-async def test_more_silent_connections_than_allowed_close_the_oldest_and_probes_get_through(
+async def test_more_silent_connections_than_allowed_close_oldest_and_probes_get_through(
     server: HealthServer,
 ) -> None:
     with contextlib.ExitStack() as stack:
@@ -82,7 +82,7 @@ async def test_connection_ends_after_its_lifetime_while_bytes_still_arrive(
         await asyncio.to_thread(send_slowly)
 
 
-async def test_metrics_page_is_generated_once_for_a_burst_of_requests(
+async def test_metrics_page_is_generated_once_for_burst_of_requests(
     server: HealthServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "_PAGE_SECONDS", 600.0)

@@ -136,7 +136,7 @@ class TestObservedLease:
         ("holder", "age", "free"),
         [("", 0, True), ("me", 0, True), ("other", 0, False), ("other", 14.9, False), ("other", 15, True)],
     )
-    def test_lease_is_free_without_a_holder_or_without_renewal(self, holder: str, age: float, free: bool) -> None:
+    def test_lease_is_free_without_holder_or_without_renewal(self, holder: str, age: float, free: bool) -> None:
         assert may_take(LeaseObservation("1", holder, 15.0, 100.0), "me", 100.0 + age) is free
 
     def test_emptied_lease_has_no_holder(self) -> None:
@@ -145,7 +145,7 @@ class TestObservedLease:
 
 
 class TestAcquire:
-    async def test_first_candidate_creates_the_lease_and_leads(self, place: LeaseServer) -> None:
+    async def test_first_candidate_creates_lease_and_leads(self, place: LeaseServer) -> None:
         first = Candidate(place, "a").run()
         await settle()
         assert (first.leader.leads, place.holder) == (True, "a")
@@ -153,7 +153,7 @@ class TestAcquire:
         assert place.lease["spec"]["leaseDurationSeconds"] == DURATION
         await first.end()
 
-    async def test_second_candidate_stands_by_as_long_as_the_first_renews(self, place: LeaseServer) -> None:
+    async def test_second_candidate_stands_by_as_long_as_first_renews(self, place: LeaseServer) -> None:
         first = Candidate(place, "a").run()
         await settle()
         second = Candidate(place, "b").run()
@@ -163,7 +163,7 @@ class TestAcquire:
         await first.end()
         await second.end()
 
-    async def test_a_standby_names_the_lease_and_how_to_serve_other_namespaces(
+    async def test_standby_names_lease_and_how_to_serve_other_namespaces(
         self, place: LeaseServer, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level(logging.INFO)
@@ -178,7 +178,7 @@ class TestAcquire:
         await first.end()
         await second.end()
 
-    async def test_released_lease_is_taken_at_the_next_check(self, place: LeaseServer) -> None:
+    async def test_released_lease_is_taken_at_next_check(self, place: LeaseServer) -> None:
         first = Candidate(place, "a").run()
         await settle()
         second = Candidate(place, "b").run()
@@ -208,7 +208,7 @@ class TestAcquire:
         assert again.leader.leads
         await again.end()
 
-    async def test_one_of_two_candidates_wins_a_free_lease(self, place: LeaseServer) -> None:
+    async def test_one_of_two_candidates_wins_free_lease(self, place: LeaseServer) -> None:
         place.put({"metadata": {}, "spec": {"holderIdentity": ""}})
         both = [Candidate(place, "a").run(), Candidate(place, "b").run()]
         await settle()
@@ -216,7 +216,7 @@ class TestAcquire:
         for candidate in both:
             await candidate.end()
 
-    async def test_an_api_server_that_is_away_is_waited_for(self, place: LeaseServer) -> None:
+    async def test_api_server_that_is_away_is_waited_for(self, place: LeaseServer) -> None:
         place.away = True
         first = Candidate(place, "a").run()
         await place.advance(60)
@@ -249,14 +249,14 @@ class TestAcquire:
 
 
 class TestFence:
-    async def test_remaining_time_counts_from_before_the_renewing_call(self, place: LeaseServer) -> None:
+    async def test_remaining_time_counts_from_before_renewing_call(self, place: LeaseServer) -> None:
         place.slow = 1.5  # GET, then POST: the second one counts
         first = Candidate(place, "a")
         await first.leader.acquire()
         assert first.leader.remaining() == DURATION - 1.5
         await first.end()
 
-    async def test_no_write_begins_in_the_last_third(self, place: LeaseServer) -> None:
+    async def test_no_write_begins_in_last_third(self, place: LeaseServer) -> None:
         first = Candidate(place, "a")
         await first.leader.acquire()
         place.now += DURATION * FENCE_SHARE - 0.01
@@ -265,10 +265,10 @@ class TestFence:
         assert first.leader.remaining() == 0
         await first.end()
 
-    async def test_before_the_lease_is_held_nothing_may_be_written(self, place: LeaseServer) -> None:
+    async def test_before_lease_is_held_nothing_may_be_written(self, place: LeaseServer) -> None:
         assert Candidate(place, "a").leader.remaining() == 0
 
-    async def test_fence_closes_before_a_successor_can_begin(self, place: LeaseServer) -> None:
+    async def test_fence_closes_before_successor_can_begin(self, place: LeaseServer) -> None:
         """The leader is frozen, in the worst place: right after a renewal that the other one has seen."""
         first = Candidate(place, "a").run()
         await settle()
@@ -294,7 +294,7 @@ class TestKeep:
         assert first.lost == 0
         await first.end()
 
-    async def test_another_holder_ends_the_leader_at_once_without_a_write(self, place: LeaseServer) -> None:
+    async def test_another_holder_ends_leader_at_once_without_write(self, place: LeaseServer) -> None:
         first = Candidate(place, "a").run()
         await settle()
         place.put({"metadata": {}, "spec": {"holderIdentity": "b", "leaseDurationSeconds": DURATION}})
@@ -303,7 +303,7 @@ class TestKeep:
         await first.end()
         assert place.writes[-1] == "b"
 
-    async def test_deleted_lease_ends_the_leader(self, place: LeaseServer) -> None:
+    async def test_deleted_lease_ends_leader(self, place: LeaseServer) -> None:
         first = Candidate(place, "a").run()
         await settle()
         place.lease = None
@@ -320,7 +320,7 @@ class TestKeep:
         assert (first.lost, first.leader.leads) == (0, True)
         await first.end()
 
-    async def test_leader_continues_after_an_outage_if_nobody_else_has_led(self, place: LeaseServer) -> None:
+    async def test_leader_continues_after_outage_if_nobody_else_has_led(self, place: LeaseServer) -> None:
         first = Candidate(place, "a").run()
         await settle()
         place.away = True

@@ -55,7 +55,7 @@ class TestTransitions:
         new = change(RUNNING, attempt=2, last_failure=OOM)
         assert marks(RUNNING, new) == (Failed("OOM"), Restarted("group", "OOM"))
 
-    def test_a_new_attempt_of_another_size_has_no_failure(self) -> None:
+    def test_new_attempt_of_another_size_has_no_failure(self) -> None:
         old = change(RUNNING, last_failure=OOM)
         assert marks(old, change(old, attempt=2)) == (Restarted("group", "None"),)
 
@@ -65,7 +65,7 @@ class TestTransitions:
         old = change(RUNNING, restarts=Restarts(in_place=2))
         assert marks(old, change(RUNNING, attempt=2)) == (Restarted("group", "None"),)
 
-    def test_a_pod_is_replaced_once(self) -> None:
+    def test_pod_is_replaced_once(self) -> None:
         new = change(RUNNING, restarts=Restarts(replaced=1))
         assert marks(RUNNING, new) == (Restarted("pod", "Unknown"),)
         assert marks(new, change(new, phase="Running")) == ()
@@ -76,7 +76,7 @@ class TestTransitions:
         assert marks(new, change(new, phase="Failed")) == ()
         assert marks(RUNNING, change(RUNNING, conditions=(condition(c.SUCCEEDED),))) == (Ended("Succeeded"),)
 
-    def test_stages_of_the_first_attempt(self) -> None:
+    def test_stages_of_first_attempt(self) -> None:
         joined = change(RUNNING, conditions=(condition(c.RENDEZVOUSED),))
         assert marks(RUNNING, joined) == (Reached("rendezvous", 7.0),)
         trains = change(joined, progress=Progress(step=1))
@@ -85,11 +85,11 @@ class TestTransitions:
         second = change(joined, attempt=2)
         assert marks(change(RUNNING, attempt=2), second) == ()
 
-    def test_joining_again_after_a_restart_is_not_timed(self) -> None:
+    def test_joining_again_after_restart_is_not_timed(self) -> None:
         old = change(RUNNING, progress=Progress(step=5))
         assert marks(old, change(old, conditions=(condition(c.RENDEZVOUSED),))) == ()
 
-    def test_a_category_of_another_version_adds_no_label(self) -> None:
+    def test_category_of_another_version_adds_no_label(self) -> None:
         new = change(RUNNING, last_failure=LastFailure(attempt=1, category="Gremlins"))
         assert marks(RUNNING, new) == (Failed("Unknown"),)
 
@@ -114,14 +114,14 @@ class TestFleet:
         assert self.value("ddp_operator_jobs", bodies, namespace="a", phase="Failed") is None
 
     @pytest.mark.parametrize("phase", [None, "Frobnicating"])
-    def test_a_phase_that_is_not_known_is_pending(self, phase: str | None) -> None:
+    def test_phase_that_is_not_known_is_pending(self, phase: str | None) -> None:
         assert self.value("ddp_operator_jobs", [resource("a", phase)], namespace="a", phase="Pending") == 1
 
     def test_resource_of_another_version_is_counted_too(self) -> None:
         body = b'{"metadata":{"namespace":"a"},"status":{"phase":7}}'
         assert self.value("ddp_operator_jobs", [body], namespace="", phase="Pending") == 1
 
-    def test_waiting_jobs_have_a_known_reason_or_other(self) -> None:
+    def test_waiting_jobs_have_known_reason_or_other(self) -> None:
         bodies = [
             resource("a", "Pending", (c.SCHEDULED, "False", c.UNSCHEDULABLE)),
             resource("a", "Pending", (c.SCHEDULED, "False", "SomethingNew")),
@@ -136,7 +136,7 @@ class TestFleet:
         ("phase", "accepted", "count"),
         [("Restarting", "False", 1), ("Pending", "Unknown", 1), ("Running", "True", None), ("Rejected", "False", None)],
     )
-    def test_a_job_that_is_refused_once_it_has_begun_waits_too(self, phase: str, accepted: str, count: int) -> None:
+    def test_job_that_is_refused_once_it_has_begun_waits_too(self, phase: str, accepted: str, count: int) -> None:
         bodies = [resource("a", phase, (c.ACCEPTED, accepted, c.FORBIDDEN))]
         assert self.value("ddp_operator_waiting_jobs", bodies, namespace="a", reason="NotAccepted") == count
 
@@ -192,12 +192,12 @@ class TestMetrics:
     @pytest.mark.parametrize(
         ("error", "cause"), [(VersionConflict(), "Conflict"), (ClusterError(), "Cluster"), (KeyError(), "Bug")]
     )
-    def test_errors_have_a_cause(self, error: Exception, cause: str) -> None:
+    def test_errors_have_cause(self, error: Exception, cause: str) -> None:
         metrics = OperatorMetrics(lambda: 0.0)
         metrics.on_reconcile(0.1, error)
         assert metrics.registry.get_sample_value("ddp_operator_reconcile_errors_total", {"cause": cause}) == 1
 
-    def test_the_number_of_series_does_not_depend_on_the_number_of_jobs(self) -> None:
+    def test_number_of_series_does_not_depend_on_number_of_jobs(self) -> None:
         def count(jobs: int) -> int:
             bodies = [resource("a", PHASES[number % len(PHASES)]) for number in range(jobs)]
             registry = OperatorMetrics(lambda: 0.0, lambda: bodies).registry
@@ -206,7 +206,7 @@ class TestMetrics:
         assert count(700) == count(7)
 
 
-def test_the_page_names_every_series() -> None:
+def test_page_names_every_series() -> None:
     page = write_page()
     for family in OperatorMetrics(lambda: 0.0).registry.collect():
         assert family.name in page or family.name.startswith("process_")

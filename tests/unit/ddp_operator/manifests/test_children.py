@@ -89,7 +89,7 @@ class TestFailedNodes:
     def test_are_avoided_by_name(self) -> None:
         assert self.terms() == [{"matchFields": self.AWAY}]
 
-    def test_are_avoided_in_every_alternative_that_the_user_gives(self) -> None:
+    def test_are_avoided_in_every_alternative_that_user_gives(self) -> None:
         zones = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]} for zone in "ab"]
         wanted = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": zones}}}
         affinity = {**wanted, "podAffinity": {"x": 1}}
@@ -98,13 +98,13 @@ class TestFailedNodes:
         assert found == [{**zone, "matchFields": self.AWAY} for zone in zones]
         assert affinity == before, "the user's own is not touched"
 
-    def test_are_none_of_a_job_that_does_not_want_it(self) -> None:
+    def test_are_none_of_job_that_does_not_want_it(self) -> None:
         assert "affinity" not in pod_of(status=self.STATUS, recovery={"avoidFailedNodes": False})
         assert "affinity" not in pod_of()
 
 
 class TestAll:
-    def test_come_in_the_order_in_which_pods_need_them(self) -> None:
+    def test_come_in_order_in_which_pods_need_them(self) -> None:
         made = build_children(job(), attempt=1, nodes=1)
         assert [child["kind"] for child in made] == ["Service", "ConfigMap", "ConfigMap", "Job"]
 
@@ -116,7 +116,7 @@ class TestAll:
         [owner] = launcher["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["name"]) == ("ConfigMap", users["metadata"]["name"])
 
-    def test_carry_the_label_by_which_they_are_found(self) -> None:
+    def test_carry_label_by_which_they_are_found(self) -> None:
         made = children()
         assert made.pop("ConfigMap")["metadata"]["labels"] == child_names.child_labels(""), "of no single job"
         for child in made.values():
@@ -126,7 +126,7 @@ class TestAll:
         with pytest.raises(InvalidManifest):
             children(template={"spec": {}})
 
-    def test_building_leaves_the_resource_as_it_is(self) -> None:
+    def test_building_leaves_resource_as_it_is(self) -> None:
         made = template(trainer(env=[{"name": "A", "value": "1"}]), metadata={"labels": {"a": "b"}})
         typed = job(template=made)
         before = copy.deepcopy(typed.spec.template)
@@ -140,7 +140,7 @@ class TestService:
         spec = children()["Service"]["spec"]
         assert (spec["clusterIP"], spec["publishNotReadyAddresses"]) == ("None", True)
 
-    def test_selects_the_pods_of_every_attempt(self) -> None:
+    def test_selects_pods_of_every_attempt(self) -> None:
         selector = children()["Service"]["spec"]["selector"].items()
         for attempt in (1, 7):
             labels = children(attempt)["Job"]["spec"]["template"]["metadata"]["labels"]
@@ -148,13 +148,13 @@ class TestService:
 
 
 class TestLauncher:
-    def test_is_in_an_immutable_config_map_named_by_its_hash(self) -> None:
+    def test_is_in_immutable_config_map_named_by_its_hash(self) -> None:
         config_map = children()["ConfigMap"]
         assert config_map["immutable"] is True
         assert config_map["metadata"]["name"] == f"ddp-launcher-{load_launcher().digest[:12]}"
         assert config_map["data"] == load_launcher().files
 
-    def test_its_modules_are_those_of_the_repository_line_by_line(self) -> None:
+    def test_its_modules_are_those_of_repository_line_by_line(self) -> None:
         root = Path(bootstrap.__file__).parent.parent
         files = [*(root / "contract").rglob("[!_]*.py"), *(root / "launcher").rglob("[!_]*.py")]
         sources = {".".join(file.relative_to(root).parts): file.read_text(encoding="utf-8") for file in files}
@@ -166,22 +166,22 @@ class TestLauncher:
             assert list_statements(text) == list_statements(sources[name]), name
             assert ast.get_docstring(ast.parse(text)) == ast.get_docstring(ast.parse(sources[name]))
 
-    def test_is_small_enough_for_a_config_map(self) -> None:
+    def test_is_small_enough_for_config_map(self) -> None:
         assert len(json.dumps(children()["ConfigMap"])) < 0.5 * 2**20
 
-    def test_every_other_body_goes_to_the_kernel_in_one_piece(self) -> None:
+    def test_every_other_body_goes_to_kernel_in_one_piece(self) -> None:
         bodies = [len(json.dumps(child)) for kind, child in children().items() if kind != "ConfigMap"]
         assert max(bodies) < 0.5 * SEND_BUFFER
 
-    def test_a_docstring_leaves_empty_lines(self) -> None:
+    def test_docstring_leaves_empty_lines(self) -> None:
         source = 'class A(Exception):\n    """One."""\n\n\ndef f():\n    """Two\n    lines."""\n    return 1\n'
         assert pack_source(source) == "class A(Exception):\n ...\n\n\ndef f():\n\n\n return 1\n"
 
-    def test_text_below_an_assignment_leaves_empty_lines_and_that_of_the_module_stays(self) -> None:
+    def test_text_below_assignment_leaves_empty_lines_and_that_of_module_stays(self) -> None:
         source = '"""All."""\nA = 1\n"""One."""\n\n\nclass B:\n    c = 1\n    """Two\n    lines."""\n'
         assert pack_source(source) == '"""All."""\nA = 1\n\n\n\nclass B:\n c = 1\n\n\n'
 
-    def test_a_comment_leaves_its_line_and_a_string_stays(self) -> None:
+    def test_comment_leaves_its_line_and_string_stays(self) -> None:
         source = 'A = """\n# none\n"""  # zero\n# one\nB = "#"  # here\n'
         assert pack_source(source) == 'A = """\n# none\n"""\n\nB = "#"\n'
 
@@ -196,7 +196,7 @@ class TestLauncher:
         )
         assert pack_source(source) == 'A = 1\n\n\nclass B:\n ä: str = "x"\n\n def f(self, ö = 2, *c):\n  d = 3\n'
 
-    def test_is_what_the_pod_mounts_and_runs(self) -> None:
+    def test_is_what_pod_mounts_and_runs(self) -> None:
         made = children()
         pod = made["Job"]["spec"]["template"]["spec"]
         [volume] = [v for v in pod["volumes"] if v["name"] == constants.LAUNCHER_VOLUME]
@@ -224,13 +224,13 @@ class TestJob:
         assert [ignore["action"], fail["action"]] == ["Ignore", "FailJob"]
 
     @pytest.mark.parametrize("suspend", [False, True])
-    def test_says_what_the_operator_wrote_into_suspend(self, suspend: bool) -> None:
+    def test_says_what_operator_wrote_into_suspend(self, suspend: bool) -> None:
         """A suspended resource gets its Job when it is resumed, so that one who suspends a Job is somebody else."""
         made = children(suspend=suspend)["Job"]
         assert made["spec"]["suspend"] is False
         assert made["metadata"]["annotations"]["ddp-operator.dev/suspend"] == "false"
 
-    def test_takes_the_annotations_of_its_queue_and_no_others(self) -> None:
+    def test_takes_annotations_of_its_queue_and_no_others(self) -> None:
         given = {
             "kueue.x-k8s.io/elastic-job": "true",
             "provreq.kueue.x-k8s.io/ValidUntilSeconds": "9",
@@ -248,19 +248,19 @@ class TestJob:
         made = children(annotations=few, elastic={"minNodes": 1, "maxNodes": 4})["Job"]["metadata"]["annotations"]
         assert made["kueue.x-k8s.io/job-completions-equal-parallelism"] == "true"
 
-    def test_topology_that_the_resource_asks_for_is_asked_for_at_the_pods(self) -> None:
+    def test_topology_that_resource_asks_for_is_asked_for_at_pods(self) -> None:
         given = {"kueue.x-k8s.io/podset-required-topology": "rack", "kueue.x-k8s.io/podset-slice-size": "2"}
         own = template(metadata={"annotations": {"kueue.x-k8s.io/podset-slice-size": "4"}})
         made = children(annotations=given, template=own)["Job"]["spec"]["template"]["metadata"]["annotations"]
         assert made["kueue.x-k8s.io/podset-required-topology"] == "rack"
         assert made["kueue.x-k8s.io/podset-slice-size"] == "4", "the template's own comes first"
 
-    def test_takes_the_labels_of_its_queue_and_no_others(self) -> None:
+    def test_takes_labels_of_its_queue_and_no_others(self) -> None:
         labels = children(labels={"kueue.x-k8s.io/queue-name": "q", "team": "a"})["Job"]["metadata"]["labels"]
         assert labels["kueue.x-k8s.io/queue-name"] == "q"
         assert "team" not in labels
 
-    def test_pod_zero_is_the_master_by_its_name(self) -> None:
+    def test_pod_zero_is_master_by_its_name(self) -> None:
         made = children(attempt=3)
         env = {e["name"]: e.get("value") for e in made["Job"]["spec"]["template"]["spec"]["containers"][0]["env"]}
         pod = build_pod(made["Job"] | {"metadata": made["Job"]["metadata"] | {"uid": "u"}}, 0, suffix="abcde")
@@ -281,7 +281,7 @@ class TestPod:
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert pod["containers"][0]["securityContext"] == {"allowPrivilegeEscalation": False}
 
-    def test_restricted_profile_adds_the_rest(self) -> None:
+    def test_restricted_profile_adds_rest(self) -> None:
         pod = pod_of(securityProfile="Restricted")
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
@@ -289,13 +289,13 @@ class TestPod:
     @pytest.mark.parametrize(
         "own", [{"privileged": True}, {"capabilities": {"add": ["SYS_ADMIN"]}}, {"allowPrivilegeEscalation": True}]
     )
-    def test_what_the_user_grants_is_not_contradicted(self, own: dict[str, Any]) -> None:
+    def test_what_user_grants_is_not_contradicted(self, own: dict[str, Any]) -> None:
         made = pod_of(securityProfile="Restricted", template=template(trainer(securityContext=own)))
         context = made["containers"][0]["securityContext"]
         assert own.items() <= context.items()
         assert context.get("allowPrivilegeEscalation") is not False
 
-    def test_values_of_the_template_win_over_defaults(self) -> None:
+    def test_values_of_template_win_over_defaults(self) -> None:
         pod = pod_of(
             template=template(
                 trainer(env=[{"name": "OMP_NUM_THREADS", "value": "3"}], resources={"limits": {"cpu": "8"}}),
@@ -310,7 +310,7 @@ class TestPod:
     @pytest.mark.parametrize(
         ("cpu", "processes", "threads"), [("8", 2, "4"), ("1", 4, "1"), ("3500m", 1, "3"), (None, 1, None)]
     )
-    def test_threads_are_the_cpus_of_a_process(self, cpu: str | None, processes: int, threads: str | None) -> None:
+    def test_threads_are_cpus_of_process(self, cpu: str | None, processes: int, threads: str | None) -> None:
         limits = {"limits": {"cpu": cpu}} if cpu else None
         env = env_of(procPerNode=processes, template=template(trainer(resources=limits)))
         assert env.get("OMP_NUM_THREADS") == threads
@@ -352,13 +352,13 @@ class TestPod:
         ],
         ids=["claim", "no claim", "no checkpoint", "own mount"],
     )
-    def test_checkpoints_have_a_place(self, spec: dict[str, Any], source: Any) -> None:
+    def test_checkpoints_have_place(self, spec: dict[str, Any], source: Any) -> None:
         volumes = {volume["name"]: volume for volume in pod_of(**spec)["volumes"]}
         found = volumes.get(constants.CHECKPOINT_VOLUME)
         assert (found and {k: v for k, v in found.items() if k != "name"}) == source
         assert env_of(**spec).get("DDP_CHECKPOINT_DIR") == spec.get("checkpoint", {}).get("path")
 
-    def test_checkpoints_in_a_store_have_a_disk_of_the_pod_and_their_credentials(self) -> None:
+    def test_checkpoints_in_store_have_disk_of_pod_and_their_credentials(self) -> None:
         store = {"path": "/c", "url": "s3://b/p", "secretRef": {"name": "access"}}
         pod = pod_of(checkpoint=store, template=template(trainer(envFrom=[{"configMapRef": {"name": "own"}}])))
         [container] = pod["containers"]
@@ -367,14 +367,14 @@ class TestPod:
         env = {item["name"]: item.get("value") for item in container["env"]}
         assert '"checkpoint":{"url":"s3://b/p","keep":3}' in env[constants.ENV_LAUNCHER_CONFIG]
 
-    def test_shared_memory_is_a_volume_unless_the_user_brings_one(self) -> None:
+    def test_shared_memory_is_volume_unless_user_brings_one(self) -> None:
         [own] = [v for v in pod_of(shm={"sizeLimit": "8Gi"})["volumes"] if v["name"] == constants.SHM_VOLUME]
         assert own["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
         mounts = [{"name": "mine", "mountPath": "/dev/shm"}]
         pod = pod_of(template=template(trainer(volumeMounts=mounts), volumes=[{"name": "mine"}]))
         assert [v["name"] for v in pod["volumes"]] == ["mine", constants.LAUNCHER_VOLUME]
 
-    def test_environment_holds_every_name_of_the_pod_contract(self) -> None:
+    def test_environment_holds_every_name_of_pod_contract(self) -> None:
         of_local_pods = {constants.ENV_LOCAL_POD, constants.ENV_PORT_FILE, constants.ENV_LIFELINE_FD}
         of_workers = {constants.ENV_RUNTIME_DIR, constants.ENV_AGENT_PID}
         ours = {value for name, value in vars(constants).items() if name.startswith("ENV_")}
@@ -386,7 +386,7 @@ class TestPod:
         assert wanted <= set(env)
         assert all(isinstance(value, str) for value in env.values())
 
-    def test_variables_of_the_user_may_refer_to_ours(self) -> None:
+    def test_variables_of_user_may_refer_to_ours(self) -> None:
         made = template(trainer(env=[{"name": "URL", "value": "tcp://$(MASTER_ADDR)"}]))
         order = [item["name"] for item in pod_of(template=made)["containers"][0]["env"]]
         assert order.index("MASTER_ADDR") < order.index("URL")
@@ -404,5 +404,5 @@ class TestNames:
             ("train", False),
         ],
     )
-    def test_jobs_of_a_resource_are_known_by_name(self, job_name: str, ours: bool) -> None:
+    def test_jobs_of_resource_are_known_by_name(self, job_name: str, ours: bool) -> None:
         assert child_names.is_job_name(job_name, "train") is ours

@@ -51,7 +51,7 @@ def training_pod(*inputs: Json, **spec: Any) -> Json:
 
 
 class TestFetchPod:
-    def test_is_one_of_the_job_without_its_gpus_peers_and_place(self) -> None:
+    def test_is_one_of_job_without_its_gpus_peers_and_place(self) -> None:
         template = fetch_job(CLAIM)["spec"]["template"]
         pod = template["spec"]
         [container] = pod["containers"]
@@ -87,12 +87,12 @@ class TestFetchPod:
         assert [one["secret"] for one in told] == ["", "DDP_INPUTS_1_"]
         assert env["DDP_INPUTS_1_TOKEN"] == "t"
 
-    def test_a_dollar_in_a_url_stays_one(self) -> None:
+    def test_dollar_in_url_stays_one(self) -> None:
         [container] = fetch_job(CLAIM | {"url": "https://host/$(HOME)/$$x"})["spec"]["template"]["spec"]["containers"]
         env = build_environment({"metadata": {}}, container, lambda kind, name: None)
         assert json.loads(env[constants.ENV_INPUTS])[0]["url"] == "https://host/$(HOME)/$$x"
 
-    def test_of_a_node_cache_there_is_one_on_each_node_that_may_train(self) -> None:
+    def test_of_node_cache_there_is_one_on_each_node_that_may_train(self) -> None:
         made = fetch_job(CACHED, nodes=3, spares=1)["spec"]
         pod = made["template"]["spec"]
         assert made["completions"] == made["parallelism"] == 4
@@ -103,7 +103,7 @@ class TestFetchPod:
 
 
 class TestTrainingPod:
-    def test_mounts_each_folder_read_only_from_one_volume_a_claim(self) -> None:
+    def test_mounts_each_folder_read_only_from_one_volume_claim(self) -> None:
         pod = training_pod(CLAIM, CLAIM | {"url": "s3://bucket/other", "mountPath": "/other"})
         volumes = [v for v in pod["volumes"] if v["name"].startswith(constants.INPUTS_VOLUME)]
         assert [v["persistentVolumeClaim"] for v in volumes] == [{"claimName": "data"}]
@@ -113,7 +113,7 @@ class TestTrainingPod:
         assert mounts["/data"]["subPath"] != mounts["/other"]["subPath"]
         assert "initContainers" not in pod
 
-    def test_has_the_folder_to_which_the_other_pod_has_fetched(self) -> None:
+    def test_has_folder_to_which_other_pod_has_fetched(self) -> None:
         for one in (CLAIM, CACHED):
             [container] = fetch_job(one)["spec"]["template"]["spec"]["containers"]
             told = json.loads(next(v["value"] for v in container["env"] if v["name"] == constants.ENV_INPUTS))[0]
@@ -123,7 +123,7 @@ class TestTrainingPod:
             [whole] = [m for m in container["volumeMounts"] if m["mountPath"] == told["root"]]
             assert whole["name"] == mount["name"]
 
-    def test_looks_first_whether_the_cache_of_its_node_has_it(self) -> None:
+    def test_looks_first_whether_cache_of_its_node_has_it(self) -> None:
         pod = training_pod(CLAIM, CACHED, template=GPU_POD)
         check, first = pod["initContainers"]
         assert first["name"] == "first"

@@ -35,14 +35,14 @@ def refusal(**spec: Any) -> str:
 
 
 class TestDefault:
-    def test_a_job_without_scheduling_gets_no_scheduling_fields(self) -> None:
+    def test_job_without_scheduling_gets_no_scheduling_fields(self) -> None:
         assert set(children()) == {"Service", "ConfigMap", "Job"}
         ours = {"schedulerName", "priorityClassName", "affinity", "topologySpreadConstraints"}
         assert pod_of()["spec"].keys() & ours == set()
 
 
 class TestGang:
-    def test_volcano_has_a_group_of_all_pods_before_the_job(self) -> None:
+    def test_volcano_has_group_of_all_pods_before_job(self) -> None:
         made = build_children(job(scheduling={"gang": "Volcano", "queue": "train"}), attempt=3, nodes=5)
         assert [child["kind"] for child in made[-2:]] == ["PodGroup", "Job"]
         group = made[-2]
@@ -72,7 +72,7 @@ class TestGang:
             {"scheduling": {"gang": "Volcano"}, "template": template(schedulerName="mine")},
         ],
     )
-    def test_a_scheduler_that_is_named_is_used(self, spec: dict[str, Any]) -> None:
+    def test_scheduler_that_is_named_is_used(self, spec: dict[str, Any]) -> None:
         assert pod_of(**spec)["spec"]["schedulerName"] == "mine"
 
     def test_what_is_created_for_it_is_what_its_role_allows(self) -> None:
@@ -83,7 +83,7 @@ class TestGang:
 
 
 class TestPlacement:
-    def test_pack_prefers_the_nodes_of_the_same_attempt(self) -> None:
+    def test_pack_prefers_nodes_of_same_attempt(self) -> None:
         own = {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": ["mine"]}, "nodeAffinity": {"a": 1}}
         pod = pod_of(2, scheduling={"placement": "Pack"}, template=template(affinity=own))["spec"]
         mine, ours = pod["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
@@ -91,13 +91,13 @@ class TestPlacement:
         assert ours["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
         assert ours["podAffinityTerm"]["labelSelector"]["matchLabels"] == child_names.child_labels("train", 2)
 
-    def test_spread_is_a_wish_and_no_condition(self) -> None:
+    def test_spread_is_wish_and_no_condition(self) -> None:
         asked = {"placement": "Spread", "topologyKey": "topology.kubernetes.io/zone"}
         (found,) = pod_of(scheduling=asked)["spec"]["topologySpreadConstraints"]
         assert (found["topologyKey"], found["whenUnsatisfiable"]) == ("topology.kubernetes.io/zone", "ScheduleAnyway")
         assert found["labelSelector"]["matchLabels"].items() <= pod_of()["metadata"]["labels"].items()
 
-    def test_the_users_template_is_left_as_it_is(self) -> None:
+    def test_users_template_is_left_as_it_is(self) -> None:
         mine = template(affinity={"podAffinity": {}}, topologySpreadConstraints=[])
         before = repr(mine)
         for placement in ("Pack", "Spread"):
@@ -106,7 +106,7 @@ class TestPlacement:
 
 
 class TestRefusals:
-    def test_a_value_in_two_places(self) -> None:
+    def test_value_in_two_places(self) -> None:
         words = refusal(scheduling={"schedulerName": "a"}, template=template(schedulerName="b"))
         assert words.startswith("spec.scheduling.schedulerName:")
         assert "spec.template.spec.schedulerName; remove one of the two" in words
@@ -131,20 +131,20 @@ class TestRefusals:
             words = refusal(annotations=few, nodes=4, elastic=elastic)
             assert "must be at least spec.elastic.minNodes (2)" in words
 
-    def test_a_policy_that_would_hold_nobody(self) -> None:
+    def test_policy_that_would_hold_nobody(self) -> None:
         assert "hostNetwork" in refusal(networkPolicy={"enabled": True}, template=template(hostNetwork=True))
 
-    def test_a_reader_that_is_nobody(self) -> None:
+    def test_reader_that_is_nobody(self) -> None:
         words = refusal(networkPolicy={"enabled": True, "metricsFrom": [{"podSelector": {}}, {}]})
         assert words.startswith("spec.networkPolicy.metricsFrom[1]: Invalid value: must have namespaceSelector,")
 
     @pytest.mark.parametrize("peer", [{"namespace": "monitoring"}, {"podSelector": {}, "ports": []}])
-    def test_an_unknown_field_of_a_metrics_reader_is_refused(self, peer: dict[str, Any]) -> None:
+    def test_unknown_field_of_metrics_reader_is_refused(self, peer: dict[str, Any]) -> None:
         words = refusal(networkPolicy={"enabled": True, "metricsFrom": [{"podSelector": {}}, peer]})
         assert words.startswith('unknown field "spec.networkPolicy.metricsFrom[1].')
 
     @pytest.mark.parametrize("cidr", ["10.0.0.0/33", "10.0.0.1/8", "example.com", ""])
-    def test_an_invalid_cidr_is_refused(self, cidr: str) -> None:
+    def test_invalid_cidr_is_refused(self, cidr: str) -> None:
         words = refusal(networkPolicy={"enabled": True, "egressCidrs": ["10.0.0.0/8", cidr]})
         assert words.startswith("spec.networkPolicy.egressCidrs[1]:")
         assert "write it such as 10.0.0.0/8" in words
@@ -154,7 +154,7 @@ class TestNetworkPolicy:
     def policy(self, **more: Any) -> Any:
         return children(networkPolicy={"enabled": True, **more})["NetworkPolicy"]
 
-    def test_holds_the_pods_of_every_attempt_and_no_others(self) -> None:
+    def test_holds_pods_of_every_attempt_and_no_others(self) -> None:
         selector = self.policy()["spec"]["podSelector"]["matchLabels"]
         for attempt in (1, 2):
             assert selector.items() <= pod_of(attempt)["metadata"]["labels"].items()
@@ -172,7 +172,7 @@ class TestNetworkPolicy:
         assert peers == {"from": own}
         assert metrics["ports"] == [{"port": 9400, "protocol": "TCP"}]
 
-    def test_metrics_are_read_by_the_operator_and_by_prometheus_unless_told_otherwise(self) -> None:
+    def test_metrics_are_read_by_operator_and_by_prometheus_unless_told_otherwise(self) -> None:
         def readers(**more: Any) -> list[Any]:
             return list(self.policy(**more)["spec"]["ingress"][1]["from"])
 
@@ -187,7 +187,7 @@ class TestNetworkPolicy:
         egress = self.policy(egressCidrs=["10.0.0.0/8", "2001:db8::/32"])["spec"]["egress"]
         assert egress[-1] == {"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}, {"ipBlock": {"cidr": "2001:db8::/32"}}]}
 
-    def test_is_there_before_the_pods(self) -> None:
+    def test_is_there_before_pods(self) -> None:
         kinds = [child["kind"] for child in build_children(job(networkPolicy={"enabled": True}), attempt=1, nodes=1)]
         assert kinds.index("NetworkPolicy") < kinds.index("Job")
 
@@ -196,11 +196,11 @@ class TestKueue:
     """Kueue changes suspend, parallelism and node selectors of what it has queued, and nobody else does."""
 
     @pytest.mark.parametrize("is_so", [True, False])
-    def test_a_suspension_takes_the_job_out_of_the_queue(self, is_so: bool) -> None:
+    def test_suspension_takes_job_out_of_queue(self, is_so: bool) -> None:
         actions = run(jobs=[child_job(suspend=is_so, queue="q")], suspend=True, labels=QUEUED).actions
         assert actions == (DeleteJob("train-1", "job-1"),)
 
-    def test_what_it_reads_can_be_changed_while_the_job_waits(self) -> None:
+    def test_what_it_reads_can_be_changed_while_job_waits(self) -> None:
         other = {"kueue.x-k8s.io/queue-name": "other", "kueue.x-k8s.io/priority-class": "high", "team": "a"}
         waiting = child_job(suspend=True, written=False, queue="q")
         (action,) = run(jobs=[waiting], labels=other, annotations={"kueue.x-k8s.io/elastic-job": "true"}).actions
@@ -212,6 +212,6 @@ class TestKueue:
         admitted = child_job(queue="q", written=False, suspend=False)
         assert run(jobs=[admitted], labels=other).actions == (), "Kueue refuses it"
 
-    def test_a_suspended_job_is_not_queued(self) -> None:
+    def test_suspended_job_is_not_queued(self) -> None:
         assert run(jobs=(), suspend=True, labels=QUEUED).actions == ()
         assert run(jobs=(), suspend=False, labels=QUEUED).actions != ()

@@ -33,7 +33,7 @@ class TestNestedLauncher:
             )
             assert "spec.procPerNode" in said
 
-    def test_may_have_a_lone_pod_to_itself_or_be_meant(self) -> None:
+    def test_may_have_lone_pod_to_itself_or_be_meant(self) -> None:
         for spec in ({}, {"nodes": 2, "processGroupPolicy": "Ignore"}):
             assert resolve_template(job(template=self.MADE, **spec)).command.program
 
@@ -46,7 +46,7 @@ class TestLogPatterns:
         )
 
     @pytest.mark.parametrize("flag", ["--tee=3", "-r3"])
-    def test_torchrun_flag_that_takes_the_output_away_is_refused(self, flag: str) -> None:
+    def test_torchrun_flag_that_takes_output_away_is_refused(self, flag: str) -> None:
         made = template(trainer(command=["torchrun", flag, "train.py"]))
         [said] = refusal(made, metrics={"logPatterns": ["(?P<step>.)"]})
         assert said.startswith("spec.metrics.logPatterns: has no effect, because torchrun's --")
@@ -63,9 +63,7 @@ class TestLogPatterns:
         ],
         ids=["beyond ASCII", "escaped", "by name", "classes", "length"],
     )
-    def test_costly_log_patterns_are_left_to_the_pod(
-        self, patterns: list[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_costly_log_patterns_are_left_to_pod(self, patterns: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         compiled: list[str] = []
         log_patterns._compile.cache_clear()
         monkeypatch.setattr(log_patterns, "compile_log_pattern", compiled.append)
@@ -99,7 +97,7 @@ class TestLogPatterns:
         assert found.get(0, "").startswith(problem)
         assert bool(found) == bool(problem)
 
-    def test_dollar_signs_reach_the_launcher(self) -> None:
+    def test_dollar_signs_reach_launcher(self) -> None:
         pattern = r"step (?P<step>\d+)$(?P<loss>)"
         *_, child = build_children(job(metrics={"logPatterns": [pattern]}), attempt=1, nodes=1)
         env = {item["name"]: item.get("value") for item in child["spec"]["template"]["spec"]["containers"][0]["env"]}
@@ -110,7 +108,7 @@ class TestTrainer:
     def test_only_container_needs_no_particular_name(self) -> None:
         assert resolve_template(job(template=template(trainer(name="main")))).trainer["name"] == "main"
 
-    def test_trainer_beside_another_container_is_refused_with_the_way_out(self) -> None:
+    def test_trainer_beside_another_container_is_refused_with_way_out(self) -> None:
         [said] = refusal(template(SIDECAR, trainer()))
         assert said == (
             'spec.template.spec.containers[0]: container "logs" would keep the job running after the trainer has '
@@ -121,7 +119,7 @@ class TestTrainer:
         made = template(trainer(), initContainers=[SIDECAR | {"restartPolicy": "Always"}])
         assert resolve_template(job(template=made)).trainer_index == 0
 
-    def test_two_containers_without_a_trainer(self) -> None:
+    def test_two_containers_without_trainer(self) -> None:
         [said] = refusal(template(SIDECAR, {"name": "b", "image": "x"}))
         assert said.startswith("spec.template.spec.containers: has 2 containers, but none is named trainer")
 
@@ -202,7 +200,7 @@ class TestReserved:
         )
 
     @pytest.mark.parametrize("name", ["NCCL_DEBUG", "OMP_NUM_THREADS", "PETS", "PYTHONUNBUFFERED"])
-    def test_variable_of_the_users_own(self, name: str) -> None:
+    def test_variable_of_users_own(self, name: str) -> None:
         assert resolve_template(job(template=template(trainer(env=[{"name": name, "value": "1"}]))))
 
     @pytest.mark.parametrize(
@@ -234,17 +232,17 @@ class TestReserved:
             ),
         ],
     )
-    def test_what_the_operator_owns(self, made: Any, words: str) -> None:
+    def test_what_operator_owns(self, made: Any, words: str) -> None:
         [said] = refusal(made)
         assert words in said
 
-    def test_mount_where_the_checkpoint_claim_goes(self) -> None:
+    def test_mount_where_checkpoint_claim_goes(self) -> None:
         made = template(trainer(volumeMounts=[{"name": "v", "mountPath": "/ckpt/"}]), volumes=[{"name": "v"}])
         [said] = refusal(made, checkpoint={"path": "/ckpt", "claimName": "c"})
         assert "spec.checkpoint.claimName is mounted there" in said
         assert resolve_template(job(template=made, checkpoint={"path": "/ckpt"}))
 
-    def test_own_ports_take_the_place_of_the_defaults(self) -> None:
+    def test_own_ports_take_place_of_defaults(self) -> None:
         made = template(trainer(ports=[{"containerPort": 29400}]))
         assert resolve_template(job(template=made, rendezvous={"port": 30000}))
 
@@ -254,7 +252,7 @@ class TestCommand:
         [said] = refusal(template(trainer(command=None)))
         assert said.startswith("spec.template.spec.containers[0].command: has neither command nor args")
 
-    def test_flag_that_the_operator_owns(self) -> None:
+    def test_flag_that_operator_owns(self) -> None:
         [said] = refusal(template(trainer(command=["torchrun", "--nnodes", "2", "x.py"])))
         assert said == "spec.template.spec.containers[0].command: --nnodes: set spec.nodes instead"
 
@@ -277,7 +275,7 @@ class TestProcesses:
             (7, None, 7),
         ],
     )
-    def test_workers_of_a_pod_follow_from_its_resources(self, asked: Any, resources: Any, count: int) -> None:
+    def test_workers_of_pod_follow_from_its_resources(self, asked: Any, resources: Any, count: int) -> None:
         made = template(trainer(resources=resources))
         assert resolve_template(job(template=made, procPerNode=asked)).nproc == count
 
@@ -295,7 +293,7 @@ class TestProcesses:
             (5, GPUS, "is more than the 4 GPUs in"),
         ],
     )
-    def test_that_do_not_fit_the_limits(self, asked: Any, resources: Any, words: str) -> None:
+    def test_that_do_not_fit_limits(self, asked: Any, resources: Any, words: str) -> None:
         [said] = refusal(template(trainer(resources=resources)), procPerNode=asked)
         assert said.startswith("spec.procPerNode: Invalid value: ")
         assert words in said

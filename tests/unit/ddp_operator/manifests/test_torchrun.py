@@ -76,7 +76,7 @@ SCRIPT = UserCommand("python3", ("train.py",))
         (["accelerate", "launch", "x.py"], UserCommand("python3", ("accelerate", "launch", "x.py"), program=True)),
     ],
 )
-def test_forms_of_a_training_command(line: list[str], expected: UserCommand) -> None:
+def test_forms_of_training_command(line: list[str], expected: UserCommand) -> None:
     assert split_user_command(line, []) == expected
     assert split_user_command(line[:1], line[1:]) == expected
     assert split_user_command([], line) == expected
@@ -110,14 +110,14 @@ def test_forms_of_a_training_command(line: list[str], expected: UserCommand) -> 
         ("--duplicate=1", "--duplicate: is ambiguous in torchrun: --duplicate-stdout-filters, --duplicate-stderr"),
     ],
 )
-def test_a_torchrun_flag_of_the_operator_is_refused_by_name(flag: str, remedy: str) -> None:
+def test_torchrun_flag_of_operator_is_refused_by_name(flag: str, remedy: str) -> None:
     for line in (["torchrun", flag, "train.py"], ["python", "-m", "torch.distributed.run", flag, "train.py"]):
         with pytest.raises(InvalidCommand) as raised:
             split_user_command(line, [])
         assert str(raised.value).startswith(remedy)
 
 
-def test_all_of_the_operators_flags_are_named_at_once() -> None:
+def test_all_of_operators_flags_are_named_at_once() -> None:
     line = "torchrun --nnodes=2 --node_rank 0 --standalone --tee 3 --nproc_per_node 8 --nnodes 2 train.py --nnodes 5"
     with pytest.raises(InvalidCommand) as raised:
         split_user_command(line.split(), [])
@@ -148,7 +148,7 @@ def test_what_cannot_be_run_is_refused(line: list[str], complaint: str) -> None:
         split_user_command(line, [])
 
 
-def test_the_whole_argv_of_a_pod() -> None:
+def test_whole_argv_of_pod() -> None:
     assert build_torchrun_args(PLAN, SCRIPT) == [
         "--nnodes=2",
         "--nproc-per-node=4",
@@ -159,7 +159,7 @@ def test_the_whole_argv_of_a_pod() -> None:
     ]
 
 
-def test_argv_of_a_lone_pod_an_elastic_job_and_a_static_rendezvous() -> None:
+def test_argv_of_lone_pod_elastic_job_and_static_rendezvous() -> None:
     lone = build_torchrun_args(replace(PLAN, nodes=1), SCRIPT)
     assert lone[0] == "--nnodes=1"
     assert "is_host=1" in lone[4]
@@ -173,13 +173,13 @@ def test_argv_of_a_lone_pod_an_elastic_job_and_a_static_rendezvous() -> None:
     assert static[2:5] == ["--rdzv-backend=static", "--rdzv-id=uid-1", "--rdzv-conf=timeout=600"]
 
 
-def test_the_users_flags_come_after_the_operators() -> None:
+def test_users_flags_come_after_operators() -> None:
     user = split_user_command(["torchrun", "--tee=3", "train.py"], [])
     assert build_torchrun_args(PLAN, user)[-2:] == [f"--local-addr={PLAN.local_addr}", "--tee=3"]
     assert build_torchrun_args(PLAN, split_user_command(["sh", "x"], []))[-1] == "--no-python"
 
 
-def test_env_of_the_rendezvous() -> None:
+def test_env_of_rendezvous() -> None:
     assert build_env(PLAN) == {"MASTER_ADDR": "digits-1-0.digits", "MASTER_PORT": "29400"}
 
 

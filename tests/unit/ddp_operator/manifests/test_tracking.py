@@ -25,7 +25,7 @@ def variables(made: dict[str, Any]) -> dict[str, str]:
     return {one["name"]: one["value"] for one in made["env"] if one["name"].startswith(PREFIXES)}
 
 
-def test_every_attempt_is_given_the_same_run_under_the_names_that_trackers_read() -> None:
+def test_every_attempt_is_given_same_run_under_names_that_trackers_read() -> None:
     run = f"digits-{UID[:8]}"
     assert variables(container(tracking=TRACKING)) == {
         "DDP_TRACKING_RUN": run,
@@ -52,7 +52,7 @@ def test_name_and_identity_can_be_chosen() -> None:
     assert found["TENSORBOARD_LOGGING_DIR"] == "/ckpt/tb/third"
 
 
-def test_the_users_own_variables_win_and_a_secret_is_named_once_before_his_own() -> None:
+def test_users_own_variables_win_and_secret_is_named_once_before_his_own() -> None:
     own = trainer(env=[{"name": "WANDB_NAME", "value": "mine"}], envFrom=[{"configMapRef": {"name": "settings"}}])
     made = container(tracking=TRACKING, template=template(own))
     assert [one for one in made["env"] if one["name"] == "WANDB_NAME"] == [{"name": "WANDB_NAME", "value": "mine"}]

@@ -46,7 +46,7 @@ def claimed(harness: ReconcilerHarness) -> int | None:
 class TestCounted:
     @pytest.mark.parametrize("kind", [CLAIM_KIND, CLAIM_TEMPLATE_KIND])
     @pytest.mark.parametrize("asked", ["auto", "gpu"])
-    async def test_a_process_is_started_for_each_gpu(self, kind: str, asked: str) -> None:
+    async def test_process_is_started_for_each_gpu(self, kind: str, asked: str) -> None:
         harness = await harness_of(FOUR, kind=kind, procPerNode=asked).settle()
         assert (processes(harness), claimed(harness)) == (4, 4)
 
@@ -55,26 +55,26 @@ class TestCounted:
         await harness.reconcile()
         assert (harness.cluster.calls, harness.requeue) == ([f"get {CLAIM_TEMPLATE_KIND}", "status"], 0)
 
-    async def test_they_are_held_by_the_pods_that_run(self) -> None:
+    async def test_they_are_held_by_pods_that_run(self) -> None:
         harness = await harness_of(FOUR).train()
         assert harness.status.usage is not None
         assert harness.status.usage.gpus == 8
 
-    async def test_a_profile_may_claim_them(self) -> None:
+    async def test_profile_may_claim_them(self) -> None:
         own = template({"name": "trainer", "command": ["python", "own.py"]})
         harness = ReconcilerHarness(resource(template=own, profileRef={"name": "gpu"}))
         harness.cluster.add(profile({"template": claiming({"name": "gpus"})}))
         harness.cluster.add(gpu_claim(FOUR))
         assert processes(await harness.settle()) == 4
 
-    async def test_a_job_that_claims_nothing_reads_nothing(self) -> None:
+    async def test_job_that_claims_nothing_reads_nothing(self) -> None:
         harness = await ReconcilerHarness().train()
         assert not [call for call in harness.cluster.calls if call.startswith("get ")]
         assert harness.status.claims is None
 
 
 class TestKept:
-    async def test_for_later_attempts_though_the_template_is_another_one(self) -> None:
+    async def test_for_later_attempts_though_template_is_another_one(self) -> None:
         harness = await harness_of(FOUR).train()
         calls = len(harness.cluster.calls)
         change_claim(harness, ALL)
@@ -84,14 +84,14 @@ class TestKept:
         assert (harness.status.attempt, processes(harness), claimed(harness)) == (2, 4, 4)
         assert f"get {CLAIM_TEMPLATE_KIND}" not in harness.cluster.calls[calls:]
 
-    async def test_while_the_first_pods_wait(self) -> None:
+    async def test_while_first_pods_wait(self) -> None:
         harness = await harness_of(FOUR).settle()
         change_claim(harness)
         harness.restart_operator()
         await harness.train()
         assert (harness.status.phase, claimed(harness)) == ("Running", 4)
 
-    async def test_though_the_start_was_lost(self) -> None:
+    async def test_though_start_was_lost(self) -> None:
         harness = await harness_of(FOUR).settle()
         assert harness.raw is not None
         kept = harness.raw["status"]["claims"]
@@ -101,7 +101,7 @@ class TestKept:
         await harness.settle()
         assert (harness.status.attempt, claimed(harness)) == (1, 4)
 
-    async def test_not_where_the_spec_claims_others_before_a_pod_has_run(self) -> None:
+    async def test_not_where_spec_claims_others_before_pod_has_run(self) -> None:
         harness = await harness_of(FOUR).settle()
         harness.cluster.add(gpu_claim({**FOUR, "exactly": {**FOUR["exactly"], "count": 2}}, name="half"))
         harness.edit(template=claiming({"name": "gpus"}, name="half"))
@@ -111,7 +111,7 @@ class TestKept:
         await harness.settle()
         assert (processes(harness), claimed(harness)) == (1, None)
 
-    async def test_a_job_that_had_begun_without_a_count_goes_on_without(self) -> None:
+    async def test_job_that_had_begun_without_count_goes_on_without(self) -> None:
         harness = await harness_of(FOUR).train()
         assert harness.raw is not None
         status = {name: value for name, value in harness.raw["status"].items() if name != "claims"}
@@ -135,7 +135,7 @@ class TestWaits:
         await harness.settle()
         assert (harness.state("Accepted"), processes(harness)) == (("True", "Valid"), 4)
 
-    async def test_for_the_right_to_read_it(self) -> None:
+    async def test_for_right_to_read_it(self) -> None:
         harness = harness_of(FOUR)
         harness.cluster.hidden = True
         await harness.settle()
@@ -146,13 +146,13 @@ class TestWaits:
         await harness.settle()
         assert processes(harness) == 4
 
-    async def test_not_for_the_right_to_read_it_where_the_number_of_processes_is_given(self) -> None:
+    async def test_not_for_right_to_read_it_where_number_of_processes_is_given(self) -> None:
         harness = harness_of(FOUR, procPerNode=3)
         harness.cluster.hidden = True
         await harness.settle()
         assert (processes(harness), claimed(harness)) == (3, 0)
 
-    async def test_for_a_number_where_it_cannot_be_counted(self) -> None:
+    async def test_for_number_where_it_cannot_be_counted(self) -> None:
         harness = await harness_of(ALL).settle()
         assert (harness.status.phase, harness.status.reason, harness.jobs()) == ("Rejected", "InvalidSpec", [])
         assert "requests All devices; set spec.procPerNode to a number" in harness.condition("Accepted").message
@@ -160,7 +160,7 @@ class TestWaits:
         await harness.settle()
         assert (processes(harness), claimed(harness)) == (8, 8)
 
-    async def test_one_whose_pods_wait_keeps_them_until_what_an_edit_names_is_there(self) -> None:
+    async def test_one_whose_pods_wait_keeps_them_until_what_edit_names_is_there(self) -> None:
         harness = await harness_of(FOUR).settle()
         (before,) = harness.cluster.store.list("Job")
         harness.edit(template=claiming({"name": "gpus"}, name="later"))
@@ -174,7 +174,7 @@ class TestWaits:
 
 
 @pytest.mark.parametrize(("asked", "words"), [(8, "is more than the 4 GPUs"), ("cpu", "4 GPUs in")])
-async def test_claimed_gpus_are_held_against_the_processes_as_those_of_the_limits_are(asked: Any, words: str) -> None:
+async def test_claimed_gpus_are_held_against_processes_as_those_of_limits_are(asked: Any, words: str) -> None:
     harness = await harness_of(FOUR, procPerNode=asked).settle()
     assert (harness.status.phase, harness.jobs()) == ("Rejected", [])
     assert words in harness.condition("Accepted").message
@@ -188,7 +188,7 @@ async def test_gpus_of_limits_and_claims_add_up() -> None:
     assert harness.status.usage.gpus == 12
 
 
-async def test_nobody_elses_claims_are_read_for_a_job_that_has_ended() -> None:
+async def test_nobody_elses_claims_are_read_for_job_that_has_ended() -> None:
     harness = await harness_of(FOUR).train()
     for index in (0, 1):
         harness.end_pod(index)

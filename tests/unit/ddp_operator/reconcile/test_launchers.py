@@ -46,7 +46,7 @@ class Namespace:
         return self.cluster.calls
 
 
-async def test_another_job_of_the_namespace_costs_one_patch() -> None:
+async def test_another_job_of_namespace_costs_one_patch() -> None:
     space = Namespace()
     first = space.submit("first")
     second = space.submit("second")
@@ -58,7 +58,7 @@ async def test_another_job_of_the_namespace_costs_one_patch() -> None:
     assert space.get(NAME) is launcher
 
 
-async def test_it_goes_with_the_last_job_and_comes_again_with_the_next() -> None:
+async def test_it_goes_with_last_job_and_comes_again_with_next() -> None:
     space = Namespace()
     for name in ("first", "second"):
         await space.calls_for(space.submit(name))
@@ -72,7 +72,7 @@ async def test_it_goes_with_the_last_job_and_comes_again_with_the_next() -> None
     assert space.config_maps() == [constants.LAUNCHER_USERS, NAME]
 
 
-async def test_jobs_that_come_together_cost_one_patch_and_one_that_fails_costs_the_others_nothing(
+async def test_jobs_that_come_together_cost_one_patch_and_one_that_fails_costs_others_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     space = Namespace()
@@ -105,7 +105,7 @@ async def test_another_operator_joins_what_is_there_once_it_has_read_it() -> Non
     assert await space.calls_for(space.submit("third")) == again[:1]
 
 
-async def test_a_launcher_that_is_not_seen_is_made_again() -> None:
+async def test_launcher_that_is_not_seen_is_made_again() -> None:
     space = Namespace()
     first = space.submit("first")
     await space.calls_for(first)
@@ -115,7 +115,7 @@ async def test_a_launcher_that_is_not_seen_is_made_again() -> None:
 
 
 @pytest.mark.parametrize("kept", ["a former owner's", "being deleted"])
-async def test_a_launcher_that_is_about_to_be_collected_is_waited_for(kept: str) -> None:
+async def test_launcher_that_is_about_to_be_collected_is_waited_for(kept: str) -> None:
     space = Namespace()
     first = space.submit("first")
     await space.calls_for(first)

@@ -57,7 +57,7 @@ class FakeNodes:
         return {"status": {"conditions": [WELL, *self.conditions]}}
 
 
-async def test_a_job_leaves_a_node_that_reports_trouble_and_avoids_it() -> None:
+async def test_job_leaves_node_that_reports_trouble_and_avoids_it() -> None:
     harness = ReconcilerHarness(recovery=health())
     nodes = FakeNodes(harness)
     await harness.train()
@@ -81,7 +81,7 @@ async def test_a_job_leaves_a_node_that_reports_trouble_and_avoids_it() -> None:
     assert c.NODE_UNHEALTHY in harness.events
 
 
-async def test_a_node_that_no_other_can_stand_in_for_is_only_reported() -> None:
+async def test_node_that_no_other_can_stand_in_for_is_only_reported() -> None:
     harness = ReconcilerHarness(recovery=health())
     nodes = FakeNodes(harness, XID)
     await harness.train()
@@ -100,7 +100,7 @@ async def test_a_node_that_no_other_can_stand_in_for_is_only_reported() -> None:
 
 
 @pytest.mark.parametrize("action", ["Report", None])
-async def test_a_node_is_reported_and_the_job_stays(action: str | None) -> None:
+async def test_node_is_reported_and_job_stays(action: str | None) -> None:
     harness = ReconcilerHarness(recovery=health(action))
     nodes = FakeNodes(harness, XID)
     await harness.train()
@@ -163,7 +163,7 @@ async def test_node_is_reported_once_by_jobs_with_gpus_of_two_namespaces(
     assert all("as reported by pods" in event.message for _, event in found)
 
 
-def test_node_reports_are_bounded_and_forgotten_after_a_day() -> None:
+def test_node_reports_are_bounded_and_forgotten_after_day() -> None:
     reports = NodeReports()
     for number in range(3 * MAX_NODES):
         assert not reports.add(f"n{number}", "x", NOW)
@@ -177,7 +177,7 @@ def test_node_reports_are_bounded_and_forgotten_after_a_day() -> None:
     assert len(reports._namespaces["n0"]) == MAX_NAMESPACES
 
 
-def test_an_event_about_a_node_is_in_the_default_namespace() -> None:
+def test_event_about_node_is_in_default_namespace() -> None:
     about = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n", "uid": "n"}}
     event = build_event(about, Event("Warning", "FailsTrainingJobs", "words"), NOW, 1)
     assert (event["metadata"]["namespace"], event["involvedObject"]["namespace"]) == ("default", "")

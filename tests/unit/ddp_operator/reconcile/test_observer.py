@@ -74,7 +74,7 @@ class Look:
 
 
 class TestTurns:
-    async def test_jobs_whose_pods_do_not_start_share_the_reads_of_events(self) -> None:
+    async def test_jobs_whose_pods_do_not_start_share_reads_of_events(self) -> None:
         look = Look()
         assert (await look.at(name="a", seconds=60)).polling_jobs == 1
         assert (await look.at(name="b", seconds=60)).polling_jobs == 2
@@ -99,7 +99,7 @@ class TestTurns:
 class TestBudgetOfPages:
     PODS = tuple(child_pod(index) for index in range(40))
 
-    async def test_restarts_reported_every_11_seconds_read_no_more_than_the_budget_of_a_minute(self) -> None:
+    async def test_restarts_reported_every_11_seconds_read_no_more_than_budget_of_minute(self) -> None:
         look = Look(Answers(**{f"pod{index}": "x" * 2**20 for index in range(40)}))
         training = page(ddp_step=3, phase="Running")
         for turn in range(5):
@@ -111,14 +111,14 @@ class TestBudgetOfPages:
         await look.at(*self.PODS, seconds=11 * 6)
         assert len(look.cluster.asked) - len(own) > MAX_BYTES / 2**20 + 1
 
-    async def test_page_beyond_the_budget_is_left_out(self) -> None:
+    async def test_page_beyond_budget_is_left_out(self) -> None:
         budget = PageBudget(bytes_left=10)
         CountedParser(budget).feed(b"ddp_step 1")
         assert budget.spent
         with pytest.raises(PageTooLong):
             CountedParser(budget).feed(b"\n")
 
-    async def test_seconds_are_renewed_after_a_minute_and_when_the_clock_is_set_back(self) -> None:
+    async def test_seconds_are_renewed_after_minute_and_when_clock_is_set_back(self) -> None:
         budget = PageBudget()
         budget.renew(NOW)
         budget.use_seconds(1e3)
@@ -152,12 +152,12 @@ class TestPage:
         assert [(await look.at(*pods, seconds=second)).page_requested for second in (320, 330, 340)] == [True] * 3
 
     @pytest.mark.parametrize("master", [child_pod(0, "Pending"), child_pod(0, deleting=True), child_pod(1)])
-    async def test_of_a_pod_that_does_not_run_is_not_read(self, master: Json) -> None:
+    async def test_of_pod_that_does_not_run_is_not_read(self, master: Json) -> None:
         look = Look()
         found = await look.at(master)
         assert (found.page_requested, [what for what in look.cluster.asked if "page" in what]) == (False, [])
 
-    async def test_of_every_pod_is_read_for_the_cause_of_a_new_restart_in_place(self) -> None:
+    async def test_of_every_pod_is_read_for_cause_of_new_restart_in_place(self) -> None:
         text = page(phase="Running") + "ddp_launcher_in_place_restarts_total 2\n"
         words = last_words("CUDAError", message="the cause", restarts=2)
         told = f"{constants.COMMENT_LAST_FAILURE}{msgspec.json.encode(words).decode()}\n"
@@ -191,7 +191,7 @@ async def test_labels_that_seem_lost_are_looked_for_once_news_of_children_may_no
     assert look.cluster.asked.count("labels") == 2
 
 
-async def test_a_node_that_the_operator_may_not_read_is_neither_ready_nor_gone() -> None:
+async def test_node_that_operator_may_not_read_is_neither_ready_nor_gone() -> None:
     unready = NOW - timedelta(seconds=100)
     pods = [child_pod(0, unready=unready, node="forbidden"), child_pod(1, unready=unready, node="away")]
     found = await Look().at(*pods)
@@ -238,7 +238,7 @@ class TestShared:
             ("", OURS, False, True, False),
         ],
     )
-    async def test_a_launcher_of_another_operator_is_lost_and_ones_own_is_made_again(
+    async def test_launcher_of_another_operator_is_lost_and_ones_own_is_made_again(
         self, mounted: str, present: str, finished: bool, complete: bool, lost: bool
     ) -> None:
         conditions = {"Failed": "why"} if finished else {}
@@ -247,17 +247,17 @@ class TestShared:
         found = await Look().at(child_pod(0), jobs=[made], services=(owned("Service", "train"),), config_maps=maps)
         assert (found.shared_complete, found.launcher_lost) == (complete, lost)
 
-    async def test_ones_own_launcher_is_kept_by_a_list_of_the_jobs_that_use_it(self) -> None:
+    async def test_ones_own_launcher_is_kept_by_list_of_jobs_that_use_it(self) -> None:
         shared = {"services": (owned("Service", "train"),), "config_maps": (owned("ConfigMap", OURS),)}
         assert not (await Look().at(child_pod(0), jobs=[with_launcher(OURS)], **shared)).shared_complete
 
-    async def test_an_object_of_somebody_else_is_not_ours(self) -> None:
+    async def test_object_of_somebody_else_is_not_ours(self) -> None:
         foreign = {"kind": "Service", "metadata": {"name": "train", "namespace": "default"}}
         found = await Look().at(services=(foreign,), config_maps=(owned("ConfigMap", OURS),))
         assert (found.shared, found.shared_complete) == ({("ConfigMap", OURS)}, False)
 
     @pytest.mark.parametrize(("policies", "complete"), [((), False), ((owned("NetworkPolicy", "train"),), True)])
-    async def test_a_policy_is_needed_where_the_spec_asks_for_it(self, policies: Any, complete: bool) -> None:
+    async def test_policy_is_needed_where_spec_asks_for_it(self, policies: Any, complete: bool) -> None:
         shared = {"services": (owned("Service", "train"),), "config_maps": (owned("ConfigMap", OURS),)}
         spec = {"networkPolicy": {"enabled": True}}
         assert (await Look().at(spec=spec, policies=policies, **shared)).shared_complete is complete

@@ -40,7 +40,7 @@ def pod_spec(harness: ReconcilerHarness) -> Json:
 
 class TestTaken:
     @pytest.mark.parametrize("kind", ["", *(constants.CLUSTER_PROFILE_KIND, constants.PROFILE_KIND)])
-    async def test_its_values_are_under_the_jobs_own(self, kind: str) -> None:
+    async def test_its_values_are_under_jobs_own(self, kind: str) -> None:
         harness = await harness_of(kind=kind).settle()
         pod = pod_spec(harness)
         assert pod["nodeSelector"] == {"pool": "gpu"}
@@ -71,7 +71,7 @@ class TestTaken:
         assert pod_spec(harness)["containers"][0]["image"] == "example.com/train:1"
         assert f"get {constants.CLUSTER_PROFILE_KIND}" not in harness.cluster.calls[calls:]
 
-    async def test_a_job_goes_on_after_it_is_deleted(self) -> None:
+    async def test_job_goes_on_after_it_is_deleted(self) -> None:
         harness = await harness_of().train()
         found = harness.cluster.store.get(constants.CLUSTER_PROFILE_KIND, "default", "gpu")
         assert found is not None
@@ -80,7 +80,7 @@ class TestTaken:
         await harness.settle()
         assert harness.status.phase == "Running"
 
-    async def test_a_copy_that_a_job_was_made_with_is_kept_though_its_start_was_lost(self) -> None:
+    async def test_copy_that_job_was_made_with_is_kept_though_its_start_was_lost(self) -> None:
         harness = harness_of()
         await harness.settle()
         assert harness.raw is not None
@@ -93,14 +93,14 @@ class TestTaken:
         assert harness.status.profile is not None
         assert harness.status.profile.digest == taken["digest"]
 
-    async def test_until_it_starts_a_job_follows_the_edits(self) -> None:
+    async def test_until_it_starts_job_follows_edits(self) -> None:
         harness = await harness_of({"elastic": {"minNodes": 3, "maxNodes": 4}}, template=template()).settle()
         assert harness.status.phase == "Rejected"
         edit_profile(harness, {"elastic": {"minNodes": 1, "maxNodes": 4}})
         await harness.settle()
         assert (harness.status.phase, harness.status.attempt) == ("Pending", 1)
 
-    async def test_a_job_that_names_none_any_more_has_none(self) -> None:
+    async def test_job_that_names_none_any_more_has_none(self) -> None:
         harness = await harness_of(None, template=template()).settle()
         harness.edit(profileRef=None)
         await harness.settle()
@@ -108,7 +108,7 @@ class TestTaken:
 
 
 class TestWaits:
-    async def test_for_a_profile_that_is_not_there_yet(self) -> None:
+    async def test_for_profile_that_is_not_there_yet(self) -> None:
         harness = await harness_of(None).settle()
         assert (harness.status.phase, harness.status.reason, harness.requeue) == ("Pending", "ProfileNotFound", 10.0)
         assert "does not exist" in harness.condition("Accepted").message
@@ -124,7 +124,7 @@ class TestWaits:
         await harness.settle()
         assert "does not exist in namespace default" in harness.condition("Accepted").message
 
-    async def test_for_the_right_to_read_it(self) -> None:
+    async def test_for_right_to_read_it(self) -> None:
         harness = harness_of()
         harness.cluster.hidden = True
         await harness.settle()
@@ -145,7 +145,7 @@ class TestRefused:
         await harness.settle()
         assert harness.jobs() == ["train-1"]
 
-    async def test_a_running_job_keeps_what_is_locked(self) -> None:
+    async def test_running_job_keeps_what_is_locked(self) -> None:
         harness = await harness_of(GIVEN, "recovery.maxRestarts").train()
         harness.edit(recovery={"maxRestarts": 0})
         await harness.settle()
@@ -157,12 +157,12 @@ class TestRefused:
         await harness.train()
         assert harness.state("Accepted") == ("True", "Valid")
 
-    async def test_a_whole_that_breaks_a_rule(self) -> None:
+    async def test_whole_that_breaks_rule(self) -> None:
         harness = await harness_of({"elastic": {"minNodes": 3, "maxNodes": 4}}, template=template()).settle()
         assert (harness.status.phase, harness.status.reason) == ("Rejected", "InvalidSpec")
         assert "spec.nodes" in harness.condition("Accepted").message
 
-    async def test_a_size_beyond_the_profiles_bounds_while_it_runs(self) -> None:
+    async def test_size_beyond_profiles_bounds_while_it_runs(self) -> None:
         harness = await harness_of({"elastic": {"minNodes": 1, "maxNodes": 3}}, template=template()).train()
         harness.edit(nodes=4)
         await harness.settle()
@@ -174,7 +174,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("given", "words"), [({"checkpoint": {"claimName": "c"}}, "checkpoint.path"), ({"recovery": []}, "recovery")]
     )
-    async def test_a_whole_that_lacks_something(self, given: Json, words: str) -> None:
+    async def test_whole_that_lacks_something(self, given: Json, words: str) -> None:
         harness = await harness_of(given, template=template()).settle()
         assert (harness.status.phase, harness.status.reason) == ("Rejected", "InvalidSpec")
         assert words in harness.condition("Accepted").message
@@ -199,7 +199,7 @@ def security(harness: ReconcilerHarness) -> tuple[list[str], bool]:
 
 
 class TestDefaultsOfTheOperator:
-    async def test_hold_for_a_job_that_sets_nothing_else(self) -> None:
+    async def test_hold_for_job_that_sets_nothing_else(self) -> None:
         harness = await with_defaults(ReconcilerHarness()).train()
         assert security(harness) == (["10.0.0.0/8"], False)
         taken = harness.status.profile
@@ -207,16 +207,16 @@ class TestDefaultsOfTheOperator:
         assert (taken.kind, taken.name, taken.job) == (constants.JOB_DEFAULTS, "", SECURE)
         assert f"dry-run {constants.KIND}" not in harness.cluster.calls  # nobody else's rules are in it
 
-    async def test_a_job_may_set_otherwise(self) -> None:
+    async def test_job_may_set_otherwise(self) -> None:
         own = {"networkPolicy": {"enabled": False}, "securityProfile": "Default"}
         harness = await with_defaults(ReconcilerHarness(**own)).train()
         assert security(harness) == (["everything"], True)
 
-    async def test_a_job_may_add_to_them(self) -> None:
+    async def test_job_may_add_to_them(self) -> None:
         harness = ReconcilerHarness(networkPolicy={"enabled": True, "metricsFrom": []})
         assert security(await with_defaults(harness).train()) == (["10.0.0.0/8"], False)
 
-    async def test_are_under_a_profiles_values(self) -> None:
+    async def test_are_under_profiles_values(self) -> None:
         given = GIVEN | {"securityProfile": "Default", "networkPolicy": {"egressCidrs": ["192.168.0.0/16"]}}
         harness = await with_defaults(harness_of(given)).train()
         assert security(harness) == (["192.168.0.0/16"], True)
@@ -224,16 +224,16 @@ class TestDefaultsOfTheOperator:
         assert taken is not None
         assert (taken.name, taken.job["networkPolicy"]["enabled"]) == ("gpu", True)
 
-    async def test_a_lock_of_a_profile_is_on_them_too(self) -> None:
+    async def test_lock_of_profile_is_on_them_too(self) -> None:
         harness = with_defaults(harness_of(GIVEN, "networkPolicy", networkPolicy={"enabled": False}))
         await harness.settle()
         assert (harness.status.phase, harness.status.reason) == ("Rejected", "ProfileLocked")
 
-    async def test_what_a_policy_lets_through_is_dropped_with_it(self) -> None:
+    async def test_what_policy_lets_through_is_dropped_with_it(self) -> None:
         harness = await with_defaults(harness_of(networkPolicy={"enabled": False})).train()
         assert security(harness) == (["everything"], False)
 
-    async def test_a_job_that_has_begun_keeps_what_it_began_with(self) -> None:
+    async def test_job_that_has_begun_keeps_what_it_began_with(self) -> None:
         harness = await ReconcilerHarness(template=template(trainer())).train()
         calls = len(harness.cluster.calls)
         jobs = harness.cluster.store.list("Job")
@@ -245,28 +245,28 @@ class TestDefaultsOfTheOperator:
         await harness.train()
         assert (harness.status.attempt, security(harness)) == (2, (["everything"], True))
 
-    async def test_a_queued_job_keeps_its_job(self) -> None:
+    async def test_queued_job_keeps_its_job(self) -> None:
         labels = {constants.KUEUE_QUEUE_LABEL: "q"}
         harness = await ReconcilerHarness(resource(labels=labels, nodes=2)).settle()
         (job,) = harness.cluster.store.list("Job")
         await with_defaults(harness).settle()
         assert harness.cluster.store.list("Job") == [job]
 
-    async def test_they_stay_with_a_job_when_the_operator_has_none_any_more(self) -> None:
+    async def test_they_stay_with_job_when_operator_has_none_any_more(self) -> None:
         harness = await with_defaults(ReconcilerHarness()).train()
         with_defaults(harness, {})
         harness.end_pod(0, constants.EXIT_RETRYABLE)
         await harness.train()
         assert (harness.status.attempt, security(harness)) == (2, (["10.0.0.0/8"], False))
 
-    async def test_a_job_that_has_not_begun_follows_them(self) -> None:
+    async def test_job_that_has_not_begun_follows_them(self) -> None:
         harness = ReconcilerHarness(template=template(trainer(), hostNetwork=True))
         await with_defaults(harness).settle()
         assert harness.status.phase == "Rejected"
         await with_defaults(harness, {"networkPolicy": {"enabled": False}}).settle()
         assert (harness.jobs(), harness.status.profile) == (["train-1"], None)
 
-    async def test_a_job_on_its_nodes_network_is_refused_with_what_to_set(self) -> None:
+    async def test_job_on_its_nodes_network_is_refused_with_what_to_set(self) -> None:
         harness = ReconcilerHarness(template=template(trainer(), hostNetwork=True))
         await with_defaults(harness).settle()
         message = harness.condition("Accepted").message
@@ -289,7 +289,7 @@ class TestDefaultsOfTheOperator:
         assert words in str(caught.value)
 
 
-async def test_a_claim_of_the_profile_is_the_first_jobs_alone() -> None:
+async def test_claim_of_profile_is_first_jobs_alone() -> None:
     harness = harness_of({"checkpoint": {"path": "/c", "claimName": "c"}}, template=template())
     await harness.settle()
     second = resource("second", template=template(), checkpoint={"path": "/c", "claimName": "c"})

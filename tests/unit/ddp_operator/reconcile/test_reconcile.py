@@ -20,7 +20,7 @@ TRAINING = page(ddp_step=7, ddp_planned_steps=10, ddp_loss=0.5, phase="Running")
 
 
 class TestCreate:
-    async def test_creates_service_config_map_and_job_owned_by_the_resource(self) -> None:
+    async def test_creates_service_config_map_and_job_owned_by_resource(self) -> None:
         harness = await ReconcilerHarness().settle()
         children = harness.children()
         assert (children["Service"], children["Job"]) == (["train"], ["train-1"])
@@ -29,7 +29,7 @@ class TestCreate:
         for child, owner in ((service, uid), (users, uid), (made, uid), (launcher, users["metadata"]["uid"])):
             assert owner_uids(child) == {owner}
 
-    async def test_asks_with_the_first_job_itself_and_then_writes_the_ledger(self) -> None:
+    async def test_asks_with_first_job_itself_and_then_writes_ledger(self) -> None:
         harness = ReconcilerHarness()
         await harness.reconcile()
         made = ["create Job", "create Service", *["create ConfigMap"] * 2, "status"]
@@ -38,7 +38,7 @@ class TestCreate:
         assert set(harness.cluster.calls[len(made) :]) <= {"status"}
 
     @pytest.mark.parametrize("spec", [{"networkPolicy": {"enabled": True}}, {"scheduling": {"gang": "Volcano"}}])
-    async def test_asks_by_a_dry_run_where_something_must_be_there_before_the_pods(self, spec: Any) -> None:
+    async def test_asks_by_dry_run_where_something_must_be_there_before_pods(self, spec: Any) -> None:
         harness = ReconcilerHarness(**spec)
         await harness.reconcile()
         calls = harness.cluster.calls
@@ -51,7 +51,7 @@ class TestCreate:
         await harness.reconcile()
         assert harness.cluster.calls == ["dry-run Job", "dry-run Service", "status"]
 
-    async def test_ledger_that_is_lost_after_the_children_is_written_again(self) -> None:
+    async def test_ledger_that_is_lost_after_children_is_written_again(self) -> None:
         harness = ReconcilerHarness()
         await harness.reconcile()
         before = harness.status
@@ -62,7 +62,7 @@ class TestCreate:
         assert harness.cluster.calls[calls:] == ["status"]
         assert (harness.status.attempt, harness.status.restarts) == (1, before.restarts)
 
-    async def test_builds_children_once_for_a_spec_that_does_not_change(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_builds_children_once_for_spec_that_does_not_change(self, monkeypatch: pytest.MonkeyPatch) -> None:
         harness = await ReconcilerHarness().settle()
         built: list[int] = []
 
@@ -149,7 +149,7 @@ class TestNameConflict:
         }  # fmt: skip
         return {"ownerReferences": [made | changes]}
 
-    async def test_foreign_service_refuses_the_job_and_no_child_is_made(self) -> None:
+    async def test_foreign_service_refuses_job_and_no_child_is_made(self) -> None:
         harness = ReconcilerHarness()
         harness.cluster.add(self.service())
         await harness.settle()
@@ -161,7 +161,7 @@ class TestNameConflict:
         assert harness.status.phase == "Rejected"
         assert (harness.jobs(), harness.children()["ConfigMap"]) == ([], [])
 
-    async def test_conflict_passes_when_the_other_service_goes(self) -> None:
+    async def test_conflict_passes_when_other_service_goes(self) -> None:
         harness = ReconcilerHarness()
         other = harness.cluster.add(self.service())
         await harness.settle()
@@ -181,7 +181,7 @@ class TestNameConflict:
         await harness.settle()
         assert harness.state("Accepted") == ("False", "NameConflict")
 
-    async def test_service_that_was_orphaned_is_named_with_the_command_that_removes_all_that_is_left(self) -> None:
+    async def test_service_that_was_orphaned_is_named_with_command_that_removes_all_that_is_left(self) -> None:
         harness = ReconcilerHarness()
         harness.cluster.add(self.service(labels=child_names.child_labels("train")))
         await harness.settle()
@@ -189,7 +189,7 @@ class TestNameConflict:
         assert "Service train remains from a job of this name" in harness.condition("Accepted").message
         assert "-l ddp-operator.dev/job-name=train" in harness.condition("Accepted").message
 
-    async def test_service_of_a_deleted_resource_of_the_same_name_is_waited_for(self) -> None:
+    async def test_service_of_deleted_resource_of_same_name_is_waited_for(self) -> None:
         harness = ReconcilerHarness()
         old = harness.cluster.add(self.service(**self.owner()))
         for _ in range(3):
@@ -202,7 +202,7 @@ class TestNameConflict:
         [service] = harness.cluster.store.list("Service")
         assert (harness.jobs(), service["metadata"]["uid"]) != (["train-1"], old["metadata"]["uid"])
 
-    async def test_service_found_after_the_job_was_made_costs_that_job_once(self) -> None:
+    async def test_service_found_after_job_was_made_costs_that_job_once(self) -> None:
         harness = ReconcilerHarness()
         harness.cluster.add(self.service())
         await harness.settle()
@@ -230,7 +230,7 @@ class TestNameConflict:
 class TestRefusedSpec:
     BAD = template(trainer(command=None))
 
-    async def test_is_rejected_with_the_sentence_of_ddp_render_and_no_child(self) -> None:
+    async def test_is_rejected_with_sentence_of_ddp_render_and_no_child(self) -> None:
         harness = await ReconcilerHarness(template=self.BAD).settle()
         with pytest.raises(InvalidManifest) as refused:
             check_manifest(yaml.safe_dump(resource(template=self.BAD)))
@@ -247,7 +247,7 @@ class TestRefusedSpec:
         assert (harness.status.phase, harness.status.attempt) == ("Running", 1)
         assert harness.state("Accepted") == ("True", "Valid")
 
-    async def test_refusal_while_running_leaves_the_pods_alone(self) -> None:
+    async def test_refusal_while_running_leaves_pods_alone(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         harness.edit(template=self.BAD)
         await harness.settle()
@@ -255,7 +255,7 @@ class TestRefusedSpec:
         assert harness.condition("Accepted").message.startswith("the running attempt keeps the previous spec: ")
         assert (harness.status.phase, len(harness.pods())) == ("Running", 2)
 
-    async def test_failure_under_a_refused_spec_waits_for_a_valid_one(self) -> None:
+    async def test_failure_under_refused_spec_waits_for_valid_one(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         harness.edit(template=self.BAD)
         harness.end_pod(0, constants.EXIT_RETRYABLE, last_words("CUDAError"))
@@ -267,7 +267,7 @@ class TestRefusedSpec:
         assert harness.jobs() == ["train-1", "train-2"]
 
     @pytest.mark.parametrize("reason", ["Invalid", "Forbidden"])
-    async def test_message_of_the_api_server_is_shown(self, reason: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_message_of_api_server_is_shown(self, reason: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         harness = ReconcilerHarness()
 
         def refuse(job: Any) -> None:
@@ -333,7 +333,7 @@ class TestRefusedSpec:
         assert (harness.state("Accepted"), harness.jobs()[-1]) == (("True", "Valid"), f"train-{attempt}")
         assert harness.status.restarts.total == attempt - 1
 
-    async def test_refused_patch_of_a_job_is_a_condition_and_no_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_refused_patch_of_job_is_condition_and_no_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
 
         async def refuse(*args: Any, seen: Any) -> None:
@@ -344,7 +344,7 @@ class TestRefusedSpec:
         await harness.settle()
         assert "a webhook says no" in harness.condition("Accepted").message
 
-    async def test_spec_of_another_version_is_a_condition_and_an_event(self) -> None:
+    async def test_spec_of_another_version_is_condition_and_event(self) -> None:
         item = resource()
         item["spec"]["futureField"] = 1
         harness = ReconcilerHarness(item)
@@ -355,7 +355,7 @@ class TestRefusedSpec:
 
 
 class TestProgress:
-    async def test_progress_of_the_page_is_in_status(self) -> None:
+    async def test_progress_of_page_is_in_status(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         progress = harness.status.progress
         assert progress is not None
@@ -370,7 +370,7 @@ class TestProgress:
         assert harness.cluster.calls.count("scrape") - before <= 1
         assert harness.requeue == 10.0
 
-    async def test_clock_set_back_does_not_silence_the_page(self) -> None:
+    async def test_clock_set_back_does_not_silence_page(self) -> None:
         harness = await ReconcilerHarness(nodes=1).train(TRAINING)
         before = harness.cluster.calls.count("scrape")
         harness.clock.advance(-3600)
@@ -390,7 +390,7 @@ class TestProgress:
         assert harness.version == version
         assert harness.state("Rendezvoused") == ("False", "WaitingForWorkers")
 
-    async def test_page_that_does_not_answer_is_reported_after_a_while(self) -> None:
+    async def test_page_that_does_not_answer_is_reported_after_while(self) -> None:
         harness = await ReconcilerHarness().settle()
         harness.run_pods()
         harness.cluster.page = None
@@ -405,7 +405,7 @@ class TestProgress:
         assert harness.cluster.calls.count("scrape") - before <= 3
         assert harness.requeue == 10.0
 
-    async def test_steps_of_a_log_are_no_progress_of_restarting_workers(self) -> None:
+    async def test_steps_of_log_are_no_progress_of_restarting_workers(self) -> None:
         """A pod that cannot reach its peer after a restart in the same pods waits for it up to joinTimeoutSeconds."""
         harness = await ReconcilerHarness().train(page(ddp_step=7, phase="Running"))
         assert harness.state("Progressing") == ("True", "Training")
@@ -434,7 +434,7 @@ class TestProgress:
         assert harness.state("Rendezvoused") == ("True", "AllRanksJoined")
         assert progress is not None
 
-    async def test_termination_message_wins_over_the_last_page(self) -> None:
+    async def test_termination_message_wins_over_last_page(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         words = last_words(
             progress={"ddp_step": 10.0, "ddp_planned_steps": 10.0, "ddp_validation_accuracy_ratio": 0.97}
@@ -460,7 +460,7 @@ class TestSuccess:
         assert status.completion_time is not None
         assert harness.events[-1] == "Succeeded"
 
-    async def test_phase_never_falls_back_to_pending_on_the_way(self) -> None:
+    async def test_phase_never_falls_back_to_pending_on_way(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         harness.tell_end(0, 0)
         await harness.settle()
@@ -483,7 +483,7 @@ class TestSuccess:
         await harness.settle()
         assert harness.status == status
 
-    async def test_time_to_live_deletes_the_resource_on_time_and_all_children(self) -> None:
+    async def test_time_to_live_deletes_resource_on_time_and_all_children(self) -> None:
         harness = await ReconcilerHarness(ttlSecondsAfterFinished=100).train(TRAINING)
         harness.end_pod(0)
         harness.end_pod(1)

@@ -33,7 +33,7 @@ async def reconcile_with_late_news_of_pods(
 
 
 class TestFailure:
-    async def test_after_an_outage_the_failed_pod_is_found_though_its_job_is_seen_first(
+    async def test_after_outage_failed_pod_is_found_though_its_job_is_seen_first(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         harness = await ReconcilerHarness().train()
@@ -56,7 +56,7 @@ class TestFailure:
         await reconcile_with_late_news_of_pods(harness, before, monkeypatch)
         assert (harness.status.phase, harness.status.nodes.succeeded) == ("Succeeded", 2)
 
-    async def test_next_attempt_begins_with_the_cause_in_status(self) -> None:
+    async def test_next_attempt_begins_with_cause_in_status(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         harness.end_pod(1, constants.EXIT_RETRYABLE, ERROR)
         await harness.settle()
@@ -68,7 +68,7 @@ class TestFailure:
         assert harness.state("Restarting") == ("True", "GroupRestart")
         assert harness.status.phase == "Restarting"
 
-    async def test_hang_ends_the_job_where_the_watchdog_says_so_also_if_all_ranks_wait_for_each_other(self) -> None:
+    async def test_hang_ends_job_where_watchdog_says_so_also_if_all_ranks_wait_for_each_other(self) -> None:
         for secondary_ones in ((False, True), (True, True)):
             harness = await ReconcilerHarness(watchdog={"action": "Fail"}).train(TRAINING)
             for node, secondary in enumerate(secondary_ones):
@@ -84,7 +84,7 @@ class TestFailure:
             assert failure is not None
             assert (failure.category, failure.rank) == ("Hang", 0)
 
-    async def test_hang_is_followed_by_another_attempt_where_the_watchdog_restarts(self) -> None:
+    async def test_hang_is_followed_by_another_attempt_where_watchdog_restarts(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         harness.end_pod(1, constants.EXIT_HANG, last_words("Hang", rank=1, node=1, message="no step for 300 s"))
         await harness.settle()
@@ -100,7 +100,7 @@ class TestFailure:
             assert harness.jobs() == [f"train-{attempt - 1}", f"train-{attempt}"]
             await harness.train(TRAINING)
 
-    async def test_new_pods_wait_for_the_old_ones_to_stop(self) -> None:
+    async def test_new_pods_wait_for_old_ones_to_stop(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         harness.cluster.still.obedient = False
         harness.end_pod(1, constants.EXIT_RETRYABLE, ERROR)
@@ -112,13 +112,13 @@ class TestFailure:
         await harness.settle()
         assert harness.jobs() == ["train-1", "train-2"]
 
-    async def test_restart_ends_when_the_workers_have_met_again(self) -> None:
+    async def test_restart_ends_when_workers_have_met_again(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         harness.end_pod(1, constants.EXIT_RETRYABLE, ERROR)
         await harness.train(TRAINING)
         assert (harness.status.phase, harness.state("Restarting")) == ("Running", ("False", "NotRestarting"))
 
-    async def test_secondary_failure_waits_for_the_root_cause(self) -> None:
+    async def test_secondary_failure_waits_for_root_cause(self) -> None:
         harness = await ReconcilerHarness(nodes=3).train(TRAINING)
         harness.tell_end(0, constants.EXIT_PEER_LOST, PEER_LOST)
         harness.clock.advance(1)
@@ -141,7 +141,7 @@ class TestFailure:
         assert harness.status.last_failure is not None
         assert harness.status.last_failure.category == "NCCL"
 
-    async def test_user_error_ends_the_job_at_once(self) -> None:
+    async def test_user_error_ends_job_at_once(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         words = last_words("UserError", message="ModuleNotFoundError: No module named 'nothere'", exitCode=2)
         harness.end_pod(0, constants.EXIT_USER_ERROR, words)
@@ -152,7 +152,7 @@ class TestFailure:
         assert harness.condition("Failed").message.endswith("): ModuleNotFoundError: No module named 'nothere'")
         assert harness.events[-2:] == ["FailureUserError", "Failed"]
 
-    async def test_a_cause_of_many_lines_is_one_line_in_the_condition(self) -> None:
+    async def test_cause_of_many_lines_is_one_line_in_condition(self) -> None:
         harness = await ReconcilerHarness(recovery={"maxRestarts": 0}).train(TRAINING)
         harness.end_pod(0, constants.EXIT_RETRYABLE, last_words("UserError", message="KeyError: 1\nTraceback\nmore"))
         await harness.settle()
@@ -163,7 +163,7 @@ class TestFailure:
         assert harness.status.last_failure is not None
         assert harness.status.last_failure.conclusion == conclusion
 
-    async def test_budget_ends_the_job(self) -> None:
+    async def test_budget_ends_job(self) -> None:
         harness = await ReconcilerHarness(recovery={"maxRestarts": 1}).train(TRAINING)
         harness.end_pod(0, constants.EXIT_RETRYABLE, ERROR)
         await harness.train(TRAINING)
@@ -176,7 +176,7 @@ class TestFailure:
         )
         assert harness.status.attempt == 2
 
-    async def test_out_of_memory_kill_ends_the_attempt_although_its_code_is_that_of_a_killed_pod(self) -> None:
+    async def test_out_of_memory_kill_ends_attempt_although_its_code_is_that_of_killed_pod(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         harness.end_pod(1, 137, reason="OOMKilled")
         await harness.settle()
@@ -186,7 +186,7 @@ class TestFailure:
         assert "limits.memory" in failure.hint
         assert (harness.status.attempt, harness.jobs()) == (2, ["train-2"])
 
-    async def test_killed_pod_is_a_new_attempt_that_counts(self) -> None:
+    async def test_killed_pod_is_new_attempt_that_counts(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         harness.end_pod(1, 137)
         await harness.settle()
@@ -194,7 +194,7 @@ class TestFailure:
         assert harness.state("Restarting") == ("True", "GroupRestart")
         assert (harness.status.restarts.counted, harness.status.restarts.used) == (1, 1)
 
-    async def test_killed_pod_of_a_queued_job_is_replaced_in_the_same_attempt(self) -> None:
+    async def test_killed_pod_of_queued_job_is_replaced_in_same_attempt(self) -> None:
         item = resource(labels={"kueue.x-k8s.io/queue-name": "gpu"}, nodes=2)
         harness = await ReconcilerHarness(item).train(TRAINING)
         harness.end_pod(1, 137)
@@ -219,7 +219,7 @@ class TestFailure:
         )
 
     @pytest.mark.parametrize("labels", [{}, {"kueue.x-k8s.io/queue-name": "gpu"}], ids=["no queue", "queue"])
-    async def test_a_pod_that_is_taken_is_replaced_before_the_back_off_is_over(self, labels: dict[str, str]) -> None:
+    async def test_pod_that_is_taken_is_replaced_before_back_off_is_over(self, labels: dict[str, str]) -> None:
         item = resource(labels=labels, nodes=2)
         harness = await ReconcilerHarness(item).train(TRAINING)
         for index, serial in ((1, 1), (0, 2)):
@@ -241,7 +241,7 @@ class TestFailure:
         assert (harness.status.last_failure and harness.status.last_failure.category) == "Preempted"
         assert harness.events.count("PodReplacement") == 2
 
-    async def test_a_pod_that_was_killed_soon_after_its_start_is_left_to_the_back_off(self) -> None:
+    async def test_pod_that_was_killed_soon_after_its_start_is_left_to_back_off(self) -> None:
         for age, made in ((59, 0), (61, 1)):
             item = resource(labels={"kueue.x-k8s.io/queue-name": "gpu"}, nodes=2)
             harness = await ReconcilerHarness(item).train(TRAINING)
@@ -252,7 +252,7 @@ class TestFailure:
             await harness.settle()
             assert len([pod for pod in harness.pods() if pod["status"]["phase"] == "Pending"]) == made
 
-    async def test_only_pod_that_is_killed_is_a_restart_too(self) -> None:
+    async def test_only_pod_that_is_killed_is_restart_too(self) -> None:
         harness = await ReconcilerHarness(nodes=1).train(TRAINING)
         harness.end_pod(0, 137)
         await harness.settle()
@@ -270,7 +270,7 @@ class TestFailure:
         assert (failure.container, failure.message) == ("fetch", "no route to data")
         assert (harness.jobs(), harness.pods(1)) == (["train-1"], [])
 
-    async def test_hostile_termination_message_does_not_stop_the_decision(self) -> None:
+    async def test_hostile_termination_message_does_not_stop_decision(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         words = (
             '{"category": "CUDAError", "rank": 99999999999999999999, "time": 1e308, "message": "' + "x" * 9999 + '"}'
@@ -282,7 +282,7 @@ class TestFailure:
         assert (failure.category, failure.rank) == ("CUDAError", None)
         assert len(failure.message) <= 2048
 
-    async def test_pods_of_a_job_that_somebody_deleted_are_waited_for(self) -> None:
+    async def test_pods_of_job_that_somebody_deleted_are_waited_for(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         harness.cluster.still.obedient = False
         harness.cluster.store.delete(harness.cluster.store.list("Job")[0])
@@ -302,7 +302,7 @@ class TestFailure:
         assert harness.children()["Service"] == ["train"]
         assert (harness.status.phase, harness.status.attempt, len(harness.pods())) == ("Running", 1, 2)
 
-    async def test_living_pods_of_a_deleted_resource_of_the_same_name_are_waited_for(self) -> None:
+    async def test_living_pods_of_deleted_resource_of_same_name_are_waited_for(self) -> None:
         harness = ReconcilerHarness()
         stray = child_pod(0, "Running", owner="a job that is gone")
         stray["metadata"]["finalizers"] = ["example.com/keep"]
@@ -311,7 +311,7 @@ class TestFailure:
         assert harness.jobs() == []
         assert harness.state("Scheduled") == ("False", "WaitingForFormerPods")
 
-    async def test_lost_status_is_restored_from_the_newest_job(self) -> None:
+    async def test_lost_status_is_restored_from_newest_job(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         harness.end_pod(1, constants.EXIT_RETRYABLE, ERROR)
         await harness.train(TRAINING)

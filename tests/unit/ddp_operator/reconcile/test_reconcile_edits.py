@@ -13,7 +13,7 @@ ERROR = last_words("CUDAError", rank=1, node=1, message="RuntimeError: boom", tr
 
 
 class TestEditBeforeAnyPodHasRun:
-    async def test_of_the_template_recreates_the_job(self) -> None:
+    async def test_of_template_recreates_job(self) -> None:
         harness = await ReconcilerHarness().settle()
         harness.edit(template=template(trainer(image="corrected")))
         await harness.settle()
@@ -24,7 +24,7 @@ class TestEditBeforeAnyPodHasRun:
         assert child["spec"]["template"]["spec"]["containers"][0]["image"] == "corrected"
         assert (harness.status.attempt, harness.status.first_run_time) == (1, None)
 
-    async def test_of_a_field_that_is_not_in_the_job_keeps_it(self) -> None:
+    async def test_of_field_that_is_not_in_job_keeps_it(self) -> None:
         harness = await ReconcilerHarness().settle()
         [before] = harness.cluster.store.list("Job")
         harness.edit(ttlSecondsAfterFinished=5)
@@ -42,7 +42,7 @@ class TestEditBeforeAnyPodHasRun:
 
 
 class TestEdit:
-    async def test_other_number_of_nodes_is_a_new_attempt_that_costs_nothing(self) -> None:
+    async def test_other_number_of_nodes_is_new_attempt_that_costs_nothing(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         harness.edit(nodes=4)
         await harness.settle()
@@ -52,7 +52,7 @@ class TestEdit:
         await harness.train(TRAINING)
         assert (harness.status.phase, len(harness.pods())) == ("Running", 4)
 
-    async def test_resize_waits_until_the_old_pods_have_saved(self) -> None:
+    async def test_resize_waits_until_old_pods_have_saved(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         harness.cluster.still.obedient = False
         harness.edit(nodes=3)
@@ -64,14 +64,14 @@ class TestEdit:
         await harness.settle()
         assert harness.jobs() == ["train-2"]
 
-    async def test_resize_before_the_first_pod_creates_no_pods_of_the_old_size(self) -> None:
+    async def test_resize_before_first_pod_creates_no_pods_of_old_size(self) -> None:
         harness = ReconcilerHarness()
         await harness.reconcile()
         harness.edit(nodes=3)
         await harness.settle()
         assert [len(harness.pods(attempt)) for attempt in (1, harness.status.attempt)] == [0, 3]
 
-    async def test_suspend_stops_the_pods_and_resume_goes_on_in_the_same_attempt(self) -> None:
+    async def test_suspend_stops_pods_and_resume_goes_on_in_same_attempt(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         harness.cluster.still.obedient = False
         harness.edit(suspend=True)
@@ -91,12 +91,12 @@ class TestEdit:
         assert harness.status.restarts.total == 0
         assert [e for e in harness.events if e in ("Suspended", "Resumed")] == ["Suspended", "Resumed"]
 
-    async def test_suspended_from_the_start_runs_no_pod(self) -> None:
+    async def test_suspended_from_start_runs_no_pod(self) -> None:
         harness = await ReconcilerHarness(suspend=True).settle()
         assert (harness.status.phase, harness.jobs(), harness.pods()) == ("Suspended", [], [])
         assert harness.requeue is None
 
-    async def test_deadlines_of_a_suspended_job_ask_for_no_pass(self) -> None:
+    async def test_deadlines_of_suspended_job_ask_for_no_pass(self) -> None:
         harness = await ReconcilerHarness(activeDeadlineSeconds=600, pendingDeadlineSeconds=600).train(TRAINING)
         harness.edit(suspend=True)
         await harness.settle()
@@ -131,7 +131,7 @@ class TestEdit:
         await harness.settle()
         assert not [call for call in harness.cluster.calls if call.startswith("patch")]
 
-    async def test_another_queue_is_given_to_the_waiting_job_and_asked_at_once(
+    async def test_another_queue_is_given_to_waiting_job_and_asked_at_once(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         harness = await ReconcilerHarness(resource(labels={"kueue.x-k8s.io/queue-name": "gpu"}, nodes=1)).settle()
@@ -163,7 +163,7 @@ class TestEdit:
 
 
 class TestDeadline:
-    async def test_ends_the_job_and_stops_its_pods(self) -> None:
+    async def test_ends_job_and_stops_its_pods(self) -> None:
         harness = await ReconcilerHarness(activeDeadlineSeconds=60).train(TRAINING)
         assert harness.requeue is not None
         assert harness.requeue <= 49
@@ -172,7 +172,7 @@ class TestDeadline:
         assert harness.state("Failed") == ("True", "DeadlineExceeded")
         assert (harness.pods(1), harness.jobs()) == ([], ["train-1"])
 
-    async def test_counts_from_the_latest_resumption(self) -> None:
+    async def test_counts_from_latest_resumption(self) -> None:
         harness = await ReconcilerHarness(activeDeadlineSeconds=60).train(TRAINING)
         harness.edit(suspend=True)
         await harness.settle()

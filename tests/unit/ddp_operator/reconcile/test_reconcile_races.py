@@ -11,7 +11,7 @@ from tests.support.fake_cluster import ReconcilerHarness
 TRAINING = page(ddp_step=7, ddp_planned_steps=10, ddp_loss=0.5, phase="Running")
 
 
-async def test_edit_during_a_pass_is_met_by_another_pass_soon() -> None:
+async def test_edit_during_pass_is_met_by_another_pass_soon() -> None:
     harness = await ReconcilerHarness().settle()
     harness.run_pods()
     original = harness.cluster.scrape
@@ -37,7 +37,7 @@ async def test_event_that_cannot_be_posted_breaks_nothing(monkeypatch: pytest.Mo
     assert (harness.status.attempt, harness.jobs()) == (1, ["train-1"])
 
 
-async def test_time_to_live_that_is_taken_away_during_the_pass_deletes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_time_to_live_that_is_taken_away_during_pass_deletes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = await ReconcilerHarness(ttlSecondsAfterFinished=100).train(TRAINING)
     harness.end_pod(0)
     harness.end_pod(1)
@@ -76,7 +76,7 @@ async def test_own_child_that_is_being_deleted_is_waited_for(monkeypatch: pytest
     assert harness.children()["Service"] == ["train"]
 
 
-async def test_two_single_errors_of_the_api_server_long_apart_are_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_single_errors_of_api_server_long_apart_are_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = await ReconcilerHarness().train(TRAINING)
     create = harness.cluster.create
     failures = [1]
@@ -98,7 +98,7 @@ async def test_two_single_errors_of_the_api_server_long_apart_are_not_reported(m
     assert "ServerError" not in harness.events
 
 
-async def test_nothing_is_remembered_of_a_finished_job() -> None:
+async def test_nothing_is_remembered_of_finished_job() -> None:
     harness = await ReconcilerHarness().train(TRAINING)
     assert harness.key in harness.reconciler._memory
     harness.end_pod(0)

@@ -53,7 +53,7 @@ EVENTS = [
 ]
 
 
-def test_the_figures_are_those_of_the_status_cut_where_training_was_interrupted() -> None:
+def test_figures_are_those_of_status_cut_where_training_was_interrupted() -> None:
     run = read_job(job(), EVENTS, NOW)
     assert run.series("loss") == [[(10.0, 0.9), (20.0, 0.5)], [(60.0, 0.45), (70.0, 0.3)]]
     assert run.series("samples_per_second") == [[(10.0, 100.0), (20.0, 110.0)], [(60.0, 105.0)]]
@@ -68,7 +68,7 @@ def test_of_pods_only_warnings_are_listed_and_with_their_name() -> None:
     assert said == [("FailureKilled", "attempt 1: rank 1 was killed"), ("Evicted", "Pod digits-1-0-abcde: no room")]
 
 
-def test_the_page_has_charts_and_links_and_says_what_was_run() -> None:
+def test_page_has_charts_and_links_and_says_what_was_run() -> None:
     page = build_page(read_job(job(), EVENTS, NOW), NOW)
     assert page.count("<figure>") == 3  # throughput, loss, validation accuracy
     assert '<a href="https://wandb.ai/e/p/runs/digits-1?a&amp;b">' in page
@@ -79,11 +79,11 @@ def test_the_page_has_charts_and_links_and_says_what_was_run() -> None:
 
 
 @pytest.mark.parametrize("history", [None, {"columns": "time,loss", "rows": ["x,1", "", "?"]}])
-def test_a_job_without_readable_figures_has_a_report_too(history: Any) -> None:
+def test_job_without_readable_figures_has_report_too(history: Any) -> None:
     assert "No charts" in build_page(read_job(job(history=history), [], NOW), NOW)
 
 
-def test_a_status_of_another_version_is_an_error_with_the_jobs_name() -> None:
+def test_status_of_another_version_is_error_with_jobs_name() -> None:
     with pytest.raises(ValueError, match="digits: this version of ddp cannot read the status"):
         read_job(job(attempt="many"), [], NOW)
 
@@ -130,7 +130,7 @@ def prometheus() -> Iterator[tuple[str, list[dict[str, str]]]]:
     server.server_close()
 
 
-def test_a_prometheus_has_more_than_the_status(prometheus: tuple[str, list[dict[str, str]]]) -> None:
+def test_prometheus_has_more_than_status(prometheus: tuple[str, list[dict[str, str]]]) -> None:
     url, asked = prometheus
     run = read_job(job(attempt=2), [], NOW, f"{url}/")
     assert run.series("loss") == [[(15.0, 1.0), (45.0, 1 / 3)], [(60.0, 0.2)]]
@@ -140,7 +140,7 @@ def test_a_prometheus_has_more_than_the_status(prometheus: tuple[str, list[dict[
     assert {(one["start"], one["end"]) for one in asked if "start" in one} == {(str(START * 1.0), str(START + 80.0))}
 
 
-def test_without_an_answer_of_prometheus_the_error_names_the_option(
+def test_without_answer_of_prometheus_error_names_option(
     prometheus: tuple[str, list[dict[str, str]]],
 ) -> None:
     for url, words in (
@@ -152,7 +152,7 @@ def test_without_an_answer_of_prometheus_the_error_names_the_option(
             read_job(job(), [], NOW, url)
 
 
-def test_a_run_on_this_machine_comes_before_a_job_and_a_missing_one_is_looked_for_in_the_cluster(
+def test_run_on_this_machine_comes_before_job_and_missing_one_is_looked_for_in_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

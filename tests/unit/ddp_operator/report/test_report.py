@@ -124,7 +124,7 @@ class TestPage:
         assert "default-src 'none'" in page
         assert not re.search(r"url\(|@import|https?://", page)
 
-    def test_page_of_a_killed_run_explains_how_to_resume(self, tmp_path: Path) -> None:
+    def test_page_of_killed_run_explains_how_to_resume(self, tmp_path: Path) -> None:
         path = write_run(tmp_path, phase="Running")
         page = build_page(read_run(path), NOW)
         assert '<span class="phase Interrupted">Interrupted</span>' in page
@@ -142,14 +142,14 @@ class TestPage:
         )
         assert "job.yaml --cpu -- &#x27;&lt;b&gt;&#x27;" in page
 
-    def test_has_charts_failure_events_ranks_and_the_outcome(self, tmp_path: Path) -> None:
+    def test_has_charts_failure_events_ranks_and_outcome(self, tmp_path: Path) -> None:
         page = build_page(read_run(write_run(tmp_path)), NOW)
         for title in ("Throughput", "Loss", "Time of a step on rank 0", "Last failure", "Events", "Ranks of the last"):
             assert title in page
         assert ">Failed</span>" in page
         assert "look at the data" in page
 
-    def test_each_chart_has_the_interruptions_with_their_causes_and_no_line_over_them(self, tmp_path: Path) -> None:
+    def test_each_chart_has_interruptions_with_their_causes_and_no_line_over_them(self, tmp_path: Path) -> None:
         page = build_page(read_run(write_run(tmp_path)), NOW)
         charts = page.split("<figure>")[1:]
         assert len(charts) == 3
@@ -162,7 +162,7 @@ class TestPage:
         assert "attempt 1: &lt;b&gt;boom" in page.partition("<h2>Interruptions")[2].partition("</table>")[0]
 
     @pytest.mark.parametrize(("phase", "first"), [("Failed", "Last failure"), ("Succeeded", "Over time")])
-    def test_a_failure_that_was_survived_comes_last(self, tmp_path: Path, phase: str, first: str) -> None:
+    def test_failure_that_was_survived_comes_last(self, tmp_path: Path, phase: str, first: str) -> None:
         heads = re.findall("<h2>(.*?)</h2>", build_page(read_run(write_run(tmp_path, phase=phase)), NOW))
         assert heads[0] == first
         assert "Last failure" in heads
@@ -177,7 +177,7 @@ class TestPage:
         steps = re.findall(r"checkpoint of step (\d+) at (\w+)", page.split("<figure>")[1])
         assert steps == [("4", "4s"), ("8", "8s")]
 
-    def test_links_the_traces_that_are_there(self, tmp_path: Path) -> None:
+    def test_links_traces_that_are_there(self, tmp_path: Path) -> None:
         path = write_run(tmp_path / "runs")
         trace = tmp_path / "a <claim>" / "rank-1.json.gz"
         trace.parent.mkdir()
@@ -191,20 +191,20 @@ class TestPage:
         assert Links(page).open == []
         assert "a &lt;claim&gt;/rank-1.json.gz" in page
 
-    def test_has_what_it_takes_to_make_the_run_again(self, tmp_path: Path) -> None:
+    def test_has_what_it_takes_to_make_run_again(self, tmp_path: Path) -> None:
         path = write_run(tmp_path)
         RunFolder(path).write_manifest("", [], {}, "ddp run train.py -- --lr 0.1")
         page = build_page(read_run(path), NOW)
         for words in ("ddp run train.py -- --lr 0.1", "abc1234 Fix &lt;it&gt;", "torch 2.9.0"):
             assert words in page
 
-    def test_what_a_training_script_says_is_text(self, tmp_path: Path) -> None:
+    def test_what_training_script_says_is_text(self, tmp_path: Path) -> None:
         page = build_page(read_run(write_run(tmp_path)), NOW)
         assert "<script>" not in page
         assert "&lt;script&gt;alert(1)" in page
         assert "<b>boom</b>" not in page
 
-    def test_a_run_without_figures_says_so(self, tmp_path: Path) -> None:
+    def test_run_without_figures_says_so(self, tmp_path: Path) -> None:
         page = build_page(read_run(write_run(tmp_path, figures=False)), NOW)
         assert "reported no steps" in page
         assert "<svg" not in page
@@ -224,7 +224,7 @@ class TestRun:
         assert find_marks(rows(), [], 1000.0) == [Mark(5.0, "restart"), Mark(10.0, "restart")]
         assert [len(part) for part in split_processes(rows())] == [6, 5, 1]
 
-    def test_a_restart_has_the_event_about_it_also_where_that_came_late(self) -> None:
+    def test_restart_has_event_about_it_also_where_that_came_late(self) -> None:
         events = [
             LoggedEvent(1000.0, "Normal", "Started", "attempt 1"),
             LoggedEvent(1009.0, "Warning", "FailureUnknown", "killed"),  # in place: heard of with the next page
@@ -238,7 +238,7 @@ class TestRun:
             Mark(20.0, "OOM", "again"),
         ]
 
-    def test_a_change_of_size_is_the_cause_of_its_restart(self) -> None:
+    def test_change_of_size_is_cause_of_its_restart(self) -> None:
         events = [LoggedEvent(1010.5, "Normal", "Resized", "4 nodes")]
         assert find_marks(rows(), events, 1000.0)[1] == Mark(10.5, "Resized", "4 nodes")
 
@@ -247,11 +247,11 @@ class TestRun:
         assert [len(part) for part in parts] == [5, 4, 0]  # twelve rows, without the steps over the restarts
         assert parts[0][0] == (1001.0, 0.25, 0.5, 0.25)
 
-    def test_rows_of_an_older_folder_have_no_split(self) -> None:
+    def test_rows_of_older_folder_have_no_split(self) -> None:
         assert split_step_time([{"time": 1.0, "step": 1.0}, {"time": 2.0, "step": 2.0}]) == []
         assert split_step_time([{**row, "data_seconds": 0.0, "compute_seconds": 0.0} for row in rows()]) == []
 
-    def test_ranks_are_those_of_the_last_attempt_and_garbage_is_left_out(self, tmp_path: Path) -> None:
+    def test_ranks_are_those_of_last_attempt_and_garbage_is_left_out(self, tmp_path: Path) -> None:
         (first, second) = read_run(write_run(tmp_path)).ranks
         assert (first.rank, first.steps, first.step) == (0, 10, 0.0)
         assert (second.rank, second.step, second.data, second.compute) == (1, 0.2, 0.05, 0.1)
@@ -262,7 +262,7 @@ class TestRun:
         (event,) = parse_events("2026-01-01T00:00:00+0000 Normal Started: attempt 1\nrubbish\nnow Normal X: y\n")
         assert (event.time, event.reason, event.message) == (1767225600.0, "Started", "attempt 1")
 
-    def test_broken_folders_are_refused_in_a_sentence(self, tmp_path: Path) -> None:
+    def test_broken_folders_are_refused_in_sentence(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"status\.yaml is missing"):
             read_run(tmp_path)
         for text in ("- 1", "{status: {attempt: two}}", "{"):
@@ -275,7 +275,7 @@ class TestRanks:
     def ranks(self, count: int, late: int) -> list[RankTime]:
         return [RankTime(n, 9, 0.2, 0.01, 0.1 if n != late else 0.15) for n in range(count)]
 
-    def test_the_slowest_is_the_first_and_marked(self) -> None:
+    def test_slowest_is_first_and_marked(self) -> None:
         table = list_ranks(self.ranks(4, late=2))
         rows = re.findall(r'<tr class="(\w*)"><td class="number">(\d+)<', table)
         assert rows == [("late", "2"), ("", "0"), ("", "1"), ("", "3")]
@@ -305,7 +305,7 @@ class TestCharts:
         assert stacked_chart("Time", ["a"], stretches, TimeAxis(1)) == ""
 
     @pytest.mark.parametrize("points", [[(0.0, 0.0), (1.0, 0.0)], [(0.0, -3.0), (9.0, -3.0)]])
-    def test_flat_lines_have_a_frame(self, points: list[tuple[float, float]]) -> None:
+    def test_flat_lines_have_frame(self, points: list[tuple[float, float]]) -> None:
         assert "<polyline" in line_chart("x", [Series("s", [points])], TimeAxis(9))
 
     def test_labels_do_not_lie_on_each_other(self) -> None:
@@ -322,17 +322,17 @@ class TestCharts:
         assert kept == sorted(kept)
 
     @pytest.mark.parametrize(("low", "high"), [(0, 1), (0.1, 0.9), (3, 1234), (-5, 5), (1e-6, 2e-6), (2, 2), (0, 0)])
-    def test_ticks_span_the_values_with_round_numbers(self, low: float, high: float) -> None:
+    def test_ticks_span_values_with_round_numbers(self, low: float, high: float) -> None:
         ticks = nice_ticks(low, high)
         assert ticks[0] <= low
         assert ticks[-1] >= high
         assert 2 <= len(ticks) <= 9
 
     @pytest.mark.parametrize("high", [1.0, 59.0, 3600.0, 1e5, 1e7])
-    def test_times_below_a_chart_are_few(self, high: float) -> None:
+    def test_times_below_chart_are_few(self, high: float) -> None:
         assert 1 <= len(time_ticks(high)) <= 8
 
-    def test_numbers_in_the_report_are_short(self) -> None:
+    def test_numbers_in_report_are_short(self) -> None:
         assert [format_number(n) for n in (0.0, 0.01234, 12.34, 1234.0, 2.5e6)] == [
             "0",
             "0.0123",
@@ -343,13 +343,13 @@ class TestCharts:
 
 
 class TestCommand:
-    def test_the_newest_run_is_taken(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_newest_run_is_taken(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         path = write_run(tmp_path)
         assert main(["report", "--runs-dir", str(tmp_path)]) == 0
         assert capsys.readouterr().out.strip() == str(path / "report.html")
         assert (path / "report.html").read_text().startswith("<!DOCTYPE html>")
 
-    def test_a_run_may_be_named_and_the_page_put_elsewhere(self, tmp_path: Path) -> None:
+    def test_run_may_be_named_and_page_put_elsewhere(self, tmp_path: Path) -> None:
         path = write_run(tmp_path)
         target = tmp_path / "page.html"
         assert main(["report", path.name, "--runs-dir", str(tmp_path), "-o", str(target)]) == 0
@@ -373,7 +373,7 @@ class TestCommand:
         assert complaint.count("\n") == 1
 
 
-def test_status_is_what_the_recorder_of_a_run_writes(tmp_path: Path) -> None:
+def test_status_is_what_recorder_of_run_writes(tmp_path: Path) -> None:
     path = write_run(tmp_path, phase="Succeeded")
     stored = yaml.safe_load((path / "status.yaml").read_text())
     assert read_run(path).status.phase == stored["status"]["phase"] == "Succeeded"

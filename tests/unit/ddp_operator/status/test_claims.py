@@ -42,7 +42,7 @@ def test_claim_of_started_or_older_job_is_refused(other: dict[str, Any], refused
     assert (refuse_second(mine, "weights", [other]) is not None) is refused
 
 
-def test_checkpoint_url_is_exclusive_like_a_claim() -> None:
+def test_checkpoint_url_is_exclusive_like_claim() -> None:
     store = {"path": "/ckpt", "url": "s3://bucket/digits"}
     mine = replace(job(checkpoint=store), uid="own", created="2026-11-20T12:00:00Z")
     refusal = refuse_second(mine, "s3://bucket/digits", [another("Running", 1) | {}])
@@ -85,7 +85,7 @@ class TestSecondJob:
         assert harness.state("Accepted") == ("True", "Valid")
 
 
-def test_cache_finds_resources_by_the_exact_claim() -> None:
+def test_cache_finds_resources_by_exact_claim() -> None:
     store = ObjectCache()
     for name, claim in (("weights", "other"), ("two", "weights")):
         item = resource(name, checkpoint={"path": "/weights", "claimName": claim})

@@ -44,7 +44,7 @@ class TestMerge:
     def merge(self, before: tuple[Condition, ...], *facts: c.Fact, seconds: float = 0) -> tuple[Condition, ...]:
         return c.merge_conditions(before, facts, NOW + timedelta(seconds=seconds), 7)
 
-    def test_time_changes_only_with_the_status(self) -> None:
+    def test_time_changes_only_with_status(self) -> None:
         first = self.merge((), c.Fact("Scheduled", "False", "A"))
         second = self.merge(first, c.Fact("Scheduled", "False", "B", "words"), seconds=9)
         third = self.merge(second, c.Fact("Scheduled", "True", "C"), seconds=20)
@@ -52,15 +52,15 @@ class TestMerge:
         assert (second[0].reason, second[0].message) == ("B", "words")
         assert third[0].last_transition_time == NOW + timedelta(seconds=20)
 
-    def test_condition_without_a_new_fact_stays(self) -> None:
+    def test_condition_without_new_fact_stays(self) -> None:
         first = self.merge((), c.Fact("Accepted", "True", "Valid"))
         assert self.merge(first, c.Fact("Failed", "False", "X"))[0] == first[0]
 
-    def test_conditions_are_in_a_fixed_order(self) -> None:
+    def test_conditions_are_in_fixed_order(self) -> None:
         facts = [c.Fact(kind, "False", "X") for kind in reversed(c.TYPES)]
         assert tuple(condition.type for condition in self.merge((), *facts)) == c.TYPES
 
-    def test_merging_the_same_facts_changes_nothing(self) -> None:
+    def test_merging_same_facts_changes_nothing(self) -> None:
         fact = c.Fact("Scheduled", "False", "A", "m" * 5000)
         first = self.merge((), fact)
         assert self.merge(first, fact, seconds=99) == first
@@ -74,7 +74,7 @@ class TestScheduled:
         fact = describe_scheduling(typed, observe(typed, [child_job()], [*raw, *strays]), 1, nodes, NOW)
         return fact.status, fact.reason, fact.message
 
-    def test_pod_with_a_node_is_scheduled_whatever_its_condition_says(self) -> None:
+    def test_pod_with_node_is_scheduled_whatever_its_condition_says(self) -> None:
         """A scheduler that lost the race for a pod writes its complaint after the binding."""
         raced = unschedulable(0, 'pod is already assigned to node "a"')
         assert self.describe(raced, nodes=1)[0] == "False"
@@ -89,7 +89,7 @@ class TestScheduled:
         )
         assert self.describe(child_pod(0), child_pod(1)) == ("True", "AllPodsScheduled", "2/2 pods scheduled")
 
-    def test_quotes_the_schedulers_message_on_the_first_pod(self) -> None:
+    def test_quotes_schedulers_message_on_first_pod(self) -> None:
         statement = self.describe(unschedulable(1, "second"), unschedulable(0, "first"))
         assert statement == ("False", "Unschedulable", "train-1-0-abcde (and 1 more pods): first")
 
@@ -199,7 +199,7 @@ class TestCounting:
             done = child_pod(0, "Succeeded", suffix=second, age=50)
             assert pods(dead, done).counts(1) == Nodes(desired=1, ready=0, succeeded=1, failed=0)
 
-    def test_living_pod_counts_before_an_ended_one_of_the_same_second(self) -> None:
+    def test_living_pod_counts_before_ended_one_of_same_second(self) -> None:
         both = pods(child_pod(0, suffix="a"), child_pod(0, "Failed", code=137, suffix="b"))
         assert (both.running, both.counts(1)) == (1, Nodes(desired=1, ready=1, succeeded=0, failed=0))
 

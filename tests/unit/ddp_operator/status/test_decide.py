@@ -110,10 +110,10 @@ class TestLedger:
         behind = replace(STARTED, restarts=Restarts(total=1, free=1))
         assert run(behind, [child_job(3)]).status.restarts == Restarts(total=2, counted=1, free=1, used=1, all=2)
 
-    def test_jobs_of_a_deleted_resource_of_the_same_name_are_ignored(self) -> None:
+    def test_jobs_of_deleted_resource_of_same_name_are_ignored(self) -> None:
         assert run(Status(), [child_job(9, owner="another")]).status.attempt == 1
 
-    def test_limit_of_zero_ends_with_the_first_failure(self) -> None:
+    def test_limit_of_zero_ends_with_first_failure(self) -> None:
         pods = [child_pod(0, "Failed", code=82)]
         decision = run(trained(), pods=pods, recovery={"maxRestarts": 0})
         assert decision.status.phase == "Failed"
@@ -145,13 +145,13 @@ class TestActions:
         ],
         ids=["running", "being deleted", "suspended"],
     )
-    def test_next_job_waits_until_the_previous_one_creates_no_more_pods(self, jobs: Any) -> None:
+    def test_next_job_waits_until_previous_one_creates_no_more_pods(self, jobs: Any) -> None:
         second = replace(STARTED, attempt=2)
         decision = run(second, jobs)
         assert not [action for action in decision.actions if isinstance(action, EnsureChildren)]
         assert decision.requeue_after is not None
 
-    def test_next_job_waits_for_the_previous_pods_to_terminate(self) -> None:
+    def test_next_job_waits_for_previous_pods_to_terminate(self) -> None:
         failed = child_job(1, conditions={"Failed": "x"})
         second = replace(STARTED, attempt=2)
         assert run(second, [failed], [child_pod(0)]).actions == ()
@@ -162,7 +162,7 @@ class TestActions:
         assert decision.actions == ()
         assert state(decision, "Scheduled") == ("False", "WaitingForFormerPods")
 
-    def test_next_job_does_not_wait_for_a_foreign_pod_with_the_label(self) -> None:
+    def test_next_job_does_not_wait_for_foreign_pod_with_label(self) -> None:
         pod = child_pod(0, owner="x")
         pod["metadata"]["ownerReferences"][0]["name"] = "somebody-else"
         assert run(jobs=(), pods=[pod]).actions == (EnsureChildren(1, 2),)
@@ -173,7 +173,7 @@ class TestActions:
         assert decision.requeue_after is not None
         assert decision.requeue_after >= 1
 
-    def test_previous_jobs_are_deleted_but_the_last_failed_one(self) -> None:
+    def test_previous_jobs_are_deleted_but_last_failed_one(self) -> None:
         third = replace(STARTED, attempt=3)
         jobs = [child_job(n, conditions={"Failed": "x"}) for n in (1, 2)] + [child_job(3)]
         assert run(third, jobs).actions == (DeleteJob("train-1", "job-1"),)
@@ -208,7 +208,7 @@ class TestActions:
             (True, False, {"written": True}, (DeleteJob("train-1", "job-1"),)),
         ],
     )
-    def test_suspend_follows_spec_unless_a_queue_owns_it(
+    def test_suspend_follows_spec_unless_queue_owns_it(
         self, requested: bool, is_so: bool, about: Any, actions: Any
     ) -> None:
         assert run(jobs=[child_job(suspend=is_so, **about)], suspend=requested).actions == actions
@@ -231,7 +231,7 @@ class TestActions:
 
 
 class TestRefusal:
-    def test_refusal_before_the_first_attempt_rejects_the_job(self) -> None:
+    def test_refusal_before_first_attempt_rejects_job(self) -> None:
         decision = run(Status(), (), refusal=REFUSED)
         assert (decision.status.phase, decision.status.attempt, decision.actions) == ("Rejected", 0, ())
 
@@ -256,17 +256,17 @@ class TestRefusal:
 
 
 class TestAfterTheEnd:
-    def test_running_jobs_are_suspended_after_the_end(self) -> None:
+    def test_running_jobs_are_suspended_after_end(self) -> None:
         jobs = [child_job(1, conditions={"Failed": ""}), child_job(2)]
         assert run(finished(), jobs).actions == (SuspendJob("train-2", True),)
         assert run(finished(), [child_job(2, suspend=True)]).actions == ()
 
-    def test_queued_job_is_deleted_so_that_the_queue_does_not_start_it_again(self) -> None:
+    def test_queued_job_is_deleted_so_that_queue_does_not_start_it_again(self) -> None:
         assert run(finished(), [child_job(2, queue="q")]).actions == (DeleteJob("train-2", "job-2"),)
         waits = child_job(2, suspend=True, written=False)
         assert run(finished(), [waits]).actions == (DeleteJob("train-2", "job-2"),)
 
-    def test_job_that_an_older_operator_has_stopped_keeps_its_pods_logs(self) -> None:
+    def test_job_that_older_operator_has_stopped_keeps_its_pods_logs(self) -> None:
         assert run(finished(), [child_job(2, suspend=True, written=None)]).actions == ()
 
     @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ class TestAfterTheEnd:
             ("None", ()),
         ],
     )
-    def test_pods_are_cleaned_by_the_policy(self, policy: str, actions: Any) -> None:
+    def test_pods_are_cleaned_by_policy(self, policy: str, actions: Any) -> None:
         jobs = [child_job(1, conditions={"Failed": ""}), child_job(2), child_job(3, deleting=True)]
         assert run(finished(), jobs, cleanPodPolicy=policy).actions == actions
 
@@ -317,7 +317,7 @@ class TestAfterTheEnd:
         assert (decision.requeue_after, decision.actions) == (None, ())
 
     @pytest.mark.parametrize("time", [None, "", "yesterday"])
-    def test_unreadable_time_of_the_end_deletes_nothing(self, time: Any) -> None:
+    def test_unreadable_time_of_end_deletes_nothing(self, time: Any) -> None:
         decision = run(finished(completion_time=time), (), ttlSecondsAfterFinished=0)
         assert DeleteResource() not in decision.actions
 
@@ -327,11 +327,11 @@ class TestLookingAgain:
         word = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
         assert run(pods=[child_pod(n, "Pending", status={"conditions": [word]}) for n in (0, 1)]).requeue_after is None
 
-    def test_starting_job_is_polled_every_second_and_a_training_one_every_ten(self) -> None:
+    def test_starting_job_is_polled_every_second_and_training_one_every_ten(self) -> None:
         assert run(pods=RUNNING).requeue_after == 1.0
         assert run(pods=RUNNING, text=TRAINING).requeue_after == 10.0
 
-    def test_job_without_a_page_is_not_polled_every_second_for_ever(self) -> None:
+    def test_job_without_page_is_not_polled_every_second_for_ever(self) -> None:
         status = STARTED
         seconds = 0.0
         while seconds < 400:
@@ -341,7 +341,7 @@ class TestLookingAgain:
             seconds = seconds + decision.requeue_after
         assert decision.requeue_after == 10.0
 
-    def test_job_without_a_first_step_is_polled_every_second_for_two_minutes(self) -> None:
+    def test_job_without_first_step_is_polled_every_second_for_two_minutes(self) -> None:
         joined = run(pods=RUNNING, text=page(phase="Running")).status
         assert compute_scrape_interval(joined, NOW + timedelta(seconds=119), 10.0) == 1.0
         assert compute_scrape_interval(joined, NOW + timedelta(seconds=121), 10.0) == 10.0
@@ -371,7 +371,7 @@ class TestPhase:
             ((child_pod(0, "Succeeded"), child_pod(1, "Succeeded")), "Running"),
         ],
     )
-    def test_phase_sums_up_the_pods(self, pods: Any, phase: str) -> None:
+    def test_phase_sums_up_pods(self, pods: Any, phase: str) -> None:
         assert run(pods=pods).status.phase == phase
 
     def test_stopping_job_keeps_its_phase(self) -> None:
@@ -380,7 +380,7 @@ class TestPhase:
         assert decision.status.phase == "Running"
         assert state(decision, "Suspended") == ("False", "Stopping")
 
-    def test_job_is_not_suspended_while_pods_of_a_former_attempt_stop(self) -> None:
+    def test_job_is_not_suspended_while_pods_of_former_attempt_stop(self) -> None:
         second = replace(STARTED, attempt=2)
         decision = run(second, [child_job(1)], [child_pod(0)], suspend=True)
         assert state(decision, "Suspended") == ("False", "Stopping")
@@ -412,7 +412,7 @@ class TestPhase:
         assert state(run(pods=RUNNING, text=TRAINING), "Progressing") == ("True", "Training")
         assert state(run(pods=[child_pod(0)]), "Progressing") == ("False", "NotRunning")
 
-    def test_observed_generation_is_that_of_the_spec(self) -> None:
+    def test_observed_generation_is_that_of_spec(self) -> None:
         status = run().status
         assert status.observed_generation == 1
         assert {condition.observed_generation for condition in status.conditions} == {1}
@@ -429,7 +429,7 @@ class TestRestarting:
         assert state(met, "Restarting") == ("False", "NotRestarting")
         assert met.status.phase == "Running"
 
-    def test_restarting_is_false_before_the_first_run(self) -> None:
+    def test_restarting_is_false_before_first_run(self) -> None:
         lost = [child_pod(0), child_pod(1, "Failed", code=137)]
         assert state(run(pods=lost, jobs=[child_job(queue="q")]), "Restarting")[0] == "False"
 
@@ -454,7 +454,7 @@ class TestRestarting:
 
 
 class TestFinalProgress:
-    def test_final_progress_is_read_from_the_succeeded_pod(self) -> None:
+    def test_final_progress_is_read_from_succeeded_pod(self) -> None:
         old = child_pod(0, "Failed", code=85, suffix="aaaaa", age=90, message=last_words(progress={"ddp_step": 3.0}))
         new = child_pod(0, "Succeeded", suffix="bbbbb", age=60, message=last_words(progress={"ddp_step": 9.0}))
         for pods in ((old, new), (new, old)):
@@ -495,7 +495,7 @@ def test_in_place_restarts_of_failed_attempt_are_kept() -> None:
 
 
 @pytest.mark.parametrize(("peers", "unseen"), [((child_pod(1),), True), ((child_pod(1, "Failed", code=143),), False)])
-def test_secondary_failure_needs_a_fresh_read(peers: Any, unseen: bool) -> None:
+def test_secondary_failure_needs_fresh_read(peers: Any, unseen: bool) -> None:
     lost = last_words("NCCL", secondary=True)
     failed = child_pod(0, "Failed", code=constants.EXIT_PEER_LOST, message=lost)
     decision = run(jobs=(child_job(conditions={"Failed": "why"}),), pods=(failed, *peers), seconds=600)

@@ -78,13 +78,13 @@ class TestFailureInPlace:
 
 
 class TestRestarts:
-    def test_in_place_restarts_are_the_maximum_of_all_pods(self) -> None:
+    def test_in_place_restarts_are_maximum_of_all_pods(self) -> None:
         status = replace(STARTED, restarts=Restarts(in_place=3, in_place_before=2))
         ends = [child_pod(i, "Succeeded", message=last_words(restarts=n)) for i, n in enumerate((1, 4))]
         decision = run(*ends, status=status, jobs=[child_job(conditions={"Complete": ""})])
         assert decision.status.restarts.in_place == 6
 
-    def test_a_replaced_pod_is_counted_once(self) -> None:
+    def test_replaced_pod_is_counted_once(self) -> None:
         joined = condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED)
         status = replace(STARTED, conditions=(joined,), restarts=Restarts(replaced=2))
         first = run(child_pod(0), child_pod(1, "Pending"), status=status)
@@ -173,7 +173,7 @@ def test_pods_of_other_attempts_are_not_counted() -> None:
     assert [pod.attempt for pod in seen.pods_of(1)] == [1]
 
 
-def test_preflight_measurements_are_kept_for_the_attempt() -> None:
+def test_preflight_measurements_are_kept_for_attempt() -> None:
     text = 'ddp_launcher_preflight_duration_seconds{check="allreduce"} 0.4\n'
     text += 'ddp_launcher_preflight_passed{check="allreduce"} 1\n'
     result = parse_page(text).preflight
@@ -225,13 +225,13 @@ class TestCheckpointsInAStore:
     def decide(self, text: str, status: Status = STARTED) -> Decision:
         return run(*RUNNING, text=text, status=status, checkpoint=self.STORE)
 
-    def test_checkpoint_with_url_is_the_uploaded_one(self) -> None:
+    def test_checkpoint_with_url_is_uploaded_one(self) -> None:
         assert self.decide(self.BEFORE).status.checkpoint is None
         saved = self.decide(self.UPLOADED).status.checkpoint
         assert saved is not None
         assert saved.step == 40
 
-    def test_failing_upload_is_a_condition_with_its_message(self) -> None:
+    def test_failing_upload_is_condition_with_its_message(self) -> None:
         decision = self.decide(self.FAILING)
         assert state(decision, c.UPLOADED) == ("False", "UploadFailing")
         result = decision.status.condition(c.UPLOADED)

@@ -78,7 +78,7 @@ class TestCause:
     def test_that_is_not_secondary_although_it_was_reported_last(self) -> None:
         assert blamed(diagnosis(ended(0, 86, seconds=0), ended(1, 82, "OOM", seconds=9), seconds=9)) == (1, "OOM")
 
-    def test_rank_that_the_agent_stopped_is_not_the_root_cause(self) -> None:
+    def test_rank_that_agent_stopped_is_not_root_cause(self) -> None:
         report = last_words("Unknown", node=0, time=at(0).timestamp(), evidence="Stopped")
         stopped = ended(0, 82, "Unknown", seconds=0, message=report)
         assert blamed(diagnosis(stopped, ended(1, 82, "CUDAError", seconds=3), seconds=4)) == (1, "CUDAError")
@@ -94,12 +94,12 @@ class TestCause:
         assert (cause.pod, cause.node_name, cause.time) == ("train-1-1-abcde", "node-a", NOW)
 
     @pytest.mark.parametrize(("code", "permanent"), [(81, True), (82, False), (83, False), (84, False), (1, False)])
-    def test_only_a_users_error_is_permanent(self, code: int, permanent: bool) -> None:
+    def test_only_users_error_is_permanent(self, code: int, permanent: bool) -> None:
         found = diagnosis(ended(0, code, message=""))
         assert found is not None
         assert found.permanent is permanent
 
-    def test_pod_killed_for_memory_is_the_root_cause(self) -> None:
+    def test_pod_killed_for_memory_is_root_cause(self) -> None:
         pod = child_pod(1, "Failed", code=137, reason="OOMKilled")
         assert blamed(diagnosis(pod, child_pod(0))) == (1, "OOM")
         assert not view_pod(pod).fails_job, "the Job controller would replace it"
@@ -134,7 +134,7 @@ class TestCause:
         assert found.cause.hint == "see its log: kubectl logs train-1-0-abcde -c fetch"
         assert not view_pod(pod).fails_job, "the Job's policy looks at the training container only"
 
-    def test_only_container_is_the_trainer_whatever_its_name(self) -> None:
+    def test_only_container_is_trainer_whatever_its_name(self) -> None:
         pod = ended(0, 82)
         for part in (pod["spec"]["containers"], pod["status"]["containerStatuses"]):
             part[0]["name"] = "main"
@@ -148,7 +148,7 @@ class TestSecondaryFailures:
         assert found.cause is None
 
     @pytest.mark.parametrize(("peer", "seconds"), [(child_pod(1), 60), (child_pod(1, "Pending"), 15)])
-    def test_secondary_failure_counts_when_a_silent_peer_has_had_its_time(self, peer: Any, seconds: float) -> None:
+    def test_secondary_failure_counts_when_silent_peer_has_had_its_time(self, peer: Any, seconds: float) -> None:
         """A pod that runs may be on a lost node, which Kubernetes finds out after 50 seconds at most."""
         waiting = diagnosis(ended(0, 86), peer, seconds=seconds)
         assert waiting is not None
@@ -163,10 +163,10 @@ class TestSecondaryFailures:
     def test_clock_that_is_wrong_makes_nobody_wait_longer(self, skew: float) -> None:
         assert blamed(diagnosis(ended(0, 86, seconds=skew), child_pod(1))) == (0, "NCCL")
 
-    def test_yield_to_a_pod_that_was_killed(self) -> None:
+    def test_yield_to_pod_that_was_killed(self) -> None:
         assert blamed(diagnosis(ended(0, 86), ended(1, 137, seconds=1), seconds=20)) == (1, "Killed")
 
-    def test_do_not_yield_to_a_pod_that_only_obeyed_when_the_failed_job_was_taken_down(self) -> None:
+    def test_do_not_yield_to_pod_that_only_obeyed_when_failed_job_was_taken_down(self) -> None:
         """A rank that its peer gave up on sleeps on until it is told to stop: that stop explains nothing."""
         gave_up = ended(0, constants.EXIT_PEER_LOST)
         late = ended(1, constants.EXIT_PREEMPTED, "Preempted", seconds=2)
@@ -174,7 +174,7 @@ class TestSecondaryFailures:
         early = ended(1, constants.EXIT_PREEMPTED, "Preempted", seconds=-2)
         assert blamed(diagnosis(gave_up, early, seconds=3)) == (1, "Preempted")
 
-    def test_pods_deleted_because_the_job_has_failed_explain_nothing(self) -> None:
+    def test_pods_deleted_because_job_has_failed_explain_nothing(self) -> None:
         """The Job controller decides, deletes the other pods, and adds the condition Failed when they are gone."""
         job = child_job(conditions={"FailureTarget": "exit code 83", "Failed": "exit code 83"})
         job["status"]["conditions"][1]["lastTransitionTime"] = format_time(at(20))
@@ -184,7 +184,7 @@ class TestSecondaryFailures:
         assert found is not None
         assert not found.disruption
 
-    def test_do_not_yield_to_a_pod_that_was_killed_and_replaced_long_ago(self) -> None:
+    def test_do_not_yield_to_pod_that_was_killed_and_replaced_long_ago(self) -> None:
         long_ago = ended(1, 137, seconds=-3600, suffix="first", age=7200)
         assert blamed(diagnosis(long_ago, ended(0, 86), ended(1, 86, seconds=1), seconds=20)) == (0, "NCCL")
 
@@ -198,13 +198,13 @@ class TestJobWithoutReport:
         assert found is not None
         assert found.cause is None
 
-    def test_is_believed_after_a_while_although_a_pod_never_ends(self) -> None:
+    def test_is_believed_after_while_although_pod_never_ends(self) -> None:
         found = diagnosis(child_pod(0), job=self.failed(), seconds=61)
         assert found is not None
         assert found.cause is not None
         assert (found.cause.category, found.cause.message, found.cause.node) == ("Unknown", "backoff limit", None)
 
-    def test_without_pods_says_the_controllers_words(self) -> None:
+    def test_without_pods_says_controllers_words(self) -> None:
         found = diagnosis(job=self.failed())
         assert found is not None
         assert found.cause is not None
@@ -216,7 +216,7 @@ class TestJobWithoutReport:
 
 class TestPolicy:
     @pytest.mark.parametrize("code", [1, 81, 82, 83, 84, 86, 128, 139])
-    def test_code_that_fails_the_job(self, code: int) -> None:
+    def test_code_that_fails_job(self, code: int) -> None:
         assert view_pod(ended(0, code)).fails_job
 
     @pytest.mark.parametrize("code", constants.REPLACED_EXIT_CODES)
@@ -227,7 +227,7 @@ class TestPolicy:
         assert not view_pod(ended(0, 82, disrupted=True)).fails_job
 
 
-def test_a_lost_node_is_blamed_with_its_remedy() -> None:
+def test_lost_node_is_blamed_with_its_remedy() -> None:
     failure = build_node_failure(3, view_pod(child_pod(1, attempt=3, node="node-b")), "the node is gone", NOW)
     assert (failure.attempt, failure.node, failure.pod) == (3, 1, "train-3-1-abcde")
     assert (failure.node_name, failure.time) == ("node-b", NOW)
@@ -245,7 +245,7 @@ class TestWaiting:
         assert found.until is not None
         return found.waiting
 
-    def test_names_the_pod_that_ran_before_one_that_has_not_and_counts_the_others(self) -> None:
+    def test_names_pod_that_ran_before_one_that_has_not_and_counts_others(self) -> None:
         later = ended(3, constants.EXIT_PEER_LOST, seconds=0.5)
         words = self.words(later, ended(2, constants.EXIT_PEER_LOST), child_pod(0, "Pending", node=""), child_pod(1))
         assert words.startswith(
@@ -253,7 +253,7 @@ class TestWaiting:
             "ended nor reported: waiting until "
         )
 
-    def test_says_so_where_no_pod_has_reported_and_the_node_is_unknown(self) -> None:
+    def test_says_so_where_no_pod_has_reported_and_node_is_unknown(self) -> None:
         words = self.words(child_pod(0, "Pending", node=""))
         assert words.startswith("the Job has failed; pod 0 (train-1-0-abcde, node unknown) has neither ended")
 
@@ -263,7 +263,7 @@ class TestInPlace:
         pods = [view_pod(child_pod(index, "Failed", code=82, message=one)) for index, one in enumerate(reports)]
         return find_restart_cause(1, tuple((pod, pod.termination) for pod in pods if pod.termination))
 
-    def test_the_latest_root_cause_counts_and_of_these_the_earliest(self) -> None:
+    def test_latest_root_cause_counts_and_of_these_earliest(self) -> None:
         def report(restarts: int, time: float, message: str, *, secondary: bool = False) -> dict[str, Any]:
             words = {"restarts": restarts, "time": NOW.timestamp() + time, "message": message}
             return last_words("UserError", secondary=secondary, **words)
@@ -290,7 +290,7 @@ class TestInPlace:
         ("OOM", 1, False),
     ],
 )
-def test_a_lost_node_explains_what_survivors_made_of_it_and_not_a_failure_with_a_cause(
+def test_lost_node_explains_what_survivors_made_of_it_and_not_failure_with_cause(
     category: str, rank: int | None, guess: bool
 ) -> None:
     assert is_inferred(LastFailure(attempt=1, category=category, rank=rank)) is guess
@@ -298,7 +298,7 @@ def test_a_lost_node_explains_what_survivors_made_of_it_and_not_a_failure_with_a
 
 @pytest.mark.parametrize("suspended", ["True", "False"])
 @pytest.mark.parametrize(("since", "taken"), [(None, True), (0, True), (5, False), (-1, True)])
-def test_pods_of_a_job_that_somebody_suspended_and_resumed_at_once_were_not_taken(
+def test_pods_of_job_that_somebody_suspended_and_resumed_at_once_were_not_taken(
     suspended: str, since: float | None, taken: bool
 ) -> None:
     """The Job controller lifts the condition some time after ``spec.suspend``, and times have whole seconds."""

@@ -43,7 +43,7 @@ def state(decision: Decision, kind: str) -> tuple[str, str]:
 
 
 class TestSize:
-    def test_resize_is_recorded_before_the_job_is_resized(self) -> None:
+    def test_resize_is_recorded_before_job_is_resized(self) -> None:
         decision = run(child_pod(0), child_pod(1), child_pod(2), nodes=4)
         assert (decision.status.attempt, decision.status.attempt_nodes) == (1, 4)
         assert (decision.actions, decision.requeue_after) == ((), AT_ONCE)
@@ -140,7 +140,7 @@ class TestLoss:
         decision = run(*pods)
         assert (decision.status.attempt, decision.status.restarts.free) == (2, 1)
 
-    def test_training_peers_end_the_restart(self) -> None:
+    def test_training_peers_end_restart(self) -> None:
         pods = (child_pod(0), child_pod(1), child_pod(2, "Pending"))
         before = run(*pods[:2], child_pod(2), text=TRAINING).status
         meeting = run(*pods, status=before, text=page(ddp_step=7, phase="Rendezvous"))
@@ -188,12 +188,12 @@ class TestLateComers:
         pods = (child_pod(0, "Succeeded"), child_pod(1, "Succeeded"), child_pod(2))
         assert self.over(*pods, seconds=900, elastic=None).status.phase == "Running"
 
-    def test_late_joiners_are_ignored_after_a_failure(self) -> None:
+    def test_late_joiners_are_ignored_after_failure(self) -> None:
         pods = (child_pod(0, "Succeeded"), child_pod(1, "Failed", code=82, message=last_words("OOM")), child_pod(2))
         assert self.over(*pods, seconds=900).status.phase == "Restarting"
 
 
-def test_torchrun_gets_the_bounds_and_the_pods_the_size_that_is_asked_for() -> None:
+def test_torchrun_gets_bounds_and_pods_size_that_is_asked_for() -> None:
     *_, child = build_children(job(nodes=3, elastic=ELASTIC), attempt=1, nodes=3)
     [trainer] = child["spec"]["template"]["spec"]["containers"]
     assert "--nnodes=2:4" in trainer["args"]
@@ -215,7 +215,7 @@ class Round:
 
 
 class TestRendezvousQuorum:
-    def test_first_waits_for_the_pods_that_were_asked_for_but_not_for_ever(self) -> None:
+    def test_first_waits_for_pods_that_were_asked_for_but_not_for_ever(self) -> None:
         quorum = RendezvousQuorum(3)
         quorum.start_round(Round(0, ""))
         assert quorum.decide(Round(0, ""), "a", 1, 0) is None
@@ -237,18 +237,18 @@ class TestRendezvousQuorum:
         assert quorum.decide(Round(5, "ab"), "a", 1, 11.1) is True
         assert quorum.decide(Round(5, "a"), "a", 2, 20.0) is None
 
-    def test_newcomer_leaves_it_to_the_others(self) -> None:
+    def test_newcomer_leaves_it_to_others(self) -> None:
         quorum = RendezvousQuorum(2)
         quorum.start_round(Round(3, "ab"))
         assert quorum.decide(Round(3, "abc"), "c", 1, 9) is None
 
-    def test_free_restarts_have_an_end(self) -> None:
+    def test_free_restarts_have_end(self) -> None:
         quorum = RendezvousQuorum(2)
         assert [quorum.take_free_restart() for _ in range(101)].count(False) == 1
 
 
 class TestHeartbeats:
-    def test_a_newcomer_takes_nobody_for_dead_whom_it_has_not_watched(self) -> None:
+    def test_newcomer_takes_nobody_for_dead_whom_it_has_not_watched(self) -> None:
         beats = Heartbeats(10.0, 100.0)
         assert beats.live_nodes({"a": 1, "b": 1}, 100.0) == ["a", "b"]
         for now in (103.0, 106.0, 109.0):
@@ -293,7 +293,7 @@ class TestHeartbeats:
         assert (len(state.participants), state.complete, state.round) == (0, False, 4)
 
 
-def test_a_gang_needs_no_more_than_the_least_size() -> None:
+def test_gang_needs_no_more_than_least_size() -> None:
     children = build_children(job(nodes=3, elastic=ELASTIC, scheduling={"gang": "Volcano"}), attempt=1, nodes=3)
     [group] = [child for child in children if child["kind"] == "PodGroup"]
     assert group["spec"]["minMember"] == 2

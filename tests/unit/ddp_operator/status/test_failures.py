@@ -16,7 +16,7 @@ def parse(words: Any, code: int = 82, reason: str = "Error", finished: datetime 
     return parse_termination(code, reason, text, finished)
 
 
-def test_what_the_launcher_says_is_taken() -> None:
+def test_what_launcher_says_is_taken() -> None:
     end = parse(
         last_words("CUDAError", rank=5, node=1, exitCode=3, message="boom", traceback="tb", hint="h", restarts=2)
     )
@@ -39,7 +39,7 @@ def test_what_the_launcher_says_is_taken() -> None:
         ("größer 数 🙂", "größer 数 "),
     ],
 )
-def test_a_terminal_is_told_nothing_by_a_pod(said: str, kept: str) -> None:
+def test_terminal_is_told_nothing_by_pod(said: str, kept: str) -> None:
     end = parse(last_words(message=said, traceback=said, hint=said))
     assert (end.message, end.traceback, end.remedy) == (kept, kept, kept)
     assert parse(said).message == kept
@@ -60,7 +60,7 @@ def test_a_terminal_is_told_nothing_by_a_pod(said: str, kept: str) -> None:
     ],
 )
 @pytest.mark.parametrize("words", ["", "plain text", {"category": "NoSuchCategory"}, {"category": ""}])
-def test_code_says_the_category_where_the_words_do_not(code: int, category: str, words: Any) -> None:
+def test_code_says_category_where_words_do_not(code: int, category: str, words: Any) -> None:
     assert parse(words, code).category == category
 
 
@@ -75,7 +75,7 @@ def test_code_says_the_category_where_the_words_do_not(code: int, category: str,
         (1, "Error", "Traceback\nValueError: x\n", "Traceback\nValueError: x"),
     ],
 )
-def test_without_words_the_end_is_described(code: int, reason: str, text: str, message: str) -> None:
+def test_without_words_end_is_described(code: int, reason: str, text: str, message: str) -> None:
     assert parse(text, code, reason).message == message
 
 
@@ -86,7 +86,7 @@ def test_kubelets_kill_for_memory_wins_over_any_words() -> None:
 
 
 @pytest.mark.parametrize("category", ["OOM", "UserError"])
-def test_out_of_memory_keeps_the_rank_that_the_launcher_has_reported(category: str) -> None:
+def test_out_of_memory_keeps_rank_that_launcher_has_reported(category: str) -> None:
     """The kernel has killed a process of the container, not its first one."""
     end = parse(last_words(category, rank=3, exitCode=137, traceback="t"), 84, "OOMKilled")
     assert (end.category, end.rank, end.exit_code, end.traceback) == ("OOM", 3, 137, "t")
@@ -103,15 +103,13 @@ def test_out_of_memory_keeps_the_rank_that_the_launcher_has_reported(category: s
         ("Error", 'exec: "python3": executable file not found in $PATH', False),
     ],
 )
-def test_image_without_the_program_is_a_users_error_that_no_retry_helps(
-    reason: str, text: str, permanent: bool
-) -> None:
+def test_image_without_program_is_users_error_that_no_retry_helps(reason: str, text: str, permanent: bool) -> None:
     end = parse(text, 128, reason)
     assert (end.category, end.permanent) == (("UserError", True) if permanent else ("Unknown", False))
     assert ("is not in the image" in end.remedy) is permanent
 
 
-def test_hang_is_secondary_only_where_the_message_states_it() -> None:
+def test_hang_is_secondary_only_where_message_states_it() -> None:
     words = last_words("Hang")
     del words["secondary"]
     assert parse({**words, "secondary": True}, constants.EXIT_HANG).secondary
@@ -159,7 +157,7 @@ def test_numbers_that_no_api_server_would_store_are_dropped(number: int) -> None
         (0, True), (-10, True), (-3599, True), (-7200, False), (7200, False),
     ],
 )  # fmt: skip
-def test_launchers_clock_is_trusted_near_the_kubelets(said: float, believed: bool) -> None:
+def test_launchers_clock_is_trusted_near_kubelets(said: float, believed: bool) -> None:
     end = parse(last_words("OOM", time=NOW.timestamp() + said))
     assert end.time == NOW.timestamp() + (said if believed else 0)
 
@@ -171,6 +169,6 @@ def test_time_is_always_one_that_can_be_written(time: float | None, finished: da
     assert end.time in (None, NOW.timestamp())
 
 
-def test_progress_without_a_number_is_left_out() -> None:
+def test_progress_without_number_is_left_out() -> None:
     text = '{"progress": {"a": 1, "b": 2.5}}'
     assert parse(text).progress == {"a": 1.0, "b": 2.5}

@@ -37,7 +37,7 @@ def train(gaps: list[float]) -> tuple[Status, list[float]]:
     return status, times
 
 
-def test_row_has_the_columns_of_the_report() -> None:
+def test_row_has_columns_of_report() -> None:
     progress = Progress(
         step=7, epoch=1, loss="0.5", samples_per_second="100", steps_per_second="2", learning_rate="0.1",
         val_accuracy="0.9", val_loss="0.4",
@@ -50,7 +50,7 @@ def test_row_has_the_columns_of_the_report() -> None:
     }]  # fmt: skip
 
 
-def test_column_names_equal_those_of_the_metrics_file() -> None:
+def test_column_names_equal_those_of_metrics_file() -> None:
     assert set(COLUMNS) - {"restarts"} <= set(OF_A_RUN)
 
 
@@ -74,7 +74,7 @@ def test_pause_does_not_reduce_later_rows() -> None:
     assert len(times) == 41
 
 
-def test_end_of_job_adds_a_row_immediately() -> None:
+def test_end_of_job_adds_row_immediately() -> None:
     status, _ = train([10.0] * 200)
     ended = extend_history(at(200, status, phase="Succeeded"), NOW + timedelta(seconds=2_001))
     assert rows_of(ended)[-1]["step"] == "200"

@@ -57,7 +57,7 @@ def test_fetched_inputs_are_recorded_before_attempt_1() -> None:
     assert second.status.first_run_time is None, "the template may still be corrected"
 
 
-def test_running_fetch_pod_blocks_a_new_job() -> None:
+def test_running_fetch_pod_blocks_new_job() -> None:
     typed = made(fetched())
     seen = observe(typed, [], [child_pod(attempt=0, owner="job-0")])
     assert not [one for one in decide(typed, seen, NOW).actions if isinstance(one, EnsureChildren)]

@@ -167,7 +167,7 @@ class TestProcessGroup:
         ],
         ids=["together", "apart", "a group in each pod", "one known to be apart", "one not known", "unknown", "lone"],
     )  # fmt: skip
-    def test_known_process_group_is_a_condition(self, ends: Any, result: str | None) -> None:
+    def test_known_process_group_is_condition(self, ends: Any, result: str | None) -> None:
         decision = run(*(succeeded(index, **known) for index, known in enumerate(ends)), jobs=[self.COMPLETE])
         assert decision.status.phase == "Succeeded"
         distributed = decision.status.condition("Distributed")
@@ -271,7 +271,7 @@ class TestEnd:
     @pytest.mark.parametrize(
         ("policy", "jobs", "logs"), [("Running", ["train-1"], 1), ("All", [], 0), ("None", ["train-1"], 1)]
     )
-    async def test_pods_of_a_job_that_ran_too_long(self, policy: str, jobs: list[str], logs: int) -> None:
+    async def test_pods_of_job_that_ran_too_long(self, policy: str, jobs: list[str], logs: int) -> None:
         harness = await ReconcilerHarness(activeDeadlineSeconds=60, cleanPodPolicy=policy).train(TRAINING)
         harness.end_pod(1)
         await harness.settle()
@@ -282,7 +282,7 @@ class TestEnd:
         assert len(harness.pods(1)) == (1 if policy == "None" else 0)
         assert len([p for p in harness.pods(1, living=False) if p["status"]["phase"] == "Succeeded"]) == logs
 
-    async def test_policy_may_be_changed_when_the_job_has_ended(self) -> None:
+    async def test_policy_may_be_changed_when_job_has_ended(self) -> None:
         harness = await ReconcilerHarness(cleanPodPolicy="None").train(TRAINING)
         for index in (0, 1):
             harness.end_pod(index)

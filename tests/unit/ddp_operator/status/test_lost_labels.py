@@ -93,7 +93,7 @@ class Thief:
 
 
 class TestRestoreLabels:
-    async def test_labels_of_a_training_pod_are_restored_before_it_counts_as_lost(
+    async def test_labels_of_training_pod_are_restored_before_it_counts_as_lost(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         harness = await ReconcilerHarness().train(TRAINING)

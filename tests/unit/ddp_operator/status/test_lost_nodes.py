@@ -52,7 +52,7 @@ def test_ready_nodes_have_no_lost_contact() -> None:
     assert describe_lost_contact(typed, observe(typed, [child_job()], [child_pod(0)]), seen.pods) is None
 
 
-def test_lost_pods_are_declared_failed_in_the_order_of_their_index() -> None:
+def test_lost_pods_are_declared_failed_in_order_of_their_index() -> None:
     gone = [child_pod(index, deleting=True, grace=0, node=f"n{index}") for index in (2, 0, 1)]
     typed, seen = see(*gone)
     assert [pod.index for pod, _ in lost_pods(typed, seen, at(3600))] == [0, 1, 2]
@@ -65,7 +65,7 @@ def test_cut_off_nodes_are_inspected_first() -> None:
     assert list_nodes_to_inspect(typed, seen, at(3600)) == nodes
 
 
-def test_next_check_is_at_the_first_due_pod() -> None:
+def test_next_check_is_at_first_due_pod() -> None:
     def look(*seconds: float) -> float | None:
         gone = [child_pod(i, deleting=True, grace=0, at=at(s), node=f"n{i}") for i, s in enumerate(seconds)]
         return next_check(*see(*gone), NOW)
@@ -87,13 +87,13 @@ def test_next_check_is_at_the_first_due_pod() -> None:
         (("a",), [""], ("a",)),
     ],
 )
-def test_failed_nodes_are_remembered_the_latest_last(
+def test_failed_nodes_are_remembered_latest_last(
     failed: tuple[str, ...], nodes: list[str], kept: tuple[str, ...]
 ) -> None:
     assert remember(failed, iter(nodes)) == kept
 
 
-def test_failed_nodes_are_bounded_to_the_latest() -> None:
+def test_failed_nodes_are_bounded_to_latest() -> None:
     kept = remember((), (f"n{number}" for number in range(100)))
     assert kept == tuple(f"n{number}" for number in range(100))[-len(kept) :]
     assert len(kept) == MAX_NODES

@@ -63,7 +63,7 @@ class TestGoodPage:
             last_step_time=datetime(2025, 11, 20, 12, tzinfo=UTC),
         )  # fmt: skip
 
-    def test_page_with_a_checkpoint_has_its_step(self) -> None:
+    def test_page_with_checkpoint_has_its_step(self) -> None:
         checkpoint = build_checkpoint(parse_page(GOOD).values)
         assert checkpoint is not None
         assert checkpoint.step == 30
@@ -78,7 +78,7 @@ class TestGoodPage:
 
 
 class TestProgress:
-    def test_ratio_of_the_trainer_wins_over_steps(self) -> None:
+    def test_ratio_of_trainer_wins_over_steps(self) -> None:
         progress = build_progress({"ddp_step": 1, "ddp_planned_steps": 10, "ddp_progress_ratio": 0.5})
         assert progress is not None
         assert progress.percent == "50.0%"
@@ -178,12 +178,12 @@ def counters(steps: float, *, samples: float | None = None, **more: float) -> di
 
 
 class TestRates:
-    def test_come_from_two_readings_of_a_script_that_reports_only_counters(self) -> None:
+    def test_come_from_two_readings_of_script_that_reports_only_counters(self) -> None:
         meter = RateMeter()
         assert meter.measure("a", counters(10, samples=320), 100.0) is None
         assert meter.measure("a", counters(30, samples=960), 110.0) == Rates(steps=2.0, samples=256.0)
 
-    def test_are_those_of_the_time_in_steps_where_that_is_known(self) -> None:
+    def test_are_those_of_time_in_steps_where_that_is_known(self) -> None:
         meter = RateMeter()
         first = counters(10, samples=320, ddp_step_duration_seconds_sum=50.0)
         assert meter.measure("a", first, 100.0) == average_rates(first) == Rates(steps=0.2, samples=25.6)
@@ -191,7 +191,7 @@ class TestRates:
         after = counters(30, samples=960, ddp_step_duration_seconds_sum=55.0)
         assert meter.measure("a", after, 110.0) == Rates(steps=4.0, samples=512.0)
 
-    def test_of_a_log_are_taken_from_last_step_to_last_step(self) -> None:
+    def test_of_log_are_taken_from_last_step_to_last_step(self) -> None:
         meter = RateMeter()
         meter.measure("a", counters(50, ddp_last_step_timestamp_seconds=1000.0), 1009.0)
         result = meter.measure("a", counters(100, ddp_last_step_timestamp_seconds=1025.0), 1029.0)
@@ -204,7 +204,7 @@ class TestRates:
         assert result == Rates(steps=1.0)
         assert meter.measure("a", counters(21), 40.0) == Rates(steps=1 / 30)
 
-    def test_are_of_the_last_seconds_where_readings_are_many(self) -> None:
+    def test_are_of_last_seconds_where_readings_are_many(self) -> None:
         meter = RateMeter()
         for second in range(100):
             result = meter.measure("a", counters(second if second < 50 else 50 + 5 * (second - 50)), float(second))
@@ -224,7 +224,7 @@ class TestRates:
         meter.measure("a", counters(0), 0.0)
         assert (meter.measure("a", counters(steps), 1.0) is not None) == known
 
-    def test_wait_for_the_first_counters(self) -> None:
+    def test_wait_for_first_counters(self) -> None:
         meter = RateMeter()
         assert meter.measure("a", {}, 0.0) is None
         assert meter.measure("a", counters(10, ddp_step_duration_seconds_sum=5.0), 1.0) == Rates(steps=2.0)
@@ -257,7 +257,7 @@ class TestBadPage:
         ("text", "restarts"),
         [("1e300", 2**31 - 1), ("-4", 0), ("NaN", 0), ("+Inf", 0), ("2", 2)],
     )
-    def test_restarts_are_a_small_number(self, text: str, restarts: int) -> None:
+    def test_restarts_are_small_number(self, text: str, restarts: int) -> None:
         assert parse_page(f"ddp_launcher_in_place_restarts_total {text}\n").in_place_restarts == restarts
 
     @pytest.mark.parametrize("rank", ["nan", "-1", "1e3", "x", "٣", "9" * 40, ""])
@@ -294,12 +294,12 @@ class TestBadPage:
             "lines with escapes",
         ],
     )  # fmt: skip
-    def test_page_of_a_mebibyte_takes_no_noticeable_time(self, text: str) -> None:
+    def test_page_of_mebibyte_takes_no_noticeable_time(self, text: str) -> None:
         started = time.process_time()
         parse_page(text)
         assert time.process_time() - started < 2
 
-    def test_text_about_a_rank_is_plain_and_short(self) -> None:
+    def test_text_about_rank_is_plain_and_short(self) -> None:
         what = "rank 1 is in go\U0001f3d6 (train.py:1)\x1b[31m" + "!" * 300
         (rank,) = parse_page(f'ddp_launcher_stalled_rank_info{{rank="1",state="Busy",what="{what}"}} 1\n').stalled
         assert rank.what.startswith("rank 1 is in go (train.py:1)!!!")
@@ -341,12 +341,12 @@ class TestBadPage:
         assert parser.finish().values == {"ddp_loss": 1.0, "ddp_epoch": 3.0}
         assert kept < 2**20
 
-    def test_flood_before_the_truth_costs_only_the_job_itself(self) -> None:
+    def test_flood_before_truth_costs_only_job_itself(self) -> None:
         flood: Any = "".join(f'ddp_loss{{rank="{n}"}} {n}\n' for n in range(9000, 0, -1))
         assert len(parse_page(flood).values) == 1
 
 
-def test_a_process_that_begins_to_report_its_time_in_steps_keeps_its_rate() -> None:
+def test_process_that_begins_to_report_its_time_in_steps_keeps_its_rate() -> None:
     meter = RateMeter()
     assert meter.measure("p", counters(10), 0.0) is None
     assert meter.measure("p", counters(20, ddp_step_duration_seconds_sum=4.0), 5.0) == Rates(steps=2.0)
@@ -364,7 +364,7 @@ def test_a_process_that_begins_to_report_its_time_in_steps_keeps_its_rate() -> N
         ('ddp_step 10\nddp_steps_total 4\nddp_launcher_phase{phase="Rendezvous"} 1\n', None),
     ],
 )
-def test_the_step_at_which_workers_began_is_known_once_they_made_one(text: str, began: int | None) -> None:
+def test_step_at_which_workers_began_is_known_once_they_made_one(text: str, began: int | None) -> None:
     assert parse_page(text).began_at == began
 
 
@@ -377,7 +377,7 @@ def test_the_step_at_which_workers_began_is_known_once_they_made_one(text: str, 
         ([f'state="Busy",rank="{rank}"' for rank in range(9)], list(range(8))),
     ],
 )
-def test_stalled_ranks_of_a_launcher_are_few_and_known(lines: list[str], expected: list[int]) -> None:
+def test_stalled_ranks_of_launcher_are_few_and_known(lines: list[str], expected: list[int]) -> None:
     text = "".join(f'ddp_launcher_stalled_rank_info{{{line},what="{"w" * 300}"}} 1\n' for line in lines)
     result = parse_page(text).stalled
     assert [one.rank for one in result] == expected
@@ -397,7 +397,7 @@ def test_stalled_ranks_of_a_launcher_are_few_and_known(lines: list[str], expecte
         ({"ddp_step": 5, "ddp_planned_steps": 1e12}, "0.0%", None),
     ],
 )
-def test_what_is_left_follows_from_the_steps_and_their_rate(
+def test_what_is_left_follows_from_steps_and_their_rate(
     values: dict[str, float], percent: str | None, eta: int | None
 ) -> None:
     progress = build_progress(values, rates=Rates(steps=1.0))
@@ -405,7 +405,7 @@ def test_what_is_left_follows_from_the_steps_and_their_rate(
     assert (progress.percent, progress.eta_seconds) == (percent, eta)
 
 
-def test_a_rate_of_zero_that_status_has_kept_makes_no_time_left() -> None:
+def test_rate_of_zero_that_status_has_kept_makes_no_time_left() -> None:
     progress = build_progress({"ddp_step": 5, "ddp_planned_steps": 10}, Progress(steps_per_second="0"), Rates())
     assert progress is not None
     assert (progress.eta_seconds, progress.eta) == (None, None)
@@ -414,7 +414,7 @@ def test_a_rate_of_zero_that_status_has_kept_makes_no_time_left() -> None:
 @pytest.mark.parametrize(
     ("seconds", "known"), [(-1, False), (0, False), (1, True), (3.9e9, True), (4e9, False), (5e9, False)]
 )
-def test_the_last_step_was_at_a_time_that_can_be(seconds: float, known: bool) -> None:
+def test_last_step_was_at_time_that_can_be(seconds: float, known: bool) -> None:
     progress = build_progress({"ddp_step": 5, "ddp_last_step_timestamp_seconds": seconds})
     assert progress is not None
     assert (progress.last_step_time is not None) == known
@@ -427,7 +427,7 @@ def test_whole_numbers_are_those_that_every_reader_keeps(epoch: float) -> None:
     assert progress.epoch == (int(epoch) if abs(epoch) <= 1e15 else None)
 
 
-def test_of_a_page_of_very_many_ranks_those_that_come_first_are_followed() -> None:
+def test_of_page_of_very_many_ranks_those_that_come_first_are_followed() -> None:
     text = "".join(f'ddp_step{{rank="{rank}"}} {rank}\n' for rank in range(300))
     ranks = parse_page(text + 'ddp_steps_total{rank="3"} 9\nddp_steps_total{rank="299"} 9\n').ranks
     assert sorted(ranks) == list(range(256))

@@ -40,7 +40,7 @@ def no(kind: str, why: str) -> c.Fact:
         (reason("Succeeded", last_failure=OOM), ""),
     ],
 )
-def test_first_obstacle_is_the_reason(result: str, expected: str) -> None:
+def test_first_obstacle_is_reason(result: str, expected: str) -> None:
     assert result == expected
 
 

@@ -63,7 +63,7 @@ def known(at: int, saved: int = 0, **restarts: Any) -> Status:
 
 class TestDisruption:
     @pytest.mark.parametrize("phase", ["Running", "Failed"])
-    def test_evicted_pod_whose_peers_cannot_wait_begins_a_free_attempt_while_it_still_saves(self, phase: str) -> None:
+    def test_evicted_pod_whose_peers_cannot_wait_begins_free_attempt_while_it_still_saves(self, phase: str) -> None:
         code = {"code": 85} if phase == "Failed" else {}
         evicted = child_pod(1, phase, deleting=True, grace=150, disrupted="EvictionByEvictionAPI", **code)
         decision = run(child_pod(0), evicted)
@@ -79,7 +79,7 @@ class TestDisruption:
         decision = run(child_pod(0), child_pod(1, deleting=True, grace=150))
         assert (decision.status.attempt, decision.status.restarts.free) == (2, 1)
 
-    def test_disruptions_count_where_the_spec_says_so(self) -> None:
+    def test_disruptions_count_where_spec_says_so(self) -> None:
         decision = run(child_pod(0), child_pod(1, disrupted=True), recovery={"countDisruptions": True})
         assert decision.status.restarts == Restarts(total=1, counted=1, used=1, without_progress=1, all=1)
         none = {"countDisruptions": True, "maxRestarts": 0}
@@ -92,27 +92,27 @@ class TestDisruption:
         assert (decision.status.attempt, decision.status.restarts.counted) == (2, 0)
         assert failure(decision).category == "Preempted"
 
-    def test_broken_collective_of_peers_is_a_secondary_failure(self) -> None:
+    def test_broken_collective_of_peers_is_secondary_failure(self) -> None:
         decision = run(failed_pod(category="NCCL"), child_pod(1, disrupted=True), jobs=[FAILED])
         assert (failure(decision).category, decision.status.restarts.counted) == ("Preempted", 0)
 
-    def test_does_not_excuse_a_real_error(self) -> None:
+    def test_does_not_excuse_real_error(self) -> None:
         decision = run(failed_pod(category="CUDAError"), child_pod(1, disrupted=True), jobs=[FAILED])
         assert (failure(decision).category, decision.status.restarts.counted) == ("CUDAError", 1)
 
-    def test_pod_that_was_deleted_before_the_job_failed_is_the_cause(self) -> None:
+    def test_pod_that_was_deleted_before_job_failed_is_cause(self) -> None:
         secondary = child_pod(0, "Failed", code=86, message=PEER_LOST)
         gone = child_pod(1, "Failed", code=85, deleting=True, grace=9, at=NOW - timedelta(seconds=5))
         decision = run(secondary, gone, jobs=[FAILED], seconds=20)
         assert (decision.status.restarts.counted, failure(decision).node) == (0, 1)
 
-    def test_pods_deleted_by_the_failed_job_are_not_the_cause(self) -> None:
+    def test_pods_deleted_by_failed_job_are_not_cause(self) -> None:
         secondary = child_pod(0, "Failed", code=86, message=PEER_LOST)
         stopped = child_pod(1, "Failed", code=85, deleting=True, grace=9, at=NOW + timedelta(seconds=1))
         assert run(secondary, stopped, jobs=[FAILED], seconds=20).status.restarts.counted == 1
 
     @pytest.mark.parametrize("job", [{"suspend": True}, {"deleting": True}, {"conditions": {"Complete": ""}}])
-    def test_pods_go_with_a_job_that_is_stopped(self, job: Any) -> None:
+    def test_pods_go_with_job_that_is_stopped(self, job: Any) -> None:
         decision = run(child_pod(0), child_pod(1, deleting=True), jobs=[child_job(**job)])
         assert decision.status.attempt == 1
 
@@ -123,12 +123,12 @@ class TestDisruption:
         old = child_pod(1, "Failed", code=137, suffix="aaaaa")
         assert run(child_pod(0), old, child_pod(1, suffix="bbbbb")).status.attempt == 1
 
-    def test_queued_job_keeps_its_place_in_the_queue(self) -> None:
+    def test_queued_job_keeps_its_place_in_queue(self) -> None:
         jobs = [child_job(queue="q")]
         assert run(child_pod(0), child_pod(1, disrupted=True), jobs=jobs).status.attempt == 1
 
     @pytest.mark.parametrize("about", [{"queue": "q"}, {"written": False}])
-    def test_secondary_failure_after_a_queue_stopped_a_peer_is_free(self, about: Any) -> None:
+    def test_secondary_failure_after_queue_stopped_peer_is_free(self, about: Any) -> None:
         secondary = child_pod(0, "Failed", code=86, message=PEER_LOST)
         preempted = child_job(suspend=True, conditions={"Failed": "words"}, **about)
         decision = run(secondary, jobs=[preempted])
@@ -156,7 +156,7 @@ class TestSuspension:
     def test_root_cause_while_suspending_still_counts(self) -> None:
         assert self.resumed(failed_pod()).status.restarts.counted == 1
 
-    def test_pods_stopped_by_a_suspension_are_not_lost(self) -> None:
+    def test_pods_stopped_by_suspension_are_not_lost(self) -> None:
         stopped = child_pod(0, "Failed", code=85, deleting=True, grace=9)
         decision = self.resumed(stopped, child_pod(1), jobs=[child_job(suspend=True)], seconds=5)
         assert decision.status.attempt == 1
@@ -164,7 +164,7 @@ class TestSuspension:
 
 
 class TestBudget:
-    def test_is_renewed_by_checkpoints_beyond_the_last_failures(self) -> None:
+    def test_is_renewed_by_checkpoints_beyond_last_failures(self) -> None:
         before = known(2500, 2400, total=3, counted=3, used=3, step=1300, checkpoint_step=1400)
         decision = run(failed_pod(), jobs=[FAILED], status=before)
         assert decision.status.attempt == 2
@@ -175,14 +175,14 @@ class TestBudget:
         before = known(2500, 2399, total=3, counted=3, used=3, step=1300, checkpoint_step=1400)
         assert state(run(failed_pod(), jobs=[FAILED], status=before), "Failed") == ("True", "RestartBudgetExhausted")
 
-    def test_message_names_the_step_of_the_last_renewal(self) -> None:
+    def test_message_names_step_of_last_renewal(self) -> None:
         before = known(2500, 2400, counted=7, used=3, step=1300, checkpoint_step=2300)
         decision = run(failed_pod(), jobs=[FAILED], status=before)
         found = decision.status.condition("Failed")
         assert found is not None
         assert found.message.startswith("failed 4 times since step 2300, recovery.maxRestarts is 3; last: CUDAError")
 
-    def test_termination_message_has_the_newest_step(self) -> None:
+    def test_termination_message_has_newest_step(self) -> None:
         words = {"progress": {"ddp_step": 50.0, "ddp_checkpoint_step": 40.0}}
         decision = run(failed_pod(**words), jobs=[FAILED], status=known(10))
         assert (decision.status.restarts.step, decision.status.restarts.checkpoint_step) == (50, 40)
@@ -200,7 +200,7 @@ class TestCrashLoop:
         return decision
 
     @pytest.mark.parametrize("steps", [(0, 0, 0), (30, 30, 25, 30)])
-    def test_ends_the_job_before_its_budget_does(self, steps: tuple[int, ...]) -> None:
+    def test_ends_job_before_its_budget_does(self, steps: tuple[int, ...]) -> None:
         decision = self.fail(*steps)
         assert state(decision, "Failed") == ("True", "CrashLoop")
         found = decision.status.condition("Failed")
@@ -212,7 +212,7 @@ class TestCrashLoop:
     def test_is_none_while_there_is_progress(self, steps: tuple[int, ...]) -> None:
         assert self.fail(*steps).status.phase == "Restarting"
 
-    def test_is_none_for_a_script_without_metrics_that_lasts(self) -> None:
+    def test_is_none_for_script_without_metrics_that_lasts(self) -> None:
         status = STARTED
         for _ in range(5):
             pod = child_pod(0, "Failed", code=82, message=last_words("CUDAError"), age=400)
@@ -233,7 +233,7 @@ class TestRepeatedFailure:
         return run(pod, status=attempt, jobs=[child_job(2, conditions={"FailureTarget": ""})])
 
     @pytest.mark.parametrize(("before", "step"), [(10, 10), (10, 9), (None, None)])
-    def test_ends_the_job_and_says_so(self, before: int | None, step: int | None) -> None:
+    def test_ends_job_and_says_so(self, before: int | None, step: int | None) -> None:
         decision = self.again(step, before=before)
         assert state(decision, "Failed") == ("True", "RepeatedFailure")
         found = decision.status.condition("Failed")
@@ -249,11 +249,11 @@ class TestRepeatedFailure:
         assert self.again(step, **words).status.phase == "Restarting"
 
     @pytest.mark.parametrize(("reached", "phase"), [(11, "Restarting"), (10, "Failed")])
-    def test_of_a_rank_that_reports_no_step_goes_by_how_far_pod_0_was(self, reached: int, phase: str) -> None:
+    def test_of_rank_that_reports_no_step_goes_by_how_far_pod_0_was(self, reached: int, phase: str) -> None:
         status = replace(STARTED, restarts=Restarts(step=10), progress=Progress(step=reached))
         assert self.again(None, before=None, status=status).status.phase == phase
 
-    def test_is_none_where_it_is_the_failure_that_was_seen_before(self) -> None:
+    def test_is_none_where_it_is_failure_that_was_seen_before(self) -> None:
         first = self.again(10, signature="another")
         failure_ = failure(first)
         seen = replace(failure_, signature=self.SIGNATURE)
@@ -268,7 +268,7 @@ class TestRepeatedFailure:
         assert decision.status.restarts == Restarts(in_place=1, all=1)
         assert (failure(decision).signature, failure(decision).step) == (self.SIGNATURE, 10)
 
-    def test_a_crash_loop_goes_by_the_failing_ranks_step_and_not_by_the_page(self) -> None:
+    def test_crash_loop_goes_by_failing_ranks_step_and_not_by_page(self) -> None:
         status = STARTED
         for sampled in (10, 11, 12, 13):
             status = replace(status, attempt=1, progress=Progress(step=sampled))
@@ -294,7 +294,7 @@ class TestCounts:
 class TestLostNode:
     STUCK = child_pod(1, deleting=True, grace=150, node="node-b")
 
-    def test_is_inspected_only_when_a_deleted_pod_does_not_end(self) -> None:
+    def test_is_inspected_only_when_deleted_pod_does_not_end(self) -> None:
         typed = job(status=STARTED, nodes=2)
         seen = observe(typed, [JOB], [child_pod(0), self.STUCK])
         assert lost_nodes.list_nodes_to_inspect(typed, seen, NOW + timedelta(seconds=119)) == ()
@@ -313,14 +313,14 @@ class TestLostNode:
         ],
         ids=["patience", "not ready", "gone", "ready", "unknown, in its grace time", "unknown, long after it"],
     )
-    def test_frees_its_pod_after_the_configured_time(self, node: NodeView, seconds: float, freed: bool) -> None:
+    def test_frees_its_pod_after_configured_time(self, node: NodeView, seconds: float, freed: bool) -> None:
         status = replace(STARTED, attempt=2, failed_nodes=("node-b",))
         decision = run(self.STUCK, status=status, jobs=[FAILED], seconds=seconds, nodes={"node-b": node})
         found = [action for action in decision.actions if isinstance(action, FailPod)]
         assert [action.uid for action in found] == (["uid-train-1-1-abcde"] if freed else [])
         assert decision.requeue_after is not None
 
-    def test_is_in_the_ledger_before_its_pod_is_touched(self) -> None:
+    def test_is_in_ledger_before_its_pod_is_touched(self) -> None:
         status = replace(STARTED, attempt=2)
         first = run(self.STUCK, status=status, jobs=[FAILED], seconds=121, nodes={"node-b": NOT_READY})
         assert (first.actions, first.requeue_after) == ((), AT_ONCE)
@@ -329,7 +329,7 @@ class TestLostNode:
         assert [action for action in second.actions if isinstance(action, FailPod)]
 
     @pytest.mark.parametrize(("category", "explained"), [("NCCL", True), ("Unknown", True), ("CUDAError", False)])
-    def test_replaces_the_secondary_failure_in_the_ledger(self, category: str, explained: bool) -> None:
+    def test_replaces_secondary_failure_in_ledger(self, category: str, explained: bool) -> None:
         status = replace(
             STARTED,
             attempt=2,
@@ -355,7 +355,7 @@ class TestLostNode:
         assert (decision.status.failed_nodes == ("node-b",)) is freed
 
     @pytest.mark.parametrize("nodes", [{}, {"node-b": NOT_READY}, {"node-b": FORBIDDEN}], ids=["no", "yes", "may not"])
-    def test_costs_no_restart_although_a_peer_reported_a_secondary_failure_first(self, nodes: Any) -> None:
+    def test_costs_no_restart_although_peer_reported_secondary_failure_first(self, nodes: Any) -> None:
         """The peer's connection breaks at once, the node is found not ready 50 seconds later."""
         peer = child_pod(0, "Failed", code=86, message=PEER_LOST)
         once = {"recovery": {"maxRestarts": 0, "inPlaceRestarts": 0}}
@@ -373,7 +373,7 @@ class TestLostNode:
         over = run(peer, silent, jobs=[FAILED], seconds=61, status=early.status, nodes={"node-b": READY}, **once)
         assert (over.status.phase, state(over, "Failed")) == ("Failed", ("True", "RestartBudgetExhausted"))
 
-    def test_failure_with_a_hint_is_not_replaced_by_later_reports_of_the_pod(self) -> None:
+    def test_failure_with_hint_is_not_replaced_by_later_reports_of_pod(self) -> None:
         typed = job(status=STARTED, nodes=2)
         lost_pod = view_pod(self.STUCK)
         status = replace(
@@ -419,7 +419,7 @@ class TestLostNode:
         for pod, asked in ((silent, ("node-b",)), (gate, ()), (child_pod(1, ready=False, node="node-b"), ())):
             assert lost_nodes.list_nodes_to_inspect(typed, observe(typed, [JOB], [child_pod(0), pod]), NOW) == asked
 
-    def test_frees_pods_of_a_job_that_has_ended_too(self) -> None:
+    def test_frees_pods_of_job_that_has_ended_too(self) -> None:
         ended = run(jobs=[child_job(conditions={"Complete": ""})]).status
         decision = run(self.STUCK, status=ended, jobs=[], seconds=121, nodes={"node-b": NOT_READY})
         assert [type(action) for action in decision.actions] == [FailPod]
@@ -444,7 +444,7 @@ class TestLostNode:
             decision = run(child_pod(0), child_pod(1, disrupted=reason, node="node-b"))
             assert (failure(decision).category, decision.status.failed_nodes) == ("NodeLost", ("node-b",))
 
-    def test_list_is_bounded_and_the_latest_is_last(self) -> None:
+    def test_list_is_bounded_and_latest_is_last(self) -> None:
         names = tuple(f"n{i}" for i in range(10))
         assert lost_nodes.remember(names, iter(["n3", "new", ""])) == ("n1", "n2", *names[4:], "n3", "new")
 
@@ -473,7 +473,7 @@ class TestAvoidedNodes:
         stated = {"conditions": [waiting | {"lastTransitionTime": format_time(NOW)}]}
         return child_pod(0, "Pending", spec={"affinity": affinity}, status=stated)
 
-    def test_are_admitted_again_where_the_scheduler_finds_no_other(self) -> None:
+    def test_are_admitted_again_where_scheduler_finds_no_other(self) -> None:
         status = replace(STARTED, failed_nodes=("b",))
         waiting = run(self.blocked(), status=status, seconds=50)
         assert (waiting.status.attempt, waiting.requeue_after) == (1, 10)
@@ -482,7 +482,7 @@ class TestAvoidedNodes:
         assert decision.status.restarts == Restarts(total=1, free=1, all=1)
         assert state(decision, "Restarting") == ("True", "NodesReadmitted")
 
-    def test_stay_avoided_where_they_are_not_the_reason(self) -> None:
+    def test_stay_avoided_where_they_are_not_reason(self) -> None:
         status = replace(STARTED, failed_nodes=("b",))
         for pod in (self.blocked(message="0/2 nodes are available: 2 Insufficient cpu."), self.blocked(avoids=False)):
             assert run(pod, status=status, seconds=999).status.attempt == 1

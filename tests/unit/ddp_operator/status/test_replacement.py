@@ -66,7 +66,7 @@ def test_pod_with_disruption_target_still_trains() -> None:
     assert (decision.status.attempt, decision.status.phase, decision.status.restarts.replaced) == (1, "Running", 0)
 
 
-def test_ended_pod_and_a_second_lost_pod_are_replaced() -> None:
+def test_ended_pod_and_second_lost_pod_are_replaced() -> None:
     assert created(run(child_pod(0), child_pod(1, deleting=True, grace=30), status=REPLACING)) == []
     assert created(run(child_pod(0), LOST, status=REPLACING)) == [CreatePod("train-1", 1, 1)]
     assert created(run(LOST, status=REPLACING)) == [CreatePod("train-1", index, 1) for index in (0, 1)]
@@ -135,7 +135,7 @@ def test_restart_finishes_with_first_step_of_new_workers() -> None:
 
 
 @pytest.mark.parametrize(("minutes", "counted"), [(9, 0), (11, 1)])
-def test_in_place_restarts_after_a_loss_are_not_counted(minutes: int, counted: int) -> None:
+def test_in_place_restarts_after_loss_are_not_counted(minutes: int, counted: int) -> None:
     lately = LastRestart(attempt=1, level="ReplacedPod", time=NOW - timedelta(minutes=minutes))
     typed = job(status=replace(MET, last_restart=lately), nodes=2)
     expected = parse_page(page(answered=last_words("Preempted", exitCode=85, restarts=1), restarts=1, phase="Running"))
@@ -168,12 +168,12 @@ class TestSpares:
         assert again.status.last_failure is not None
         assert again.status.last_failure.pod == "train-1-1-abcde"
 
-    def test_spare_takes_over_in_a_gang(self) -> None:
+    def test_spare_takes_over_in_gang(self) -> None:
         gang = {"spec": {"schedulingGroup": {"podGroupName": "g"}}}
         decision = self.run(child_pod(0, **gang), LOST, child_pod(2, **gang))
         assert (decision.status.phase, decision.status.attempt, created(decision)) == ("Running", 1, [])
 
-    def test_rejoining_workers_keep_the_attempt(self) -> None:
+    def test_rejoining_workers_keep_attempt(self) -> None:
         last = LastRestart(attempt=1, level="SamePods", time=NOW)
         assert (
             self.run(child_pod(0), LOST, child_pod(2), status=replace(STARTED, last_restart=last)).status.attempt == 1

@@ -49,7 +49,7 @@ def event(reason: str, message: str, *, kind: str = "Warning", at: float = 0, **
 
 
 class TestMessages:
-    def test_forbidden_pods_are_reported_without_the_name_of_each_try(self) -> None:
+    def test_forbidden_pods_are_reported_without_name_of_each_try(self) -> None:
         text = say(child_pod(0), problems={"job-1": Problem("FailedCreate", FORBIDDEN)})
         words = 'Error creating: pods "train-1-*" is forbidden: exceeded quota: team, requested: pods=1'
         assert text == ("PodsForbidden", f"{words} (1/2 pods scheduled)")
@@ -181,7 +181,7 @@ class TestMessages:
         pod = child_pod(0, "Pending", status={"conditions": [waiting]})
         assert say(pod) == (reason, f"train-1-0-abcde: {message}")
 
-    def test_gang_quotes_the_unschedulable_pod(self) -> None:
+    def test_gang_quotes_unschedulable_pod(self) -> None:
         waits = "pod group is unschedulable, waiting for minCount pods from a gang to be scheduled, one or more plugins"
 
         def pod(index: int, message: str) -> Any:
@@ -192,7 +192,7 @@ class TestMessages:
         words = "train-1-1-abcde (and 1 more pods): 0/2 nodes are available: 2 Insufficient cpu."
         assert text == ("Unschedulable", words)
 
-    def test_other_warning_of_a_kubelet(self) -> None:
+    def test_other_warning_of_kubelet(self) -> None:
         text = say(bound(0), bound(1), problems={"uid-train-1-0-abcde": Problem("FailedCreatePodSandBox", "no CNI")})
         assert text == ("PodsNotStarting", "train-1-0-abcde: FailedCreatePodSandBox: no CNI")
 
@@ -232,7 +232,7 @@ class TestMessages:
         assert say(*pods) == (ignored if age >= 30 else ("WaitingForPods", "0/2 pods scheduled"))
         assert compute_event_poll_delay(*see(*pods), NOW, 1) is not None  # nothing else would call for a pass
 
-    def test_a_scheduler_that_has_found_a_node_meanwhile_is_not_quoted(self) -> None:
+    def test_scheduler_that_has_found_node_meanwhile_is_not_quoted(self) -> None:
         """Pulling a big image takes minutes, in which its complaint is the latest event of the pod."""
         typed, seen = see(bound(0), bound(1), problems={"uid-train-1-0-abcde": Problem("FailedScheduling", "no room")})
         assert describe_scheduling(typed, seen, 1, 2, NOW).status == "True"
@@ -265,13 +265,13 @@ class TestEvents:
 
 class TestReadingEvents:
     @pytest.mark.parametrize(("seconds", "queried"), [(4, ()), (5, ("job-1",))])
-    def test_events_of_a_job_with_missing_pods_are_read_after_some_seconds(
+    def test_events_of_job_with_missing_pods_are_read_after_some_seconds(
         self, seconds: float, queried: tuple[str, ...]
     ) -> None:
         assert list_objects_to_inspect(*see(child_pod(0)), NOW + timedelta(seconds=seconds)) == queried
 
     @pytest.mark.parametrize("seconds", [0, 3, 5, 100, 9999])
-    def test_delay_between_reads_grows_to_a_limit(self, seconds: float) -> None:
+    def test_delay_between_reads_grows_to_limit(self, seconds: float) -> None:
         requested = compute_event_poll_delay(*see(), NOW + timedelta(seconds=seconds), 1)
         assert requested is not None
         assert 1 <= requested <= 300
@@ -287,14 +287,14 @@ class TestReadingEvents:
         # The first look is not put off by others.
         assert compute_event_poll_delay(typed, seen, NOW + timedelta(seconds=1), others) == 4
 
-    def test_workload_of_a_queued_job_is_read(self) -> None:
+    def test_workload_of_queued_job_is_read(self) -> None:
         queued = see(jobs=[QUEUED])
         assert list_objects_to_inspect(*queued, NOW + timedelta(seconds=9)) == ("job-1",)
         assert list_objects_to_inspect(*see(jobs=[child_job(suspend=True)]), NOW + timedelta(seconds=9)) == ()
         stopped = see(jobs=[QUEUED], suspend=True)
         assert list_objects_to_inspect(*stopped, NOW + timedelta(seconds=9)) == ()
 
-    def test_events_of_a_scheduled_pod_that_does_not_start_are_read(self) -> None:
+    def test_events_of_scheduled_pod_that_does_not_start_are_read(self) -> None:
         assert list_objects_to_inspect(*see(bound(0), bound(1, age=2)), NOW) == ("uid-train-1-0-abcde",)
 
     @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ class TestReadingEvents:
             ((), {"conditions": {"Failed": ""}}),
         ],
     )
-    def test_no_events_are_read_for_a_healthy_job(self, pods: Any, changes: Any) -> None:
+    def test_no_events_are_read_for_healthy_job(self, pods: Any, changes: Any) -> None:
         typed, seen = see(*pods, jobs=[child_job(**changes)])
         assert (
             list_objects_to_inspect(typed, seen, NOW + timedelta(hours=1)),
@@ -361,7 +361,7 @@ class TestReadingEvents:
             passes += 1
         assert len(looks) >= passes - 2, "but for the first seconds"
 
-    async def test_forbidden_events_do_not_stop_the_operator(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_forbidden_events_do_not_stop_operator(self, monkeypatch: pytest.MonkeyPatch) -> None:
         harness = await ReconcilerHarness().settle()
 
         async def refuse(item: Any) -> Any:
@@ -377,7 +377,7 @@ class TestReadingEvents:
         assert harness.state("Scheduled") == ("True", "AllPodsScheduled")
 
 
-def test_read_delay_is_that_of_the_longest_waiting_object() -> None:
+def test_read_delay_is_that_of_longest_waiting_object() -> None:
     typed, observation = see(bound(0, age=20), bound(1, age=200))
     long, _ = see(bound(0, age=200), bound(1, age=200))
     alone = observe(long, [child_job()], [bound(0, age=200), bound(1, age=200)], problems={})

@@ -85,11 +85,11 @@ class TestStall:
             ({n: RankSample(steps=n) for n in range(30)}, "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, … are behind step 29"),
         ],
     )
-    def test_message_names_the_ranks_that_lag(self, ranks: Any, words: str) -> None:
+    def test_message_names_ranks_that_lag(self, ranks: Any, words: str) -> None:
         assert progressing(run(stall(120), ranks=ranks))[2].endswith(words)
 
     @pytest.mark.parametrize(("age", "stalled"), [(99, False), (100, True), (math.nan, False), (math.inf, False)])
-    def test_stall_starts_at_a_third_of_stall_seconds(self, age: float, stalled: bool) -> None:
+    def test_stall_starts_at_third_of_stall_seconds(self, age: float, stalled: bool) -> None:
         assert (progressing(run(stall(age)))[1] == "Stalled") is stalled
 
     def test_no_stall_while_saving_or_before_first_step(self) -> None:
@@ -126,7 +126,7 @@ class TestStall:
             "; rank 0 waits in a; rank 1 waits in b"
         )
 
-    def test_a_script_that_reports_no_step_and_uses_no_cpu_is_stalled(self) -> None:
+    def test_script_that_reports_no_step_and_uses_no_cpu_is_stalled(self) -> None:
         text = page(phase="Running") + hung(300)
         decision = run(text, stalled=BEHIND, seconds=400)
         since = format_time(NOW + timedelta(seconds=100))
@@ -155,7 +155,7 @@ class TestStall:
         ],
         ids=["no page", "the hung workers were ended", "a step", "a step of a new epoch", "new workers", "they meet"],
     )
-    def test_stall_ends_with_a_step_not_with_ended_workers(self, text: str, reason: str) -> None:
+    def test_stall_ends_with_step_not_with_ended_workers(self, text: str, reason: str) -> None:
         stalled = run(stall(120)).status
         assert progressing(run(text, status=stalled, seconds=20))[1] == reason
 
@@ -204,7 +204,7 @@ class TestStragglers:
         }
         return before, now
 
-    def test_stragglers_exceed_the_median(self) -> None:
+    def test_stragglers_exceed_median(self) -> None:
         result = find_stragglers(*self.ranks(r0=(1.0, 0.0), r1=(1.0, 0.1), r2=(1.9, 0.1), r3=(0.5, 1.0), r4=(1.0, 0.0)))
         assert result == (
             Straggler(rank=2, ratio="1.8", cause="compute"),
@@ -238,7 +238,7 @@ class TestStragglers:
         assert [pod.index for pod in sample_pods([*running, *others], 5)] == [1, 2, 3, 4]
         assert [pod.index for pod in sample_pods(running, 3)] == [1, 3]
 
-    def test_pods_are_an_even_spread_of_many(self) -> None:
+    def test_pods_are_even_spread_of_many(self) -> None:
         typed = job(status=STARTED)
         pods = observe(typed, [child_job()], [child_pod(n) for n in range(100)]).pods_of(1)
         chosen = sample_pods(pods)
@@ -272,7 +272,7 @@ class TestStragglers:
 
 
 class TestThroughput:
-    async def test_is_in_status_for_a_script_that_reports_only_counters(self) -> None:
+    async def test_is_in_status_for_script_that_reports_only_counters(self) -> None:
         def statement(steps: int, **more: float) -> str:
             counted = {"ddp_steps_total": steps, "ddp_samples_total": 32 * steps, "ddp_world_size": 2}
             return page(phase="Running", ddp_step=steps, ddp_planned_steps=1000, **counted, **more)
@@ -292,7 +292,7 @@ class TestThroughput:
             assert shown is not None
             assert (shown.samples_per_second, shown.steps_per_second, shown.eta_seconds) == (samples, steps, eta)
 
-    def test_of_a_run_whose_page_was_never_read_is_in_its_termination_message(self) -> None:
+    def test_of_run_whose_page_was_never_read_is_in_its_termination_message(self) -> None:
         words = {
             "ddp_step": 40.0,
             "ddp_steps_total": 40.0,
@@ -310,10 +310,10 @@ class TestThroughput:
 class TestGoodput:
     VALUES = {"ddp_step": 100.0, "ddp_steps_total": 50.0, "ddp_step_duration_seconds_sum": 100.0}
 
-    def test_is_kept_steps_at_their_mean_time_over_the_wall_time(self) -> None:
+    def test_is_kept_steps_at_their_mean_time_over_wall_time(self) -> None:
         assert compute_goodput(self.VALUES, 400.0) == "0.50"
 
-    def test_steps_of_a_former_job_do_not_count(self) -> None:
+    def test_steps_of_former_job_do_not_count(self) -> None:
         assert compute_goodput(self.VALUES, 400.0, start_step=50) == "0.25"
         # From its checkpoint at step 800; then once more from 850, which does not change where the job began.
         status = STARTED
@@ -342,7 +342,7 @@ class TestGoodput:
 
 
 class TestCostOfARestart:
-    def test_is_the_steps_after_the_checkpoint_and_the_seconds_to_the_next_step(self) -> None:
+    def test_is_steps_after_checkpoint_and_seconds_to_next_step(self) -> None:
         words = last_words("CUDAError", progress={"ddp_step": 57.0, "ddp_checkpoint_step": 50.0})
         failed = child_pod(1, "Failed", code=82, message=words)
         begun = run(page(phase="Running", ddp_step=55), pods=(child_pod(0), failed), seconds=3).status
@@ -391,7 +391,7 @@ class TestCostOfARestart:
             assert status.last_restart.steps_lost == lost
 
     @pytest.mark.parametrize("time", [NOW.timestamp() + 3000, NOW.timestamp() - 3000])
-    def test_a_pods_wrong_clock_does_not_stretch_it(self, time: float) -> None:
+    def test_pods_wrong_clock_does_not_stretch_it(self, time: float) -> None:
         failed = child_pod(1, "Failed", code=82, message=last_words("CUDAError", time=time))
         begun = run(page(ddp_step=5), pods=(child_pod(0), failed), seconds=3).status
         assert begun.last_restart is not None
@@ -468,7 +468,7 @@ def hostile_pages() -> Iterator[tuple[str, str]]:
 
 class TestHostilePods:
     @pytest.mark.parametrize(("name", "text"), list(hostile_pages()), ids=[name for name, _ in hostile_pages()])
-    async def test_page_leaves_a_status_that_can_be_stored(self, name: str, text: str) -> None:
+    async def test_page_leaves_status_that_can_be_stored(self, name: str, text: str) -> None:
         harness = await ReconcilerHarness().train(text)
         for _ in range(8):
             harness.clock.advance(20)

@@ -35,7 +35,7 @@ def test_change_of_counts_and_messages_is_minor(change: dict[str, Any]) -> None:
     assert is_minor_change(BEFORE, msgspec.structs.replace(BEFORE, **change))
 
 
-def test_measurements_are_minor_unless_a_column_shows_them() -> None:
+def test_measurements_are_minor_unless_column_shows_them() -> None:
     def is_minor(**change: Any) -> bool:
         progress = msgspec.structs.replace(TRAINING.progress, step=2, **change)
         return is_minor_change(TRAINING, msgspec.structs.replace(TRAINING, progress=progress, goodput="0.92"))
@@ -60,5 +60,5 @@ def test_measurements_are_minor_unless_a_column_shows_them() -> None:
         {"observed_generation": 2},
     ],
 )
-def test_change_of_a_phase_or_reason_is_not_minor(change: dict[str, Any]) -> None:
+def test_change_of_phase_or_reason_is_not_minor(change: dict[str, Any]) -> None:
     assert not is_minor_change(BEFORE, msgspec.structs.replace(BEFORE, **change))

@@ -33,7 +33,7 @@ def test_unreadable_running_job_continues_and_new_job_is_rejected(status: Json, 
     assert ("the job's pods keep running" in accepted.message) is unattended
 
 
-def test_a_job_that_has_ended_keeps_its_status() -> None:
+def test_job_that_has_ended_keeps_its_status() -> None:
     ended = {"type": "Succeeded", "status": "True", "reason": "AllNodesSucceeded"}
     ended["lastTransitionTime"] = format_time(NOW)
     old, new = report_unreadable(resource(phase="Succeeded", attempt=1, conditions=[ended]), ERROR, NOW)

@@ -58,7 +58,7 @@ def training(step: int, made: int, **values: Any) -> str:
     return page(phase="Running", ddp_step=step, ddp_steps_total=made, **values)
 
 
-def test_usage_of_a_whole_job_sums_up() -> None:
+def test_usage_of_whole_job_sums_up() -> None:
     life = JobTimeline()
     assert life.later(0) == {}
     assert life.later(100, *pods("Pending")) == {}, "no node, no GPU"
@@ -99,7 +99,7 @@ def test_steps_that_are_repeated_are_lost() -> None:
 
 
 @pytest.mark.parametrize("resources", [{}, {"limits": {"cpu": "4"}}])
-def test_a_job_without_gpus_has_no_usage(resources: Any) -> None:
+def test_job_without_gpus_has_no_usage(resources: Any) -> None:
     life = JobTimeline(template=template(trainer(resources=resources)))
     life.later(0)
     assert life.later(10, *pods()) == {}
@@ -162,7 +162,7 @@ class TestIdle:
         life.later(5)
         assert self.idle(life) == ("False", "")
 
-    def test_pods_waiting_for_a_peer_are_idle(self) -> None:
+    def test_pods_waiting_for_peer_are_idle(self) -> None:
         life = JobTimeline(idle={"minutes": 1, "action": "Suspend"})
         life.later(0)
         life.later(0, child_pod(0), child_pod(1, "Pending"))

@@ -57,7 +57,7 @@ JOB: Json = {
 
 
 class TestJob:
-    def test_job_view_of_a_running_job(self) -> None:
+    def test_job_view_of_running_job(self) -> None:
         expected = {
             "name": "train-3", "uid": "u", "attempt": 3, "nodes": 4, "suspended": False, "complete": False,
             "failed": False, "failed_message": "", "failed_at": None, "deleting": False, "launcher": "train-launcher",
@@ -66,7 +66,7 @@ class TestJob:
         }  # fmt: skip
         assert facts(view_job(JOB), expected) == expected
 
-    def test_nothing_is_known_of_an_empty_one(self) -> None:
+    def test_nothing_is_known_of_empty_one(self) -> None:
         expected = {
             "name": "", "uid": "", "attempt": 0, "nodes": 0, "suspended": False, "complete": False, "failed": False,
             "launcher": "", "ignored_since": None, "suspend_written": None, "queue": "", "admitted": False,
@@ -109,7 +109,7 @@ class TestJob:
 
 
 class TestPod:
-    def test_pod_view_of_a_running_pod(self) -> None:
+    def test_pod_view_of_running_pod(self) -> None:
         created = NOW - timedelta(seconds=60)
         expected = {
             "name": "train-2-1-abcde", "uid": "uid-train-2-1-abcde", "attempt": 2, "index": 1, "created": created,
@@ -122,7 +122,7 @@ class TestPod:
         }  # fmt: skip
         assert facts(view_pod(child_pod(1, attempt=2)), expected) == expected
 
-    def test_nothing_is_known_of_an_empty_one(self) -> None:
+    def test_nothing_is_known_of_empty_one(self) -> None:
         expected = {
             "name": "", "uid": "", "attempt": 0, "index": 0, "created": EPOCH, "phase": "Pending", "ready": False,
             "deleting": False, "node_name": "", "scheduled": False, "started": None, "disrupted": False,
@@ -222,7 +222,7 @@ class TestPod:
             ),
         ],
     )  # fmt: skip
-    def test_waiting_reason_of_a_pod(self, status: Json, expected: Json) -> None:
+    def test_waiting_reason_of_pod(self, status: Json, expected: Json) -> None:
         assert facts(view_pod(child_pod(0, "Pending", status=status)), expected) == expected
 
     def test_scheduled_pod_drops_scheduler_message(self) -> None:
@@ -234,9 +234,7 @@ class TestPod:
         ("operator", "key", "avoids"),
         [("NotIn", "metadata.name", True), ("In", "metadata.name", False), ("NotIn", "metadata.uid", False)],
     )
-    def test_only_the_operators_own_affinity_counts_as_avoiding_nodes(
-        self, operator: str, key: str, avoids: bool
-    ) -> None:
+    def test_only_operators_own_affinity_counts_as_avoiding_nodes(self, operator: str, key: str, avoids: bool) -> None:
         terms = [{"matchFields": [{"key": key, "operator": operator, "values": ["node-a"]}]}]
         required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
         assert view_pod(child_pod(spec={"affinity": {"nodeAffinity": required}})).avoids_nodes == avoids
@@ -282,7 +280,7 @@ class TestEnd:
         assert not view_pod(child_pod(0, "Failed")).trained
 
     @pytest.mark.parametrize(("code", "permanent"), [(1, False), (constants.EXIT_USER_ERROR, False)])
-    def test_an_init_container_that_failed_is_named_with_its_log(self, code: int, permanent: bool) -> None:
+    def test_init_container_that_failed_is_named_with_its_log(self, code: int, permanent: bool) -> None:
         raw = child_pod(
             0,
             "Failed",

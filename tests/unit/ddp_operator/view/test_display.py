@@ -90,7 +90,7 @@ def test_plain_lines_do_not_repeat_themselves() -> None:
     assert len(lines(stream)) == 1
 
 
-def test_the_bar_shows_percent_and_figures_below_lines_and_is_gone_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bar_shows_percent_and_figures_below_lines_and_is_gone_at_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     stream = TerminalBuffer()
     display = RichDisplay(stream, "digits")
@@ -129,7 +129,7 @@ def test_line_has_progress_or_reason(view: View, width: int, line: str) -> None:
         (TerminalBuffer(), "xterm", True, False, Display),
     ],
 )
-def test_the_stream_and_the_options_choose_the_display(
+def test_stream_and_options_choose_display(
     stream: io.StringIO, term: str, quiet: bool, plain: bool, kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", term)
@@ -180,13 +180,13 @@ def test_success_is_summed_up_with_its_results_and_where_they_lie(folder: RunFol
     assert "metrics.csv, logs/" in text
 
 
-def test_a_success_without_a_process_group_is_summed_up_with_a_warning(folder: RunFolder) -> None:
+def test_success_without_process_group_is_summed_up_with_warning(folder: RunFolder) -> None:
     apart = condition("Distributed", "False", "NoProcessGroup", "no process group spanned all 2 ranks")
     text = describe_run("x", Status(phase="Succeeded", conditions=(apart,)), folder, seconds=5, interrupted=False)
     assert "  warning:    no process group spanned all 2 ranks\n" in text
 
 
-def test_a_failure_is_summed_up_with_cause_place_traceback_hint_and_log(folder: RunFolder) -> None:
+def test_failure_is_summed_up_with_cause_place_traceback_hint_and_log(folder: RunFolder) -> None:
     (folder.logs / "attempt-2-pod-1.log").touch()
     text = describe_run("x", FAILED, folder, seconds=5, interrupted=False)
     assert "x: Failed after 5s (2 attempts, 1 restart)" in text
@@ -202,7 +202,7 @@ def test_a_failure_is_summed_up_with_cause_place_traceback_hint_and_log(folder: 
 @pytest.mark.parametrize(
     ("trace", "head"), [('  File "x.py", line 1\nBad', "traceback"), ("Error: no --lr", "last lines")]
 )
-def test_what_a_rank_wrote_last_is_not_called_a_traceback(folder: RunFolder, trace: str, head: str) -> None:
+def test_what_rank_wrote_last_is_not_called_traceback(folder: RunFolder, trace: str, head: str) -> None:
     failed = replace(FAILED, last_failure=replace(FAILURE, traceback=trace))
     assert f"  {head}:\n    {trace.splitlines()[0]}" in describe_run("x", failed, folder, seconds=5, interrupted=False)
 
@@ -214,7 +214,7 @@ def test_cause_is_not_repeated(folder: RunFolder) -> None:
     assert text.count("ValueError: bad") == 1
 
 
-def test_a_cause_of_many_lines_keeps_to_its_column_and_is_not_told_twice(folder: RunFolder) -> None:
+def test_cause_of_many_lines_keeps_to_its_column_and_is_not_told_twice(folder: RunFolder) -> None:
     once = condition("Failed", "True", "UserError", "rank 1: ValueError: bad")
     many = replace(FAILED, conditions=(once,), last_failure=replace(FAILURE, message="ValueError: bad\nindeed\n"))
     text = describe_run("x", many, folder, seconds=5, interrupted=False)
@@ -222,7 +222,7 @@ def test_a_cause_of_many_lines_keeps_to_its_column_and_is_not_told_twice(folder:
     assert text.count("ValueError: bad") == 1
 
 
-def test_refusal_quotes_the_operator(folder: RunFolder) -> None:
+def test_refusal_quotes_operator(folder: RunFolder) -> None:
     refused = Status(phase="Rejected", conditions=(condition("Accepted", "False", "InvalidSpec", "nodes: too many"),))
     assert "InvalidSpec: nodes: too many" in describe_run("x", refused, folder, seconds=1, interrupted=False)
 
@@ -231,7 +231,7 @@ def test_interruption_is_named(folder: RunFolder) -> None:
     assert "x: Interrupted" in describe_run("x", Status(phase="Running"), folder, seconds=1, interrupted=True)
 
 
-def test_a_screen_that_nobody_reads_goes_quiet_and_says_so_once() -> None:
+def test_screen_that_nobody_reads_goes_quiet_and_says_so_once() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     lost: list[OSError] = []

@@ -105,7 +105,7 @@ class TestWhatIsTold:
         assert str(explanation) == f"{explanation.what} {explanation.todo}"
         assert "imagePullSecrets" in str(explanation)
 
-    def test_a_refused_spec_hides_everything_else(self) -> None:
+    def test_refused_spec_hides_everything_else(self) -> None:
         explanation = why(
             condition(c.ACCEPTED, "False", c.INVALID_SPEC, "attempt 1 cannot start: spec.nodes: too many"),
             condition(c.SCHEDULED, "False", c.WAITING_FOR_PODS, "0/2 pods scheduled"),
@@ -152,7 +152,7 @@ class TestWhatIsTold:
         assert "is suspended for 1m00s" in explanation.what
         assert "ddp resume x" in explanation.todo
 
-    def test_a_job_that_is_stopping_is_not_called_waiting_for_pods(self) -> None:
+    def test_job_that_is_stopping_is_not_called_waiting_for_pods(self) -> None:
         explanation = why(
             condition(c.SUSPENDED, "False", c.STOPPING, "2 pods are terminating gracefully"),
             condition(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED),
@@ -217,7 +217,7 @@ class TestWhatIsTold:
             "last warning" not in why(refused, events=(event(statement.replace("*", "0-2n9g4")),), phase="Pending").what
         )
 
-    def test_nothing_blocks_a_job_that_trains(self) -> None:
+    def test_nothing_blocks_job_that_trains(self) -> None:
         good = [
             condition(c.ACCEPTED, "True", c.VALID),
             condition(c.SUSPENDED, "False", c.NOT_SUSPENDED),
@@ -299,11 +299,11 @@ class TestWhatIsTold:
         assert explanation.todo.startswith(FAILURE["hint"][:1].upper())
 
     @pytest.mark.parametrize("reason", [c.RESTART_BUDGET_EXHAUSTED, c.REPEATED_FAILURE])
-    def test_the_remedy_of_a_failed_job_begins_with_its_deletion(self, reason: str) -> None:
+    def test_remedy_of_failed_job_begins_with_its_deletion(self, reason: str) -> None:
         explanation = why(condition("Failed", "True", reason, "gave up"), phase="Failed")
         assert "ddp delete x, and submit the file" in explanation.todo
 
-    def test_a_job_being_deleted_is_only_that(self) -> None:
+    def test_job_being_deleted_is_only_that(self) -> None:
         resource = job(FAILED, phase="Failed")
         resource["metadata"]["deletionTimestamp"] = format_time(NOW)
         assert explain_why(resource, (), NOW).what == "x is being deleted."
@@ -333,33 +333,33 @@ class TestFailure:
             in explanation.what
         )
 
-    def test_a_status_of_an_older_operator_loses_nothing(self) -> None:
+    def test_status_of_older_operator_loses_nothing(self) -> None:
         """It has the cause in the condition's message alone, which nobody takes apart."""
         explanation = why(FAILED, phase="Failed", attempt=4, lastFailure=FAILURE | {"conclusion": ""})
         assert "failed 4 times, recovery.maxRestarts is 3; last: …. The last failure was UserError" in explanation.what
 
-    def test_without_a_known_cause_the_logs_are_the_next_step(self) -> None:
+    def test_without_known_cause_logs_are_next_step(self) -> None:
         explanation = why(condition("Failed", "True", "Odd", "the Job failed"), phase="Failed", attempt=1)
         assert explanation.what == "x has failed (Odd): the Job failed."
         assert explanation.todo == "Read the end of its log: ddp logs x."
 
-    def test_the_logs_are_the_next_step_only_where_there_is_no_hint(self) -> None:
+    def test_logs_are_next_step_only_where_there_is_no_hint(self) -> None:
         odd = condition("Failed", "True", "Odd", "the Job failed")
         assert why(odd, phase="Failed", lastFailure=FAILURE).todo == "Check the path of the data."
         without = why(odd, phase="Failed", lastFailure=FAILURE | {"hint": ""})
         assert without.todo == "Read the end of its log: ddp logs x."
 
-    def test_braces_in_a_hint_harm_nothing(self) -> None:
+    def test_braces_in_hint_harm_nothing(self) -> None:
         failure = FAILURE | {"hint": "use {name} or {0}", "message": "KeyError: '{'"}
         explanation = why(FAILED, phase="Failed", lastFailure=failure)
         assert "Use {name} or {0}." in explanation.todo
 
 
 class TestWithoutAStatus:
-    def test_a_new_job_is_given_a_moment(self) -> None:
+    def test_new_job_is_given_moment(self) -> None:
         assert explain_why(job(age=2), (), NOW).reason == "New"
 
-    def test_later_the_operator_is_missed(self) -> None:
+    def test_later_operator_is_missed(self) -> None:
         explanation = explain_why(job(age=300), (), NOW)
         assert explanation.reason == "NoOperator"
         assert "in the 5m00s since it was created" in explanation.what
@@ -370,14 +370,14 @@ class TestWithoutAStatus:
         assert explanation.phase == "Unknown"
         assert "kubectl describe ddp x" in explanation.todo
 
-    def test_an_empty_object_of_a_status_is_none(self) -> None:
+    def test_empty_object_of_status_is_none(self) -> None:
         assert explain_why(job() | {"status": {}}, (), NOW).reason == "NoOperator"
 
 
 class TestEvents:
     WAITING = condition(c.SCHEDULED, "False", c.WAITING_FOR_PODS, "1/2 pods scheduled")
 
-    def test_the_newest_warning_is_added(self) -> None:
+    def test_newest_warning_is_added(self) -> None:
         explanation = why(self.WAITING, events=(event("old"), event("exceeded quota", reason="FailedCreate")))
         assert explanation.what.endswith("The last warning was FailedCreate: exceeded quota.")
 
@@ -451,7 +451,7 @@ class TestAbsentOperator:
 
 class TestRemedies:
     @pytest.mark.parametrize("reason", sorted(REMEDIES))
-    def test_every_remedy_takes_the_name_and_is_a_sentence(self, reason: str) -> None:
+    def test_every_remedy_takes_name_and_is_sentence(self, reason: str) -> None:
         text = REMEDIES[reason].format(name="digits", onward="from step 3", option="")
         assert "{" not in text
         assert text[0].isupper() or text.startswith("kubectl")
@@ -462,20 +462,20 @@ class TestRemedies:
         assert "(NewReason): something new." in explanation.what
         assert explanation.todo == "kubectl describe ddp x has all conditions and events."
 
-    def test_a_condition_without_a_message_is_a_whole_sentence(self) -> None:
+    def test_condition_without_message_is_whole_sentence(self) -> None:
         assert why(condition(c.PROGRESSING, "False", c.NOT_RUNNING)).what.endswith("(NotRunning).")
 
 
 class TestNamespace:
     @pytest.mark.parametrize("reason", REMEDIES)
-    def test_namespaced_commands_get_the_option(self, reason: str) -> None:
+    def test_namespaced_commands_get_option(self, reason: str) -> None:
         waits = condition("Scheduled", "False", reason, "waits")
         todo = explain_why(job(waits), (), NOW, option=" -n team").todo
         for command in re.findall(r"(?:ddp|kubectl) [a-z]+ (?:[^.;:()]|\.(?! |$))*", todo):
             if not re.match(r"ddp (render|list)|kubectl (describe node|get validating)", command):
                 assert " -n team" in command, todo
 
-    def test_in_the_namespace_of_the_context_there_is_none(self) -> None:
+    def test_in_namespace_of_context_there_is_none(self) -> None:
         waits = condition("Scheduled", "False", "Unschedulable", "waits")
         assert " -n " not in explain_why(job(waits), (), NOW).todo
 

@@ -45,7 +45,7 @@ def test_older_attempt_without_claim_is_superseded(tmp_path: Path) -> None:
         fence(tmp_path, 2).claim()
 
 
-def test_a_restart_within_the_attempt_keeps_its_claim(tmp_path: Path) -> None:
+def test_restart_within_attempt_keeps_its_claim(tmp_path: Path) -> None:
     fence(tmp_path, 1).claim()
     fence(tmp_path, 1).claim()
     fence(tmp_path, 1).check()
@@ -96,7 +96,7 @@ def test_concurrent_claims_leave_folder_to_last_attempt(tmp_path: Path) -> None:
         assert claims == sorted(claims) == sorted(entered)
 
 
-def test_a_claim_has_its_content_as_soon_as_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claim_has_its_content_as_soon_as_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link = os.link
     named = list[int]()
 

@@ -50,7 +50,7 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
-def test_folder_in_use_is_refused_with_the_other_process(
+def test_folder_in_use_is_refused_with_other_process(
     tmp_path: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(lock, "_MAX_WAIT_SECONDS", 0.3)
@@ -62,7 +62,7 @@ def test_folder_in_use_is_refused_with_the_other_process(
     assert capsys.readouterr().err.count("waiting up to 0.3 s") == 1
 
 
-def test_folder_of_a_killed_process_is_taken_while_its_child_lives(
+def test_folder_of_killed_process_is_taken_while_its_child_lives(
     tmp_path: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.kill(holder.pid, signal.SIGKILL)
@@ -76,7 +76,7 @@ def test_folder_of_a_killed_process_is_taken_while_its_child_lives(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_removed_file_is_not_mistaken_for_the_folders_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removed_file_is_not_mistaken_for_folders_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = fcntl.lockf
     replaced = False
 
@@ -95,7 +95,7 @@ def test_removed_file_is_not_mistaken_for_the_folders_lock(tmp_path: Path, monke
     one.release()
 
 
-def test_file_system_without_locks_is_a_warning(
+def test_file_system_without_locks_is_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(descriptor: int, operation: int) -> None:
@@ -119,5 +119,5 @@ def test_unreadable_owner_is_another_run(
         FolderLock(tmp_path).acquire()
 
 
-def test_fence_takes_the_place_of_the_lock(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+def test_fence_takes_place_of_lock(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
     Checkpointer(CheckpointConfig(dir=str(tmp_path)), Fence(tmp_path, 1, "job-1")).claim()

@@ -81,7 +81,7 @@ def test_both_files_are_synced_before_rename(tmp_path: Path, monkeypatch: pytest
     assert os.path.realpath(tmp_path) in synced
 
 
-def test_saving_copies_the_state_before_it_returns(tmp_path: Path) -> None:
+def test_saving_copies_state_before_it_returns(tmp_path: Path) -> None:
     one = checkpointer(tmp_path)
     weights = torch.zeros(1_000_000)
     one.save({"weights": weights}, 1, None, {})
@@ -90,7 +90,7 @@ def test_saving_copies_the_state_before_it_returns(tmp_path: Path) -> None:
     assert not newest(one)["weights"].any()
 
 
-def test_the_data_file_is_a_plain_torch_file_and_the_manifest_plain_json(tmp_path: Path) -> None:
+def test_data_file_is_plain_torch_file_and_manifest_plain_json(tmp_path: Path) -> None:
     save(checkpointer(tmp_path), 12, 0.5)
     assert torch.load(tmp_path / "step-000000012.pt", weights_only=True)["weights"].tolist() == [12.0] * 3
     manifest = json.loads((tmp_path / "step-000000012.json").read_text())
@@ -99,7 +99,7 @@ def test_the_data_file_is_a_plain_torch_file_and_the_manifest_plain_json(tmp_pat
     assert manifest["bytes"] == (tmp_path / "step-000000012.pt").stat().st_size
 
 
-def test_a_saved_checkpoint_is_reported(tmp_path: Path) -> None:
+def test_saved_checkpoint_is_reported(tmp_path: Path) -> None:
     reported: list[tuple[int, float]] = []
     one = checkpointer(tmp_path)
     begun = time.perf_counter()
@@ -135,7 +135,7 @@ def test_code_in_checkpoint_with_valid_checksum_is_not_run(tmp_path: Path) -> No
     assert (tmp_path / "pwned").exists()
 
 
-def test_a_manifest_names_no_file_outside_of_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_manifest_names_no_file_outside_of_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = checkpointer(tmp_path / "saved", keep=1)
     save(one, 1)
     (saved,) = one.list()
@@ -151,7 +151,7 @@ def test_a_manifest_names_no_file_outside_of_the_folder(tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove", "garbage"])
-def test_a_damaged_checkpoint_is_skipped_with_a_warning(
+def test_damaged_checkpoint_is_skipped_with_warning(
     tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = checkpointer(tmp_path)
@@ -190,7 +190,7 @@ def test_data_file_without_manifest_is_ignored(tmp_path: Path) -> None:
     assert newest(one)["weights"].tolist() == [1.0] * 3
 
 
-def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+def test_newest_and_best_are_kept(tmp_path: Path) -> None:
     one = checkpointer(tmp_path, keep=2)
     for step, accuracy in enumerate([0.5, 0.9, 0.7, None, 0.8, 0.6], start=1):
         save(one, step, accuracy)
@@ -200,7 +200,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     ]
 
 
-def test_a_failed_write_is_a_warning_and_keeps_the_old(
+def test_failed_write_is_warning_and_keeps_old(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = checkpointer(tmp_path)
@@ -242,13 +242,13 @@ def test_hashing_file_checksums_written_data_and_raises_write_errors() -> None:
     assert file.failure is not None
 
 
-def test_a_folder_that_cant_be_written_is_a_user_error(tmp_path: Path) -> None:
+def test_folder_that_cant_be_written_is_user_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"checkpoint.dir: cannot write to .*/file/sub: "):
         checkpointer(tmp_path / "file" / "sub")
 
 
-def test_a_state_that_cant_be_written_is_a_warning_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_state_that_cant_be_written_is_warning_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = checkpointer(tmp_path)
     save(one, 1)
     save(one, 2, x=lambda: None)
@@ -356,7 +356,7 @@ def test_valid_training_time_is_read_from_manifest(tmp_path: Path, run: Any, sec
     assert one.resumed.seconds == seconds
 
 
-def test_one_stream_a_device_copies_all_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_stream_device_copies_all_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     created: list[torch.device] = []
 
     class FakeCudaStream:

@@ -131,7 +131,7 @@ WITHOUT: dict[tuple[int | str, ...], list[str]] = {}
 FLAGS = {option.key: option.flag for option in options(RunConfig)}
 
 
-def test_every_option_has_a_case() -> None:
+def test_every_option_has_case() -> None:
     assert sorted([*CASES, *OF_RANKS]) == sorted(FLAGS)
 
 

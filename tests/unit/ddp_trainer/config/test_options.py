@@ -24,14 +24,14 @@ class Outer(SettingsGroup):
     inner: Inner = field(default_factory=Inner)
 
 
-def test_every_setting_has_a_flag_of_its_own() -> None:
+def test_every_setting_has_flag_of_its_own() -> None:
     flags = [one.flag for one in options(RunConfig)]
     assert len(flags) == len(set(flags))
     reserved = {"--preset", "--config", "--as-published", "--help"}
     assert not reserved & set(flags)
 
 
-def test_every_setting_of_the_run_has_help() -> None:
+def test_every_setting_of_run_has_help() -> None:
     assert all(one.help for one in options(RunConfig))
 
 
@@ -52,7 +52,7 @@ def test_integer_is_accepted_for_float() -> None:
     assert build(Outer, {"inner": {"rate": 1}}).inner.rate == 1.0
 
 
-def test_yaml_text_like_1e_minus_3_is_a_number() -> None:
+def test_yaml_text_like_1e_minus_3_is_number() -> None:
     assert build(Outer, {"inner": {"rate": "1e-3"}}).inner.rate == 0.001
 
 
@@ -78,13 +78,13 @@ def test_yaml_text_like_1e_minus_3_is_a_number() -> None:
         ({"on": "maybe"}, "on: 'maybe' is not true or false"),
     ],
 )
-def test_a_wrong_value_is_named_with_its_remedy(values: dict[str, object], message: str) -> None:
+def test_wrong_value_is_named_with_its_remedy(values: dict[str, object], message: str) -> None:
     with pytest.raises(UserError) as caught:
         build(Outer, values)
     assert str(caught.value).startswith(message)
 
 
-def test_flags_are_parsed_by_the_type_of_their_setting() -> None:
+def test_flags_are_parsed_by_type_of_their_setting() -> None:
     by_key = {one.key: one for one in options(Outer)}
     assert by_key["inner.size"].parse("7") == 7
     assert by_key["inner.rate"].parse("7") == 7.0

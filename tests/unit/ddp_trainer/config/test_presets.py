@@ -46,19 +46,19 @@ def test_document_values_equal_presets(
         assert f" {lr:g} " in row[0]
 
 
-def test_every_preset_is_in_the_document_and_every_row_is_a_preset() -> None:
+def test_every_preset_is_in_document_and_every_row_is_preset() -> None:
     rows = re.findall(r"^\| `([\w-]+)` \|(?:[^|\n]+\|){6}$", DOCUMENT, re.MULTILINE)
     assert set(rows) == set(PRESETS)
 
 
-def test_a_crop_without_a_border_is_only_as_published() -> None:
+def test_crop_without_border_is_only_as_published() -> None:
     assert meant("cifar10-resnet50").data.crop_padding == 4
     config = written("cifar10-resnet50")
     assert (config.data.crop_padding, config.data.validation_augment, config.model.num_outputs) == (0, True, 1000)
 
 
 @pytest.mark.parametrize("name", ["fashion-mnist-wideresnet-large-batch", "cifar10-wideresnet"])
-def test_warm_up_is_to_the_worlds_rate_and_as_published_from_one_nodes_share(name: str) -> None:
+def test_warm_up_is_to_worlds_rate_and_as_published_from_one_nodes_share(name: str) -> None:
     def rates(config: RunConfig, scale: float) -> list[float]:
         # Two nodes of four processes.
         schedule = Schedule(config.schedule, config.optim.lr, scale, config.epochs, processes_per_node=4)
@@ -97,7 +97,7 @@ def test_drop_last_follows_documents() -> None:
     assert meant("voc2012-deeplabv3-resnet101").data.drop_last
 
 
-def test_the_assessment_has_all_its_augmentation() -> None:
+def test_assessment_has_all_its_augmentation() -> None:
     config = meant("cifar10-wideresnet")
     data = config.data
     assert data.augment == ("flip", "rotate", "affine", "jitter")

@@ -196,7 +196,7 @@ def assert_each_is_read_or_refused(config: RunConfig, reads: set[str]) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_each_setting_of_a_run_is_read_or_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_setting_of_run_is_read_or_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = configure(RUNS[name])
     if config.data.name == "imagefolder":
         write_image_folder(Path("data"))
@@ -216,7 +216,7 @@ def common_reads() -> set[str]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_each_setting_of_a_model_is_read_or_refused(name: str, common_reads: set[str]) -> None:
+def test_each_setting_of_model_is_read_or_refused(name: str, common_reads: set[str]) -> None:
     config = configure({"model": {"name": name, **SMALL.get(name, {})}})
     recording = Recording(config.model)
     with torch.device("meta"):
@@ -276,13 +276,13 @@ RESNET = ["--preset", "cifar10-resnet18"]
         ([*RESNET, "--data-parallel", "--compression", "bf16"], "nothing reads --compression beside --data-parallel"),
     ],
 )  # fmt: skip
-def test_unread_flag_is_refused_with_its_part_and_the_remedy(arguments: list[str], message: str) -> None:
+def test_unread_flag_is_refused_with_its_part_and_remedy(arguments: list[str], message: str) -> None:
     with pytest.raises(UserError) as caught:
         parse(arguments)
     assert message in str(caught.value)
 
 
-def test_unread_setting_of_a_file_is_refused(tmp_path: Path) -> None:
+def test_unread_setting_of_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(json.dumps({"optim": {"momentum": 0.1}}))
     with pytest.raises(UserError, match=r"optim\.momentum: optimizer adamw does not read --momentum"):
@@ -290,14 +290,14 @@ def test_unread_setting_of_a_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_saved_configuration_of_a_changed_run_is_accepted(name: str, tmp_path: Path) -> None:
+def test_saved_configuration_of_changed_run_is_accepted(name: str, tmp_path: Path) -> None:
     config = parse(["--preset", name, "--as-published", "--optimizer", "adamw", "--augment", ""])
     file = tmp_path / "config.json"
     file.write_text(json.dumps(dataclasses.asdict(config)))
     assert parse(["--config", str(file)]) == config
 
 
-def test_unread_setting_of_a_program_is_refused() -> None:
+def test_unread_setting_of_program_is_refused() -> None:
     with pytest.raises(UserError, match=r"optim\.momentum: optimizer adamw does not read --momentum"):
         Trainer(RunConfig(optim=OptimConfig(name="adamw", momentum=0.5)))
     config = resolve("python-reference-gpt", {"model": {"dropout": 0.5}})
@@ -305,7 +305,7 @@ def test_unread_setting_of_a_program_is_refused() -> None:
         Trainer(config)
 
 
-def test_label_smoothing_beside_a_task_of_the_programs_own_is_refused() -> None:
+def test_label_smoothing_beside_task_of_programs_own_is_refused() -> None:
     config = configure({"optim": {"label_smoothing": 0.1}})
     with pytest.raises(UserError, match="does not read --label-smoothing; leave it out, or leave out --task"):
         Trainer(config, task=Classification(num_classes=3))
@@ -320,13 +320,13 @@ def test_label_smoothing_beside_a_task_of_the_programs_own_is_refused() -> None:
         ({"data": {"dir": "elsewhere"}}, f"data {COLOURED} does not read --data-dir"),
     ],
 )
-def test_setting_that_a_function_of_the_users_own_does_not_read_is_refused(changes: Any, message: str) -> None:
+def test_setting_that_function_of_users_own_does_not_read_is_refused(changes: Any, message: str) -> None:
     with pytest.raises(UserError) as caught:
         Trainer(configure(changes), env=RankEnv()).fit()
     assert message in str(caught.value)
 
 
-def test_unread_setting_beside_objects_of_the_programs_own_is_refused() -> None:
+def test_unread_setting_beside_objects_of_programs_own_is_refused() -> None:
     model = flat(ModelConfig(), 1, 2)
     with pytest.raises(UserError, match="Sequential does not read --dropout"):
         Trainer(configure({"model": {"dropout": 0.5}}), model=model, data=grey(DataConfig()), env=RankEnv()).fit()
@@ -343,11 +343,11 @@ def test_unread_setting_beside_objects_of_the_programs_own_is_refused() -> None:
         {"data": {"name": f"{__name__}:grey", "augment": ["crop"], "crop_padding": 1, "batch_size": 4}},
     ],
 )
-def test_setting_that_a_function_of_the_users_own_reads_is_accepted(changes: Any) -> None:
+def test_setting_that_function_of_users_own_reads_is_accepted(changes: Any) -> None:
     assert Trainer(configure(changes), env=RankEnv()).fit().steps == 1
 
 
-def test_unread_override_of_a_resumed_run_is_refused_and_leaves_its_checkpoints(
+def test_unread_override_of_resumed_run_is_refused_and_leaves_its_checkpoints(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     arguments = ["--preset", "digits-resnet", "--model-width", "4", "--device", "cpu", "--metrics-port", "0"]
@@ -371,7 +371,7 @@ def test_unread_override_of_a_resumed_run_is_refused_and_leaves_its_checkpoints(
         ("--pressets=x", "--preset"),
     ],
 )
-def test_unknown_flag_gets_the_nearest_one(flag: str, suggestion: str) -> None:
+def test_unknown_flag_gets_nearest_one(flag: str, suggestion: str) -> None:
     with pytest.raises(UserError, match=rf"unrecognized arguments: {flag}.*did you mean {suggestion}\?"):
         parse([*GPT, flag, "1"])
 

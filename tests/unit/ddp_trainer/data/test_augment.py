@@ -81,7 +81,7 @@ def test_shear_and_scale_are_pillows(height: int, width: int) -> None:
     assert share_equal(ours, torch.stack(theirs)) > 0.999
 
 
-def test_maps_that_are_gathered_once_are_the_maps_one_after_the_other() -> None:
+def test_maps_that_are_gathered_once_are_maps_one_after_other() -> None:
     images = noise(16)
     flips = torch.arange(16) % 2 == 0
     angles = torch.linspace(-30, 30, 16)
@@ -244,7 +244,7 @@ def test_every_change_has_numbers_of_its_own() -> None:
     ],
     ids=["full", "crop-flip"],
 )  # fmt: skip
-def test_augmented_images_are_distributed_like_the_documents(
+def test_augmented_images_are_distributed_like_documents(
     ours: Augmentation, theirs: Callable[[], list[object]]
 ) -> None:
     """One image augmented very often: mean and spread of every pixel, and the whole distribution of a few features."""
@@ -272,7 +272,7 @@ def test_augmented_images_are_distributed_like_the_documents(
         assert kolmogorov_smirnov(feature(mine).numpy(), feature(other).numpy()) < 1.0, name
 
 
-def test_transforms_of_v2_on_a_batch_would_not_do() -> None:
+def test_transforms_of_v2_on_batch_would_not_do() -> None:
     # Why there is an implementation of our own: one draw for the whole batch.
     torch.manual_seed(0)
     images = noise(1).expand(16, 3, 32, 32)
@@ -302,7 +302,7 @@ def test_incompatible_augmentations_are_rejected(config: DataConfig, channels: i
         Augmentation.from_config(config, channels=channels, masks=masks)
 
 
-def test_a_scaling_without_crop_stays_in_the_centre() -> None:
+def test_scaling_without_crop_stays_in_centre() -> None:
     config = DataConfig(augment=("scale",), scale_min=2.0, scale_max=2.0)
     augmentation = Augmentation.from_config(config, channels=3, masks=True)
     masks = torch.zeros(1, 8, 8, dtype=torch.uint8)

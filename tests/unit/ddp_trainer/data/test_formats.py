@@ -113,7 +113,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("name", list(WRITERS))
-def test_a_missing_file_is_named_with_its_folder_and_the_ways_out(name: str, tmp_path: Path) -> None:
+def test_missing_file_is_named_with_its_folder_and_ways_out(name: str, tmp_path: Path) -> None:
     folder, file = PLACES[name]
     with pytest.raises(UserError) as caught:
         read(name, tmp_path)
@@ -131,7 +131,7 @@ def test_a_missing_file_is_named_with_its_folder_and_the_ways_out(name: str, tmp
 
 @pytest.mark.parametrize("name", list(WRITERS))
 @pytest.mark.parametrize("content", [b"", b"nonsense that is neither IDX nor pickle nor a picture"])
-def test_a_damaged_file_is_a_user_error(name: str, content: bytes, tmp_path: Path) -> None:
+def test_damaged_file_is_user_error(name: str, content: bytes, tmp_path: Path) -> None:
     folder, file = PLACES[name]
     WRITERS[name](tmp_path)
     (tmp_path / folder / file).write_bytes(content)
@@ -148,7 +148,7 @@ def test_published_checksums_are_checked_where_asked(tmp_path: Path) -> None:
         read(name, tmp_path, verify=False)
 
 
-def test_a_mask_without_a_palette_is_a_user_error(tmp_path: Path) -> None:
+def test_mask_without_palette_is_user_error(tmp_path: Path) -> None:
     write_voc2012(tmp_path)
     path = tmp_path / "VOCdevkit" / "VOC2012" / "SegmentationClass" / "2012_000000.png"
     with Image.open(path) as mask:
@@ -179,7 +179,7 @@ def site(tmp_path: Path) -> Iterator[str]:
     server.server_close()
 
 
-def test_a_download_unpacks_the_published_archive(tmp_path: Path, site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_unpacks_published_archive(tmp_path: Path, site: str, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = tmp_path / reference.CIFAR10.filename
     monkeypatch.setattr(reference.CIFAR10, "tgz_md5", pack_cifar10(write_cifar10(tmp_path / "origin"), archive))
     monkeypatch.setattr(reference.CIFAR10, "url", f"{site}/{archive.name}")
@@ -195,7 +195,7 @@ def test_a_download_unpacks_the_published_archive(tmp_path: Path, site: str, mon
     download(config)
 
 
-def test_a_download_that_fails_names_the_folder_and_another_way(
+def test_download_that_fails_names_folder_and_another_way(
     tmp_path: Path, site: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reference.CIFAR10, "url", f"{site}/nowhere.tar.gz")
@@ -210,6 +210,6 @@ def test_digits_need_no_download() -> None:
     download(DataConfig(name="digits"))
 
 
-def test_a_dataset_of_ones_own_is_not_downloaded() -> None:
+def test_dataset_of_ones_own_is_not_downloaded() -> None:
     with pytest.raises(UserError, match=r"data\.download"):
         DataConfig(name="mine:load", download=True)

@@ -81,7 +81,7 @@ def test_validation_images_are_shrunk_and_cut_out_of_their_middle(tmp_path: Path
     torch.testing.assert_close(batch.inputs[1] * std + mean, expected, atol=1e-3, rtol=0)
 
 
-def test_a_folder_is_trained_on(
+def test_folder_is_trained_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DDP_METRICS_PORT", "0")
@@ -109,7 +109,7 @@ def test_mistakes_are_named(change: str, message: str, tmp_path: Path) -> None:
         load_datasets(DataConfig(name="imagefolder", dir=str(tmp_path), augment=augment))
 
 
-def test_a_damaged_image_is_named(tmp_path: Path) -> None:
+def test_damaged_image_is_named(tmp_path: Path) -> None:
     (write(tmp_path) / "train" / "dog" / "2.JPEG").write_bytes(b"no picture")
     with pytest.raises(Exception, match=r"2\.JPEG") as raised:
         images(loader(tmp_path, 0), 0)
@@ -118,7 +118,7 @@ def test_a_damaged_image_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("damage", ["junk", "truncated"])
-def test_damaged_image_is_an_error_with_path_reason_and_remedy(damage: str, workers: int, tmp_path: Path) -> None:
+def test_damaged_image_is_error_with_path_reason_and_remedy(damage: str, workers: int, tmp_path: Path) -> None:
     path = write(tmp_path) / "train" / "dog" / "2.JPEG"
     path.write_bytes(b"no picture" if damage == "junk" else path.read_bytes()[:-200])
     reason = "cannot identify image file" if damage == "junk" else "image file is truncated"
@@ -128,7 +128,7 @@ def test_damaged_image_is_an_error_with_path_reason_and_remedy(damage: str, work
     assert "(sample 8 of the data)" in raised.value.__notes__
 
 
-def test_run_with_a_damaged_image_ends_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_with_damaged_image_ends_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, 9) / "train" / "dog" / "7.png"
     path.write_bytes(path.read_bytes()[:400])
     folder = ["--data", "imagefolder", "--data-dir", str(tmp_path), "--image-size", "16", "--device", "cpu"]

@@ -54,20 +54,20 @@ def test_digits_split_is_fixed_by_its_own_seed_and_loses_nothing() -> None:
     assert len(first.validation) == round(0.2 * 1797)
 
 
-def test_the_digits_mean_and_deviation_are_those_of_the_data() -> None:
+def test_digits_mean_and_deviation_are_those_of_data() -> None:
     pixels = read_digits()[0].double()
     datasets = load_datasets(DataConfig())
     assert datasets.mean[0] == pytest.approx(float(pixels.mean()), abs=1e-3)
     assert datasets.std[0] == pytest.approx(float(pixels.std()), abs=1e-3)
 
 
-def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_scikit_learn_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install scikit-learn"):
         read_digits()
 
 
-def test_missing_cifar_names_the_folder_and_the_files(tmp_path: object) -> None:
+def test_missing_cifar_names_folder_and_files(tmp_path: object) -> None:
     with pytest.raises(UserError) as caught:
         load_datasets(DataConfig(name="cifar10", dir=str(tmp_path)))
     message = str(caught.value)
@@ -89,18 +89,18 @@ def test_missing_cifar_names_the_folder_and_the_files(tmp_path: object) -> None:
         (torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64), "for 2 images"),
     ],
 )
-def test_data_of_a_wrong_type_or_shape_is_refused(images: torch.Tensor, labels: torch.Tensor, message: str) -> None:
+def test_data_of_wrong_type_or_shape_is_refused(images: torch.Tensor, labels: torch.Tensor, message: str) -> None:
     with pytest.raises(UserError, match=message):
         ImageData(images, labels)
 
 
-def test_labels_outside_the_classes_are_refused() -> None:
+def test_labels_outside_classes_are_refused() -> None:
     datasets = numbered(4)
     with pytest.raises(UserError, match="labels run from 0 to 3 with 3 classes"):
         dataclasses.replace(datasets, num_classes=3)
 
 
-def test_data_from_a_users_function(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_from_users_function(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddp_trainer.data.published.load_digits", lambda config: "nothing")
     with pytest.raises(UserError, match=r"returned str; return ddp_trainer.data.arrays.Datasets"):
         load_datasets(DataConfig(name="ddp_trainer.data.published:load_digits"))
@@ -126,7 +126,7 @@ def test_training_order_is_that_of_distributed_sampler(length: int, world: int, 
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (2, 2), (4, 1)])
-def test_a_resume_on_other_ranks_repeats_and_skips_nothing(before: int, after: int) -> None:
+def test_resume_on_other_ranks_repeats_and_skips_nothing(before: int, after: int) -> None:
     length = 60
     batch = 2
     steps = 3
@@ -136,13 +136,13 @@ def test_a_resume_on_other_ranks_repeats_and_skips_nothing(before: int, after: i
     assert sorted(torch.cat(first + rest).tolist()) == list(range(length))
 
 
-def test_ranks_get_equally_many_samples_after_a_resume() -> None:
+def test_ranks_get_equally_many_samples_after_resume() -> None:
     shares = [train_order(10, seed=1, epoch=0, rank=r, world_size=4, consumed=8) for r in range(4)]
     assert [len(share) for share in shares] == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize(("length", "consumed"), [(10, 7), (3, 2), (2, 1)])
-def test_what_fills_up_the_last_step_after_a_resume_comes_from_the_epochs_beginning(length: int, consumed: int) -> None:
+def test_what_fills_up_last_step_after_resume_comes_from_epochs_beginning(length: int, consumed: int) -> None:
     whole = train_order(length, seed=1, epoch=0, rank=0, world_size=1).tolist()
     shares = [
         train_order(length, seed=1, epoch=0, rank=rank, world_size=4, consumed=consumed).tolist() for rank in range(4)
@@ -166,7 +166,7 @@ def test_validation_takes_every_sample_exactly_once(world: int) -> None:
 # Random numbers
 
 
-def test_random_numbers_belong_to_the_sample_not_to_the_batch() -> None:
+def test_random_numbers_belong_to_sample_not_to_batch() -> None:
     samples = np.arange(100)
     whole = uniforms(samples, 3, 5, 1, 0)
     assert np.array_equal(uniforms(samples[40:60], 3, 5, 1, 0), whole[40:60])
@@ -207,7 +207,7 @@ def test_seeds_stay_what_they_are() -> None:
 # Augmentation
 
 
-def test_both_ways_to_augment_give_the_same_pixels() -> None:
+def test_both_ways_to_augment_give_same_pixels() -> None:
     images = torch.randint(0, 256, (20, 3, 8, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     cache = Augmentation(2, True).prepare(images)
     indices = torch.tensor([3, 0, 19, 3, 7])
@@ -249,7 +249,7 @@ def test_without_augmentation_images_pass_unchanged() -> None:
 # Loader
 
 
-def test_an_epoch_has_every_sample_once_over_all_ranks() -> None:
+def test_epoch_has_every_sample_once_over_all_ranks() -> None:
     seen = [batch.targets for rank in range(2) for batch in loader(40, 4, rank=rank, world=2).epoch(0)]
     assert sorted(torch.cat(seen).tolist()) == list(range(40))
     assert len(seen) == 2 * 5
@@ -260,13 +260,13 @@ def test_epochs_have_different_orders() -> None:
     assert next(one.epoch(0)).targets.tolist() != next(one.epoch(1)).targets.tolist()
 
 
-def test_the_ranks_batches_make_up_the_batch_of_one_process() -> None:
+def test_ranks_batches_make_up_batch_of_one_process() -> None:
     whole = [batch.targets.tolist() for batch in loader(40, 8).epoch(3)]
     parts = [[batch.targets.tolist() for batch in loader(40, 4, rank=rank, world=2).epoch(3)] for rank in range(2)]
     assert whole == [[label for pair in zip(a, b, strict=True) for label in pair] for a, b in zip(*parts, strict=True)]
 
 
-def test_an_epoch_taken_up_in_the_middle_goes_on_as_if_uninterrupted() -> None:
+def test_epoch_taken_up_in_middle_goes_on_as_if_uninterrupted() -> None:
     whole = [batch.targets.tolist() for batch in loader(42, 4, rank=1, world=2).epoch(3)]
     rest = [batch.targets.tolist() for batch in loader(42, 4, rank=1, world=2).epoch(3, consumed=16)]
     assert rest == whole[2:]
@@ -280,7 +280,7 @@ def test_batches_are_normalised() -> None:
     torch.testing.assert_close(batch.inputs, expected)
 
 
-def test_augmentation_is_the_same_on_any_number_of_ranks() -> None:
+def test_augmentation_is_same_on_any_number_of_ranks() -> None:
     config = DataConfig(augment=("crop", "flip"), crop_padding=2)
     datasets = load_datasets(DataConfig())
 
@@ -296,12 +296,12 @@ def test_augmentation_is_the_same_on_any_number_of_ranks() -> None:
     assert all(torch.equal(alone[index], together[index]) for index in alone)
 
 
-def test_more_ranks_than_samples_is_a_user_error() -> None:
+def test_more_ranks_than_samples_is_user_error() -> None:
     with pytest.raises(UserError, match="5 ranks share 4 samples"):
         loader(4, 1, world=5)
 
 
-def test_a_batch_larger_than_the_data_with_drop_last_is_a_user_error() -> None:
+def test_batch_larger_than_data_with_drop_last_is_user_error() -> None:
     with pytest.raises(UserError, match=r"data.batch_size: .*drop_last"):
         loader(10, 6, world=2, drop_last=True)
     assert len(list(loader(10, 6, world=2).epoch(0))) == 1

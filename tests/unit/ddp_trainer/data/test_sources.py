@@ -62,7 +62,7 @@ AUGMENTS = [("crop",), ("crop", "flip", "rotate", "affine", "jitter"), ()]
 
 
 @pytest.mark.parametrize("augment", AUGMENTS)
-def test_images_read_for_every_batch_make_the_same_batches_as_held_ones(augment: tuple[str, ...]) -> None:
+def test_images_read_for_every_batch_make_same_batches_as_held_ones(augment: tuple[str, ...]) -> None:
     config = DataConfig(batch_size=100, augment=augment, crop_padding=1, workers=0)
     datasets = load_datasets(config)
     held = loader(datasets, config, rank=1, world=2)
@@ -74,7 +74,7 @@ def test_images_read_for_every_batch_make_the_same_batches_as_held_ones(augment:
         assert same(held, read, 1, consumed=400)
 
 
-def test_worker_processes_read_the_same_batches_for_many_epochs() -> None:
+def test_worker_processes_read_same_batches_for_many_epochs() -> None:
     config = DataConfig(batch_size=300, augment=("crop",), crop_padding=1, cache="none", workers=2)
     datasets = load_datasets(config)
     held = loader(datasets, DataConfig(**{**vars(config), "cache": "auto"}))
@@ -86,7 +86,7 @@ def test_worker_processes_read_the_same_batches_for_many_epochs() -> None:
     assert same(held, read, 3)
 
 
-def test_readers_go_on_when_the_keyboard_interrupts_the_run() -> None:
+def test_readers_go_on_when_keyboard_interrupts_run() -> None:
     # SIGINT goes to the whole process group; the rank may want more batches before it stops.
     config = DataConfig(batch_size=10, augment=(), cache="none", workers=1)
     datasets = load_datasets(config)
@@ -152,7 +152,7 @@ def test_validation_images_are_not_augmented_unless_asked(tmp_path: Path) -> Non
     assert 0.05 < float((plain == moved).flatten(1).all(1).float().mean()) < 0.3
 
 
-def test_the_published_validation_pads_and_drops() -> None:
+def test_published_validation_pads_and_drops() -> None:
     config = DataConfig(validation_as_training=True, eval_batch_size=50)
     datasets = load_datasets(config)
     assert len(datasets.validation) == 359
@@ -188,7 +188,7 @@ def test_data_too_large_for_memory_are_read_for_every_batch(monkeypatch: pytest.
         choose_cache(files, "host", CPU, 1)
 
 
-def test_free_memory_is_the_containers_where_it_has_a_limit(tmp_path: Path) -> None:
+def test_free_memory_is_containers_where_it_has_limit(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 1000 kB\nMemAvailable:     600 kB\n")
     assert available_memory(meminfo, tmp_path / "none") == 600 * 1024
@@ -202,7 +202,7 @@ def test_free_memory_is_the_containers_where_it_has_a_limit(tmp_path: Path) -> N
     assert available_memory(tmp_path / "none", tmp_path / "none") == float("inf")
 
 
-def test_glibc_takes_the_thresholds() -> None:
+def test_glibc_takes_thresholds() -> None:
     import platform
 
     assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")

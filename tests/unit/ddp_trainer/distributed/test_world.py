@@ -41,14 +41,14 @@ def test_partial_environment_is_user_error(environ: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(("text", "expected"), [("max 100000", None), ("150000 100000", 1), ("50000 100000", 1)])
-def test_the_cgroups_quota_limits_the_cpus(tmp_path: Path, text: str, expected: int | None) -> None:
+def test_cgroups_quota_limits_cpus(tmp_path: Path, text: str, expected: int | None) -> None:
     file = tmp_path / "cpu.max"
     file.write_text(text)
     unlimited = available_cpus(tmp_path / "missing")
     assert available_cpus(file) == (unlimited if expected is None else min(unlimited, expected))
 
 
-def test_a_quota_above_the_affinity_adds_no_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quota_above_affinity_adds_no_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3}, raising=False)
     (tmp_path / "cpu.max").write_text("1600000 100000")
     assert available_cpus(tmp_path / "cpu.max") == 2
@@ -57,7 +57,7 @@ def test_a_quota_above_the_affinity_adds_no_cpus(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("processes", "environ", "threads"), [(1, {}, [8]), (3, {}, [2]), (9, {}, [1]), (3, {"OMP_NUM_THREADS": "5"}, [])]
 )
-def test_the_processes_of_a_node_share_its_cpus(
+def test_processes_of_node_share_its_cpus(
     processes: int, environ: dict[str, str], threads: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen: list[int] = []
@@ -87,20 +87,20 @@ def test_collectives_use_configured_timeout(monkeypatch: pytest.MonkeyPatch) -> 
     assert asked.value.args == ("gloo", timedelta(seconds=7.5))
 
 
-def test_cuda_without_a_gpu_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_without_gpu_is_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match=r"distributed.device: --device cuda is set"):
         World.start(DistributedConfig(device="cuda"), RankEnv())
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu"])
-def test_nccl_without_a_gpu_is_a_user_error(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nccl_without_gpu_is_user_error(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match=r"distributed.backend: nccl needs GPUs"):
         World.start(DistributedConfig(backend="nccl", device=device), RankEnv())
 
 
-def test_more_processes_than_gpus_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_processes_than_gpus_is_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(UserError, match="2 processes but has 1 GPU;"):
@@ -172,11 +172,11 @@ def test_initialized_group_of_one_rank_is_described(monkeypatch: pytest.MonkeyPa
         (4, {"RANK": "0", "WORLD_SIZE": "1"}, RankEnv(0, 2, 1, 3)),
     ],
 )
-def test_place_in_group_counts_ranks_of_the_same_host(rank: int, environ: dict[str, str], expected: RankEnv) -> None:
+def test_place_in_group_counts_ranks_of_same_host(rank: int, environ: dict[str, str], expected: RankEnv) -> None:
     assert RankEnv.from_group(rank, ["a", "b", "a", "b", "a"], environ) == expected
 
 
-def test_host_identity_without_boot_id_is_the_hostname(tmp_path: Path) -> None:
+def test_host_identity_without_boot_id_is_hostname(tmp_path: Path) -> None:
     boot_id = tmp_path / "boot_id"
     assert identify_host(boot_id) == socket.gethostname()
     boot_id.write_text("1234\n")

@@ -28,7 +28,7 @@ def save(path: Path, content: Any) -> str:
 
 @pytest.mark.parametrize("wrap", ["{}", "module.{}", "module._orig_mod.{}"])
 @pytest.mark.parametrize("nested", [None, "state_dict", "model"])
-def test_a_state_dict_is_loaded_however_it_was_wrapped(tmp_path: Path, wrap: str, nested: str | None) -> None:
+def test_state_dict_is_loaded_however_it_was_wrapped(tmp_path: Path, wrap: str, nested: str | None) -> None:
     given = build_model(SMALL, 3, 5)
     model = build_model(SMALL, 3, 5)
     state: dict[str, Any] = {wrap.format(name): tensor for name, tensor in given.state_dict().items()}
@@ -39,7 +39,7 @@ def test_a_state_dict_is_loaded_however_it_was_wrapped(tmp_path: Path, wrap: str
     assert line == f"initial weights: {count} of {count} tensors from {source}"
 
 
-def test_a_head_for_other_classes_stays_new_and_is_named(tmp_path: Path) -> None:
+def test_head_for_other_classes_stays_new_and_is_named(tmp_path: Path) -> None:
     given = build_model(SMALL, 3, 5)
     model = build_model(SMALL, 3, 7)
     own = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -52,7 +52,7 @@ def test_a_head_for_other_classes_stays_new_and_is_named(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["network", "network.backbone"])
-def test_a_network_within_ours_takes_its_own_names(name: str) -> None:
+def test_network_within_ours_takes_its_own_names(name: str) -> None:
     given = nn.Linear(2, 2)
     within = nn.Linear(2, 2)
     model = nn.Module()
@@ -81,13 +81,13 @@ def test_safetensors_are_read_and_missing_ones_named(tmp_path: Path) -> None:
         ({"path": Path("a"), "weight": torch.ones(1)}, "holds more than tensors"),
     ],
 )
-def test_a_file_without_a_state_dict_is_refused(tmp_path: Path, content: Any, problem: str) -> None:
+def test_file_without_state_dict_is_refused(tmp_path: Path, content: Any, problem: str) -> None:
     with pytest.raises(UserError, match=problem):
         read_weights(save(tmp_path / "model.pt", content))
 
 
 @pytest.mark.parametrize("text", [None, b"", b"not a model", b"hello\n", b"the quick\n"])
-def test_a_file_that_is_none_is_refused(tmp_path: Path, text: bytes | None) -> None:
+def test_file_that_is_none_is_refused(tmp_path: Path, text: bytes | None) -> None:
     if text is not None:
         (tmp_path / "model.pt").write_bytes(text)
     with pytest.raises(UserError, match=r"^model\.init_from: "):
@@ -123,7 +123,7 @@ def test_only_torchvisions_weights_are_downloaded_early() -> None:
     download_weights("nowhere/model.pt")  # which each rank reads once, and then names
 
 
-def test_the_first_of_many_new_tensors_are_named() -> None:
+def test_first_of_many_new_tensors_are_named() -> None:
     model = nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(6)))
     given = {"0.weight": torch.ones(1, 1)}
     assert load_weights(model, given, "it").endswith("; random: 1.weight, 2.weight, 3.weight, 4.weight, …")
@@ -134,7 +134,7 @@ def _no_network(*args: object, **named: object) -> None:
     raise OSError("no route to host")
 
 
-def test_a_run_starts_from_them_and_a_resumed_one_from_its_checkpoint(
+def test_run_starts_from_them_and_resumed_one_from_its_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

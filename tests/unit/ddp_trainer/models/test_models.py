@@ -36,7 +36,7 @@ def wide_resnet_size(in_channels: int, classes: int, widen: int) -> int:
     return total + sizes[-1] * classes + classes
 
 
-def test_wide_resnet_has_the_documents_channels() -> None:
+def test_wide_resnet_has_documents_channels() -> None:
     with torch.device("meta"):
         model = build_model(ModelConfig(name="wide-resnet"), 1, 10)
     assert parameters(model) == wide_resnet_size(1, 10, 10)
@@ -45,7 +45,7 @@ def test_wide_resnet_has_the_documents_channels() -> None:
     assert model(torch.zeros(2, 1, 28, 28, device="meta")).shape == (2, 10)
 
 
-def test_wide_resnet_averages_the_whole_image_unless_a_window_is_given() -> None:
+def test_wide_resnet_averages_whole_image_unless_window_is_given() -> None:
     torch.manual_seed(0)
     whole, window = (WideResNet(ModelConfig(widen=1, pool=pool), 3, 10) for pool in (None, 7))
     window.load_state_dict(whole.state_dict())
@@ -58,13 +58,13 @@ def test_wide_resnet_averages_the_whole_image_unless_a_window_is_given() -> None
     assert not torch.allclose(whole(large), window(large), rtol=1e-3)
 
 
-def test_wide_resnet_has_its_dropout_between_the_convolutions() -> None:
+def test_wide_resnet_has_its_dropout_between_convolutions() -> None:
     model = build_model(ModelConfig(name="wide-resnet", widen=1, dropout=0.01), 1, 10)
     assert [one.p for one in model.modules() if isinstance(one, nn.Dropout)] == [0.01] * 6
 
 
 @pytest.mark.parametrize(("name", "size"), [("resnet18", 11_181_642), ("resnet50", 23_528_522)])
-def test_torchvisions_resnets_have_a_head_for_ten_classes(name: str, size: int) -> None:
+def test_torchvisions_resnets_have_head_for_ten_classes(name: str, size: int) -> None:
     with torch.device("meta"):
         model = build_model(ModelConfig(name=name), 3, 10)
     assert parameters(model) == size
@@ -78,7 +78,7 @@ def test_more_outputs_than_classes_can_be_asked_for_and_fewer_can_not() -> None:
         build_model(ModelConfig(num_outputs=5), 3, 10)
 
 
-def test_deeplab_gives_a_class_a_pixel_and_takes_colour_only() -> None:
+def test_deeplab_gives_class_pixel_and_takes_colour_only() -> None:
     with torch.device("meta"):
         model = build_model(ModelConfig(name="deeplabv3_resnet101"), 3, 21)
     model.eval()
@@ -105,7 +105,7 @@ def test_deeplab_learns_from_masks_with_void() -> None:
         assert task.loss(model(images), masks) < loss
 
 
-def test_grey_images_get_a_first_layer_of_their_own() -> None:
+def test_grey_images_get_first_layer_of_their_own() -> None:
     model = build_model(ModelConfig(name="resnet18"), 1, 10)
     assert model(torch.zeros(2, 1, 32, 32)).shape == (2, 10)
 
@@ -141,7 +141,7 @@ def test_conversion_keeps_parameters_names_and_what_is_no_batch_norm() -> None:
     torch.testing.assert_close(converted(images).detach(), expected)
 
 
-def test_a_state_moves_between_synchronised_and_plain_batch_norm() -> None:
+def test_state_moves_between_synchronised_and_plain_batch_norm() -> None:
     plain = nn.BatchNorm2d(3)
     plain(torch.randn(4, 3, 2, 2))
     sync = SyncBatchNorm(nn.BatchNorm2d(3))

@@ -48,7 +48,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize(("side", "kernel", "stride", "padding", "short"), SHAPES)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_values_and_gradients_are_the_convolutions(
+def test_values_and_gradients_are_convolutions(
     side: int, kernel: int, stride: int, padding: int, short: bool, bias: bool, layout: torch.memory_format,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -84,7 +84,7 @@ def test_gradients_lie_as_their_weights_do(layout: torch.memory_format, side: in
     assert layer.weight.grad.stride() == layer.weight.stride()
 
 
-def test_a_transposed_kernel_gets_its_gradient_too() -> None:
+def test_transposed_kernel_gets_its_gradient_too() -> None:
     layer = nn.Conv2d(5, 7, 1)
     layer.weight = nn.Parameter(torch.randn(5, 7, 1, 1).transpose(0, 1))
     use_matrix_products(layer)
@@ -103,7 +103,7 @@ def test_other_kinds_of_convolution_are_left_alone(settings: dict[str, Any]) -> 
     assert type(layer) is nn.Conv2d
 
 
-def test_a_resnet_gives_the_same_either_way_and_keeps_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resnet_gives_same_either_way_and_keeps_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     plain = build_model(ModelConfig(name="resnet18", small_maps=False), 3, 10)
     ours = build_model(ModelConfig(name="resnet18"), 3, 10)

@@ -22,9 +22,7 @@ HEAP_CHECKER = find_library("c_malloc_debug")
 @pytest.mark.parametrize("size", [7, 8])
 @pytest.mark.parametrize("stride", [2, 3, (2, 1)])
 @pytest.mark.parametrize("bias", [False, True])
-def test_the_numbers_and_gradients_are_those_of_the_convolution(
-    size: int, stride: int | tuple[int, int], bias: bool
-) -> None:
+def test_numbers_and_gradients_are_those_of_convolution(size: int, stride: int | tuple[int, int], bias: bool) -> None:
     torch.manual_seed(0)
     plain = nn.Conv2d(4, 8, 1, stride, bias=bias)
     sliced = nn.Conv2d(4, 8, 1, stride, bias=bias)
@@ -60,7 +58,7 @@ def test_other_convolutions_stay_as_they_are(other: nn.Module) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.skipif(HEAP_CHECKER is None, reason="glibc's libc_malloc_debug is not installed")
-def test_a_run_with_channels_last_leaves_the_heap_whole(tmp_path: Path) -> None:
+def test_run_with_channels_last_leaves_heap_whole(tmp_path: Path) -> None:
     arguments = (
         "--data", COLOURED, "--model", "small-resnet", "--model-width", "4", "--batch-size", "25", "--epochs", "4",
         "--lr", "0.05", "--device", "cpu", "--channels-last", "true", "--output-dir", str(tmp_path),

@@ -39,11 +39,11 @@ def stops_after(config: EarlyStopConfig, scores: list[float]) -> int | None:
         ([0.9], None),
     ],
 )
-def test_a_run_ends_when_the_last_validations_all_reach_the_target(scores: list[float], epoch: int | None) -> None:
+def test_run_ends_when_last_validations_all_reach_target(scores: list[float], epoch: int | None) -> None:
     assert stops_after(EarlyStopConfig(target_accuracy=0.85, patience=2), scores) == epoch
 
 
-def test_without_a_target_a_run_goes_to_its_end() -> None:
+def test_without_target_run_goes_to_its_end() -> None:
     assert stops_after(EarlyStopConfig(patience=1), [1.0, 1.0]) is None
 
 
@@ -88,7 +88,7 @@ def test_file_of_other_format_is_replaced(tmp_path: Path) -> None:
     assert path.read_text().split() == ["time,val_accuracy", "0.0,0.0", "1.0,0.5"]
 
 
-def test_a_folder_that_can_t_be_written_is_a_user_error_and_a_row_that_can_t_a_warning(
+def test_folder_that_can_t_be_written_is_user_error_and_row_that_can_t_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -113,7 +113,7 @@ def test_rank_0_decides_whether_target_is_reached(monkeypatch: pytest.MonkeyPatc
         assert (position.streak, record.target_met) == (said_by_rank_0, said_by_rank_0 == 2.0)
 
 
-def test_an_epochs_record_adds_up_its_steps(tmp_path: Path, gpu: FakeGpu) -> None:
+def test_epochs_record_adds_up_its_steps(tmp_path: Path, gpu: FakeGpu) -> None:
     early = EarlyStopConfig(target_accuracy=0.5, patience=2)
     config = dataclasses.replace(RunConfig(), csv_dir=str(tmp_path), early_stop=early)
     position = Position()
@@ -140,7 +140,7 @@ def test_an_epochs_record_adds_up_its_steps(tmp_path: Path, gpu: FakeGpu) -> Non
     assert EpochRecord(config, WORLD, position).target_met
 
 
-def test_an_epoch_on_a_gpu_takes_as_long_as_the_device(tmp_path: Path, gpu: FakeGpu) -> None:
+def test_epoch_on_gpu_takes_as_long_as_device(tmp_path: Path, gpu: FakeGpu) -> None:
     world = World(RankEnv(), torch.device("cuda", 0))
     record = EpochRecord(dataclasses.replace(RunConfig(), csv_dir=str(tmp_path)), world, Position())
     record.begin()
@@ -155,7 +155,7 @@ def test_an_epoch_on_a_gpu_takes_as_long_as_the_device(tmp_path: Path, gpu: Fake
     assert next(tmp_path.iterdir()).read_text().split()[2:] == ["20.1,0.5"]
 
 
-def test_cumulative_time_continues_after_a_resume_within_an_epoch(tmp_path: Path, gpu: FakeGpu) -> None:
+def test_cumulative_time_continues_after_resume_within_epoch(tmp_path: Path, gpu: FakeGpu) -> None:
     config = dataclasses.replace(RunConfig(), csv_dir=str(tmp_path))
     position = Position()
     record = EpochRecord(config, WORLD, position)
@@ -182,7 +182,7 @@ def test_cumulative_time_continues_after_a_resume_within_an_epoch(tmp_path: Path
     assert next(tmp_path.iterdir()).read_text().split()[2:] == ["4.0,0.5", "8.0,0.6"]
 
 
-def test_checkpoint_without_time_continues_from_the_csv(tmp_path: Path, gpu: FakeGpu) -> None:
+def test_checkpoint_without_time_continues_from_csv(tmp_path: Path, gpu: FakeGpu) -> None:
     config = dataclasses.replace(RunConfig(), csv_dir=str(tmp_path))
     CsvLog(tmp_path / file_name(config, 1), 0).epoch(10.0, 0.5)
     record = EpochRecord(config, WORLD, Position(epoch=1))

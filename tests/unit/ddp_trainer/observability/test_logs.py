@@ -83,7 +83,7 @@ def test_restarted_run_replaces_log_file(tmp_path: Path) -> None:
     assert {**line, "time": 0} == {"step": 1, "time": 0, "loss": None, "rate": None, "lr": 0.1}
 
 
-def test_a_folder_that_can_t_be_written_is_a_mistake(tmp_path: Path) -> None:
+def test_folder_that_can_t_be_written_is_mistake(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"^log_dir: cannot write to .*; make it writable"):
         ScalarLogs(config(log_dir=str(tmp_path / "file" / "logs")), WORLD, 0)

@@ -117,7 +117,7 @@ def test_rate_includes_pending_device_work(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_rank_counts_its_own_tokens_and_the_line_has_those_of_all_ranks(
+def test_rank_counts_its_own_tokens_and_line_has_those_of_all_ranks(
     rank: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     env = RankEnv(rank=rank, world_size=2)

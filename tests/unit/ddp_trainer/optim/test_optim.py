@@ -49,7 +49,7 @@ def test_novograd_is_timms(averaging: bool, decay: float, betas: tuple[float, fl
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_novograd_begins_where_the_first_gradients_were_zero() -> None:
+def test_novograd_begins_where_first_gradients_were_zero() -> None:
     ours = tensors()
     theirs = tensors()
     mine = NovoGrad(ours, lr=0.1)
@@ -64,7 +64,7 @@ def test_novograd_begins_where_the_first_gradients_were_zero() -> None:
         torch.testing.assert_close(one, other)
 
 
-def test_novograd_leaves_weights_without_a_gradient_alone() -> None:
+def test_novograd_leaves_weights_without_gradient_alone() -> None:
     weights = tensors()
     give_gradients(weights, 0)
     weights[1].grad = None
@@ -117,7 +117,7 @@ def layouts() -> list[Tensor]:
 
 
 @pytest.mark.parametrize("found", [None, 0.0, 1.0])
-def test_novograd_computes_on_a_gpu_what_it_does_on_a_cpu(found: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_novograd_computes_on_gpu_what_it_does_on_cpu(found: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = layouts()
     theirs = layouts()
     optimizers = [NovoGrad(weights, lr=0.1, weight_decay=0.01) for weights in (ours, theirs)]
@@ -137,7 +137,7 @@ def test_novograd_computes_on_a_gpu_what_it_does_on_a_cpu(found: float | None, m
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_novograds_launches_do_not_grow_with_the_tensors(scaled: bool) -> None:
+def test_novograds_launches_do_not_grow_with_tensors(scaled: bool) -> None:
     counts = []
     for number in (3, 30):
         weights = [torch.zeros(number, one + 1, device="meta", requires_grad=True) for one in range(number)]
@@ -152,7 +152,7 @@ def test_novograds_launches_do_not_grow_with_the_tensors(scaled: bool) -> None:
 
 
 @pytest.mark.parametrize("found", [0.0, 1.0])
-def test_novograd_obeys_a_gradient_scaler_without_being_asked_by_the_host(found: float) -> None:
+def test_novograd_obeys_gradient_scaler_without_being_asked_by_host(found: float) -> None:
     # A scaler hands over its scale and whether anything was not finite, both on the device.
     weights = tensors()
     plain = tensors()
@@ -279,7 +279,7 @@ def same_tensors(one: nn.Module, other: nn.Module) -> bool:
 
 
 @pytest.mark.parametrize("decay", [0.5, 0.9999])
-def test_the_average_is_that_of_swa_utils_with_a_warm_up_of_its_decay(decay: float) -> None:
+def test_average_is_that_of_swa_utils_with_warm_up_of_its_decay(decay: float) -> None:
     model = Counting()
     ema = Ema(model, decay)
     reference = AveragedModel(model, use_buffers=True)
@@ -296,7 +296,7 @@ def test_the_average_is_that_of_swa_utils_with_a_warm_up_of_its_decay(decay: flo
     assert torch.equal(ema.model.state_dict()["index"], model.index)
 
 
-def test_the_average_goes_on_from_its_saved_state_as_if_it_had_never_stopped() -> None:
+def test_average_goes_on_from_its_saved_state_as_if_it_had_never_stopped() -> None:
     model = Counting()
     ema = Ema(model, 0.9)
     other = Ema(model, 0.9)
@@ -327,7 +327,7 @@ def test_average_of_another_model_is_rejected() -> None:
 @pytest.mark.parametrize("warmup", [0, 3])
 @pytest.mark.parametrize("epochs", [7, 40])
 @pytest.mark.parametrize("name", ["step", "polynomial"])
-def test_the_schedules_are_torchs(name: str, epochs: int, warmup: int) -> None:
+def test_schedules_are_torchs(name: str, epochs: int, warmup: int) -> None:
     def build(optimizer: torch.optim.Optimizer) -> Any:
         if name == "step":
             return torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.3)
@@ -345,7 +345,7 @@ def test_the_schedules_are_torchs(name: str, epochs: int, warmup: int) -> None:
         theirs.step()
 
 
-def test_the_last_share_is_kept_by_polynomials_and_the_rate_falls_between_epochs_as_well() -> None:
+def test_last_share_is_kept_by_polynomials_and_rate_falls_between_epochs_as_well() -> None:
     schedule = Schedule(ScheduleConfig(name="polynomial", power=2.0, final=0.1), 1.0, 1.0, 4.0)
     assert [schedule.lr(position) for position in (0.0, 2.0, 4.0, 5.0)] == pytest.approx([1.0, 0.325, 0.1, 0.1])
     assert schedule.lr(2.5) == pytest.approx(0.1 + 0.9 * 0.375**2)
@@ -354,7 +354,7 @@ def test_the_last_share_is_kept_by_polynomials_and_the_rate_falls_between_epochs
 # Warm-up as the document wrote it
 
 
-def test_the_published_warm_up_begins_at_one_nodes_share_and_climbs_stairs() -> None:
+def test_published_warm_up_begins_at_one_nodes_share_and_climbs_stairs() -> None:
     config = ScheduleConfig(warmup_epochs=5.0, warmup_by_node=True, warmup_stairs=True)
     schedule = Schedule(config, 0.01, 1.0, 40.0, processes_per_node=4)
     # torch's LinearLR(start_factor=1/4, total_iters=5), stepped once an epoch.
@@ -368,7 +368,7 @@ def test_the_published_warm_up_begins_at_one_nodes_share_and_climbs_stairs() -> 
         linear.step()
 
 
-def test_warm_up_climbs_from_step_to_step_to_the_rate_of_the_whole_world() -> None:
+def test_warm_up_climbs_from_step_to_step_to_rate_of_whole_world() -> None:
     schedule = Schedule(ScheduleConfig(warmup_epochs=5.0), 0.01, 8.0, 40.0, processes_per_node=4)
     assert schedule.lr(0.0) == pytest.approx(0.01)
     assert schedule.lr(0.5) == pytest.approx(0.01 + 0.07 * 0.1)

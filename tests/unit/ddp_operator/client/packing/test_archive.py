@@ -21,7 +21,7 @@ from ddp_operator.manifests.torchrun import split_user_command
 from tests.unit.ddp_operator.client.packing.test_files import write
 
 
-def test_the_same_files_make_the_same_archive_anywhere(tmp_path: Path) -> None:
+def test_same_files_make_same_archive_anywhere(tmp_path: Path) -> None:
     archives = []
     for name in ("one", "two"):
         folder = tmp_path / name
@@ -36,7 +36,7 @@ def test_the_same_files_make_the_same_archive_anywhere(tmp_path: Path) -> None:
     assert pack(tmp_path / "two").digest != archives[0].digest
 
 
-def test_the_archive_is_what_tarfile_writes(tmp_path: Path) -> None:
+def test_archive_is_what_tarfile_writes(tmp_path: Path) -> None:
     long = "/".join(["a_long_name_of_a_folder"] * 6) + "/file.py"
     write(tmp_path, {"train.py": "x" * 1000, "empty": "", "größe.txt": "ü", long: "y", "run.sh": "#!/bin/sh"})
     (tmp_path / "run.sh").chmod(0o755)
@@ -66,7 +66,7 @@ def test_the_archive_is_what_tarfile_writes(tmp_path: Path) -> None:
     assert "größe.txt" in found
 
 
-def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+def test_link_out_of_folder_is_refused(tmp_path: Path) -> None:
     write(tmp_path, {"code/train.py": "", "data/file": ""})
     (tmp_path / "code" / "data").symlink_to("../data")
     with pytest.raises(CannotPack, match=r"^data: this link points outside of the folder \(to .*/data\).*\.ddpignore"):
@@ -84,7 +84,7 @@ def test_what_barely_does_not_fit_is_compressed_harder(tmp_path: Path) -> None:
     assert (hard.digest, len(hard.data) < len(easy.data)) == (easy.digest, True)
 
 
-def test_a_folder_too_large_for_a_config_map_is_told_with_its_largest_files(tmp_path: Path) -> None:
+def test_folder_too_large_for_config_map_is_told_with_its_largest_files(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").write_bytes(random.Random(1).randbytes(CONFIG_MAP_LIMIT * 3 // 2))
     write(tmp_path, {"train.py": ""})
     with pytest.raises(
@@ -99,7 +99,7 @@ def test_nothing_to_pack_is_refused(tmp_path: Path) -> None:
             pack(folder)
 
 
-def test_the_commit_is_told_and_whether_the_folder_differs(tmp_path: Path) -> None:
+def test_commit_is_told_and_whether_folder_differs(tmp_path: Path) -> None:
     write(tmp_path, {"train.py": "1"})
     assert pack(tmp_path).commit == ""
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
@@ -123,7 +123,7 @@ def test_the_commit_is_told_and_whether_the_folder_differs(tmp_path: Path) -> No
         (["python", "main.py"], "runs main.py, which is not among the packed files"),
     ],
 )
-def test_a_command_whose_script_is_not_packed_is_refused(
+def test_command_whose_script_is_not_packed_is_refused(
     tmp_path: Path, command: list[str], complaint: str | None
 ) -> None:
     write(tmp_path, dict.fromkeys(("train.py", "pkg/__main__.py"), ""))

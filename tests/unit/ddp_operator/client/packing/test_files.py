@@ -74,7 +74,7 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_files_are_those_that_git_would_add(repository: Path) -> None:
+def test_files_are_those_that_git_would_add(repository: Path) -> None:
     for number, patterns in enumerate(PATTERNS):
         write(repository / str(number), dict.fromkeys(FILES, "") | {".gitignore": "\n".join(patterns)})
     write(
@@ -87,7 +87,7 @@ def test_the_files_are_those_that_git_would_add(repository: Path) -> None:
     assert "2/data/big.bin" not in packed
 
 
-def test_rules_above_the_folder_hold_in_it_too(repository: Path) -> None:
+def test_rules_above_folder_hold_in_it_too(repository: Path) -> None:
     write(repository, dict.fromkeys(("src/train.py", "src/x.tmp", "src/sub/y.tmp", "src/only"), ""))
     write(repository, {".gitignore": "*.tmp\n/src/only\n", "src/.gitignore": "!y.tmp\n"})
     assert list_packed(repository / "src") == sorted(list_by_git(repository / "src"))
@@ -150,7 +150,7 @@ def test_secrets_are_left_out_and_told(tmp_path: Path) -> None:
     assert {"sub/.aws/" if name.startswith("sub/.aws") else name for name in SECRETS} == {*selection.left_out}
 
 
-def test_what_is_named_travels_whatever_the_rules_say(tmp_path: Path) -> None:
+def test_what_is_named_travels_whatever_rules_say(tmp_path: Path) -> None:
     write(tmp_path, dict.fromkeys((".env", "data/a.bin", "data/deep/b.bin", "data2/c", "train.py", "zz.pem"), ""))
     write(tmp_path, {".gitignore": "data*/\n.env\n"})
     selection = Selection(tmp_path, (".env", "data/", "./train.py"))
@@ -162,7 +162,7 @@ def test_what_is_named_travels_whatever_the_rules_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     write(tmp_path, {"sub/file": ""})
     (tmp_path / "sub").chmod(0)
     with pytest.raises(CannotPack, match=r"sub/: Permission denied; .*\.ddpignore"):
@@ -182,7 +182,7 @@ class TestCopy:
         (source / "outside").symlink_to(folder)
         return source
 
-    def test_a_change_of_the_copy_leaves_the_folder_unchanged(self, tmp_path: Path) -> None:
+    def test_change_of_copy_leaves_folder_unchanged(self, tmp_path: Path) -> None:
         source = self.make(tmp_path)
         copy = tmp_path / "copy"
         assert copy_files(source, copy) == 4
@@ -193,17 +193,17 @@ class TestCopy:
         assert not (copy / "data").exists()
         assert (copy / "outside").resolve() == tmp_path
 
-    def test_an_ignored_folder_that_is_named_is_linked(self, tmp_path: Path) -> None:
+    def test_ignored_folder_that_is_named_is_linked(self, tmp_path: Path) -> None:
         source = self.make(tmp_path)
         copy_files(source, tmp_path / "copy", ["data"])
         assert (tmp_path / "copy" / "data").is_symlink()
         assert (tmp_path / "copy" / "data" / "x.bin").read_text() == "c"
 
-    def test_a_folder_above_the_limit_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_folder_above_limit_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(files, "MOST", 1)
         with pytest.raises(CannotPack, match=r"name data in \.ddpignore, and link it with --include PATH"):
             copy_files(self.make(tmp_path), tmp_path / "copy")
 
-    def test_a_missing_name_is_refused(self, tmp_path: Path) -> None:
+    def test_missing_name_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(CannotPack, match="--include weights: no such file or folder"):
             copy_files(self.make(tmp_path), tmp_path / "copy", ["weights"])
