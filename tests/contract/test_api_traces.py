@@ -343,7 +343,7 @@ async def empty(api: TracedServer) -> None:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-async def test_requests_are_answered_as_recorded(api: TracedServer, name: str, trace: Callable[[str], Trace]) -> None:
+async def test_requests_match_recorded_responses(api: TracedServer, name: str, trace: Callable[[str], Trace]) -> None:
     if api.is_standin and name in NOT_IN_THE_STANDIN:
         pytest.skip(NOT_IN_THE_STANDIN[name])
     recorded = trace(f"api/{name}")
@@ -354,7 +354,7 @@ async def test_requests_are_answered_as_recorded(api: TracedServer, name: str, t
             recorded.answer(str(request), await api.ask(request))
 
 
-async def test_watches_go_on_as_recorded(api: TracedServer, trace: Callable[[str], Trace]) -> None:
+async def test_watches_match_recording(api: TracedServer, trace: Callable[[str], Trace]) -> None:
     recorded = trace("api/watches")
     _, first = await api.send(create(config_map()))
     await api.send(patch("ConfigMap", "c", {"data": {"a": "2"}}))

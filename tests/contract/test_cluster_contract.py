@@ -114,7 +114,7 @@ async def test_job_gets_pod_for_each_index_that_knows_its_index(driver: ClusterD
         assert constants.ANNOTATION_COMPLETION_INDEX in variable["valueFrom"]["fieldRef"]["fieldPath"]
 
 
-async def test_running_pod_is_ready_and_says_since_when(driver: ClusterDriver) -> None:
+async def test_running_pod_is_ready_and_has_start_time(driver: ClusterDriver) -> None:
     await start_job(driver)
     snapshot = await driver.until(KEY, lambda seen: seen.jobs[0]["status"].get("ready") == 2, "2 ready pods in the Job")
     for pod in snapshot.pods:
@@ -140,7 +140,7 @@ async def test_success_of_all_pods_completes_job(driver: ClusterDriver) -> None:
     assert [p["status"]["phase"] for p in snapshot.pods] == ["Succeeded", "Succeeded"]
 
 
-async def test_one_success_alone_does_not_complete_job(driver: ClusterDriver) -> None:
+async def test_success_of_one_pod_does_not_complete_job(driver: ClusterDriver) -> None:
     await start_job(driver)
     await driver.finish_pod(JOB, 0)
     snapshot = await driver.until(KEY, lambda seen: seen.jobs[0]["status"].get("succeeded") == 1, "one success")
@@ -190,7 +190,7 @@ async def test_replaceable_exit_code_gets_new_pod_under_same_index(driver: Clust
     assert not has(snapshot.jobs[0], "FailureTarget")
 
 
-async def test_suspending_ends_all_pods_and_resuming_makes_new_ones(driver: ClusterDriver) -> None:
+async def test_suspension_deletes_pods_and_resumption_creates_new_ones(driver: ClusterDriver) -> None:
     await start_job(driver)
     await driver.cluster.patch_job("default", JOB, {"spec": {"suspend": True}})
     snapshot = await driver.until(
@@ -219,7 +219,7 @@ async def test_completions_and_parallelism_patched_together_resize_job(driver: C
     assert sorted(living(snapshot)) == [0]
 
 
-async def test_deleted_pod_keeps_its_grace_time_in_view_and_is_replaced_once_it_has_ended(
+async def test_deleted_pod_is_visible_in_grace_period_and_replaced_after_its_end(
     driver: ClusterDriver,
 ) -> None:
     await start_job(driver)
@@ -236,7 +236,7 @@ async def test_deleted_pod_keeps_its_grace_time_in_view_and_is_replaced_once_it_
 # --- objects ----------------------------------------------------------------------------------------------------------
 
 
-async def test_pod_that_is_declared_failed_is_replaced_and_costs_job_nothing(driver: ClusterDriver) -> None:
+async def test_pod_declared_failed_is_replaced_and_not_counted(driver: ClusterDriver) -> None:
     await start_job(driver)
     before = await driver.cluster.observe(KEY)
     assert before is not None
@@ -251,7 +251,7 @@ async def test_pod_that_is_declared_failed_is_replaced_and_costs_job_nothing(dri
         await driver.cluster.fail_pod(lost, "NodeLost", "once more")
 
 
-async def test_pods_node_can_be_asked_after(driver: ClusterDriver) -> None:
+async def test_node_of_pod_is_readable(driver: ClusterDriver) -> None:
     await start_job(driver)
     snapshot = await driver.cluster.observe(KEY)
     assert snapshot is not None
@@ -259,7 +259,7 @@ async def test_pods_node_can_be_asked_after(driver: ClusterDriver) -> None:
     assert node is None or node["kind"] == "Node"
 
 
-async def test_resources_whose_checkpoints_go_to_claim_are_found(driver: ClusterDriver) -> None:
+async def test_resources_with_checkpoint_claim_are_listed(driver: ClusterDriver) -> None:
     for name, claim in (("one", "weights"), ("two", "weights"), ("three", "weights-2"), ("four", None)):
         await driver.add_resource(name, **({"checkpoint": {"path": "/ckpt", "claimName": claim}} if claim else {}))
     found = await driver.cluster.resources_on_claim("default", "weights")
@@ -267,7 +267,7 @@ async def test_resources_whose_checkpoints_go_to_claim_are_found(driver: Cluster
     assert list(await driver.cluster.resources_on_claim("another", "weights")) == []
 
 
-async def test_what_is_not_there_is_observed_as_none(driver: ClusterDriver) -> None:
+async def test_missing_resource_is_observed_as_none(driver: ClusterDriver) -> None:
     assert await driver.cluster.observe(KEY) is None
 
 
@@ -283,7 +283,7 @@ async def test_only_children_with_label_are_observed(driver: ClusterDriver) -> N
     assert [s["kind"] for s in (*snapshot.services, *snapshot.config_maps)] == ["Service", "ConfigMap"]
 
 
-async def test_name_that_is_taken_is_refused_with_object_that_has_it(driver: ClusterDriver) -> None:
+async def test_taken_name_is_refused_with_existing_object(driver: ClusterDriver) -> None:
     owner = await driver.add_resource(KEY.name)
     await driver.cluster.create(service())
     with pytest.raises(AlreadyExists) as caught:
@@ -292,7 +292,7 @@ async def test_name_that_is_taken_is_refused_with_object_that_has_it(driver: Clu
     assert not caught.value.existing["metadata"].get("ownerReferences")
 
 
-async def test_what_is_not_observed_is_discarded_by_its_name_and_owner(driver: ClusterDriver) -> None:
+async def test_unobserved_object_is_discarded_by_name_and_owner(driver: ClusterDriver) -> None:
     owner = await driver.add_resource(KEY.name)
     await driver.cluster.create(service())  # somebody else's
     await driver.cluster.create(config_map(owner))
@@ -319,7 +319,7 @@ async def test_dry_run_stores_nothing(driver: ClusterDriver) -> None:
     assert snapshot == Snapshot(snapshot.resource if snapshot else {})
 
 
-async def test_impossible_job_is_refused_and_so_is_its_dry_run(driver: ClusterDriver) -> None:
+async def test_impossible_job_and_its_dry_run_are_refused(driver: ClusterDriver) -> None:
     owner = await driver.add_resource(KEY.name)
     spoiled = driver.unacceptable(driver.dress(job(owner)))
     for dry_run in (True, False):
@@ -332,7 +332,7 @@ async def test_impossible_job_is_refused_and_so_is_its_dry_run(driver: ClusterDr
     assert snapshot.jobs == ()
 
 
-async def test_status_replaces_former_one_and_leaves_rest(driver: ClusterDriver) -> None:
+async def test_new_status_replaces_status_and_keeps_spec(driver: ClusterDriver) -> None:
     owner = await driver.add_resource(KEY.name)
     await driver.cluster.patch_status(
         KEY, {"phase": "Running", "attempt": 1}, resource_version=owner["metadata"]["resourceVersion"]
@@ -357,12 +357,12 @@ async def test_status_for_older_version_is_conflict(driver: ClusterDriver) -> No
     assert snapshot.resource["status"]["phase"] == "Running"
 
 
-async def test_status_for_resource_that_is_gone_is_conflict(driver: ClusterDriver) -> None:
+async def test_status_of_deleted_resource_is_conflict(driver: ClusterDriver) -> None:
     with pytest.raises(VersionConflict):
         await driver.cluster.patch_status(KEY, {"phase": "Running"}, resource_version="1")
 
 
-async def test_deleting_by_another_uid_deletes_nothing(driver: ClusterDriver) -> None:
+async def test_deletion_with_another_uid_deletes_nothing(driver: ClusterDriver) -> None:
     owner = await driver.add_resource(KEY.name)
     await driver.cluster.create(service(owner))
     await driver.cluster.delete("Service", "default", "train", uid="another")
@@ -372,7 +372,7 @@ async def test_deleting_by_another_uid_deletes_nothing(driver: ClusterDriver) ->
     assert len(snapshot.services) == 1
 
 
-async def test_what_has_changed_since_it_was_seen_is_neither_patched_nor_deleted(driver: ClusterDriver) -> None:
+async def test_changed_object_is_neither_patched_nor_deleted(driver: ClusterDriver) -> None:
     owner = await start_job(driver)
     before = await driver.cluster.observe(KEY)
     assert before is not None
@@ -402,7 +402,7 @@ async def test_what_has_changed_since_it_was_seen_is_neither_patched_nor_deleted
     await until_running(driver, 2)
 
 
-async def test_what_is_gone_may_be_deleted_and_patched(driver: ClusterDriver) -> None:
+async def test_deletion_and_patch_of_missing_object_succeed(driver: ClusterDriver) -> None:
     await driver.cluster.delete("Job", "default", "nothing", uid="x")
     await driver.cluster.delete_resource(KEY, uid="x")
     await driver.cluster.patch_job("default", "nothing", {"spec": {"suspend": True}})
@@ -418,7 +418,7 @@ async def test_deleting_job_deletes_its_pods_and_frees_its_name(driver: ClusterD
     await driver.cluster.create(driver.dress(job(owner)))
 
 
-async def test_deleting_resource_deletes_all_that_it_owns(driver: ClusterDriver) -> None:
+async def test_deletion_of_resource_deletes_owned_objects(driver: ClusterDriver) -> None:
     owner = await driver.add_resource(KEY.name)
     await driver.cluster.create(service(owner))
     await driver.cluster.create(config_map(owner))
@@ -434,7 +434,7 @@ async def test_deleting_resource_deletes_all_that_it_owns(driver: ClusterDriver)
     assert snapshot.resource["metadata"]["uid"] != owner["metadata"]["uid"]
 
 
-async def test_what_several_resources_own_goes_with_last_of_them(driver: ClusterDriver) -> None:
+async def test_shared_object_is_deleted_with_last_owner(driver: ClusterDriver) -> None:
     first, second = [await driver.add_resource(name) for name in ("first", "second")]
     references = [owner_reference(parse_resource(owner), controller=False) for owner in (first, second)]
     labels = {constants.LABEL_JOB_NAME: ""}
@@ -472,7 +472,7 @@ async def test_foreign_object_survives_end_of_resource(driver: ClusterDriver) ->
         await driver.cluster.create(service())
 
 
-async def test_event_may_be_posted_about_resource(driver: ClusterDriver) -> None:
+async def test_event_about_resource_is_posted(driver: ClusterDriver) -> None:
     owner = await driver.add_resource(KEY.name)
     await driver.cluster.emit(owner, Event("Normal", "Started", "attempt 1"))
 
@@ -493,7 +493,7 @@ async def test_metrics_page_of_running_pod_is_read(driver: ClusterDriver) -> Non
     assert not await driver.cluster.scrape(snapshot.pods[0], known, pieces.append)
 
 
-async def test_endless_metrics_page_is_given_up(driver: ClusterDriver) -> None:
+async def test_endless_metrics_page_is_abandoned(driver: ClusterDriver) -> None:
     await start_job(driver, 1)
     snapshot = await driver.cluster.observe(KEY)
     assert snapshot is not None

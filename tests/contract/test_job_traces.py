@@ -172,7 +172,7 @@ async def driver(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-async def test_job_lives_as_recorded(driver: ClusterDriver, name: str, trace: Callable[[str], Trace]) -> None:
+async def test_job_matches_recording(driver: ClusterDriver, name: str, trace: Callable[[str], Trace]) -> None:
     scenario = SCENARIOS[name]
     if scenario.holds_pods and not driver.can_hold_pods:
         pytest.skip("this cluster's pods end at once")
@@ -189,7 +189,7 @@ async def test_job_lives_as_recorded(driver: ClusterDriver, name: str, trace: Ca
         await recorded.step(words, stage.state, view=driver.comparable, changes=waits, quiet=quiet)
 
 
-async def test_pod_is_made_of_template_as_recorded(driver: ClusterDriver, trace: Callable[[str], Trace]) -> None:
+async def test_pod_matches_recorded_template(driver: ClusterDriver, trace: Callable[[str], Trace]) -> None:
     stage = TracedJob(driver)
     await stage.create(2, {})
     await trace("jobs/pod").step("create 2", stage.pod)

@@ -38,7 +38,7 @@ def test_no_value_has_two_names(module: ModuleType, prefix: str) -> None:
     assert len(values) == len(set(values))
 
 
-def test_operator_takes_launchers_names_from_its_contract() -> None:
+def test_operator_imports_names_of_launcher_from_contract() -> None:
     assert {name: getattr(constants, name) for name in shared(launcher)} == shared(launcher)
 
 

@@ -10,7 +10,7 @@ from tests.support.cluster_drivers import ClusterDriver
 KEY = Key("default", "train")
 
 
-async def test_resource_is_suspended_as_it_was_seen(driver: ClusterDriver) -> None:
+async def test_unchanged_resource_is_suspended(driver: ClusterDriver) -> None:
     version = (await driver.add_resource(KEY.name))["metadata"]["resourceVersion"]
     await driver.cluster.suspend_resource(KEY, resource_version=version)
     snapshot = await driver.cluster.observe(KEY)
@@ -20,6 +20,6 @@ async def test_resource_is_suspended_as_it_was_seen(driver: ClusterDriver) -> No
         await driver.cluster.suspend_resource(KEY, resource_version=version)
 
 
-async def test_resource_that_is_gone_cannot_be_suspended(driver: ClusterDriver) -> None:
+async def test_deleted_resource_is_not_suspended(driver: ClusterDriver) -> None:
     with pytest.raises(VersionConflict):
         await driver.cluster.suspend_resource(KEY, resource_version="1")

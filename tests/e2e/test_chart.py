@@ -27,7 +27,7 @@ def restored(release: Release) -> Iterator[Release]:
         release.roll_back(revision)
 
 
-def test_delivered_operator_takes_sample_to_succeeded(release: Release, cluster: UserNamespace) -> None:
+def test_delivered_operator_runs_sample_to_success(release: Release, cluster: UserNamespace) -> None:
     applied = cluster.apply(adapt(DIGITS))
     assert applied.returncode == 0, applied.stderr
     status = cluster.phase("digits", "Succeeded", "Failed")

@@ -58,7 +58,7 @@ def begun(cluster: UserNamespace, pod: str) -> int | None:
     return int(found[-1]) if found else None
 
 
-def test_pods_that_share_no_disk_go_on_from_store(cluster: UserNamespace, store: ObjectStore) -> None:
+def test_pods_without_shared_disk_resume_from_store(cluster: UserNamespace, store: ObjectStore) -> None:
     job = script_job(
         "stored",
         TRAIN,

@@ -39,7 +39,7 @@ def script_job(name: str, script: str, **spec: Any) -> dict[str, Any]:
     return job
 
 
-def test_sample_trains_and_tells_its_progress(cluster: UserNamespace) -> None:
+def test_sample_trains_and_reports_progress(cluster: UserNamespace) -> None:
     applied = cluster.apply(adapt(DIGITS))
     assert applied.returncode == 0, applied.stderr
     cluster.until(lambda: cluster.status("digits").get("progress", {}).get("totalSteps"), "progress")
@@ -99,7 +99,7 @@ def test_scale_replaces_group_without_counting(cluster: UserNamespace) -> None:
     assert [status["restarts"][kind] for kind in ("total", "counted", "free")] == [1, 0, 1]
 
 
-def test_suspend_stops_pods_and_resume_goes_on(cluster: UserNamespace) -> None:
+def test_suspension_deletes_pods_and_resumption_continues_training(cluster: UserNamespace) -> None:
     script = FAIL_ONCE.replace("raise", "pass  # ").replace("range(8)", "range(30)")
     assert cluster.apply(script_job("pause", script)).returncode == 0
     cluster.phase("pause", "Running")
@@ -137,7 +137,7 @@ def test_bad_template_is_refused_in_status_before_any_child(cluster: UserNamespa
     assert cluster.kubectl("get", "job,svc", "-l", "ddp-operator.dev/job-name=bad", "-o", "name").stdout == ""
 
 
-def test_image_that_is_not_there_is_told_once(cluster: UserNamespace) -> None:
+def test_missing_image_is_reported_once(cluster: UserNamespace) -> None:
     job = adapt(DIGITS, "imageless")
     container = job["spec"]["template"]["spec"]["containers"][0]
     container |= {"image": "localhost/nobody/has-this:1", "imagePullPolicy": "IfNotPresent"}
@@ -159,7 +159,7 @@ def test_image_that_is_not_there_is_told_once(cluster: UserNamespace) -> None:
     assert len(said) == 1, said
 
 
-def test_deleted_job_leaves_no_object_behind(cluster: UserNamespace) -> None:
+def test_deleted_job_leaves_no_object(cluster: UserNamespace) -> None:
     assert cluster.apply(adapt(DIGITS)).returncode == 0
     cluster.phase("digits", "Running")
     assert cluster.kubectl("delete", "ddp", "digits").returncode == 0

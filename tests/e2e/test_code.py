@@ -67,7 +67,7 @@ def ddp(cluster: UserNamespace, folder: Path, *words: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_large_folder_comes_by_claim_and_packages_by_pip(cluster: UserNamespace, tmp_path: Path) -> None:
+def test_large_folder_is_delivered_by_claim_and_packages_by_pip(cluster: UserNamespace, tmp_path: Path) -> None:
     """The claim is one of a volume that all nodes share."""
     volume = os.environ.get("DDP_E2E_CHECKPOINTS")
     if not volume:
@@ -97,7 +97,7 @@ def test_large_folder_comes_by_claim_and_packages_by_pip(cluster: UserNamespace,
         cluster.core.delete_persistent_volume(cluster.namespace)
 
 
-def test_large_folder_comes_by_registry(cluster: UserNamespace, tmp_path: Path) -> None:
+def test_large_folder_is_delivered_by_registry(cluster: UserNamespace, tmp_path: Path) -> None:
     repository = os.environ.get("DDP_E2E_REGISTRY")
     if not repository:
         pytest.skip("DDP_E2E_REGISTRY names no repository that the nodes mount images of")

@@ -49,7 +49,7 @@ def attempts(cluster: UserNamespace, name: str) -> set[str]:
     return {pod.metadata.labels[LABEL_ATTEMPT] for pod in cluster.pods(name)}
 
 
-def test_file_that_is_cut_is_whole_before_two_pods_read_it(cluster: UserNamespace, claim: str) -> None:
+def test_interrupted_download_is_complete_before_pods_read_it(cluster: UserNamespace, claim: str) -> None:
     sha = hashlib.sha256()
     for start in range(0, SIZE, 10_000_000):
         sha.update(pattern(start, 10_000_000))
@@ -88,7 +88,7 @@ def test_file_that_is_cut_is_whole_before_two_pods_read_it(cluster: UserNamespac
         ("not-ours", {}, {"claimName": "foreign"}, "NotWritable"),
     ],
 )
-def test_what_is_wrong_ends_job_before_any_pod_that_trains(
+def test_invalid_input_fails_job_before_training_pods_start(
     cluster: UserNamespace,
     claim: str,
     foreign: str,

@@ -15,7 +15,7 @@ from .test_recovery import Training
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
-def test_evicted_pod_costs_no_saved_step_and_no_budget(cluster: UserNamespace) -> None:
+def test_evicted_pod_loses_no_saved_step_and_is_not_counted(cluster: UserNamespace) -> None:
     job = Training(cluster, "evicted")
     done = job.trained()
     name = job.pod(1).metadata.name
@@ -33,7 +33,7 @@ def test_evicted_pod_costs_no_saved_step_and_no_budget(cluster: UserNamespace) -
     assert "EvictionByEvictionAPI" in failure["message"], failure
 
 
-def test_operator_that_is_killed_loses_nothing(cluster: UserNamespace, operator: CheckoutOperator | None) -> None:
+def test_killed_operator_loses_nothing(cluster: UserNamespace, operator: CheckoutOperator | None) -> None:
     if operator is None:
         pytest.skip("the operator is installed in the cluster and none of this test's processes (DDP_E2E_OPERATOR)")
     job = Training(cluster, "orphan")
@@ -61,7 +61,7 @@ def test_operator_that_is_killed_loses_nothing(cluster: UserNamespace, operator:
     assert set(jobs) <= {"orphan-1", "orphan-2"}, jobs
 
 
-def test_job_deleted_and_made_anew_at_once_under_its_name_goes_on_from_checkpoint(cluster: UserNamespace) -> None:
+def test_job_recreated_under_same_name_resumes_from_checkpoint(cluster: UserNamespace) -> None:
     job = Training(cluster, "phoenix")
     done = job.trained()
     former = {pod.metadata.uid for pod in cluster.pods("phoenix")}
@@ -82,7 +82,7 @@ def test_job_deleted_and_made_anew_at_once_under_its_name_goes_on_from_checkpoin
     assert not former & {pod.metadata.uid for pod in cluster.pods("phoenix")}
 
 
-def test_job_that_is_suspended_edited_and_resumed_during_restart_loses_nothing(cluster: UserNamespace) -> None:
+def test_job_suspended_edited_and_resumed_during_restart_loses_nothing(cluster: UserNamespace) -> None:
     job = Training(cluster, "edited")
     done = job.trained()
     name = job.pod(1).metadata.name
@@ -102,7 +102,7 @@ def test_job_that_is_suspended_edited_and_resumed_during_restart_loses_nothing(c
     assert len(living) == 2, [pod.metadata.name for pod in living]
 
 
-def test_labels_that_somebody_takes_away_are_given_back_and_training_goes_on(cluster: UserNamespace) -> None:
+def test_removed_labels_are_restored_and_training_continues(cluster: UserNamespace) -> None:
     job = Training(cluster, "unlabelled")
     done = job.trained()
     pods = {pod.metadata.uid for pod in job.living()}
@@ -117,7 +117,7 @@ def test_labels_that_somebody_takes_away_are_given_back_and_training_goes_on(clu
     assert (status["phase"], status["restarts"]["total"]) == ("Running", 0), status
 
 
-def test_pod_that_fills_its_disk_is_evicted_and_says_so(cluster: UserNamespace) -> None:
+def test_pod_with_full_disk_is_evicted_and_reported(cluster: UserNamespace) -> None:
     job = adapt(DIGITS, "filler")
     container = job["spec"]["template"]["spec"]["containers"][0]
     script = "import time; open('/tmp/full', 'wb').write(bytes(120 << 20)); time.sleep(600)"

@@ -63,7 +63,7 @@ def freeze() -> Iterator[Callable[[str], Callable[[], None]]]:
 
 
 @pytest.mark.parametrize("part", ["kube-apiserver", "etcd", "kube-controller-manager"])
-def test_failure_while_control_plane_stands_still_is_answered_afterwards(
+def test_failure_during_control_plane_outage_is_handled_after_it(
     cluster: UserNamespace, freeze: Callable[[str], Callable[[], None]], part: str
 ) -> None:
     job = Training(cluster, "frozen", script=FAILS_LATER, recovery={"inPlaceRestarts": 0})
@@ -166,7 +166,7 @@ def _admission(cluster: UserNamespace, objects: dict[str, dict[str, Any]], words
         (a_webhook, ("Accepted", "Unknown", "ServerError"), 'failed calling webhook "audit.example.com"'),
     ],
 )
-def test_refused_attempt_says_who_refuses_it_and_begins_when_it_may(
+def test_refused_attempt_reports_refusal_and_starts_once_allowed(
     cluster: UserNamespace,
     obstacle: Callable[[UserNamespace], Callable[[], object]],
     where: tuple[str, str, str],
@@ -196,7 +196,7 @@ def test_refused_attempt_says_who_refuses_it_and_begins_when_it_may(
     assert condition(job.status, "Accepted")["status"] == "True"
 
 
-def test_drained_nodes_are_left_and_waited_for(cluster: UserNamespace) -> None:
+def test_drained_nodes_are_avoided_until_uncordoned(cluster: UserNamespace) -> None:
     job = Training(cluster, "drained")
     done = job.trained()
     nodes = [node.metadata.name for node in cluster.core.list_node().items]
@@ -232,7 +232,7 @@ def test_drained_nodes_are_left_and_waited_for(cluster: UserNamespace) -> None:
     assert (restarts["counted"], restarts["total"], restarts["replaced"]) == (0, 0, 1), restarts
 
 
-def test_what_somebody_changes_on_children_is_put_right(cluster: UserNamespace) -> None:
+def test_foreign_changes_of_children_are_reverted(cluster: UserNamespace) -> None:
     job = Training(cluster, "meddled")
     labelled = f"ddp-operator.dev/job-name in ({job.name},)"  # and what all jobs share
     for what, deed in (
@@ -267,7 +267,7 @@ def test_what_somebody_changes_on_children_is_put_right(cluster: UserNamespace) 
 
 
 @pytest.mark.parametrize("cascade", ["background", "foreground"])
-def test_deleted_job_leaves_nothing(cluster: UserNamespace, cascade: str) -> None:
+def test_deleted_job_leaves_no_trace(cluster: UserNamespace, cascade: str) -> None:
     job = Training(cluster, "leaving")
     job.trained()
     deleted = cluster.kubectl("delete", "ddp", job.name, f"--cascade={cascade}", "--timeout=100s")
@@ -279,7 +279,7 @@ def test_deleted_job_leaves_nothing(cluster: UserNamespace, cascade: str) -> Non
     )
 
 
-def test_deleted_namespace_takes_its_running_jobs_along(cluster: UserNamespace) -> None:
+def test_deleted_namespace_deletes_running_jobs(cluster: UserNamespace) -> None:
     job = Training(cluster, "moving")
     job.trained()
     cluster.core.delete_namespace(cluster.namespace)

@@ -186,7 +186,7 @@ def queue(cluster: UserNamespace) -> Iterator[Queue]:
         found.remove()
 
 
-def test_job_without_label_waits_for_its_quota_and_loses_nothing(cluster: UserNamespace, queue: Queue) -> None:
+def test_job_without_queue_label_waits_for_quota_and_loses_nothing(cluster: UserNamespace, queue: Queue) -> None:
     queue.submit("first", 60)
     cluster.phase("first", "Running")
     queue.submit("second", 5)
@@ -196,7 +196,7 @@ def test_job_without_label_waits_for_its_quota_and_loses_nothing(cluster: UserNa
     queue.succeeds("first", "second")
 
 
-def test_preempted_job_goes_on_in_same_attempt(cluster: UserNamespace, queue: Queue) -> None:
+def test_preempted_job_continues_in_same_attempt(cluster: UserNamespace, queue: Queue) -> None:
     queue.submit("patient", 20)
     cluster.phase("patient", "Running")
     queue.submit("urgent", 20, urgent=True)
@@ -205,7 +205,7 @@ def test_preempted_job_goes_on_in_same_attempt(cluster: UserNamespace, queue: Qu
     queue.succeeds("urgent", "patient")
 
 
-def test_job_that_is_suspended_gives_its_quota_back_until_it_is_resumed(cluster: UserNamespace, queue: Queue) -> None:
+def test_suspended_job_releases_quota_until_resumed(cluster: UserNamespace, queue: Queue) -> None:
     queue.submit("first", 20, suspend=True)
     cluster.phase("first", "Suspended")
     queue.submit("second", 20)
@@ -219,7 +219,7 @@ def test_job_that_is_suspended_gives_its_quota_back_until_it_is_resumed(cluster:
     queue.succeeds("first", "second")
 
 
-def test_queue_that_is_held_or_drained_is_reason_until_it_is_let_go(cluster: UserNamespace, queue: Queue) -> None:
+def test_held_or_drained_queue_is_reason_until_released(cluster: UserNamespace, queue: Queue) -> None:
     queue.hold("Hold")
     queue.submit("job", 40)
     held = queue.waits("job", "is not active", "QueueStopped")
@@ -233,7 +233,7 @@ def test_queue_that_is_held_or_drained_is_reason_until_it_is_let_go(cluster: Use
     queue.succeeds("job")
 
 
-def test_deactivated_job_stops_and_goes_on_when_it_is_active_again(cluster: UserNamespace, queue: Queue) -> None:
+def test_deactivated_job_stops_and_continues_when_reactivated(cluster: UserNamespace, queue: Queue) -> None:
     queue.submit("job", 40)
     cluster.phase("job", "Running")
     name = queue.workload("job")["metadata"]["name"]
@@ -244,7 +244,7 @@ def test_deactivated_job_stops_and_goes_on_when_it_is_active_again(cluster: User
     queue.succeeds("job")
 
 
-def test_job_keeps_its_place_when_its_queue_is_corrected_while_it_waits(cluster: UserNamespace, queue: Queue) -> None:
+def test_waiting_job_keeps_position_when_queue_name_is_corrected(cluster: UserNamespace, queue: Queue) -> None:
     queue.submit("job", 5, queue="nowhere", annotations={f"provreq.{KUEUE}/a": "b"})
     queue.waits("job", "LocalQueue nowhere doesn't exist", "Inadmissible")
     before = queue.workload("job")["metadata"]["uid"]
@@ -254,7 +254,7 @@ def test_job_keeps_its_place_when_its_queue_is_corrected_while_it_waits(cluster:
     assert queue.workload("job")["metadata"]["uid"] == before
 
 
-def test_job_that_never_fits_says_so_and_starts_when_it_is_smaller(cluster: UserNamespace, queue: Queue) -> None:
+def test_job_larger_than_quota_is_reported_and_starts_once_smaller(cluster: UserNamespace, queue: Queue) -> None:
     queue.submit("job", 5, nodes=3, elastic={"minNodes": 1, "maxNodes": 4})
     queue.waits("job", "request > maximum capacity", "Inadmissible")
     assert "ddp scale job" in cluster.why("job")
@@ -276,9 +276,7 @@ def test_size_for_which_job_would_be_stopped_waits(cluster: UserNamespace, queue
     queue.succeeds("job")
 
 
-def test_elastic_job_of_kueue_grows_within_its_quota_and_trains_on_beyond_it(
-    cluster: UserNamespace, queue: Queue
-) -> None:
+def test_elastic_kueue_job_grows_within_quota_and_keeps_training(cluster: UserNamespace, queue: Queue) -> None:
     elastic = {"minNodes": 1, "maxNodes": 3}
     queue.submit("job", 60, nodes=1, elastic=elastic, annotations={f"{KUEUE}/elastic-job": "true"})
     cluster.phase("job", "Running")
@@ -298,7 +296,7 @@ def test_elastic_job_of_kueue_grows_within_its_quota_and_trains_on_beyond_it(
     assert (status["phase"], status["attempt"], status["restarts"]["counted"]) == ("Succeeded", 1, 0)
 
 
-def test_lost_pod_costs_no_place_in_queue(cluster: UserNamespace, queue: Queue) -> None:
+def test_lost_pod_keeps_queue_admission(cluster: UserNamespace, queue: Queue) -> None:
     queue.submit("job", 20)
     cluster.phase("job", "Running")
     before = queue.workload("job")["metadata"]["uid"]
@@ -309,7 +307,7 @@ def test_lost_pod_costs_no_place_in_queue(cluster: UserNamespace, queue: Queue) 
     assert queue.workload("job")["metadata"]["uid"] == before
 
 
-def test_failed_rank_costs_no_place_in_queue(cluster: UserNamespace, queue: Queue) -> None:
+def test_failed_rank_keeps_queue_admission(cluster: UserNamespace, queue: Queue) -> None:
     queue.submit("job", 20, fails=True)
     cluster.phase("job", "Running")
     before = queue.workload("job")["metadata"]["uid"], queue.pods("job").keys()
@@ -322,7 +320,7 @@ def test_failed_rank_costs_no_place_in_queue(cluster: UserNamespace, queue: Queu
     assert (queue.workload("job")["metadata"]["uid"], queue.pods("job").keys()) == before
 
 
-def test_job_that_is_deleted_while_it_waits_leaves_queue(cluster: UserNamespace, queue: Queue) -> None:
+def test_job_deleted_while_waiting_leaves_queue(cluster: UserNamespace, queue: Queue) -> None:
     queue.submit("first", 20)
     cluster.phase("first", "Running")
     queue.submit("second", 5)
@@ -353,7 +351,7 @@ def test_lost_pod_is_replaced_at_once_in_same_job_and_workload(cluster: UserName
 
 
 @pytest.mark.parametrize("elastic", [False, True], ids=["fixed", "elastic"])
-def test_no_failure_costs_job_workload_or_pod_that_is_well(cluster: UserNamespace, queue: Queue, elastic: bool) -> None:
+def test_failure_keeps_workload_and_healthy_pods(cluster: UserNamespace, queue: Queue, elastic: bool) -> None:
     job = Training(
         cluster,
         "stays",
@@ -411,7 +409,7 @@ def test_no_failure_costs_job_workload_or_pod_that_is_well(cluster: UserNamespac
         assert [pod.metadata.uid for pod in job.living()] == [stays]
 
 
-def test_spare_has_its_quota_from_beginning_and_takes_lost_pods_place(cluster: UserNamespace, queue: Queue) -> None:
+def test_spare_is_in_quota_from_start_and_replaces_lost_pod(cluster: UserNamespace, queue: Queue) -> None:
     job = Training(cluster, "spared", spares=1)
     queue.waits("spared", "request > maximum capacity", "Inadmissible")
     queue.widen(3)
@@ -433,7 +431,7 @@ def test_spare_has_its_quota_from_beginning_and_takes_lost_pods_place(cluster: U
     assert queue.workload("spared")["metadata"]["uid"] == before["metadata"]["uid"]
 
 
-def test_lost_pod_is_back_as_soon_as_without_queue(cluster: UserNamespace, queue: Queue) -> None:
+def test_queue_does_not_delay_replacement_of_lost_pod(cluster: UserNamespace, queue: Queue) -> None:
     with new_namespace() as elsewhere:
         jobs = {"in a queue": Training(cluster, "queued"), "without one": Training(elsewhere, "unqueued")}
         assert queue.workload("queued")
@@ -453,7 +451,7 @@ def test_lost_pod_is_back_as_soon_as_without_queue(cluster: UserNamespace, queue
     )
 
 
-def test_inputs_are_fetched_before_quota_is_held_for_pods_that_train(queue: Queue) -> None:
+def test_inputs_are_fetched_before_training_pods_use_quota(queue: Queue) -> None:
     """Here Kueue queues every Job, so the one that fetches too, and its pods are gone when the others want the room."""
     seen: list[dict[str, Any]] = []
 

@@ -175,7 +175,7 @@ def restarts(job: Training) -> bool:
     return any(one["type"] == "Restarting" and one["status"] == "True" for one in job.status["conditions"])
 
 
-def test_deleted_pod_costs_no_saved_step_and_no_budget(cluster: UserNamespace) -> None:
+def test_deleted_pod_loses_no_saved_step_and_is_not_counted(cluster: UserNamespace) -> None:
     job = Training(cluster, "worker")
     for index, what in ((1, "a worker's pod was deleted"), (0, "the master's pod was deleted")):
         done = job.trained()
@@ -189,7 +189,7 @@ def test_deleted_pod_costs_no_saved_step_and_no_budget(cluster: UserNamespace) -
     assert status["lastRestart"]["level"] == "ReplacedPod"
 
 
-def test_spare_takes_place_of_deleted_pod(cluster: UserNamespace) -> None:
+def test_spare_replaces_deleted_pod(cluster: UserNamespace) -> None:
     job = Training(cluster, "spared", spares=1)
     done = job.trained()
     cluster.until(lambda: job.status["nodes"].get("spares") == 1, "a spare is ready")
@@ -239,7 +239,7 @@ def test_elastic_job_grows_shrinks_and_loses_pod_without_losing_its_job(cluster:
     assert status["restarts"]["total"] == 0
 
 
-def test_preflight_measures_way_between_pods(cluster: UserNamespace) -> None:
+def test_preflight_measures_network_between_pods(cluster: UserNamespace) -> None:
     job = Training(cluster, "before", preflight={"mode": "Fail", "checks": ["dns", "tcp", "allreduce", "pairs"]})
     job.trained(steps=1)
     found = cluster.until(lambda: job.status.get("preflight"), "the preflight's figures in status")
@@ -298,7 +298,7 @@ def lose_node(cluster: UserNamespace) -> Iterator[Callable[[str], None]]:
 
 
 @pytest.mark.parametrize("budget", [{}, {"inPlaceRestarts": 0, "maxRestarts": 0}], ids=["default", "no-restarts"])
-def test_lost_node_holds_nothing_up_and_is_avoided(
+def test_lost_node_does_not_block_and_is_avoided(
     cluster: UserNamespace, lose_node: Callable[[str], None], budget: dict[str, int]
 ) -> None:
     job = Training(cluster, "outage", recovery={"forceDeleteAfterSeconds": 10, **budget})
@@ -340,7 +340,7 @@ def report_trouble(cluster: UserNamespace) -> Iterator[Callable[[str], None]]:
             write(node, **{"$patch": "delete"})
 
 
-def test_node_that_reports_broken_gpu_is_left_and_avoided(
+def test_node_with_broken_gpu_is_left_and_avoided(
     cluster: UserNamespace, report_trouble: Callable[[str], None]
 ) -> None:
     job = Training(cluster, "ill", recovery={"nodeHealth": {"conditions": ["Xid*"], "action": "Migrate"}})

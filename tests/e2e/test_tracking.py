@@ -95,9 +95,7 @@ def job_of(claim: str) -> dict[str, Any]:
     }
 
 
-def test_lost_pod_and_suspension_are_one_run_and_board_shows_it(
-    cluster: UserNamespace, claim: str, tmp_path: Path
-) -> None:
+def test_lost_pod_and_suspension_stay_one_run_on_board(cluster: UserNamespace, claim: str, tmp_path: Path) -> None:
     applied = cluster.apply(job_of(claim))
     assert applied.returncode == 0, applied.stderr
 

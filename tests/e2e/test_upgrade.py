@@ -82,7 +82,7 @@ def step(status: dict[str, Any]) -> int:
     return int(status.get("progress", {}).get("step") or 0)
 
 
-def test_jobs_go_on_while_operator_is_upgraded(cluster: UserNamespace, older_operator: Callable[[], None]) -> None:
+def test_jobs_continue_during_operator_upgrade(cluster: UserNamespace, older_operator: Callable[[], None]) -> None:
     patterns = {"metrics": {"logPatterns": [r"^step (?P<step>\d+)"]}}
     for name in ("steady", "fails-later"):
         applied = cluster.apply(script_job(name, TRAIN_UNTIL_TOLD, recovery={"inPlaceRestarts": 0}, **patterns))

@@ -63,7 +63,7 @@ def test_run_that_is_cut_ends_in_same_weights(optimizer: str, tmp_path: Path) ->
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
-def test_scaled_loss_goes_on_from_its_scale(tmp_path: Path) -> None:
+def test_scaled_loss_resumes_with_its_scale(tmp_path: Path) -> None:
     options = ("--precision", "fp16", "--deterministic", "true")
     whole = train(tmp_path / "whole", *options)
     train(tmp_path / "cut", *options, "--max-steps", "7")
@@ -145,7 +145,7 @@ def test_failed_recording_is_undone_and_run_continues_eagerly(
     assert "CUDA graph of a step: recorded after 11 steps" in capsys.readouterr().out
 
 
-def test_trace_of_run_with_graph_begins_after_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trace_of_graph_run_starts_after_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(tmp_path / "run", *GRAPH, "--epochs", "12", "--profile", str(tmp_path / "traces"))
     said = capsys.readouterr().out
     assert said.index("recorded after 11 steps") < said.index("traces of steps 23 to 27")

@@ -57,7 +57,7 @@ def processes(job: Json) -> str:
 
 
 @pytest.mark.parametrize("kind", [CLAIM_KIND, CLAIM_TEMPLATE_KIND])
-async def test_job_waits_for_what_it_claims_and_keeps_what_it_has_counted(
+async def test_job_waits_for_claims_and_keeps_counted_gpus(
     plane: ControlPlane, actors: ClusterActors, operator: OperatorProcess, kind: str
 ) -> None:
     await actors.create(
@@ -77,7 +77,7 @@ async def test_job_waits_for_what_it_claims_and_keeps_what_it_has_counted(
     assert processes(await actors.child_job("j-2")) == "--nproc-per-node=4"
 
 
-async def test_one_whose_claims_cannot_be_counted_is_told_what_to_set(
+async def test_uncountable_claims_are_reported_with_field_to_set(
     plane: ControlPlane, actors: ClusterActors, operator: OperatorProcess
 ) -> None:
     every = {"name": "r", "exactly": {"deviceClassName": "gpu.amd.com", "allocationMode": "All"}}
@@ -88,7 +88,7 @@ async def test_one_whose_claims_cannot_be_counted_is_told_what_to_set(
 
 
 @pytest.mark.parametrize("kind", [CLAIM_KIND, CLAIM_TEMPLATE_KIND])
-async def test_each_version_of_api_counts_alike(older: ControlPlane, kind: str) -> None:
+async def test_each_api_version_gives_same_count(older: ControlPlane, kind: str) -> None:
     alternatives = [{"name": name, **four()["exactly"]} for name in ("first", "second")]
     apply(older, gpu_claim(four(), {"name": "s", "firstAvailable": alternatives}, kind=kind))
     spec = job(template=claiming({"name": "gpus"}, kind=kind)).spec

@@ -56,7 +56,7 @@ async def test_sample_is_submitted_watched_and_deleted(
     assert await ddp("why", name) == ExitCode.NOT_FOUND
 
 
-async def test_folder_goes_by_registry_into_pods_that_mount_it(
+async def test_folder_pushed_to_registry_is_mounted_in_pods(
     plane: ControlPlane,
     namespace: str,
     actors: ClusterActors,
@@ -87,7 +87,7 @@ async def test_folder_goes_by_registry_into_pods_that_mount_it(
     assert [one for one in await actors.list("ConfigMap") if one["metadata"]["name"].startswith(CODE_PREFIX)] == []
 
 
-def test_what_may_not_be_done_is_said_in_one_sentence(
+def test_forbidden_action_is_reported_in_one_sentence(
     plane: ControlPlane,
     namespace: str,
     capsys: pytest.CaptureFixture[str],

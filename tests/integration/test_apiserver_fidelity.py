@@ -79,7 +79,7 @@ async def test_status_is_replaced_by_put_and_rest_ignored(actors: ClusterActors)
     assert int(second["metadata"]["resourceVersion"]) > int(created["metadata"]["resourceVersion"])
 
 
-async def test_status_that_changes_nothing_makes_no_version(actors: ClusterActors) -> None:
+async def test_unchanged_status_creates_no_version(actors: ClusterActors) -> None:
     created = await actors.create(job_manifest())
     first = await put_status(actors, {"phase": "Pending"}, created["metadata"]["resourceVersion"])
     again = await put_status(actors, {"phase": "Pending"}, first["metadata"]["resourceVersion"])
@@ -94,12 +94,12 @@ async def test_status_at_old_version_is_conflict(actors: ClusterActors) -> None:
     assert (caught.value.status, caught.value.reason) == (409, "Conflict")
 
 
-async def test_status_given_at_creation_is_dropped(actors: ClusterActors) -> None:
+async def test_status_in_create_request_is_dropped(actors: ClusterActors) -> None:
     created = await actors.create(job_manifest() | {"status": {"phase": "Running"}})
     assert "status" not in created
 
 
-async def test_change_of_spec_makes_generation(actors: ClusterActors) -> None:
+async def test_changed_spec_increments_generation(actors: ClusterActors) -> None:
     created = await actors.create(job_manifest())
     changed = await actors.patch(KIND, "digits", {"spec": {"suspend": True}})
     assert changed["metadata"]["generation"] == created["metadata"]["generation"] + 1
@@ -132,7 +132,7 @@ async def test_dry_run_stores_nothing(actors: ClusterActors) -> None:
     assert await actors.get("Job", "j") is None
 
 
-async def test_unknown_fields_are_refused_when_asked_so(actors: ClusterActors) -> None:
+async def test_strict_validation_refuses_unknown_fields(actors: ClusterActors) -> None:
     broken = job()
     broken["spec"]["template"]["spec"]["containers"][0]["imagee"] = "x"
     strict = {"fieldValidation": "Strict"}
@@ -163,13 +163,13 @@ async def test_namespace_must_exist(actors: ClusterActors) -> None:
     assert error.status == 404
 
 
-async def test_merge_patch_takes_away_by_null(actors: ClusterActors) -> None:
+async def test_merge_patch_with_null_removes_field(actors: ClusterActors) -> None:
     await actors.create(config_map())
     patched = await actors.patch("ConfigMap", "c", {"data": {"a": None}})
     assert patched["data"] == {"b": "2"}
 
 
-async def test_deletion_asks_for_uid(actors: ClusterActors) -> None:
+async def test_deletion_checks_uid(actors: ClusterActors) -> None:
     created = await actors.create(job())
     body: Object = {"preconditions": {"uid": "another"}, "propagationPolicy": "Background"}
     error = await refusal(actors, "DELETE", path("Job", actors.namespace, "j"), body=body)
@@ -180,7 +180,7 @@ async def test_deletion_asks_for_uid(actors: ClusterActors) -> None:
     assert await actors.get("Job", "j") is None
 
 
-async def test_finalizer_holds_deleted_object(actors: ClusterActors) -> None:
+async def test_finalizer_delays_deletion(actors: ClusterActors) -> None:
     await actors.create(config_map(finalizers=["example.org/hold"]))
     answer = await actors.client.request("DELETE", path("ConfigMap", actors.namespace, "c"), body={})
     assert answer["metadata"]["deletionTimestamp"]
@@ -188,7 +188,7 @@ async def test_finalizer_holds_deleted_object(actors: ClusterActors) -> None:
     assert await actors.get("ConfigMap", "c") is None
 
 
-async def test_what_owner_leaves_behind_is_collected(actors: ClusterActors) -> None:
+async def test_orphans_of_owner_are_collected(actors: ClusterActors) -> None:
     owner = await actors.create(config_map("owner"))
     reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner["metadata"]["uid"]}
     await actors.create(config_map("child", ownerReferences=[reference]))
@@ -198,7 +198,7 @@ async def test_what_owner_leaves_behind_is_collected(actors: ClusterActors) -> N
     assert await actors.get("ConfigMap", "other") is not None
 
 
-async def test_strategic_merge_adds_owners_by_uid_at_any_version_and_takes_them_out(actors: ClusterActors) -> None:
+async def test_strategic_merge_adds_and_removes_owners_by_uid_at_any_version(actors: ClusterActors) -> None:
     owners = [await actors.create(config_map(name)) for name in ("a", "b")]
     references = [
         {"apiVersion": "v1", "kind": "ConfigMap", "name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"]}
@@ -251,7 +251,7 @@ async def test_lists_can_be_filtered_paged_and_reduced_to_metadata(actors: Clust
     assert not rest["metadata"].get("continue")
 
 
-async def test_leaving_filtered_watch_looks_like_deletion(actors: ClusterActors) -> None:
+async def test_object_leaving_filtered_watch_is_reported_as_deleted(actors: ClusterActors) -> None:
     created = await actors.create(config_map(labels={"team": "a"}))
     relabelled = await actors.patch("ConfigMap", "c", {"metadata": {"labels": {"team": "b"}}})
     back = await actors.patch("ConfigMap", "c", {"metadata": {"labels": {"team": "a"}}})
@@ -285,7 +285,7 @@ async def test_scale_subresource_is_another_view(actors: ClusterActors) -> None:
     assert resource["spec"]["nodes"] == 5
 
 
-async def test_job_makes_pods_that_are_tracked_and_owned(actors: ClusterActors) -> None:
+async def test_job_creates_tracked_and_owned_pods(actors: ClusterActors) -> None:
     created = await actors.create(job())
     await actors.patch("Job", "j", {"spec": {"suspend": False}})
     found = await actors.pod("j", 0)

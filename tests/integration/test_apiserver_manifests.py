@@ -48,7 +48,7 @@ def as_kubectl_sends(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("profile", FABRICS)
-def test_api_server_takes_job_on_each_fabric(server: tuple[asyncio.Runner, ClusterActors], profile: str) -> None:
+def test_api_server_accepts_job_on_each_fabric(server: tuple[asyncio.Runner, ClusterActors], profile: str) -> None:
     runner, actors = server
     limits = {"limits": {"nvidia.com/gpu": "8", "memory": "8Gi"}}
     pod = template(trainer(name="main", resources=limits), initContainers=[{"name": "fetch", "image": "fetch:1"}])
@@ -63,7 +63,7 @@ def test_api_server_takes_job_on_each_fabric(server: tuple[asyncio.Runner, Clust
         assert stored["kind"] == one["kind"]
 
 
-def test_api_server_keeps_null_that_gives_up_device(server: tuple[asyncio.Runner, ClusterActors]) -> None:
+def test_api_server_keeps_null_that_drops_device(server: tuple[asyncio.Runner, ClusterActors]) -> None:
     runner, actors = server
     limits = {"nvidia.com/gpu": "8", "memory": "8Gi", "vpc.amazonaws.com/efa": None}
     raw = resource(nodes=2, network={"profile": "efa"}, template=template(trainer(resources={"limits": limits})))
@@ -95,7 +95,7 @@ MANIFESTS = (
 
 @examples(300)
 @given(raw=MANIFESTS)
-def test_api_server_takes_what_is_taken_offline(server: tuple[asyncio.Runner, ClusterActors], raw: Any) -> None:
+def test_api_server_accepts_offline_valid_manifests(server: tuple[asyncio.Runner, ClusterActors], raw: Any) -> None:
     runner, actors = server
     if not isinstance(raw.get("metadata"), dict) or not isinstance(raw.get("status") or {}, dict):
         return  # the API server drops what a user says of status

@@ -110,7 +110,7 @@ async def note_ends(actors: ClusterActors, ends: dict[str, tuple[str, str]]) -> 
             ends[pod["metadata"]["name"]] = status["phase"], status.get("reason", "")
 
 
-async def test_pods_of_dead_node_are_declared_failed_so_that_job_controller_lets_them_go(
+async def test_pods_of_dead_node_are_declared_failed_and_released(
     plane: ControlPlane, namespace: str, start: StartProcess
 ) -> None:
     """Nobody ends these pods but the operator: a pod that is only deleted would stay for ever, by its finalizer."""
@@ -188,7 +188,7 @@ async def _no_child_left(actors: ClusterActors) -> bool:
     return True
 
 
-async def test_restarted_operator_touches_nothing_and_goes_on(actors: ClusterActors, start: StartProcess) -> None:
+async def test_restarted_operator_changes_nothing_and_continues(actors: ClusterActors, start: StartProcess) -> None:
     first = start()
     await actors.create(job_manifest())
     for index in (0, 1):
@@ -242,7 +242,7 @@ async def test_progress_is_shown_by_kubectl_get(
     assert {"digits", "50.0%", "50s", "256", "0.25", "3"} <= set(row.split())
 
 
-async def test_killed_leader_is_succeeded_and_nothing_is_made_twice(
+async def test_killed_leader_is_replaced_and_creates_no_duplicates(
     plane: ControlPlane, namespace: str, actors: ClusterActors, tmp_path: Path
 ) -> None:
     kubeconfig = plane.account("ddp-operator", "ddp-operator")
@@ -268,7 +268,9 @@ async def test_killed_leader_is_succeeded_and_nothing_is_made_twice(
         assert lease["spec"]["leaseTransitions"] == 1
 
 
-async def test_bad_pod_template_is_refused_in_api_servers_words(actors: ClusterActors, start: StartProcess) -> None:
+async def test_invalid_pod_template_is_refused_with_api_server_message(
+    actors: ClusterActors, start: StartProcess
+) -> None:
     start()
     manifest = job_manifest()
     manifest["spec"]["template"]["spec"]["containers"][0]["resorces"] = {}

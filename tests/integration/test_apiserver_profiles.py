@@ -137,7 +137,7 @@ def with_retained_keys(value: Any, field: str = "") -> Any:
 
 
 @pytest.mark.parametrize("case", PATCHES)
-async def test_template_is_merged_as_api_server_merges_it(actors: ClusterActors, case: str) -> None:
+async def test_template_merge_equals_api_server_merge(actors: ClusterActors, case: str) -> None:
     stored = await actors.client.request(
         "POST",
         f"/api/v1/namespaces/{actors.namespace}/podtemplates",
@@ -209,7 +209,7 @@ def reason_is(reason: str) -> Callable[[Json], bool]:
     return lambda found: bool((found.get("status") or {}).get("reason") == reason)
 
 
-async def test_job_takes_its_profile_once(
+async def test_job_copies_profile_once(
     plane: ControlPlane, actors: ClusterActors, start: Callable[[], OperatorProcess]
 ) -> None:
     first = start()
@@ -239,7 +239,7 @@ async def test_job_takes_its_profile_once(
         await actors.patch(KIND, "j", {"spec": {"profileRef": {"name": "other"}}})
 
 
-async def test_what_field_needs_may_be_profiles(
+async def test_required_field_may_be_set_by_profile(
     plane: ControlPlane, actors: ClusterActors, start: Callable[[], OperatorProcess]
 ) -> None:
     def with_profile(name: str, **spec: Any) -> Json:
@@ -256,7 +256,7 @@ async def test_what_field_needs_may_be_profiles(
     assert "needs scheduling.gang: Volcano" in str(refused["status"]["conditions"])
 
 
-async def test_upgrade_with_other_defaults_changes_no_job_that_has_begun(
+async def test_upgrade_with_other_defaults_changes_no_started_job(
     plane: ControlPlane, actors: ClusterActors, start: Callable[..., OperatorProcess]
 ) -> None:
     first = start()

@@ -126,7 +126,7 @@ def operator(plane: ControlPlane) -> Iterator[Ask]:
 
 
 @pytest.mark.parametrize(("method", "path", "body"), REFUSED, ids=[f"{method} {path}" for method, path, _ in REFUSED])
-def test_operators_account_may_not(operator: Ask, admin: Ask, method: str, path: str, body: Any) -> None:
+def test_account_of_operator_lacks_right(operator: Ask, admin: Ask, method: str, path: str, body: Any) -> None:
     status, answer = operator(method, path, body)
     assert (status, answer["reason"]) == (403, "Forbidden"), answer
     assert f"system:serviceaccount:{HOME}:ddp-operator" in answer["message"]
@@ -134,7 +134,7 @@ def test_operators_account_may_not(operator: Ask, admin: Ask, method: str, path:
     assert admin(method, path, body)[0] != 403
 
 
-def test_operators_account_may_not_be_somebody_else(operator: Ask, admin: Ask) -> None:
+def test_account_of_operator_cannot_impersonate(operator: Ask, admin: Ask) -> None:
     for ask, wanted in ((operator, 403), (admin, 200)):
         status, answer = ask(
             "GET", "/api/v1/nodes", **{"Impersonate-User": "root", "Impersonate-Group": "system:masters"}
@@ -155,7 +155,7 @@ def test_operators_account_may_not_be_somebody_else(operator: Ask, admin: Ask) -
         ("admin", "patch", "ddptrainingjobs/status", False),
     ],
 )
-def test_users_may_do_what_their_role_says(
+def test_users_have_rights_of_their_role(
     plane: ControlPlane, admin: Ask, namespace: str, role: str, verb: str, resource: str, allowed: bool
 ) -> None:
     if not plane.has_controllers:
@@ -232,7 +232,7 @@ class TestPodSecurity:
         # The API server's own admission has mounted no token into it.
         assert not [volume for volume in answer["spec"].get("volumes", []) if "projected" in volume]
 
-    def test_what_template_asks_for_is_namespaces_to_refuse(self, admin: Ask, standard: str) -> None:
+    def test_namespace_policy_refuses_privileged_template(self, admin: Ask, standard: str) -> None:
         manifest = job_manifest()
         manifest["spec"]["template"]["spec"]["hostNetwork"] = True
         status, answer = self.admitted(admin, standard, manifest)

@@ -185,7 +185,7 @@ def test_delivered_pod_without_token_names_missing_credentials(run: Run, contain
     assert "cannot start: no credentials for a cluster" in line
 
 
-def test_container_has_what_pod_gives_it_and_nothing_else(run: Run, container: Container) -> None:
+def test_container_has_only_what_pod_defines(run: Run, container: Container) -> None:
     process = run(command=["python", "-c", INSPECT])
     assert process.wait() == 0, process.log
     found = json.loads(process.log)

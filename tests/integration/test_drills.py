@@ -24,7 +24,7 @@ def test_fast_drills_survive(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.nightly
-async def test_small_soak_ends_and_leaves_nothing(tmp_path: Path) -> None:
+async def test_small_soak_ends_without_leftovers(tmp_path: Path) -> None:
     sequence, at_once = await soak_local(tmp_path, in_sequence=2, at_once=4, real=False)
     assert (sequence.jobs, at_once.jobs) == ([1, 2], [4, 8, 12, 16])
     for samples in (sequence, at_once):
@@ -57,7 +57,7 @@ def test_drill_that_is_not_survived_fails_whole(tmp_path: Path, capsys: pytest.C
     assert "bad: Perished: the state differs" in told.err
 
 
-def test_table_holds_recoveries_against_their_floors() -> None:
+def test_table_compares_recoveries_with_floors() -> None:
     drill = Drill("one", "", lambda scene: DrillOutcome())
     waited = [
         DrillOutcome(2, 6.0, "ranks", waits=1.0, by_hand=3.0),

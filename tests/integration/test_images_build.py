@@ -161,7 +161,7 @@ def built(name: str, base: str, wheels: Path) -> Iterator[tuple[dict[str, Any], 
 
 
 @pytest.mark.parametrize("held", [[], None])
-def test_packages_are_compiled_to_same_bits_and_not_anew(
+def test_packages_are_compiled_reproducibly_and_once(
     held: list[CodeType] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What else of the process holds a function's code must leave no trace in the file."""
@@ -186,7 +186,7 @@ def test_packages_are_compiled_to_same_bits_and_not_anew(
 
 @pytest.mark.nightly
 @pytest.mark.buildah
-def test_operator_image_runs_without_torch_and_as_nobody(base: str, tmp_path: Path) -> None:
+def test_operator_image_runs_without_torch_and_root(base: str, tmp_path: Path) -> None:
     with built("operator", base, download(tmp_path, *requirements("operator"))) as (config, run):
         assert config["User"] == "65532:65532"
         assert config["Entrypoint"] == ["python", "-m", "ddp_operator"]
@@ -212,7 +212,7 @@ def test_operator_image_runs_without_torch_and_as_nobody(base: str, tmp_path: Pa
 @pytest.mark.nightly
 @pytest.mark.buildah
 @pytest.mark.timeout(1200)
-def test_images_for_both_machines_have_one_digest_and_run_nothing_foreign(
+def test_images_of_both_architectures_share_digest_without_emulation(
     base: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The base for the other machine has no program: whatever was run of it would fail."""
@@ -256,7 +256,7 @@ def test_images_for_both_machines_have_one_digest_and_run_nothing_foreign(
 @pytest.mark.nightly
 @pytest.mark.buildah
 @pytest.mark.timeout(1200)
-def test_trainer_image_is_built_to_same_bits_and_trains_as_nobody(base: str, tmp_path: Path) -> None:
+def test_trainer_image_is_reproducible_and_trains_without_root(base: str, tmp_path: Path) -> None:
     if not os.environ.get("DDP_TEST_TRAINER_IMAGE"):
         pytest.skip("DDP_TEST_TRAINER_IMAGE is not set (builds the trainer's image: minutes, and gigabytes of disk)")
     torch = [line for line in (ROOT / ".ci/pytorch.txt").read_text().splitlines() if line.startswith("torch")]

@@ -120,7 +120,7 @@ def serve_page(page: str) -> Iterator[int]:
 def configure(folder: Path, ddp_ports: list[int], operator_port: int, gpu_port: int) -> Path:
     """Write this repository's configuration with this test's ports, a short interval, the operator and the GPUs."""
     config = yaml.safe_load((MONITORING / "prometheus" / "prometheus.yaml").read_text())
-    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    config["global"] = {"compute_scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(path) for path in sorted((MONITORING / "alerts").glob("*.yaml"))]
     (job,) = config["scrape_configs"]
     job["static_configs"][0]["targets"] = [f"127.0.0.1:{port}" for port in ddp_ports]
@@ -190,7 +190,7 @@ def test_every_panel_has_values(watched: ScrapedRun) -> None:
     assert empty == []
 
 
-def test_every_annotation_and_variable_can_be_asked(watched: ScrapedRun) -> None:
+def test_every_annotation_and_variable_query_is_valid(watched: ScrapedRun) -> None:
     for path in BOARDS:
         board = json.loads(path.read_text())
         for annotation in board["annotations"].get("list", []):
@@ -223,7 +223,7 @@ def test_every_rule_is_evaluated_and_its_series_exist(watched: ScrapedRun) -> No
             assert watched.values(rule["record"])
 
 
-def test_nothing_fired_on_good_run(watched: ScrapedRun) -> None:
+def test_successful_run_fires_no_alert(watched: ScrapedRun) -> None:
     assert watched.values('ALERTS{alertstate="firing"}') == []
 
 
@@ -242,7 +242,7 @@ def test_figures_are_those_of_run(watched: ScrapedRun) -> None:
     assert all(0.9 <= ratio <= 1.3 for ratio in ratios), ratios
 
 
-def test_report_of_job_is_written_from_it(watched: ScrapedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_of_job_is_written_from_prometheus(watched: ScrapedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddp_operator.report.cluster._LEAST_STEP", 1)  # it scrapes that often here
     job = yaml.safe_load((watched.run_folder / "status.yaml").read_text())
     job["metadata"] |= {"name": "run", "namespace": "local"}  # as the configuration labels what it scrapes

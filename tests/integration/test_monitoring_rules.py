@@ -58,7 +58,7 @@ board = pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
 
 
 class TestDashboards:
-    def test_uids_are_ones_that_links_rely_on(self) -> None:
+    def test_uids_match_links(self) -> None:
         assert {path.stem: json.loads(path.read_text())["uid"] for path in BOARDS} == {
             "fleet": "ddp-fleet", "job": "ddp-job", "operator": "ddp-operator"
         }  # fmt: skip
@@ -70,7 +70,7 @@ class TestDashboards:
         assert named
         assert named - exported() == set()
 
-    def test_what_dashboards_take_from_rules_is_recorded(self) -> None:
+    def test_recorded_series_of_dashboards_have_rules(self) -> None:
         """And whatever is recorded is looked at, by a dashboard or by another rule."""
         known = {rule["record"] for path in ALERT_FILES for rule in rules(path) if "record" in rule}
         shown = set(RECORDED.findall("".join(path.read_text() for path in BOARDS)))
@@ -80,7 +80,7 @@ class TestDashboards:
         assert known - shown - used == set()
 
     @board
-    def test_panels_lie_beside_each_other_on_grid(self, path: Path) -> None:
+    def test_panels_do_not_overlap_on_grid(self, path: Path) -> None:
         taken: set[tuple[int, int]] = set()
         for panel in json.loads(path.read_text())["panels"]:
             place = panel["gridPos"]
@@ -94,7 +94,7 @@ class TestDashboards:
             taken |= cells
 
     @board
-    def test_panels_say_what_they_show_and_where_it_comes_from(self, path: Path) -> None:
+    def test_panels_have_title_unit_and_source(self, path: Path) -> None:
         shown = panels(path)
         assert len({panel["id"] for panel in shown}) == len(shown)
         for panel in shown:
@@ -114,7 +114,7 @@ class TestDashboards:
             ("operator", {"Leaders": "stat", "Reconcile time": "timeseries", "Errors by cause": "timeseries"}),
         ],
     )  # fmt: skip
-    def test_what_each_is_looked_at_for_is_on_it(self, name: str, shown: dict[str, str]) -> None:
+    def test_each_dashboard_shows_its_purpose(self, name: str, shown: dict[str, str]) -> None:
         path = MONITORING / "dashboards" / f"{name}.json"
         found = {panel["title"]: panel["type"] for panel in panels(path)}
         assert shown.items() <= found.items()
@@ -125,7 +125,7 @@ class TestDashboards:
         assert all(found["enable"] for found in annotations)
 
     @pytest.mark.prometheus
-    def test_queries_about_restarts_and_goodput_say_what_happened(self, tmp_path: Path) -> None:
+    def test_queries_about_restarts_and_goodput_match_history(self, tmp_path: Path) -> None:
         """A job whose attempt 1 restarts in the same pods at 5 min and dies at 10; attempt 2 goes on from step 480."""
         labels = 'namespace="a", ddp_job="j"'
         one = f'{labels}, ddp_attempt="1"'
@@ -173,7 +173,7 @@ class TestDashboards:
         assert variables["job"] == ["datasource", "cluster", "namespace", "ddp_job", "logs"]
         assert variables["operator"] == ["datasource", "cluster"]
 
-    def test_namesakes_are_never_drawn_as_one(self) -> None:
+    def test_jobs_of_same_name_are_drawn_separately(self) -> None:
         chosen = json.loads((MONITORING / "dashboards" / "job.json").read_text())["templating"]["list"]
         assert not any(found.get("multi") for found in chosen), "one cluster, one namespace, one job"
         for panel in panels(MONITORING / "dashboards" / "fleet.json"):

@@ -156,13 +156,13 @@ BY_PROMETHEUS = tcp("prometheus", "train-0", ports=(METRICS,))
 TO_STORAGE = tcp("train-0", "storage", ports=(STORAGE,))
 
 
-def test_without_policy_everybody_reaches_everybody() -> None:
+def test_without_policy_all_pods_connect() -> None:
     """Else the refusals below would show nothing."""
     asked = [*OPEN, *CLOSED, *BY_PROMETHEUS, *TO_STORAGE]
     assert [found for found, through in probe("", asked).items() if not through] == []
 
 
-def test_pods_of_job_are_apart_from_all_that_it_does_not_need() -> None:
+def test_pods_of_job_connect_only_to_required_peers() -> None:
     ruleset = build_ruleset(policies(), list(pods().values()), NAMESPACES)
     through = probe(ruleset, [*OPEN, *CLOSED, *BY_PROMETHEUS])
     assert [found for found in (*OPEN, *BY_PROMETHEUS) if not through[found]] == []
@@ -180,7 +180,7 @@ def test_readers_of_metrics_and_networks_are_those_that_are_named() -> None:
     assert [found for found in closed_now if through[found]] == []
 
 
-def test_whoever_may_read_metrics_nobody_but_jobs_own_pods_reaches_rendezvous() -> None:
+def test_only_own_pods_reach_rendezvous() -> None:
     everybody = policies(metricsFrom=[{"namespaceSelector": {}}, {"ipBlock": {"cidr": "0.0.0.0/0"}}])
     reads = tcp("grafana", "train-0", ports=(METRICS,))
     strangers = [name for name in pods() if name not in ("train-0", "train-1")]

@@ -68,7 +68,7 @@ async def test_token_that_was_renewed_on_disk_is_read_again(serve: Serve) -> Non
     await client.close()
 
 
-async def test_token_is_read_again_before_it_expires(serve: Serve) -> None:
+async def test_token_is_reread_before_expiry(serve: Serve) -> None:
     logins = Logins(await serve(only_new), "new", life=timedelta(seconds=5))
     client = ApiClient(logins)
     for _ in range(3):
@@ -77,7 +77,7 @@ async def test_token_is_read_again_before_it_expires(serve: Serve) -> None:
     await client.close()
 
 
-async def test_credentials_that_stay_wrong_are_error_and_not_loop(serve: Serve) -> None:
+async def test_invalid_credentials_raise_without_loop(serve: Serve) -> None:
     logins = Logins(await serve(only_new), "old")
     client = ApiClient(logins)
     with pytest.raises(ClusterError, match="Unauthorized"):
@@ -87,7 +87,7 @@ async def test_credentials_that_stay_wrong_are_error_and_not_loop(serve: Serve) 
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 409, 422])
-async def test_answer_that_stays_is_told_with_servers_words(serve: Serve, status: int) -> None:
+async def test_permanent_error_has_server_message(serve: Serve, status: int) -> None:
     async def refuse(_: web.Request) -> web.Response:
         return web.json_response({"kind": "Status", "reason": "Why", "message": "x" * 10_000}, status=status)
 
@@ -100,7 +100,7 @@ async def test_answer_that_stays_is_told_with_servers_words(serve: Serve, status
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
-async def test_answer_that_may_change_is_cluster_error(serve: Serve, status: int) -> None:
+async def test_transient_error_is_cluster_error(serve: Serve, status: int) -> None:
     async def refuse(_: web.Request) -> web.Response:
         return web.Response(text="<html>a proxy</html>", status=status)
 
@@ -110,7 +110,7 @@ async def test_answer_that_may_change_is_cluster_error(serve: Serve, status: int
     await client.close()
 
 
-async def test_answer_that_is_no_json_is_cluster_error(serve: Serve) -> None:
+async def test_response_without_json_is_cluster_error(serve: Serve) -> None:
     async def page(_: web.Request) -> web.Response:
         return web.Response(text="<html>a captive portal</html>")
 
@@ -120,7 +120,7 @@ async def test_answer_that_is_no_json_is_cluster_error(serve: Serve) -> None:
     await client.close()
 
 
-async def test_token_does_not_follow_redirect(serve: Serve) -> None:
+async def test_token_is_not_sent_to_redirect_target(serve: Serve) -> None:
     reached: list[str] = []
 
     async def elsewhere(request: web.Request) -> web.Response:
@@ -139,7 +139,7 @@ async def test_token_does_not_follow_redirect(serve: Serve) -> None:
     await client.close()
 
 
-async def test_server_that_is_not_there_is_named(serve: Serve) -> None:
+async def test_unreachable_server_is_named(serve: Serve) -> None:
     client = ApiClient(Logins("http://127.0.0.1:1", "t"))
     with pytest.raises(ClusterError, match=r"GET /x: cannot connect to 127\.0\.0\.1:1"):
         await client.request("GET", "/x")
@@ -158,7 +158,7 @@ async def test_calls_are_counted_by_verb_resource_and_code(serve: Serve) -> None
     await client.close()
 
 
-async def test_lines_of_watch_may_come_in_pieces(serve: Serve) -> None:
+async def test_watch_lines_in_pieces_are_joined(serve: Serve) -> None:
     async def stream(request: web.Request) -> web.StreamResponse:
         assert request.query == {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": "7"}
         response = web.StreamResponse()
@@ -177,7 +177,7 @@ async def test_lines_of_watch_may_come_in_pieces(serve: Serve) -> None:
     await client.close()
 
 
-async def test_silent_watch_is_given_up(serve: Serve) -> None:
+async def test_silent_watch_is_closed(serve: Serve) -> None:
     async def silent(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
@@ -191,7 +191,7 @@ async def test_silent_watch_is_given_up(serve: Serve) -> None:
     await client.close()
 
 
-async def test_watch_takes_renewed_token(serve: Serve) -> None:
+async def test_watch_uses_renewed_token(serve: Serve) -> None:
     logins = Logins(await serve(only_new), "old", "new")
     client = ApiClient(logins)
     with pytest.raises(ClusterError, match="Unauthorized"):
@@ -202,7 +202,7 @@ async def test_watch_takes_renewed_token(serve: Serve) -> None:
     await client.close()
 
 
-async def test_closed_client_says_so(serve: Serve) -> None:
+async def test_closed_client_raises(serve: Serve) -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.json_response({})
 
@@ -212,7 +212,7 @@ async def test_closed_client_says_so(serve: Serve) -> None:
     await client.close()
 
 
-async def test_certificates_that_cannot_be_used_are_refused_in_one_line() -> None:
+async def test_unusable_certificates_are_refused_in_one_line() -> None:
     async def login() -> kopf.ConnectionInfo:
         return kopf.ConnectionInfo(server="https://127.0.0.1:1", ca_data=b"-----BEGIN CERTIFICATE-----\nx\n")
 
@@ -241,7 +241,7 @@ class LoopClock:
 
 
 @pytest.mark.parametrize(("burst", "expected"), [(1, [0.1, 0.2, 0.3]), (3, [0.1])])
-async def test_rate_limit_lets_burst_through_and_spaces_rest(
+async def test_rate_limit_allows_burst_and_spaces_further_calls(
     monkeypatch: pytest.MonkeyPatch, burst: int, expected: list[float]
 ) -> None:
     clock = LoopClock(monkeypatch)
@@ -255,7 +255,7 @@ async def test_rate_limit_lets_burst_through_and_spaces_rest(
     assert clock.slept == []
 
 
-async def test_pause_holds_everybody_back_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pause_delays_all_calls_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = LoopClock(monkeypatch)
     limiter = RateLimiter(qps=10, burst=5)
     await limiter.acquire()
@@ -267,7 +267,7 @@ async def test_pause_holds_everybody_back_but_not_for_ever(monkeypatch: pytest.M
     assert clock.slept[-1] <= LONGEST_PAUSE + 1
 
 
-async def test_retry_after_holds_next_call_back(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_retry_after_delays_next_call(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     paused: list[float] = []
     monkeypatch.setattr(RateLimiter, "pause", lambda self, seconds: paused.append(seconds))
 
@@ -281,7 +281,7 @@ async def test_retry_after_holds_next_call_back(serve: Serve, monkeypatch: pytes
     await client.close()
 
 
-async def test_closed_fence_stops_writes_and_nothing_else(serve: Serve) -> None:
+async def test_closed_fence_stops_only_writes(serve: Serve) -> None:
     arrived: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -299,7 +299,7 @@ async def test_closed_fence_stops_writes_and_nothing_else(serve: Serve) -> None:
     assert arrived == ["GET", "PUT"]
 
 
-async def test_write_gets_no_more_time_than_fence_leaves(serve: Serve) -> None:
+async def test_write_timeout_is_bounded_by_fence(serve: Serve) -> None:
     async def never(_: web.Request) -> web.Response:
         await asyncio.sleep(3600)
         raise AssertionError

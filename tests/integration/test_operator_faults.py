@@ -55,7 +55,9 @@ async def all_watches(server: StandIn, actors: ClusterActors) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_every_write_may_fail(server: StandIn, actors: ClusterActors, start: Start, fault: Any) -> None:
+async def test_failure_of_any_write_is_recovered(
+    server: StandIn, actors: ClusterActors, start: Start, fault: Any
+) -> None:
     start(call_timeout=1.0)
     times = dict.fromkeys(WRITES, 1) if fault == "timeout" else dict(WRITES)  # each one costs a second
     if fault == "lost answer":
@@ -74,7 +76,7 @@ async def test_every_write_may_fail(server: StandIn, actors: ClusterActors, star
 
 
 @pytest.mark.parametrize("fault", [403, 422])
-async def test_refused_job_is_told_with_servers_words(
+async def test_refused_job_reports_server_message(
     server: StandIn, actors: ClusterActors, start: Start, fault: int
 ) -> None:
     start()
@@ -85,7 +87,7 @@ async def test_refused_job_is_told_with_servers_words(
     assert (accepted["status"], "injected fault" in accepted["message"]) == ("False", True)
 
 
-async def test_webhook_that_is_away_is_told_and_waited_for(
+async def test_unavailable_webhook_is_reported_and_retried(
     server: StandIn, actors: ClusterActors, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor, "SERVER_PATIENCE", 0.3)
@@ -104,9 +106,7 @@ async def test_webhook_that_is_away_is_told_and_waited_for(
     assert [event["reason"] for event in server.list("Event")].count("ServerError") == 1
 
 
-async def test_shared_child_that_somebody_deletes_is_made_anew(
-    server: StandIn, actors: ClusterActors, start: Start
-) -> None:
+async def test_deleted_shared_child_is_recreated(server: StandIn, actors: ClusterActors, start: Start) -> None:
     running = start()
     await actors.create(job_manifest())
     for index in (0, 1):
@@ -127,9 +127,7 @@ async def test_shared_child_that_somebody_deletes_is_made_anew(
     assert (len(server.list("Service")), len(server.list("ConfigMap"))) == (1, 2)
 
 
-async def test_events_that_cannot_be_posted_hold_nothing_up(
-    server: StandIn, actors: ClusterActors, start: Start
-) -> None:
+async def test_failed_event_post_blocks_nothing(server: StandIn, actors: ClusterActors, start: Start) -> None:
     start()
     fault = server.faults.add(500, verb="create", resource="events", times=1_000_000)
     await actors.create(job_manifest())
@@ -138,9 +136,7 @@ async def test_events_that_cannot_be_posted_hold_nothing_up(
     assert server.list("Event") == []
 
 
-async def test_status_that_somebody_else_changed_is_read_again(
-    server: StandIn, actors: ClusterActors, start: Start
-) -> None:
+async def test_conflicting_status_is_read_again(server: StandIn, actors: ClusterActors, start: Start) -> None:
     start()
     await actors.create(job_manifest())
     await actors.child_job("digits-1")
@@ -150,7 +146,9 @@ async def test_status_that_somebody_else_changed_is_read_again(
     assert done["metadata"]["labels"] == {"round": "4"}
 
 
-async def test_cut_watches_go_on_where_they_were(server: StandIn, actors: ClusterActors, start: Start) -> None:
+async def test_interrupted_watches_resume_at_their_version(
+    server: StandIn, actors: ClusterActors, start: Start
+) -> None:
     start()
     await actors.create(job_manifest())
     await actors.child_job("digits-1")
@@ -164,9 +162,7 @@ async def test_cut_watches_go_on_where_they_were(server: StandIn, actors: Cluste
 
 
 @pytest.mark.parametrize("status", [403, 429, 503, "drop"])
-async def test_watch_that_is_refused_for_while_comes_back(
-    server: StandIn, actors: ClusterActors, start: Start, status: Any
-) -> None:
+async def test_refused_watch_is_restarted(server: StandIn, actors: ClusterActors, start: Start, status: Any) -> None:
     start()
     await actors.create(job_manifest())
     await actors.child_job("digits-1")
@@ -211,7 +207,7 @@ async def test_silent_watches_are_helped_out(
     server.thaw_watches()
 
 
-async def test_expiring_tokens_are_renewed_under_way(
+async def test_expiring_tokens_are_renewed_during_work(
     server: StandIn, actors: ClusterActors, start: Start, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kopf reads its credentials again when it opens a watch and they have expired; then it closes the other ones."""
@@ -240,9 +236,7 @@ async def test_expiring_tokens_are_renewed_under_way(
     await run_to_the_end(actors)
 
 
-async def test_api_server_that_is_away_for_while_ends_nothing(
-    server: StandIn, actors: ClusterActors, start: Start
-) -> None:
+async def test_api_server_outage_fails_no_job(server: StandIn, actors: ClusterActors, start: Start) -> None:
     start(call_timeout=0.5)
     await actors.create(job_manifest())
     await actors.run_pod("digits-1", 0)
@@ -264,7 +258,7 @@ async def test_api_server_that_is_away_for_while_ends_nothing(
         assert (done["status"]["attempt"], done["status"]["restarts"]["total"]) == (1, 0)
 
 
-async def test_jobs_and_pods_lost_to_somebody_else_are_replaced(
+async def test_foreign_deletion_of_jobs_and_pods_is_recovered(
     server: StandIn, actors: ClusterActors, start: Start
 ) -> None:
     start()

@@ -18,11 +18,11 @@ def heard(*arguments: str) -> list[str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can be told when to let go of a call")
-def test_write_that_was_given_up_does_not_arrive_when_network_is_back() -> None:
+def test_abandoned_write_does_not_arrive_after_network_returns() -> None:
     assert heard("1") == ["GET /before", "GET /after"]
 
 
 @pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can be told when to let go of a call")
-def test_without_its_limit_write_that_was_given_up_would_arrive() -> None:
+def test_abandoned_write_without_kernel_limit_arrives() -> None:
     assert heard() == ["GET /before", "POST /late", "GET /after"]

@@ -120,14 +120,14 @@ async def test_own_writes_are_observed_at_once(cluster: KubeCluster) -> None:
     assert (await seen(cluster)).jobs == ()
 
 
-async def test_store_and_api_server_tell_same(cluster: KubeCluster, actors: ClusterActors, server: StandIn) -> None:
+async def test_store_equals_api_server(cluster: KubeCluster, actors: ClusterActors, server: StandIn) -> None:
     server.controllers.job_controller = None
     await cluster.create(service())
     await cluster.create(job())
     assert await KubeCluster(actors.client).observe(KEY) == await seen(cluster)
 
 
-async def test_dry_run_leaves_nothing(cluster: KubeCluster, server: StandIn) -> None:
+async def test_dry_run_creates_no_object(cluster: KubeCluster, server: StandIn) -> None:
     await cluster.create(service(), dry_run=True)
     await cluster.create(job(), dry_run=True)
     assert server.list("Service") == server.list("Job") == []
@@ -136,7 +136,7 @@ async def test_dry_run_leaves_nothing(cluster: KubeCluster, server: StandIn) -> 
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
-async def test_taken_name_gives_object_that_has_it(cluster: KubeCluster, actors: ClusterActors, dry_run: bool) -> None:
+async def test_taken_name_returns_existing_object(cluster: KubeCluster, actors: ClusterActors, dry_run: bool) -> None:
     first = await actors.create(service())
     with pytest.raises(AlreadyExists) as caught:
         await cluster.create(service(), dry_run=dry_run)
@@ -144,7 +144,7 @@ async def test_taken_name_gives_object_that_has_it(cluster: KubeCluster, actors:
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
-async def test_job_that_will_never_do_is_refused(cluster: KubeCluster, dry_run: bool) -> None:
+async def test_impossible_job_is_refused(cluster: KubeCluster, dry_run: bool) -> None:
     broken = job()
     del broken["spec"]["template"]["spec"]["containers"][0]["image"]
     with pytest.raises(Refused) as caught:
@@ -153,7 +153,7 @@ async def test_job_that_will_never_do_is_refused(cluster: KubeCluster, dry_run: 
     assert "image" in caught.value.message
 
 
-async def test_forbidden_create_says_so(cluster: KubeCluster, server: StandIn) -> None:
+async def test_forbidden_create_has_reason_forbidden(cluster: KubeCluster, server: StandIn) -> None:
     server.faults.add(403, verb="create", resource="jobs")
     with pytest.raises(Refused) as caught:
         await cluster.create(job())
@@ -167,7 +167,7 @@ async def test_forbidden_create_says_so(cluster: KubeCluster, server: StandIn) -
         (400, 'admission webhook "validate.kyverno.svc-fail" denied the request: no'),
     ],
 )
-async def test_job_that_policy_denies_is_forbidden_and_not_wrong(
+async def test_job_denied_by_policy_is_forbidden_not_invalid(
     cluster: KubeCluster, server: StandIn, status: int, words: str
 ) -> None:
     server.faults.add(status, verb="create", resource="jobs", message=words)
@@ -191,23 +191,21 @@ async def test_vanished_namespace_is_no_refusal(cluster: KubeCluster) -> None:
         await cluster.create(lost)
 
 
-async def test_patch_of_job_that_is_gone_is_no_error(cluster: KubeCluster, server: StandIn) -> None:
+async def test_patch_of_deleted_job_succeeds(cluster: KubeCluster, server: StandIn) -> None:
     await cluster.create(job())
     server.remove("Job", "digits-1")
     await cluster.patch_job("default", "digits-1", {"spec": {"suspend": True}})
     assert (await seen(cluster)).jobs == ()
 
 
-async def test_patch_that_may_not_be_is_refused(cluster: KubeCluster) -> None:
+async def test_immutable_patch_is_refused(cluster: KubeCluster) -> None:
     await cluster.create(job())
     change = {"spec": {"template": {"spec": {"restartPolicy": "OnFailure"}}}}
     with pytest.raises(Refused, match="immutable"):
         await cluster.patch_job("default", "digits-1", change)
 
 
-async def test_pod_that_has_changed_since_it_was_looked_at_is_not_declared_failed(
-    cluster: KubeCluster, actors: ClusterActors, server: StandIn
-) -> None:
+async def test_changed_pod_is_not_declared_failed(cluster: KubeCluster, actors: ClusterActors, server: StandIn) -> None:
     await cluster.create(job())
     await actors.run_pod("digits-1", 0)
     (pod,) = server.list("Pod")
@@ -219,7 +217,7 @@ async def test_pod_that_has_changed_since_it_was_looked_at_is_not_declared_faile
     assert "deletionTimestamp" not in after["metadata"]
 
 
-async def test_status_is_replaced_and_nothing_else_touched(cluster: KubeCluster, actors: ClusterActors) -> None:
+async def test_status_patch_replaces_only_status(cluster: KubeCluster, actors: ClusterActors) -> None:
     version = (await seen(cluster)).resource["metadata"]["resourceVersion"]
     await cluster.patch_status(KEY, {"phase": "Pending", "attempt": 1}, resource_version=version)
     version = (await seen(cluster)).resource["metadata"]["resourceVersion"]
@@ -241,7 +239,7 @@ async def test_status_for_older_version_is_conflict(cluster: KubeCluster, actors
     assert "status" not in resource
 
 
-async def test_status_for_ghost_ends_ghost(cluster: KubeCluster, server: StandIn) -> None:
+async def test_status_of_deleted_resource_drops_it_from_cache(cluster: KubeCluster, server: StandIn) -> None:
     version = (await seen(cluster)).resource["metadata"]["resourceVersion"]
     server.remove(KIND, "digits")
     with pytest.raises(VersionConflict):
@@ -257,7 +255,7 @@ async def test_namesake_is_not_deleted(cluster: KubeCluster, server: StandIn) ->
     assert len((await seen(cluster)).services) == 1
 
 
-async def test_pod_that_ends_slowly_is_seen_ending(
+async def test_slowly_ending_pod_is_observed_as_terminating(
     cluster: KubeCluster, actors: ClusterActors, server: StandIn
 ) -> None:
     server.controllers.ends_pods = False
@@ -279,7 +277,7 @@ async def test_resource_itself_can_be_deleted(cluster: KubeCluster, actors: Clus
 
 
 @pytest.mark.parametrize("fault", [429, 500, "drop", "timeout"])
-async def test_whatever_may_pass_is_cluster_error(kubeconfig: Path, server: StandIn, fault: Any) -> None:
+async def test_transient_error_of_every_call_is_cluster_error(kubeconfig: Path, server: StandIn, fault: Any) -> None:
     async with ClusterActors(kubeconfig) as actors:
         actors.client._timeout = 0.3
         cluster = KubeCluster(actors.client)
@@ -297,7 +295,7 @@ async def test_whatever_may_pass_is_cluster_error(kubeconfig: Path, server: Stan
         await cluster.close()
 
 
-async def test_events_name_their_resource_and_are_told_apart(cluster: KubeCluster, server: StandIn) -> None:
+async def test_events_name_resource_and_are_distinct(cluster: KubeCluster, server: StandIn) -> None:
     resource = (await seen(cluster)).resource
     for number in range(3):
         await cluster.emit(resource, Event("Warning", "Problem", f"{number}" + "x" * 5000))
@@ -338,7 +336,7 @@ async def test_child_that_loses_its_controller_unseen_is_dropped_by_comparison(
     assert changed == [KEY]
 
 
-async def test_empty_label_on_somebodys_pod_stops_nobody(actors: ClusterActors, store: ObjectCache) -> None:
+async def test_empty_label_on_unowned_pod_blocks_nothing(actors: ClusterActors, store: ObjectCache) -> None:
     nobodys = child("Pod", "p", spec={"containers": [{"name": "c", "image": "i"}]})
     nobodys["metadata"]["labels"][LABEL_JOB_NAME] = ""
     await actors.create(nobodys)
@@ -360,7 +358,7 @@ async def test_long_lists_are_read_page_by_page(
     assert server.calls.count(("list", "configmaps", 200)) == 3
 
 
-async def test_first_comparison_waits_for_watches(actors: ClusterActors, store: ObjectCache) -> None:
+async def test_first_comparison_follows_watches(actors: ClusterActors, store: ObjectCache) -> None:
     resource = await actors.create(job_manifest())
     syncing = Resync(actors.client, store, namespaces=[], interval=3600, on_change=lambda key: None)
     running = asyncio.create_task(syncing.run())
@@ -431,7 +429,7 @@ async def test_other_tasks_run_between_slices_of_page(cluster: KubeCluster) -> N
     assert len({turn for _, turn in taken}) == len(taken)
 
 
-async def test_slices_of_pages_take_turns_and_leave_loop_half_of_time(
+async def test_page_parsing_yields_half_of_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -457,7 +455,7 @@ async def test_slices_of_pages_take_turns_and_leave_loop_half_of_time(
 
 
 @pytest.mark.usefixtures("patient")
-async def test_endless_page_is_given_up(cluster: KubeCluster) -> None:
+async def test_endless_page_is_abandoned(cluster: KubeCluster) -> None:
     sent = 0
 
     async def page(request: web.Request) -> web.StreamResponse:
@@ -475,7 +473,7 @@ async def test_endless_page_is_given_up(cluster: KubeCluster) -> None:
     assert sent < 64 * scrape.SIZE_LIMIT
 
 
-async def test_page_that_never_comes_is_given_up(cluster: KubeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_page_is_abandoned(cluster: KubeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scrape, "TIMEOUT", 0.1)
 
     async def page(_: web.Request) -> web.Response:
@@ -485,7 +483,7 @@ async def test_page_that_never_comes_is_given_up(cluster: KubeCluster, monkeypat
     assert await scraped(cluster, page) is None
 
 
-async def test_page_that_trickles_is_given_up(cluster: KubeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_page_is_abandoned(cluster: KubeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scrape, "TIMEOUT", 0.2)
 
     async def page(request: web.Request) -> web.StreamResponse:
@@ -520,7 +518,7 @@ async def test_packed_page_is_not_unpacked(cluster: KubeCluster) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-async def test_bytes_that_are_no_text_do_no_harm(cluster: KubeCluster) -> None:
+async def test_invalid_utf8_in_page_is_ignored(cluster: KubeCluster) -> None:
     async def page(_: web.Request) -> web.Response:
         return web.Response(body=b"\xff\xfe ddp_step 1")
 
@@ -528,5 +526,5 @@ async def test_bytes_that_are_no_text_do_no_harm(cluster: KubeCluster) -> None:
 
 
 @pytest.mark.parametrize("status", [{}, {"podIP": ""}, {"podIP": "127.0.0.1"}, {"podIP": "::1"}, {"podIP": "a b"}])
-async def test_pod_that_does_not_answer_gives_nothing(cluster: KubeCluster, status: dict[str, str]) -> None:
+async def test_unresponsive_pod_returns_no_page(cluster: KubeCluster, status: dict[str, str]) -> None:
     assert not await cluster.scrape({"status": status}, 1, lambda piece: None)

@@ -30,7 +30,7 @@ def kubectl(server: StandIn, kubeconfig: Path, tmp_path: Path) -> Kubectl:
     return run
 
 
-def test_sample_can_be_applied_seen_scaled_and_deleted(server: StandIn, kubectl: Kubectl) -> None:
+def test_kubectl_applies_lists_scales_and_deletes_sample(server: StandIn, kubectl: Kubectl) -> None:
     sample = str(ROOT / "deploy" / "samples" / "digits.yaml")
     assert "created" in kubectl("apply", "--validate=false", "-f", sample)
     assert "unchanged" in kubectl("apply", "--validate=false", "-f", sample)

@@ -87,9 +87,7 @@ async def all_run(server: StandIn, actors: ClusterActors) -> None:
         assert len(made) == count
 
 
-async def test_other_one_stands_by_and_takes_over_when_leader_ends(
-    server: StandIn, actors: ClusterActors, start_as: StartAs
-) -> None:
+async def test_standby_takes_over_when_leader_exits(server: StandIn, actors: ClusterActors, start_as: StartAs) -> None:
     first, second = (start_as(name, LONG_LEASE_SECONDS) for name in ("first", "second"))
     assert holder(server) == "first"
     await actors.create(job_manifest("job0"))
@@ -110,9 +108,7 @@ async def test_other_one_stands_by_and_takes_over_when_leader_ends(
     assert holder(server) == "second"
 
 
-async def test_killed_leader_is_succeeded_in_midst_of_its_work(
-    server: StandIn, actors: ClusterActors, start_as: StartAs
-) -> None:
+async def test_killed_leader_is_replaced_during_work(server: StandIn, actors: ClusterActors, start_as: StartAs) -> None:
     first = start_as("first")
     _ = start_as("second")
     for number in range(JOBS):
@@ -152,7 +148,7 @@ async def test_leader_that_was_frozen_wakes_up_silent_and_ends(
     assert "lost leadership" not in second.log
 
 
-async def test_leader_that_cannot_renew_writes_nothing_and_goes_on_afterwards(
+async def test_leader_without_renewal_writes_nothing_and_continues_afterwards(
     server: StandIn, actors: ClusterActors, start: Start
 ) -> None:
     running = start(lease_seconds=3)
@@ -173,7 +169,7 @@ async def test_leader_that_cannot_renew_writes_nothing_and_goes_on_afterwards(
     assert not running.lost.is_set()
 
 
-async def test_lease_that_somebody_else_took_ends_operator(
+async def test_lease_taken_by_another_holder_ends_operator(
     server: StandIn, actors: ClusterActors, start: Start
 ) -> None:
     running = start(lease_seconds=3)
@@ -189,7 +185,7 @@ async def test_lease_that_somebody_else_took_ends_operator(
     assert holder(server) == "somebody else"
 
 
-def test_operators_of_other_names_do_not_wait_for_each_other(server: StandIn, start: Start) -> None:
+def test_operators_with_different_leases_run_in_parallel(server: StandIn, start: Start) -> None:
     start(lease_name="one")
     start(lease_name="two")
     assert {lease["metadata"]["name"] for lease in server.list("Lease")} == {"one", "two"}

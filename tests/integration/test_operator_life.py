@@ -105,7 +105,9 @@ async def test_job_gets_its_children_runs_and_succeeds(server: StandIn, actors: 
     assert len(said) == len(set(said))
 
 
-async def test_resource_stays_clean_and_goes_at_once(server: StandIn, actors: ClusterActors, start: Start) -> None:
+async def test_resource_has_no_operator_metadata_and_is_deleted_at_once(
+    server: StandIn, actors: ClusterActors, start: Start
+) -> None:
     running = start()
     await actors.create(job_manifest())
     await actors.run_pod("digits-1", 0)
@@ -128,7 +130,7 @@ async def test_deletion_works_while_operator_is_down(server: StandIn, actors: Cl
     assert not any(map(server.list, ("Service", "ConfigMap", "Job", "Pod")))
 
 
-async def test_nothing_is_written_when_nothing_changes(server: StandIn, actors: ClusterActors, start: Start) -> None:
+async def test_unchanged_job_causes_no_write(server: StandIn, actors: ClusterActors, start: Start) -> None:
     running = start(resync_interval=1.0)
     operator = running.operator
     await actors.create(job_manifest())
@@ -151,7 +153,7 @@ async def test_nothing_is_written_when_nothing_changes(server: StandIn, actors: 
     assert written(server)[before:] == [("patch", "pods", "default", pod["metadata"]["name"])]
 
 
-async def test_restarted_operator_writes_nothing_and_goes_on(
+async def test_restarted_operator_writes_nothing_and_continues(
     server: StandIn, actors: ClusterActors, start: Start
 ) -> None:
     with start() as running:
@@ -173,7 +175,7 @@ async def test_restarted_operator_writes_nothing_and_goes_on(
     await actors.phase("digits", "Succeeded")
 
 
-async def test_what_happened_while_it_was_down_is_dealt_with(
+async def test_failure_during_downtime_is_handled_after_start(
     server: StandIn, actors: ClusterActors, start: Start
 ) -> None:
     with start():
@@ -208,7 +210,7 @@ async def test_new_resource_of_same_name_gets_children_of_its_own(
     assert job["spec"]["completions"] == 3
 
 
-async def test_foreign_service_of_that_name_is_left_alone(server: StandIn, actors: ClusterActors, start: Start) -> None:
+async def test_foreign_service_of_same_name_is_unchanged(server: StandIn, actors: ClusterActors, start: Start) -> None:
     foreign = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "digits"}, "spec": {"ports": [{"port": 1}]}}
     kept = await actors.create(foreign)
     start()
@@ -224,7 +226,7 @@ async def test_foreign_service_of_that_name_is_left_alone(server: StandIn, actor
     assert await actors.list("Job") == []
 
 
-async def test_typing_error_in_pod_template_is_told_and_nothing_created(
+async def test_misspelt_template_field_is_reported_and_nothing_created(
     server: StandIn, actors: ClusterActors, start: Start
 ) -> None:
     running = start()
@@ -282,7 +284,7 @@ async def test_health_and_metrics_are_served(server: StandIn, actors: ClusterAct
     assert 'ddp_operator_reconcile_errors_total{cause="Bug"} 0.0' in text
 
 
-async def test_it_is_not_alive_without_its_workers(server: StandIn, actors: ClusterActors, start: Start) -> None:
+async def test_operator_without_workers_is_not_alive(server: StandIn, actors: ClusterActors, start: Start) -> None:
     running = start()
     await actors.create(job_manifest())
     await actors.child_job("digits-1")
@@ -293,7 +295,9 @@ async def test_it_is_not_alive_without_its_workers(server: StandIn, actors: Clus
         assert (response.status, await response.text()) == (503, "a reconcile worker ended unexpectedly\n")
 
 
-async def test_it_is_not_ready_before_its_caches_are(server: StandIn, actors: ClusterActors, start: Start) -> None:
+async def test_operator_without_synced_caches_is_not_ready(
+    server: StandIn, actors: ClusterActors, start: Start
+) -> None:
     fault = server.faults.add(500, verb="list", resource="pods", times=1_000_000)
     running = start()
     await actors.create(job_manifest())

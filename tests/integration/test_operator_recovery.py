@@ -31,7 +31,7 @@ async def finish(actors: ClusterActors, job: str) -> dict[str, Any]:
     return status
 
 
-async def test_evicted_pod_of_job_that_has_not_met_costs_new_attempt_and_no_budget(
+async def test_pod_evicted_before_rendezvous_starts_uncounted_attempt(
     server: StandIn, actors: ClusterActors, start: Start
 ) -> None:
     start()
@@ -52,7 +52,7 @@ async def test_evicted_pod_of_job_that_has_not_met_costs_new_attempt_and_no_budg
 
 
 @pytest.mark.parametrize("may_read_nodes", [True, False])
-async def test_pods_on_lost_node_hold_nothing_up(
+async def test_pods_on_lost_node_block_nothing(
     server: StandIn, actors: ClusterActors, start: Start, may_read_nodes: bool
 ) -> None:
     start()
@@ -76,7 +76,7 @@ async def test_pods_on_lost_node_hold_nothing_up(
     assert "FailureNodeLost" in events
 
 
-async def test_pod_on_living_node_is_given_its_time(server: StandIn, actors: ClusterActors, start: Start) -> None:
+async def test_pod_on_live_node_keeps_grace_period(server: StandIn, actors: ClusterActors, start: Start) -> None:
     start()
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
     for number in (0, 1):
@@ -103,7 +103,7 @@ async def test_pod_on_living_node_is_given_its_time(server: StandIn, actors: Clu
     await finish(actors, "digits-2")
 
 
-async def test_pods_that_job_controller_may_not_create_are_told_in_its_words(
+async def test_pod_creation_failure_reports_job_controller_message(
     server: StandIn, actors: ClusterActors, start: Start
 ) -> None:
     server.controllers.job_controller = None
@@ -128,9 +128,7 @@ async def test_pods_that_job_controller_may_not_create_are_told_in_its_words(
     assert scheduled["message"] == words.replace("0-x7k2p", "*") + " (0/2 pods scheduled)"
 
 
-async def test_why_queue_does_not_admit_job_is_told_in_kueues_words(
-    server: StandIn, actors: ClusterActors, start: Start
-) -> None:
+async def test_missing_admission_reports_kueue_message(server: StandIn, actors: ClusterActors, start: Start) -> None:
     server.serve(WORKLOAD)
     start()
     manifest = job_manifest(suspend=False)
@@ -157,7 +155,7 @@ def quick_to_stop() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["Pod", "Job"])
-async def test_labels_that_somebody_takes_away_are_given_back(actors: ClusterActors, start: Start, kind: str) -> None:
+async def test_removed_labels_are_restored(actors: ClusterActors, start: Start, kind: str) -> None:
     """By them the operator finds its children, and the Service its pods; the Job controller has its own."""
     start()
     await running(actors)

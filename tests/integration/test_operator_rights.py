@@ -50,7 +50,7 @@ def prepare_server(server: StandIn) -> None:
         server.serve(Kind("resource.k8s.io", "v1", kind, plural(kind)))
 
 
-async def test_every_permission_is_used_and_no_other_call_is_made(
+async def test_each_permission_is_used_and_no_other_call_occurs(
     server: StandIn, actors: ClusterActors, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A life with everything in it: lost answers, a lost node, another attempt, a suspension, the end of its time."""

@@ -22,9 +22,7 @@ async def refusal(actors: ClusterActors) -> tuple[str, str]:
     return accepted["reason"], accepted["message"]
 
 
-async def test_gang_of_scheduler_that_is_not_there_is_refused(
-    server: StandIn, actors: ClusterActors, start: Start
-) -> None:
+async def test_gang_of_missing_scheduler_is_refused(server: StandIn, actors: ClusterActors, start: Start) -> None:
     start()
     await actors.create(job_manifest(scheduling={"gang": "Volcano"}))
     reason, words = await refusal(actors)
@@ -34,9 +32,7 @@ async def test_gang_of_scheduler_that_is_not_there_is_refused(
     assert server.list("Job") == []
 
 
-async def test_gang_that_role_does_not_allow_is_refused_in_servers_words(
-    server: StandIn, actors: ClusterActors, start: Start
-) -> None:
+async def test_gang_without_role_reports_server_message(server: StandIn, actors: ClusterActors, start: Start) -> None:
     server.serve(VOLCANO)
     server.faults.add(403, verb="create", resource="podgroups", times=1_000_000)
     start()
@@ -60,7 +56,7 @@ async def test_every_attempt_has_its_group(server: StandIn, actors: ClusterActor
     await actors.until(lambda: not server.list("PodGroup"), "the group goes with the job")
 
 
-async def test_network_policy_comes_stays_and_goes(server: StandIn, actors: ClusterActors, start: Start) -> None:
+async def test_network_policy_is_created_kept_and_deleted(server: StandIn, actors: ClusterActors, start: Start) -> None:
     running = start()
     await actors.create(job_manifest(networkPolicy=POLICY))
     await actors.child_job("digits-1")
@@ -75,7 +71,7 @@ async def test_network_policy_comes_stays_and_goes(server: StandIn, actors: Clus
     await actors.until(lambda: not server.list("NetworkPolicy"), "the policy goes with the job")
 
 
-async def test_policy_of_somebody_else_is_not_touched(server: StandIn, actors: ClusterActors, start: Start) -> None:
+async def test_foreign_policy_is_unchanged(server: StandIn, actors: ClusterActors, start: Start) -> None:
     start()
     theirs = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "digits"}, "spec": {}}
     await actors.create(theirs)
@@ -86,7 +82,7 @@ async def test_policy_of_somebody_else_is_not_touched(server: StandIn, actors: C
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-async def test_job_costs_no_more_than_five_creations(
+async def test_job_needs_at_most_five_creations(
     server: StandIn, actors: ClusterActors, start: Start, enabled: bool
 ) -> None:
     start()
@@ -98,7 +94,7 @@ async def test_job_costs_no_more_than_five_creations(
     assert len([write for write in server.writes_of(*own) if write[0] == "create"]) == 4 + enabled
 
 
-async def test_pods_of_big_job_do_not_each_cost_status(
+async def test_pods_of_large_job_share_status_writes(
     server: StandIn, actors: ClusterActors, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconciler, "MINOR_INTERVAL", 3600.0)  # however slow the machine, the second is not over

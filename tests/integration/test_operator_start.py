@@ -44,7 +44,7 @@ def assert_one_line(done: subprocess.CompletedProcess[str], *words: str) -> None
 
 
 @pytest.mark.parametrize("command", WAYS)
-async def test_it_starts_works_and_ends_by_sigterm(
+async def test_operator_starts_and_exits_on_sigterm(
     server: StandIn, actors: ClusterActors, kubeconfig: Path, tmp_path: Path, command: Sequence[str]
 ) -> None:
     (port,) = free_ports(1)
@@ -79,7 +79,7 @@ def test_missing_crd_is_named_with_its_remedy(tmp_path: Path, command: Sequence[
 
 
 @pytest.mark.parametrize("command", WAYS)
-async def test_crd_that_is_deleted_ends_it_in_words_and_its_return_lets_it_start(
+async def test_deleted_crd_ends_operator_and_its_return_allows_start(
     server: StandIn, actors: ClusterActors, kubeconfig: Path, tmp_path: Path, command: Sequence[str]
 ) -> None:
     (port,) = free_ports(1)
@@ -109,21 +109,21 @@ def test_missing_permissions_are_named(server: StandIn, kubeconfig: Path) -> Non
     assert "services" not in done.stdout
 
 
-def test_permissions_are_asked_for_served_namespaces(server: StandIn, kubeconfig: Path) -> None:
+def test_permissions_are_checked_for_served_namespaces(server: StandIn, kubeconfig: Path) -> None:
     server.allow(lambda wanted: wanted.get("namespace") == "a")
     done = run(MODULE, KUBECONFIG=str(kubeconfig), DDP_OPERATOR_NAMESPACES="a,b")
     assert_one_line(done, "get, list, watch, create, patch, delete jobs.batch in namespace b")
     assert "namespace a" not in done.stdout
 
 
-def test_api_server_that_is_away_is_named(server: StandIn, kubeconfig: Path) -> None:
+def test_unreachable_api_server_is_named_at_start(server: StandIn, kubeconfig: Path) -> None:
     port = server.port
     server.stop()
     done = run(MODULE, KUBECONFIG=str(kubeconfig))
     assert_one_line(done, "cannot reach the API server", f"127.0.0.1:{port}")
 
 
-def test_no_credentials_at_all_are_told(tmp_path: Path) -> None:
+def test_missing_credentials_are_reported(tmp_path: Path) -> None:
     assert_one_line(run(MODULE, HOME=str(tmp_path)), "no credentials", "KUBECONFIG")
 
 
@@ -143,7 +143,7 @@ def test_help_and_version_need_no_cluster(tmp_path: Path) -> None:
     assert "DDP_OPERATOR_NAMESPACES" in run((*MODULE, "--help"), HOME=str(tmp_path)).stdout
 
 
-def test_process_does_not_load_what_it_does_not_need(server: StandIn, kubeconfig: Path) -> None:
+def test_process_imports_no_unneeded_module(server: StandIn, kubeconfig: Path) -> None:
     code = (
         "import sys; from ddp_operator.__main__ import main; sys.argv = ['x']\n"
         "try: main()\nfinally: print([name for name in ('kubernetes', 'torch', 'rich', 'cel_expr_python', 'jsonschema')"

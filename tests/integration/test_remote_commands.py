@@ -138,7 +138,7 @@ async def test_logs_of_all_ranks_are_merged_by_time(
         (["list", "--context", "other"], ExitCode.BAD_INPUT, "the kubeconfig is invalid"),
     ],
 )
-async def test_bad_input_is_one_sentence(
+async def test_invalid_input_is_reported_in_one_sentence(
     ddp: Ddp, words: list[str], code: int, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await ddp(*words) == code
@@ -163,16 +163,14 @@ def test_unreachable_cluster_and_missing_operator_are_errors_with_remedy(
     assert complaint.count("\n") == 1
 
 
-def test_empty_list_names_next_command_and_json_stays_json(
-    kubeconfig: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_empty_list_names_next_command_and_prints_json(kubeconfig: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--kubeconfig", str(kubeconfig)]) == ExitCode.OK
     assert "ddp submit" in capsys.readouterr().err
     assert main(["list", "-A", "-o", "json", "--kubeconfig", str(kubeconfig)]) == ExitCode.OK
     assert json.loads(capsys.readouterr().out)["items"] == []
 
 
-async def test_what_rules_refuse_is_refused_before_cluster_is_asked(
+async def test_refused_manifest_is_rejected_before_cluster_call(
     ddp: Ddp, manifest: Path, server: StandIn, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad: dict[str, Any] = job_manifest(nodes=0)
@@ -182,7 +180,7 @@ async def test_what_rules_refuse_is_refused_before_cluster_is_asked(
     assert server.calls == []
 
 
-async def test_script_takes_its_folder_along_in_config_map_that_goes_with_its_jobs(
+async def test_folder_of_script_is_stored_in_config_map_owned_by_jobs(
     ddp: Ddp,
     tmp_path: Path,
     server: StandIn,

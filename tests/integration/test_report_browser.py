@@ -30,7 +30,7 @@ def page(tmp_path: Path) -> Path:
     return path
 
 
-def test_page_is_drawn_in_both_themes_and_asks_for_nothing(page: Path, tmp_path: Path) -> None:
+def test_page_renders_in_both_themes_without_requests(page: Path, tmp_path: Path) -> None:
     means = {}
     for theme, flags in {"light": [], "dark": ["--blink-settings=preferredColorScheme=0"]}.items():
         shot = tmp_path / f"{theme}.png"
@@ -48,7 +48,7 @@ def test_page_is_drawn_in_both_themes_and_asks_for_nothing(page: Path, tmp_path:
     assert means["dark"] < 70
 
 
-def test_browser_sees_charts_and_text(page: Path, tmp_path: Path) -> None:
+def test_browser_renders_charts_and_text(page: Path, tmp_path: Path) -> None:
     seen = browse(tmp_path / "profile", "--dump-dom", page.as_uri()).stdout
     assert seen.count("<svg") == 3
     assert "ValueError: &lt;script&gt;" in seen

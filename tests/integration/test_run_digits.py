@@ -31,7 +31,7 @@ def read_page(run: DdpRun) -> str:
     return page if 'ddp_loss{rank="0"' in page else ""
 
 
-def test_sample_trains_and_leaves_status_metrics_report_and_logs(tmp_path: Path) -> None:
+def test_sample_trains_and_writes_status_metrics_report_and_logs(tmp_path: Path) -> None:
     with DdpRun(tmp_path, SAMPLE) as run:
         page = run.until(lambda: read_page(run), "a metrics page with a loss")
         assert run.wait() == 0, run.output

@@ -64,7 +64,7 @@ class FailingRun:
         return found
 
 
-def test_what_fails_now_and_then_or_only_watches_is_told_and_run_goes_on(
+def test_transient_or_auxiliary_error_is_reported_and_run_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def sample(recorder: Recorder, *, everyone: bool) -> None:
@@ -108,7 +108,7 @@ def test_error_in_every_pass_ends_run_in_order(
     assert "OperatorError" in run.read("report.html")
 
 
-def test_before_any_pod_it_ends_as_well(
+def test_error_before_first_pod_ends_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = FailingRun(tmp_path, monkeypatch, lambda number: KeyError("lost"))

@@ -33,7 +33,7 @@ def status(run: DdpRun) -> dict[str, Any]:
     return found
 
 
-def test_file_that_was_cut_is_there_when_script_starts_and_for_next_run(tmp_path: Path) -> None:
+def test_interrupted_download_is_complete_at_script_start_and_in_next_run(tmp_path: Path) -> None:
     with serve_file(FileServer(pattern, SIZE, cuts=[8_000_000])) as server:
         with DdpRun(tmp_path, text(server, checksum=f"sha256:{SHA}")) as run:
             assert run.wait() == 0, run.output
@@ -54,7 +54,7 @@ def test_file_that_was_cut_is_there_when_script_starts_and_for_next_run(tmp_path
         (0, {"checksum": "sha256:" + "0" * 64}, "ChecksumMismatch", f"has sha256:{SHA}"),
     ],
 )
-def test_what_is_wrong_ends_run_before_any_pod(
+def test_invalid_input_ends_run_before_any_pod(
     tmp_path: Path, answer: int, changes: dict[str, Any], reason: str, words: str
 ) -> None:
     with (
@@ -68,7 +68,7 @@ def test_what_is_wrong_ends_run_before_any_pod(
     assert not list((run.folder / "ddp-runs").glob("toy-*/logs/attempt-1*"))
 
 
-def test_next_run_goes_on_after_ctrl_c(tmp_path: Path) -> None:
+def test_next_run_resumes_after_ctrl_c(tmp_path: Path) -> None:
     half = threading.Event()
     go = threading.Event()
 

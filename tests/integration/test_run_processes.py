@@ -74,7 +74,7 @@ def write(folder: Path, script: str) -> None:
     (folder / "train.py").write_text(script)
 
 
-def test_job_recovers_from_one_failure_of_rank_1_and_succeeds(tmp_path: Path) -> None:
+def test_job_recovers_from_failure_of_rank_1_and_succeeds(tmp_path: Path) -> None:
     write(tmp_path, FAIL_ONCE)
     with DdpRun(tmp_path, manifest(["python", "train.py"], nodes=1, procPerNode=2)) as run:
         assert run.wait() == 0, run.output
@@ -92,7 +92,7 @@ def test_job_recovers_from_one_failure_of_rank_1_and_succeeds(tmp_path: Path) ->
     assert "broken on purpose" in (run.run_folder / "events.log").read_text()
 
 
-def test_arguments_and_variables_arrive_as_they_are_written(tmp_path: Path) -> None:
+def test_arguments_and_variables_are_passed_unchanged(tmp_path: Path) -> None:
     write(tmp_path, SAYS_WHAT_IT_GOT)
     env = {f"HOSTILE_{number}": text for number, text in enumerate(HOSTILE)}
     with DdpRun(tmp_path, manifest(["python", "train.py", *HOSTILE], nodes=1, procPerNode=2, env=env)) as run:
@@ -103,7 +103,7 @@ def test_arguments_and_variables_arrive_as_they_are_written(tmp_path: Path) -> N
     assert not list(tmp_path.parent.glob("pwned*"))
 
 
-def test_missing_script_fails_at_once_and_says_which(tmp_path: Path) -> None:
+def test_missing_script_fails_at_once_and_is_named(tmp_path: Path) -> None:
     with DdpRun(tmp_path, manifest(["python", "nowhere.py"])) as run:
         assert run.wait() == 1
         status = run.read_status()
@@ -118,7 +118,7 @@ def conditions(run: DdpRun) -> dict[str, tuple[str, str]]:
     return {one["type"]: (one["status"], one["reason"]) for one in run.read_status()["conditions"]}
 
 
-def test_run_whose_output_nobody_reads_trains_on_and_ends_with_jobs_exit_code(tmp_path: Path) -> None:
+def test_run_without_output_reader_trains_and_returns_exit_code(tmp_path: Path) -> None:
     write(tmp_path, "import pathlib, sys; pathlib.Path('trained').touch(); sys.exit(1)")
     (tmp_path / "job.yaml").write_text(
         manifest(["python", "train.py"], nodes=1, recovery={"maxRestarts": 0, "warmStart": "Off"})
@@ -140,7 +140,7 @@ def test_run_whose_output_nobody_reads_trains_on_and_ends_with_jobs_exit_code(tm
     assert "toy: Failed" in summary.read_text()
 
 
-def test_ctrl_c_lets_workers_save_and_leaves_no_process(tmp_path: Path) -> None:
+def test_ctrl_c_lets_workers_save_and_ends_all_processes(tmp_path: Path) -> None:
     write(tmp_path, SAVE_ON_SIGTERM)
     patterns = {"logPatterns": ["step (?P<step>[0-9]+)/(?P<totalSteps>[0-9]+)"]}
     with DdpRun(tmp_path, manifest(["python", "train.py"], nodes=1, metrics=patterns)) as run:
@@ -162,7 +162,7 @@ def test_ctrl_c_lets_workers_save_and_leaves_no_process(tmp_path: Path) -> None:
     assert "toy: Interrupted" in run.output
 
 
-def test_second_ctrl_c_kills_what_does_not_listen(tmp_path: Path) -> None:
+def test_second_ctrl_c_kills_unresponsive_processes(tmp_path: Path) -> None:
     write(tmp_path, DEAF)
     with DdpRun(tmp_path, manifest(["python", "train.py"], nodes=1)) as run:
         run.until((tmp_path / "ready-0").exists, "a worker that trains")
@@ -175,7 +175,7 @@ def test_second_ctrl_c_kills_what_does_not_listen(tmp_path: Path) -> None:
     assert "killing all pods" in run.output
 
 
-def test_sigkill_of_ddp_run_leaves_no_launcher_agent_or_worker(tmp_path: Path) -> None:
+def test_sigkill_of_ddp_run_ends_launcher_agent_and_workers(tmp_path: Path) -> None:
     write(tmp_path, DEAF.replace("subprocess.Popen", "(lambda *a, **k: None)"))
     with DdpRun(tmp_path, manifest(["python", "train.py"])) as run:
         run.until(lambda: len(list(tmp_path.glob("ready-*"))) == 2, "two workers that train")
@@ -203,7 +203,7 @@ def test_sigkill_of_ddp_run_leaves_no_launcher_agent_or_worker(tmp_path: Path) -
     assert status["phase"] == "Failed"
 
 
-def test_drill_of_file_runs_it_kills_rank_and_says_what_that_cost(tmp_path: Path) -> None:
+def test_drill_of_file_runs_it_kills_rank_and_reports_loss(tmp_path: Path) -> None:
     write(tmp_path, STEPS)
     patterns = {"logPatterns": [r"step (?P<step>\d+)"]}
     (tmp_path / "job.yaml").write_text(
@@ -266,7 +266,7 @@ if os.environ["DDP_ATTEMPT"] == "1":
 }
 
 
-def test_packed_folder_is_what_all_pods_and_attempts_run(tmp_path: Path) -> None:
+def test_all_pods_and_attempts_run_packed_folder(tmp_path: Path) -> None:
     source = tmp_path / "source"
     for name, text in TWO_MODULES.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)

@@ -154,7 +154,7 @@ for flag in (False, True):
 """
 
 
-def test_buffers_that_model_reads_in_training_are_rank_0s_where_asked(tmp_path: Path) -> None:
+def test_buffers_read_in_training_equal_rank_0_when_configured(tmp_path: Path) -> None:
     run_script(tmp_path, BUFFERS, 2)
 
 

@@ -33,7 +33,7 @@ MISTAKES: dict[str, Callable[[Path], list[str]]] = {
 
 
 @pytest.mark.parametrize("message", list(MISTAKES))
-def test_mistake_ends_all_ranks_with_81_and_one_line(message: str, tmp_path: Path) -> None:
+def test_user_error_ends_all_ranks_with_81_and_one_line(message: str, tmp_path: Path) -> None:
     arguments = MISTAKES[message](tmp_path)
     runtime = tmp_path / "runtime"
     with start(tmp_path, [*DIGITS, *arguments], 2, {contract.ENV_RUNTIME_DIR: str(runtime)}) as ranks:
@@ -50,7 +50,7 @@ def test_mistake_ends_all_ranks_with_81_and_one_line(message: str, tmp_path: Pat
         assert message in record["message"]
 
 
-def test_mistake_that_only_one_rank_can_see_ends_all_and_names_it(tmp_path: Path) -> None:
+def test_user_error_on_one_rank_ends_all_and_names_rank(tmp_path: Path) -> None:
     # The dataset's function fails on rank 1 alone, as when a folder is missing on one node.
     (tmp_path / "picky_data.py").write_text(
         "import os\n"
@@ -77,7 +77,7 @@ def test_sigterm_without_checkpoint_folder_still_ends_in_order(tmp_path: Path) -
     assert "nothing saved" in ranks.output(0)
 
 
-def test_last_page_of_metrics_is_left_behind(tmp_path: Path) -> None:
+def test_last_metrics_page_is_kept(tmp_path: Path) -> None:
     train(tmp_path, [*DIGITS, "--epochs", "1"], 2, {contract.ENV_RUNTIME_DIR: str(tmp_path)})
     for rank in range(2):
         page = (tmp_path / "metrics" / f"{rank}.prom").read_text()

@@ -81,7 +81,7 @@ def test_killed_run_resumes_to_bitwise_same_state(tmp_path: Path, uninterrupted:
 
 
 @pytest.mark.nightly
-def test_language_model_goes_on_bitwise_on_two_ranks(tmp_path: Path) -> None:
+def test_language_model_resumes_bitwise_on_two_ranks(tmp_path: Path) -> None:
     arguments = ["--preset", "python-reference-gpt", "--model-width", "32", "--max-steps", "6"]
     arguments += ["--validation-fraction", "0.02", "--checkpoint-every-steps", "3"]
     for name in ("whole", "cut"):
@@ -93,7 +93,7 @@ def test_language_model_goes_on_bitwise_on_two_ranks(tmp_path: Path) -> None:
     assert same(newest(tmp_path / "cut"), newest(tmp_path / "whole"))
 
 
-def test_sigterm_on_one_rank_saves_one_step_on_all_and_run_goes_on_bitwise(tmp_path: Path, uninterrupted: Path) -> None:
+def test_sigterm_on_one_rank_saves_same_step_on_all_and_resumes_bitwise(tmp_path: Path, uninterrupted: Path) -> None:
     arguments = [*STATEFUL, "--checkpoint-dir", str(tmp_path), "--checkpoint-every-steps", "0"]
     with start(tmp_path, arguments, 2, hold="epoch 1/3 step 5/") as ranks:
         ranks.wait_for("epoch 1/3 step 5/")
@@ -110,7 +110,7 @@ def test_sigterm_on_one_rank_saves_one_step_on_all_and_run_goes_on_bitwise(tmp_p
     assert same(newest(tmp_path)["engine"], newest(uninterrupted)["engine"])
 
 
-def test_finished_run_started_again_does_nothing(uninterrupted: Path) -> None:
+def test_restart_of_finished_run_does_nothing(uninterrupted: Path) -> None:
     before = newest(uninterrupted)
     ranks = train(uninterrupted, [*STATEFUL, "--checkpoint-dir", str(uninterrupted)], 2)
     assert "loss" not in ranks.output(0).split("training:")[1].split("done:")[0]

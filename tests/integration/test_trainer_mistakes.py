@@ -80,7 +80,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("message", list(MISTAKES))
-def test_mistake_ends_both_ranks_with_81_and_one_line(message: str, tmp_path: Path) -> None:
+def test_user_error_ends_both_ranks_with_81_and_one_line(message: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     arguments = [*DIGITS, *MISTAKES[message]]
     with start(tmp_path, arguments, 2, {"PYTHONPATH": str(tmp_path)}) as ranks:

@@ -54,7 +54,7 @@ for name, data in (("mapped", mapped), ("streamed", streamed)):
 """
 
 
-def test_own_task_and_data_on_two_ranks_end_together_and_go_on_bitwise(tmp_path: Path) -> None:
+def test_user_task_and_data_end_together_on_two_ranks_and_resume_bitwise(tmp_path: Path) -> None:
     run_script(tmp_path, PROGRAM, 2)
     # 200 samples in batches of 16 on two ranks: 7 steps; of the stream rank 1 has 60, which are 4.
     for name, steps in (("mapped", 14), ("streamed", 8)):

@@ -28,7 +28,7 @@ def newest(folder: Path) -> dict[str, Any]:
     return loaded
 
 
-def test_stops_in_middle_of_step_lose_nothing_and_change_nothing(tmp_path: Path) -> None:
+def test_stop_within_step_loses_and_changes_nothing(tmp_path: Path) -> None:
     train(tmp_path, [*IN_PARTS, "--checkpoint-dir", str(tmp_path / "whole")], 2)
     arguments = [*IN_PARTS, "--checkpoint-dir", str(tmp_path / "cut")]
     # SIGTERM to rank 1 in the second part of step 9, while the checkpoint of some step before is on its slow way.
@@ -60,7 +60,7 @@ def test_stops_in_middle_of_step_lose_nothing_and_change_nothing(tmp_path: Path)
         assert torch.equal(value, cut["engine"]["model"][name]), name
 
 
-def test_bad_loss_on_one_rank_ends_all_and_names_step_and_rank(tmp_path: Path) -> None:
+def test_nonfinite_loss_on_one_rank_ends_all_and_names_step_and_rank(tmp_path: Path) -> None:
     environ = {"TEST_INTERRUPT": "1:7:NAN", contract.ENV_RUNTIME_DIR: str(tmp_path)}
     arguments = [*DIGITS, "--model", plugins.INTERRUPTING, "--nonfinite", "stop", "--checkpoint-dir", str(tmp_path)]
     with start(tmp_path, arguments, 2, environ) as ranks:

@@ -104,7 +104,7 @@ EVERYTHING = [
 ]  # fmt: skip
 
 
-def test_run_with_everything_in_it_resumes_bitwise(tmp_path: Path) -> None:
+def test_run_with_all_features_resumes_bitwise(tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     parts = tmp_path / "parts"
     train(whole, [*EVERYTHING, "--checkpoint-dir", str(whole)], 2)
@@ -183,7 +183,7 @@ print("samples", len(datasets.train), "fetched", sum(Counting.asked.values()))
 """
 
 
-def test_one_process_node_downloads_and_all_read(tmp_path: Path) -> None:
+def test_one_process_per_node_downloads_and_all_read(tmp_path: Path) -> None:
     archive = tmp_path / "cifar-10-python.tar.gz"
     (tmp_path / "md5").write_text(pack_cifar10(write_cifar10(tmp_path / "origin"), archive))
     ranks = run_script(tmp_path, FETCH, 2)

@@ -15,7 +15,7 @@ from tests.support.trainer_ranks import PATIENCE, start, train
 pytestmark = pytest.mark.process
 
 
-def test_every_rank_answers_while_it_trains(tmp_path: Path) -> None:
+def test_every_rank_serves_metrics_while_training(tmp_path: Path) -> None:
     arguments = ["--preset", "digits-resnet", "--model-width", "4", "--epochs", "60"]
     environ = {contract.ENV_RUNTIME_DIR: str(tmp_path)}
     with start(tmp_path, arguments, 2, environ, hold="epoch 2/") as ranks:
@@ -42,7 +42,7 @@ def test_cifar10_is_read_from_its_real_format_and_trains(tmp_path: Path) -> None
     assert (tmp_path / "out" / "model.pt").exists()
 
 
-def test_cifar10_files_that_are_not_published_ones_are_user_error(tmp_path: Path) -> None:
+def test_unpublished_cifar10_files_are_user_error(tmp_path: Path) -> None:
     write_cifar10(tmp_path / "data")
     with start(tmp_path, ["--preset", "cifar10-resnet18", "--data-dir", str(tmp_path / "data")]) as ranks:
         assert ranks.codes() == [contract.EXIT_USER_ERROR]

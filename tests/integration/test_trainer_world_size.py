@@ -32,7 +32,7 @@ def flat(ranks: list[list[list[int]]]) -> list[int]:
 
 
 @pytest.mark.parametrize(("before", "after", "samples", "steps"), [(2, 1, 60, 3), (1, 2, 60, 5), (2, 3, 60, 3)])
-def test_another_number_of_ranks_goes_on_without_repeating_or_skipping_sample(
+def test_other_number_of_ranks_resumes_without_repeated_or_skipped_sample(
     before: int, after: int, samples: int, steps: int, tmp_path: Path
 ) -> None:
     first = run(tmp_path, before, samples, "--max-steps", str(steps))
@@ -49,7 +49,7 @@ def test_another_number_of_ranks_goes_on_without_repeating_or_skipping_sample(
     assert flat(of_the_second) != flat(of_the_first)
 
 
-def test_samples_that_do_not_divide_are_filled_up_by_fewer_than_ranks_and_only_at_epochs_end(
+def test_indivisible_samples_are_padded_only_at_epoch_end(
     tmp_path: Path,
 ) -> None:
     # 50 samples on 2 ranks, then 3: 26 are left after three steps, and 26 is not a multiple of 3.

@@ -94,7 +94,7 @@ def damage(path: Path, kind: str, detail: Any) -> None:
 
 @examples(150)
 @given(found=st.lists(damages(), min_size=1, max_size=4))
-def test_what_is_resumed_from_is_whole(folder: Path, found: list[tuple[str, int, str, Any]]) -> None:
+def test_resumed_checkpoint_is_complete(folder: Path, found: list[tuple[str, int, str, Any]]) -> None:
     whole = {step: (folder / f"step-{step:09d}.pt").read_bytes() for step in STEPS}
     copy = folder.parent / "damaged"
     shutil.copytree(folder, copy)
@@ -128,7 +128,7 @@ def test_what_is_resumed_from_is_whole(folder: Path, found: list[tuple[str, int,
 
 @examples(60)
 @given(content=st.binary(max_size=60) | st.tuples(st.integers(0, 10**9), st.integers(0, 255)))
-def test_file_of_somebody_elses_is_refused_in_one_sentence(folder: Path, content: Any) -> None:
+def test_foreign_file_is_refused_in_one_sentence(folder: Path, content: Any) -> None:
     """Its checksum is right: somebody has put it there as it is."""
     data = content
     if isinstance(content, tuple):

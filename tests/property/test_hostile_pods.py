@@ -83,7 +83,7 @@ def test_any_page_is_read_in_no_time(said: Long) -> None:
 
 @examples(60)
 @given(hostile_words, st.integers(0, 255))
-def test_any_last_words_are_read_in_no_time(said: Long, code: int) -> None:
+def test_any_termination_message_is_parsed_quickly(said: Long, code: int) -> None:
     text = str(said)
     began = time.process_time()
     end = parse_termination(code, "Error", text)
@@ -113,7 +113,7 @@ async def beside_each_other(text: str, message: str, code: int) -> OperatorSimul
 
 @examples(8)
 @given(hostile_pages, hostile_words, st.sampled_from([1, 81, 82, 84, 137]))
-def test_neighbour_does_not_notice(text: Long, message: Long, code: int) -> None:
+def test_hostile_neighbour_has_no_effect(text: Long, message: Long, code: int) -> None:
     sim = asyncio.run(beside_each_other(str(text)[:PAGE_LIMIT], str(message), code))
     good = sim.status("good")
     bad = sim.status("bad")
@@ -126,6 +126,6 @@ def test_neighbour_does_not_notice(text: Long, message: Long, code: int) -> None
     tally("hostile pod beside a good one")
 
 
-def test_neighbour_could_be_seen_to_notice() -> None:
+def test_hostile_neighbour_without_limits_has_effect() -> None:
     found: Any = asyncio.run(beside_each_other(TRAINING, "", 1))
     assert found.status("bad").attempt == 2

@@ -80,7 +80,7 @@ def check(scenario: Scenario, wanted: Any, sim: OperatorSimulation, what: str, *
 
 
 @each_scenario
-def test_operator_that_dies_between_any_two_calls_loses_nothing(scenario: Scenario) -> None:
+def test_operator_killed_between_any_calls_loses_nothing(scenario: Scenario) -> None:
     wanted, calls = undisturbed(scenario)
     for number in range(1, len(calls) + 1, 1 if THOROUGH or scenario in WHOLE else 14):
         sim = play(scenario, kill_after=number)
@@ -90,7 +90,7 @@ def test_operator_that_dies_between_any_two_calls_loses_nothing(scenario: Scenar
 
 
 @each_scenario
-def test_any_call_may_fail_in_any_way(scenario: Scenario) -> None:
+def test_any_failed_call_is_recovered(scenario: Scenario) -> None:
     wanted, calls = undisturbed(scenario)
     # Pods' pages are no calls of the API server.
     count = len([call for call in calls if call != "scrape"])
@@ -103,7 +103,7 @@ def test_any_call_may_fail_in_any_way(scenario: Scenario) -> None:
 
 @each_scenario
 @pytest.mark.parametrize("fence", ["closed", "late", "open"])
-def test_deposed_operator_that_wakes_up_changes_nothing(scenario: Scenario, fence: Fence) -> None:
+def test_deposed_operator_changes_nothing_when_it_resumes(scenario: Scenario, fence: Fence) -> None:
     wanted, calls = undisturbed(scenario)
     tries = [(number, after) for number in range(1, len(calls) + 1) for after in WAKES]
     for number, after in tries[SCENARIOS.index(scenario) :: 1 if THOROUGH else 211]:
@@ -118,7 +118,7 @@ def test_deposed_operator_that_wakes_up_changes_nothing(scenario: Scenario, fenc
 
 @each_scenario
 @pytest.mark.parametrize("watches", [{"frozen": True}, {"echo": 7}], ids=["silent", "repeating"])
-def test_watches_may_be_silent_or_repeat_themselves(scenario: Scenario, watches: dict[str, Any]) -> None:
+def test_silent_or_repeated_watches_change_nothing(scenario: Scenario, watches: dict[str, Any]) -> None:
     wanted, _ = undisturbed(scenario)
     check(scenario, wanted, play(scenario, **watches), f"watches that were {watches}")
     tally("watches broken")

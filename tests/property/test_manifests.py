@@ -126,7 +126,7 @@ def taken(raw: Any) -> bool:
 
 @examples(150)
 @given(mutated(FULL, outside=("spec", "template")))
-def test_refuses_what_crd_refuses_and_nothing_else(raw: Any) -> None:
+def test_schema_refuses_exactly_what_crd_refuses(raw: Any) -> None:
     if raw.get("apiVersion") != FULL["apiVersion"] or raw.get("kind") != FULL["kind"]:
         assert not taken(raw)
     elif not isinstance(raw.get("status") or {}, dict):
@@ -138,7 +138,7 @@ def test_refuses_what_crd_refuses_and_nothing_else(raw: Any) -> None:
 
 @examples(100)
 @given(mutated(FULL | {"spec": FULL["spec"] | {"template": RICH}}))
-def test_any_manifest_is_rendered_or_refused_in_words(raw: Any) -> None:
+def test_any_manifest_is_rendered_or_refused_with_message(raw: Any) -> None:
     try:
         said = yaml.safe_dump_all(check_manifest(yaml.safe_dump(raw, allow_unicode=True)).children)
     except InvalidManifest as error:
@@ -147,19 +147,19 @@ def test_any_manifest_is_rendered_or_refused_in_words(raw: Any) -> None:
     tally("manifest rendered")
 
 
-def test_oracle_itself_takes_full_manifest_and_refuses_bad_ones() -> None:
+def test_oracle_accepts_full_manifest_and_refuses_invalid_ones() -> None:
     assert api_server_takes(FULL)
     for member, value in (("nodes", 0), ("nodes", "2"), ("node", 1), ("rendezvous", {"port": 9400})):
         assert not api_server_takes(FULL | {"spec": FULL["spec"] | {member: value}})
 
 
 @given(json)
-def test_any_json_is_refused_in_words(raw: Any) -> None:
+def test_any_json_is_refused_with_message(raw: Any) -> None:
     assert not taken(raw)
 
 
 @given(st.text(max_size=60))
-def test_any_text_is_refused_in_words(text: str) -> None:
+def test_any_text_is_refused_with_message(text: str) -> None:
     try:
         parse_manifest(text)
     except InvalidManifest:
@@ -168,5 +168,5 @@ def test_any_text_is_refused_in_words(text: str) -> None:
 
 
 @given(st.text(alphabet="{}[]:,&*!|>-? \n\t#'\"%@ab1", max_size=40))
-def test_any_yaml_like_text_is_refused_in_words(text: str) -> None:
-    test_any_text_is_refused_in_words.hypothesis.inner_test(text)  # type: ignore[attr-defined]
+def test_any_yaml_like_text_is_refused_with_message(text: str) -> None:
+    test_any_text_is_refused_with_message.hypothesis.inner_test(text)  # type: ignore[attr-defined]

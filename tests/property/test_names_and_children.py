@@ -25,7 +25,7 @@ indexes = st.integers(0, constants.MAX_NODES - 1)
 
 
 @given(resource_names, attempts, indexes)
-def test_name_that_rules_take_gives_dns_labels(name: str, attempt: int, index: int) -> None:
+def test_accepted_name_gives_dns_labels(name: str, attempt: int, index: int) -> None:
     assert check_rules({"metadata": {"name": name}, "spec": FULL["spec"]}) == []
     host = child_names.pod_host(name, attempt, index)
     labels = [*host.split("."), child_names.job_name(name, attempt), child_names.service_name(name)]
@@ -81,7 +81,7 @@ def test_any_json_is_template_or_refused(made: Any) -> None:
 
 
 @given(st.dictionaries(st.sampled_from(["spec", "metadata"]), pod_json, min_size=1))
-def test_anything_like_template_is_one_or_refused(made: Any) -> None:
+def test_generated_template_is_built_or_refused(made: Any) -> None:
     build_or_refuse(made)
 
 
@@ -93,7 +93,7 @@ def test_part_that_is_empty_but_of_another_type_is_refused(part: str) -> None:
 
 
 @given(mutated(RICH))
-def test_broken_template_is_still_one_or_refused(made: Any) -> None:
+def test_broken_template_is_built_or_refused(made: Any) -> None:
     build_or_refuse(made)
 
 

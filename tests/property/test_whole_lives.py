@@ -392,5 +392,5 @@ def ended(status: Status) -> bool:
     return status.is_true(c.SUCCEEDED) or status.is_true(c.FAILED)
 
 
-def test_job_finishes_through_any_life_of_its_pods_and_operator() -> None:
+def test_job_finishes_for_any_history_of_pods_and_operator() -> None:
     run_state_machine_as_test(SameNameMachine, settings=examples(40, stateful_step_count=25))

@@ -115,7 +115,7 @@ moments = st.none() | st.datetimes(timezones=st.just(UTC))
 
 
 @given(words, st.integers(0, 255), st.sampled_from(["", "Error", "OOMKilled", "Completed"]), moments)
-def test_any_last_words_are_cause_that_can_be_stored(
+def test_any_termination_message_gives_storable_cause(
     text: str, code: int, reason: str, finished: datetime | None
 ) -> None:
     end = parse_termination(code, reason, text, finished)

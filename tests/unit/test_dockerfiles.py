@@ -135,7 +135,7 @@ def test_sources_exist_and_reach_builder(name: str) -> None:
 
 
 @both
-def test_labels_tell_version(name: str) -> None:
+def test_labels_contain_version(name: str) -> None:
     stage = last_stage(read(name))
     assert f"VERSION={__version__}" in values(stage, "ARG")
     labels = " ".join(values(stage, "LABEL"))
@@ -143,7 +143,7 @@ def test_labels_tell_version(name: str) -> None:
     assert keys == {"title", "description", "licenses", "version", "revision"}
 
 
-def test_operator_starts_as_chart_starts_it() -> None:
+def test_operator_command_equals_chart() -> None:
     stage = last_stage(read("operator"))
     (deployment,) = (
         found
@@ -158,7 +158,7 @@ def test_operator_starts_as_chart_starts_it() -> None:
     assert user == f"{security['runAsUser']}:{security['runAsGroup']}"
 
 
-def test_operator_asks_for_no_torch() -> None:
+def test_operator_requires_no_torch() -> None:
     printed = requirements("operator")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert printed == [*project["dependencies"], *project["optional-dependencies"]["operator"]]

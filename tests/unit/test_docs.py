@@ -152,7 +152,7 @@ class TestPages:
         assert [link for link in links if not (path.parent / link).exists()] == []
 
     @pages_with(partial(fenced, language="yaml"))
-    def test_yaml_is_what_operator_takes(self, path: Path) -> None:
+    def test_yaml_is_accepted_by_operator(self, path: Path) -> None:
         blocks = fenced(path.read_text(encoding="utf-8"), "yaml")
         documents = {block: [one for one in yaml.safe_load_all(block) if isinstance(one, dict)] for block in blocks}
         profiles = find_among(one for found in documents.values() for one in found)
@@ -178,7 +178,7 @@ class TestPages:
 
 class TestTrainersPresets:
     @pytest.mark.parametrize("name", sorted(DOCUMENTS))
-    def test_every_setting_of_preset_is_beside_what_its_document_says(self, name: str) -> None:
+    def test_every_preset_setting_is_listed_beside_its_document(self, name: str) -> None:
         preset = PRESETS[name]
         given = flatten(preset.values).keys() | flatten(preset.as_published).keys()
         shown = {key for fact in DOCUMENTS[name][2] for key in fact.keys.split()}
@@ -186,7 +186,7 @@ class TestTrainersPresets:
         # How much is printed is nobody's system, and images a validation step only where the ranks' means count.
         assert given - shown <= {"log_every", "csv_dir", "data.eval_batch_size"}
 
-    def test_what_document_does_not_state_is_marked(self) -> None:
+    def test_value_without_source_is_marked(self) -> None:
         tables = "".join(write_tables())
         assert "| augmentation | *not stated* |  | none | crop, flip; `crop_padding` 4 |" in tables
         assert "| batch a process | 8 |" in tables
@@ -265,7 +265,7 @@ def test_tests_that_security_model_rests_on_exist() -> None:
     assert named <= {path.name for path in ROOT.glob("tests/**/test_*.py")}
 
 
-def test_size_of_launcher_is_about_what_page_on_scaling_says() -> None:
+def test_size_of_launcher_matches_page_on_scaling() -> None:
     (kilobytes,) = re.findall(r"The launcher's ConfigMap \(about (\d+) kB", (ROOT / "docs/scaling.md").read_text())
     (config_map,) = [child for child in build_children(job(), attempt=1, nodes=1) if "data" in child]
     assert sum(map(len, config_map["data"].values())) / 1000 == pytest.approx(int(kilobytes), rel=0.15)

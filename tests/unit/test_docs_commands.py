@@ -269,7 +269,7 @@ def flags_in_prose(text: str) -> set[str]:
 
 
 @pages_with(flags_in_prose)
-def test_every_flag_in_prose_is_one_of_program(path: Path) -> None:
+def test_every_flag_in_prose_exists(path: Path) -> None:
     unknown = flags_in_prose(path.read_text(encoding="utf-8")) - own_flags() - set().union(*FOREIGN.values())
     assert unknown == set(), "no program has these: is there a misspelling, or is FOREIGN to be completed?"
 
@@ -280,7 +280,7 @@ def test_flag_that_no_program_has_is_found() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda path: path.stem)
-def test_workflows_call_what_exists_and_write_only_release(path: Path) -> None:
+def test_workflows_call_existing_targets_and_only_release_writes(path: Path) -> None:
     workflow = yaml.safe_load(path.read_text())
     jobs = workflow["jobs"].values()
     assert workflow["permissions"] == ({} if all("permissions" in job for job in jobs) else {"contents": "read"})

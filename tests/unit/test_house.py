@@ -94,7 +94,7 @@ class TestStandardLibrary:
 
 
 class TestLayout:
-    def test_top_level_names_are_given_ones(self, files: list[str]) -> None:
+    def test_top_level_names_are_expected(self, files: list[str]) -> None:
         assert {name.split("/", 1)[0] for name in files} - TOP_LEVEL == set()
 
     def test_chain_of_packages_under_tests_is_unbroken(self, files: list[str]) -> None:
@@ -121,7 +121,7 @@ class TestLayout:
 class TestWheel:
     """What is installed; ``make release-check`` builds it."""
 
-    def test_holds_both_packages_with_their_types(self, files: list[str]) -> None:
+    def test_wheel_contains_both_packages_with_types(self, files: list[str]) -> None:
         built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
         assert built["packages"] == ["operator/ddp_operator", "trainer/ddp_trainer"]
         # Hatch leaves out what git ignores.
@@ -227,11 +227,11 @@ class TestLauncher:
         }
         assert imported <= {*sys.stdlib_module_names, ""}
 
-    def test_imports_torch_only_where_it_is_needed(self, module: ast.Module) -> None:
+    def test_torch_is_imported_only_where_needed(self, module: ast.Module) -> None:
         at_import = [ast.unparse(node) for node in module.body if isinstance(node, ast.Import | ast.ImportFrom)]
         assert not [line for line in at_import if re.search(r"\btorch\b", line)]
 
-    def test_signals_are_caught_before_all_that_takes_while(self) -> None:
+    def test_signals_are_handled_before_slow_imports(self) -> None:
         body = ast.parse((LAUNCHER / "bootstrap.py").read_text(encoding="utf-8")).body
         catches = next(number for number, node in enumerate(body) if isinstance(node, ast.If))
         before = [ast.unparse(node) for node in body[:catches] if isinstance(node, ast.Import | ast.ImportFrom)]

@@ -67,7 +67,7 @@ def test_images_are_loaded_by_command_of_load(tmp_path: Path, builder: str) -> N
 
 
 @pytest.mark.parametrize("builder", ["docker", "podman", "buildah"])
-def test_registry_is_pushed_to_by_whatever_builds(tmp_path: Path, builder: str) -> None:
+def test_every_builder_pushes_to_registry(tmp_path: Path, builder: str) -> None:
     code, output, calls = run(tmp_path, tools=(builder,), REGISTRY="registry.example/team/", TORCH="cu130")
     assert code == 0, output
     prefix = "registry.example/team/ddp-operator"
@@ -80,7 +80,7 @@ def test_registry_is_pushed_to_by_whatever_builds(tmp_path: Path, builder: str) 
 
 
 @pytest.mark.parametrize("builder", ["podman", "buildah"])
-def test_layouts_hold_both_architectures_and_are_as_old_as_commit(tmp_path: Path, builder: str) -> None:
+def test_layouts_have_both_architectures_and_time_of_commit(tmp_path: Path, builder: str) -> None:
     code, output, calls = run(
         tmp_path, "operator", tools=("docker", builder, "kubectl", "kind"), context="kind-dev",
         OCI=str(tmp_path / "oci"), SOURCE_DATE_EPOCH="1700000000",
@@ -104,7 +104,7 @@ def test_without_cluster_or_registry_next_step_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", ["docker build", "docker save", "kind load"])
-def test_step_that_fails_ends_it(tmp_path: Path, step: str) -> None:
+def test_failing_step_ends_script(tmp_path: Path, step: str) -> None:
     code, output, calls = run(tmp_path, tools=("docker", "kubectl", "kind"), context="kind-dev", FAIL=step)
     assert code == 3
     assert calls[-1].startswith(step)
@@ -123,7 +123,7 @@ def test_step_that_fails_ends_it(tmp_path: Path, step: str) -> None:
         (("docker",), {"OCI": "x", "BUILDER": "docker"}, (), "docker cannot write OCI layouts"),
     ],
 )
-def test_what_is_missing_is_said_before_anything_is_built(
+def test_missing_tool_is_reported_before_build(
     tmp_path: Path, tools: tuple[str, ...], env: dict[str, str], arguments: tuple[str, ...], said: str
 ) -> None:
     context = env.pop("CURRENT", "")

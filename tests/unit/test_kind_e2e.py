@@ -40,7 +40,7 @@ def kinds(calls: list[str]) -> list[str]:
     return [" ".join(call.split()[:2]) for call in calls]
 
 
-def test_it_builds_loads_installs_tests_and_removes(tmp_path: Path) -> None:
+def test_script_builds_loads_installs_tests_and_removes(tmp_path: Path) -> None:
     code, output, calls = run(tmp_path, "-k", "sample")
     assert code == 0, output
     assert kinds(calls) == [
@@ -76,14 +76,14 @@ def test_nodes_can_be_switched_off_and_share_folder_that_is_emptied(tmp_path: Pa
 
 
 @pytest.mark.parametrize("step", ["docker build", "kind load", "helm install", "helm test", "python-of-mine"])
-def test_what_fails_is_result_and_cluster_goes_all_same(tmp_path: Path, step: str) -> None:
+def test_failure_is_result_and_cluster_is_removed(tmp_path: Path, step: str) -> None:
     code, output, calls = run(tmp_path, FAIL=step)
     assert code == 3, output
     assert calls[-1] == "kind delete cluster --name ddp-e2e"
     assert "kubectl" in " ".join(calls), "a cluster that was there is asked what became of it, before it goes"
 
 
-def test_cluster_may_be_kept(tmp_path: Path) -> None:
+def test_cluster_is_kept_on_request(tmp_path: Path) -> None:
     code, output, calls = run(tmp_path, KEEP="1", CLUSTER="mine")
     assert code == 0, output
     assert "kind delete" not in kinds(calls)
@@ -91,7 +91,7 @@ def test_cluster_may_be_kept(tmp_path: Path) -> None:
     assert list(tmp_path.glob("tmp.*/kubeconfig"))
 
 
-def test_somebody_elses_cluster_is_not_touched(tmp_path: Path) -> None:
+def test_foreign_cluster_is_unchanged(tmp_path: Path) -> None:
     code, output, calls = run(tmp_path, CLUSTER="ddp-taken")
     assert code == 2
     assert "ddp-taken exists already" in output
@@ -99,14 +99,14 @@ def test_somebody_elses_cluster_is_not_touched(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tool", ["docker", "kind", "helm"])
-def test_missing_tool_is_named_with_another_way(tmp_path: Path, tool: str) -> None:
+def test_missing_tool_is_named_with_alternative(tmp_path: Path, tool: str) -> None:
     code, output, calls = run(tmp_path, without=tool)
     assert (code, calls) == (2, [])
     assert f"not found: {tool}" in output
     assert "DDP_E2E_KUBECONFIG" in output
 
 
-def test_docker_that_does_not_answer_is_said(tmp_path: Path) -> None:
+def test_unresponsive_docker_is_reported(tmp_path: Path) -> None:
     code, output, calls = run(tmp_path, FAIL="docker info")
     assert code == 2
     assert "docker does not respond" in output

@@ -52,15 +52,15 @@ def test_line_can_be_changed(source: str, mutated: str) -> None:
         "time.monotonic() < patience",
     ],
 )
-def test_what_no_test_has_to_notice_is_left_alone(source: str) -> None:
+def test_mutation_without_observable_effect_is_skipped(source: str) -> None:
     assert [one.what for one in mutations(ast.parse(source)) if not one.what.startswith("dropped: ")] == []
 
 
-def test_pause_is_left_alone() -> None:
+def test_pause_is_not_mutated() -> None:
     assert list(mutations(ast.parse("time.sleep(1)\nasync def f():\n    await asyncio.sleep(2)"))) == []
 
 
-def test_mutation_knows_lines_that_have_to_run_for_it() -> None:
+def test_mutation_has_lines_that_must_run() -> None:
     source = "if (a ==\n        b):\n    c(1,\n      2)\nelse:\n    d()"
     assert {one.what: one.statement for one in mutations(ast.parse(source))} == {
         "Eq → NotEq": range(1, 3),
@@ -85,7 +85,7 @@ def test_functions_that_are_imported_get_mutated_code() -> None:
         sentence.__code__ = before
 
 
-def test_nearest_tests_run_first_and_of_others_as_many_as_there_is_time_for() -> None:
+def test_nearest_tests_run_first_within_time_limit() -> None:
     folder = "tests/unit/ddp_operator"
     running = {
         f"{folder}/test_why.py::a": 0.1,
@@ -102,6 +102,6 @@ def test_nearest_tests_run_first_and_of_others_as_many_as_there_is_time_for() ->
     ]
 
 
-def test_every_module_and_every_path_of_tables_is_there() -> None:
+def test_every_module_and_path_of_tables_exists() -> None:
     assert [pattern for pattern in MODULES if not list(ROOT.glob(pattern))] == []
     assert [path for package in TESTS for path in find_tests(package) if not (ROOT / path).exists()] == []

@@ -60,7 +60,7 @@ def test_chart_names_images_by_their_digests(built: Any, tmp_path: Path) -> None
     assert f"registry.example/team/ddp-operator/trainer@{OTHER}" in texts
 
 
-def test_chart_is_what_registry_stores_and_same_twice(built: Any, tmp_path: Path) -> None:
+def test_chart_equals_registry_content_and_is_reproducible(built: Any, tmp_path: Path) -> None:
     layout = tmp_path / f"chart-{__version__}"
     indexes = []
     for _ in range(2):
@@ -75,7 +75,7 @@ def test_chart_is_what_registry_stores_and_same_twice(built: Any, tmp_path: Path
     assert content == (tmp_path / f"ddp-operator-{__version__}.tgz").read_bytes()
 
 
-def test_manifests_hold_everything_and_digest(built: Any, tmp_path: Path) -> None:
+def test_manifests_are_complete_with_digest(built: Any, tmp_path: Path) -> None:
     built.manifests()
     found = list(yaml.safe_load_all((tmp_path / f"ddp-operator-{__version__}.yaml").read_text()))
     (operator,) = (item for item in found if item["kind"] == "Deployment")
@@ -116,7 +116,7 @@ def test_value_that_is_no_default_any_more_is_noticed(release: ModuleType) -> No
 class TestWorkflow:
     TEXT = (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
 
-    def test_what_builds_may_write_nothing_and_what_signs_builds_nothing(self) -> None:
+    def test_build_jobs_cannot_write_and_signing_jobs_do_not_build(self) -> None:
         workflow = yaml.safe_load(self.TEXT)
         assert workflow["permissions"] == {}
         jobs = workflow["jobs"]

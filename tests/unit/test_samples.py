@@ -38,7 +38,7 @@ def rendered_job(name: str) -> dict[str, Any]:
     return dict(found)
 
 
-def test_there_is_sample_for_each_use() -> None:
+def test_every_use_has_sample() -> None:
     assert {path.stem for path in FILES} >= {
         "digits", "job", "voc", "kueue", "volcano", "own-script", "private-image", "checkpoint", "elastic"
     }  # fmt: skip
@@ -60,7 +60,7 @@ def test_other_objects_in_sample_are_valid(path: Path) -> None:
 
 
 @samples
-def test_sample_begins_with_comment_on_its_use(path: Path) -> None:
+def test_sample_starts_with_comment_on_use(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     comment = re.match(r"(# .*\n)+", text)
     assert comment is not None
@@ -95,7 +95,7 @@ def test_volumes_mounted_by_sample_are_declared(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "pods", "workers"), [("digits", 2, 1), ("job", 2, 4), ("voc", 4, 8), ("private-image", 2, 1)]
 )
-def test_sample_has_as_many_pods_and_workers_as_it_says(name: str, pods: int, workers: int) -> None:
+def test_sample_has_stated_number_of_pods_and_workers(name: str, pods: int, workers: int) -> None:
     job = rendered_job(name)
     assert (job["spec"]["completions"], job["spec"]["parallelism"]) == (pods, pods)
     container = job["spec"]["template"]["spec"]["containers"][0]
@@ -110,7 +110,7 @@ def test_registry_secret_is_in_pods() -> None:
     assert rendered_job("private-image")["spec"]["template"]["spec"]["imagePullSecrets"] == [{"name": "registry"}]
 
 
-def test_claim_is_one_that_comes_along() -> None:
+def test_claim_of_sample_is_included() -> None:
     path = SAMPLES / "checkpoint.yaml"
     (claim,) = (document for document in documents(path) if document["kind"] == "PersistentVolumeClaim")
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]

@@ -34,7 +34,7 @@ def test_workflow_pins_every_action_by_commit(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_workflow_verifies_what_it_downloads_and_installs(path: Path) -> None:
+def test_workflow_verifies_downloads(path: Path) -> None:
     scripts = [step["run"] for step in read_steps(path) if "run" in step]
     for script in scripts:
         if re.search(r"\b(curl|wget)\b", script):
@@ -82,6 +82,6 @@ def test_release_tools_are_locked_in_their_versions() -> None:
     assert set(wanted) <= {line.split()[0] for line in lock.read_text(encoding="utf-8").splitlines()}
 
 
-def test_build_backend_has_one_version() -> None:
+def test_build_backend_is_pinned() -> None:
     build = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]
     assert all(re.fullmatch(r"[\w-]+==[\w.]+", requirement) for requirement in build["requires"])

@@ -52,14 +52,14 @@ def test_every_system_of_documents_has_preset_and_row() -> None:
     assert set(planned("cpu", 2)) == {system.name for system in SYSTEMS}
 
 
-def test_system_answers_to_its_name_and_to_its_former_label() -> None:
+def test_system_is_found_by_name_and_former_label() -> None:
     assert len(BY_NAME) == 2 * len(SYSTEMS)
     assert BY_NAME["S0a"] is BY_NAME["cifar10-resnet50"]
     flags = cli.build_parser().parse_args(["--systems", "S0a, cifar10-resnet18-ddp"])
     assert flags.systems == ("S0a", "cifar10-resnet18-ddp")
 
 
-def test_two_cores_run_what_they_can_and_say_what_they_lack() -> None:
+def test_two_cores_run_supported_systems_and_report_missing_ones() -> None:
     cases = planned("cpu", 2)
     assert cases["cifar10-resnet50"] == [(1, "")]
     assert cases["cifar10-resnet50-dp"] == [(1, "DataParallel needs two GPUs, this machine has 0")]
@@ -76,7 +76,7 @@ def test_gpus_run_everything_that_fits() -> None:
     assert planned("cuda", 8, (4,))["fashion-mnist-wideresnet"] == [(4, "")]
 
 
-def test_rings_cost_hardly_grows_with_ranks_and_servers_grows_in_proportion() -> None:
+def test_ring_cost_is_nearly_constant_and_server_cost_proportional() -> None:
     link = Link(bandwidth=1e9, latency=1e-4, what="")
     # 4 ranks, 1 GB: 2 * 3/4 s, and six messages' latency.
     assert ring_seconds(4, 1e9, link) == pytest.approx(1.5 + 6e-4)
@@ -89,7 +89,7 @@ def test_rings_cost_hardly_grows_with_ranks_and_servers_grows_in_proportion() ->
 
 
 @pytest.mark.parametrize("name", list(synthetic.EPOCH))
-def test_made_up_data_are_read_by_true_readers(name: str, tmp_path: Path) -> None:
+def test_synthetic_data_use_real_readers(name: str, tmp_path: Path) -> None:
     assert not synthetic.is_there(name, tmp_path)
     assert synthetic.write(name, tmp_path, 20) == 20
     assert synthetic.is_there(name, tmp_path)
@@ -98,7 +98,7 @@ def test_made_up_data_are_read_by_true_readers(name: str, tmp_path: Path) -> Non
     assert len(datasets.validation) > 0
 
 
-def test_documents_novograd_computes_what_trainers_does() -> None:
+def test_novograd_of_document_equals_trainer() -> None:
     torch.manual_seed(0)
     start = [torch.randn(4, 3), torch.randn(5)]
     theirs = [torch.nn.Parameter(value.clone()) for value in start]
@@ -221,7 +221,7 @@ def test_table_shows_documents_figures_and_why_system_is_missing() -> None:
     assert "4 GPUs: 19.1 s an epoch" in text
 
 
-def test_both_ways_to_average_are_computed_for_every_model() -> None:
+def test_both_averages_are_computed_for_every_model() -> None:
     text = communication([measured(documents=result(1.0))], Link(2**20 * 1000, 0.0, "a link"))
     ring = next(line for line in text.splitlines() if " ring " in line and "MiB" in line)
     server = next(line for line in text.splitlines() if " server " in line and "MiB" in line)
@@ -240,7 +240,7 @@ def test_both_ways_to_average_are_computed_for_every_model() -> None:
         (["--device", "cuda"], "--device: torch sees no GPU"),
     ],
 )
-def test_flags_that_make_no_sense_are_refused(
+def test_contradictory_flags_are_refused(
     flags: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -249,7 +249,7 @@ def test_flags_that_make_no_sense_are_refused(
     assert message in capsys.readouterr().err
 
 
-def test_system_that_can_only_be_named_still_gives_report(
+def test_unavailable_system_is_in_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.bench.trainer.cli._link", lambda everything, folder: None)
@@ -269,12 +269,12 @@ def test_ranks_of_two_nodes_see_their_own_half_of_machine(monkeypatch: pytest.Mo
     assert launch._environment(1, 2, 29500, nodes=1)["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
 
 
-def test_data_parallel_is_measured_on_both_sides_and_without_what_cannot_follow_it() -> None:
+def test_data_parallel_is_measured_on_both_sides_without_unsupported_options() -> None:
     case = Case(BY_NAME["cifar10-resnet50-dp"], 1)
     assert cli._contenders(case, ("fp32", "compile"), (), quick=True) == ["documents", "ours:fp32", "bare:fp32"]
 
 
-def test_batches_are_compared_where_document_does_or_one_asks() -> None:
+def test_batches_are_compared_on_request_or_as_in_document() -> None:
     assert changes_of("batch-64") == {"data": {"batch_size": 64}}
     assert changes_of("fp32") == {"precision": {"name": "fp32"}}
     case = Case(BY_NAME["fashion-mnist-wideresnet-large-batch"], 1)
@@ -284,7 +284,7 @@ def test_batches_are_compared_where_document_does_or_one_asks() -> None:
         cli.build_parser().parse_args(["--batches", "0"])
 
 
-def test_accuracy_after_documents_epochs_stands_beside_what_document_says() -> None:
+def test_accuracy_after_document_epochs_is_beside_stated_accuracy() -> None:
     changes = {"max_steps": 2, "model": {"width": 4}}
     spec = MeasurementSpec("digits-resnet", changes, [], "cpu", 1, 0.0, "", train=True)
     trained = measure(spec, World(RankEnv(), CPU))["trained"]
@@ -308,7 +308,7 @@ def test_accuracy_is_not_taken_from_noise(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("variant", "least"), [("compile", 600), ("fp32", 0)])
-def test_step_that_is_compiled_gets_time_for_it(
+def test_compiled_step_gets_compile_time(
     variant: str, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[float] = []
@@ -319,13 +319,13 @@ def test_step_that_is_compiled_gets_time_for_it(
     assert least <= given[0] <= least + 600
 
 
-def test_where_nobody_can_be_built_reasons_are_result() -> None:
+def test_reasons_are_result_if_no_system_can_be_built() -> None:
     spec = MeasurementSpec("cifar10-resnet18", {"data": {"dir": "/nowhere"}}, ["ours:fp32"], "cpu", 2, 0.0, "")
     results = measure(spec, World(RankEnv(), torch.device("cpu")))["results"]
     assert "CIFAR-10 is not complete in /nowhere" in results["ours:fp32"]["failed"]
 
 
-def test_batches_that_were_made_during_others_turns_are_not_counted() -> None:
+def test_batches_built_in_other_turns_are_not_counted() -> None:
     runner = object.__new__(_Runner)
     runner.switches = Switches()
     runner.contender = SimpleNamespace(prefetched=4)
@@ -344,7 +344,7 @@ def test_documents_loop_has_documents_augmentation_and_its_readers_ahead(tmp_pat
     assert ahead.prefetched == 2 * ahead.loader.num_workers > 0
 
 
-def test_with_little_time_each_preset_comes_first_and_what_is_not_begun_says_so(tmp_path: Path) -> None:
+def test_short_run_measures_presets_first_and_reports_rest(tmp_path: Path) -> None:
     cases = each_preset_first(plan_cases(SYSTEMS, "cuda", 1, None))
     assert sorted(map(str, cases)) == sorted(map(str, plan_cases(SYSTEMS, "cuda", 1, None)))
     presets = [case.system.preset for case in cases[:6]]
@@ -354,7 +354,7 @@ def test_with_little_time_each_preset_comes_first_and_what_is_not_begun_says_so(
     assert found.problem == "not begun within --minutes"
 
 
-def test_gpu_is_measured_with_graph_and_with_each_step_towards_it() -> None:
+def test_gpu_is_measured_with_graph_and_with_each_optimization() -> None:
     assert {*systems.ON_GPU, *systems.ON_GPU_IN_FULL} <= VARIANTS.keys()
     graphs = {
         name: resolve("cifar10-resnet50", None, changes_of(name)).precision.cuda_graph

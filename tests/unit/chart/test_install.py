@@ -129,7 +129,7 @@ def test_release_for_some_namespaces_serves_these_and_no_other(plane: ControlPla
         assert asked.stdout.strip() == "no", (verb, resource, namespace)
 
 
-def test_program_of_helm_test_may_do_what_it_does_and_no_more(plane: ControlPlane, tmp_path: Path) -> None:
+def test_helm_test_has_only_required_rights(plane: ControlPlane, tmp_path: Path) -> None:
     """Under its own account, at a server that checks rights; the test plays the operator's part."""
     plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "deploy/crds/ddptrainingjobs.yaml"))
     plane.kubectl("wait", "--for=condition=Established", "crd/ddptrainingjobs.ddp-operator.dev")
@@ -173,7 +173,7 @@ def test_program_of_helm_test_may_do_what_it_does_and_no_more(plane: ControlPlan
 
 
 @pytest.mark.parametrize("name", ["default", "locked-down", "foreign-account"])
-def test_server_takes_every_object(plane: ControlPlane, name: str) -> None:
+def test_server_accepts_every_object(plane: ControlPlane, name: str) -> None:
     """A dry run on the server: its defaults, its validation, and the restricted Pod Security Standard's admission."""
     namespace = f"dry-{name}"
     plane.kubectl("create", "namespace", namespace)
@@ -217,7 +217,7 @@ def monitoring(plane: ControlPlane) -> None:
 
 
 @pytest.mark.parametrize("folder", INSTALLABLE)
-def test_server_takes_every_overlay(plane: ControlPlane, monitoring: None, folder: str) -> None:
+def test_server_accepts_every_overlay(plane: ControlPlane, monitoring: None, folder: str) -> None:
     """As its own comment says to apply it, but as a dry run; in a namespace that lets no unrestricted pod in."""
     plane.kubectl("create", "namespace", NAMESPACE, check=False)
     said = plane.kubectl(
@@ -228,7 +228,7 @@ def test_server_takes_every_overlay(plane: ControlPlane, monitoring: None, folde
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "deploy/samples").glob("*.yaml")), ids=lambda path: path.stem)
-def test_server_takes_every_sample(plane: ControlPlane, path: Path) -> None:
+def test_server_accepts_every_sample(plane: ControlPlane, path: Path) -> None:
     """A dry run on the server, with the CRD's own rules."""
     plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "deploy/crds/ddptrainingjobs.yaml"))
     plane.kubectl("wait", "--for=condition=Established", "crd/ddptrainingjobs.ddp-operator.dev")

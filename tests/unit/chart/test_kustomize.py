@@ -56,7 +56,7 @@ def test_every_object_is_valid_and_in_namespace(folder: str) -> None:
         assert [subject["namespace"] for subject in binding["subjects"]] == [namespace["metadata"]["name"]]
 
 
-def test_kustomize_base_is_what_chart_renders() -> None:
+def test_kustomize_base_equals_rendered_chart() -> None:
     def without_labels(found: Object) -> Object:
         return {key: value for key, value in found.items() if key != "metadata"}
 

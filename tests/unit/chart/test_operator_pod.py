@@ -50,7 +50,7 @@ class TestSettings:
         assert replace(settings, job_defaults={}) == Settings(log_format="json")
 
     @pytest.mark.parametrize("given", [None, {"networkPolicy": None, "securityProfile": None}])
-    def test_defaults_of_jobs_that_older_release_does_not_know_are_none(self, given: Any) -> None:
+    def test_job_defaults_unknown_to_older_release_are_unset(self, given: Any) -> None:
         assert read_job_defaults(settings_of(render({"jobDefaults": given})).job_defaults) is None
 
     def test_defaults_of_jobs_arrive_in_operator(self) -> None:
@@ -83,12 +83,12 @@ class TestReplicas:
         (entry,) = (e for e in container_of(render())["env"] if e["name"] == "DDP_OPERATOR_IDENTITY")
         assert entry["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
 
-    def test_new_pod_stands_by_before_old_one_ends(self) -> None:
+    def test_new_pod_is_on_standby_before_old_pod_ends(self) -> None:
         spec = the(render({"replicas": 2}), "Deployment")["spec"]
         assert spec["replicas"] == 2
         assert spec["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
 
-    def test_pods_prefer_different_nodes_unless_told_otherwise(self) -> None:
+    def test_pods_prefer_different_nodes_by_default(self) -> None:
         pod = the(render({"replicas": 2}), "Deployment")["spec"]["template"]
         terms = pod["spec"]["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
         keys = {term["podAffinityTerm"]["topologyKey"]: term["weight"] for term in terms}
@@ -133,7 +133,7 @@ class TestSecurity:
                 assert container["resources"]["limits"]["memory"]
 
     @ci_files
-    def test_roles_hold_no_wildcard_and_no_secret(self, path: Path) -> None:
+    def test_roles_have_no_wildcard_and_no_secret(self, path: Path) -> None:
         objects = render(read_values(path))
         for role in of_kind(objects, "ClusterRole") + of_kind(objects, "Role"):
             for rule in role["rules"]:
@@ -142,7 +142,7 @@ class TestSecurity:
                 assert "secrets" not in words
                 assert words & {"escalate", "bind", "impersonate"} == set()
 
-    def test_role_is_what_operator_checks_at_its_start(self) -> None:
+    def test_role_equals_permissions_checked_at_start(self) -> None:
         wanted = checked(PERMISSIONS)
         clusterwide = next(r for r in of_kind(render(), "ClusterRole") if r["metadata"]["name"] == "ddp-operator")
         assert granted(clusterwide) == wanted
@@ -152,7 +152,7 @@ class TestSecurity:
         assert all(granted(role) == wanted for role in served)
         assert granted(home) == checked(HOME_PERMISSIONS)
 
-    def test_gang_schedulers_add_their_groups_and_nothing_else(self) -> None:
+    def test_gang_schedulers_add_only_their_groups(self) -> None:
         objects = render({"rbac": {"gangSchedulers": ["volcano", "coscheduling"]}})
         clusterwide = next(r for r in of_kind(objects, "ClusterRole") if r["metadata"]["name"] == "ddp-operator")
         wanted = checked(GANG_PERMISSIONS["volcano"]) | checked(GANG_PERMISSIONS["coscheduling"])
@@ -160,7 +160,7 @@ class TestSecurity:
         assert {resource for _, resource, _ in wanted} == {"podgroups"}
 
     @pytest.mark.parametrize("values", [{}, {"namespaces": ["a"]}], ids=["clusterwide", "namespaced"])
-    def test_lease_is_where_operator_lives_and_nowhere_else(self, values: dict[str, Any]) -> None:
+    def test_lease_is_in_namespace_of_operator(self, values: dict[str, Any]) -> None:
         objects = render(values, namespace="system")
         rules = [
             (role["kind"], role["metadata"].get("namespace"), role["metadata"]["name"])
@@ -172,7 +172,7 @@ class TestSecurity:
         assert binding["metadata"]["namespace"] == "system"
         assert binding["roleRef"]["name"] == "ddp-operator-leader"
 
-    def test_account_is_one_that_is_bound(self) -> None:
+    def test_service_account_is_bound(self) -> None:
         for values in ({}, {"serviceAccount": {"name": "x"}}, {"namespaces": ["a"]}):
             objects = render(values, namespace="system")
             kind = "RoleBinding" if values.get("namespaces") else "ClusterRoleBinding"
@@ -183,7 +183,7 @@ class TestSecurity:
             for binding in bindings:
                 assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "system"}]
 
-    def test_namespaced_release_has_nothing_that_is_clusters(self) -> None:
+    def test_namespaced_release_has_no_cluster_scoped_object(self) -> None:
         values = read_values(next(path for path in CI_FILES if path.stem.startswith("namespaced")))
         assert not {found["kind"] for found in render(values)} & {
             "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"
@@ -264,7 +264,7 @@ class TestSelectors:
             meta = {"__meta_kubernetes_pod_label_" + re.sub(r"[^a-zA-Z0-9_]", "_", label) for label in labels}
             assert source in meta
 
-    def test_pod_monitor_looks_where_operator_works(self) -> None:
+    def test_pod_monitor_selects_namespace_of_operator(self) -> None:
         switch = {"monitoring": {"podMonitor": {"enabled": True}}}
         assert the(render(switch), "PodMonitor")["spec"]["namespaceSelector"] == {"any": True}
         some = the(render(switch | {"namespaces": ["a"]}), "PodMonitor")
@@ -288,7 +288,7 @@ class TestImage:
 
 class TestNotes:
     @ci_files
-    def test_tell_next_two_commands(self, path: Path) -> None:
+    def test_notes_name_next_two_commands(self, path: Path) -> None:
         notes = render_texts(read_values(path), namespace="system")["NOTES.txt"]
         commands = re.findall(r"^  ((?:kubectl|sed) .*)$", notes, flags=re.MULTILINE)
         assert len(commands) == 2
@@ -306,11 +306,11 @@ class TestNotes:
 
 class TestJobOfTheHelmTest:
     @ci_files
-    def test_is_job_that_operator_takes(self, path: Path) -> None:
+    def test_manifest_is_accepted_by_operator(self, path: Path) -> None:
         children = check_manifest(submitted(render(read_values(path)))).children
         assert {child["kind"] for child in children} == {"Service", "ConfigMap", "Job"}
 
-    def test_goes_where_operator_serves(self) -> None:
+    def test_job_is_created_in_served_namespace(self) -> None:
         for namespaces, wanted in (([], "system"), (["a", "b"], "a"), (["a", "system"], "system")):
             objects = render({"namespaces": namespaces}, namespace="system")
             assert {found["metadata"]["namespace"] for found in objects if is_test(found)} == {wanted}

@@ -71,7 +71,7 @@ def test_every_object_is_valid(path: Path) -> None:
 
 
 @ci_files
-def test_names_are_unique_and_every_object_says_whose_it_is(path: Path) -> None:
+def test_names_are_unique_and_objects_have_owner_labels(path: Path) -> None:
     objects = render(read_values(path), namespace="system")
     keys = [(found["kind"], found["metadata"].get("namespace"), found["metadata"]["name"]) for found in objects]
     assert len(set(keys)) == len(keys)
@@ -105,19 +105,19 @@ def test_defaults_are_golden_file(golden: Callable[[str, str], None]) -> None:
     golden("chart/defaults.yaml", "---\n".join(parts))
 
 
-def test_definition_is_generated_one() -> None:
+def test_definition_equals_generated_one() -> None:
     made = {crd["metadata"]["name"]: crd["spec"] for crd in of_kind(render(), "CustomResourceDefinition")}
     kept = [yaml.safe_load(path.read_text()) for path in (ROOT / "deploy/crds").iterdir()]
     assert made == {crd["metadata"]["name"]: crd["spec"] for crd in kept}
 
 
-def test_folder_of_definition_can_be_applied_as_it_is() -> None:
+def test_crd_folder_is_applicable() -> None:
     """``kubectl apply -f deploy/crds`` stumbles over anything else in it."""
     kinds = [yaml.safe_load(path.read_text())["kind"] for path in (ROOT / "deploy/crds").iterdir()]
     assert set(kinds) == {"CustomResourceDefinition"}
 
 
-def test_definition_stays_unless_told_otherwise() -> None:
+def test_definition_is_kept_by_default() -> None:
     kept, *_ = of_kind(render(), "CustomResourceDefinition")
     assert kept["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
     dropped, *_ = of_kind(render({"crds": {"keep": False}}), "CustomResourceDefinition")
@@ -161,7 +161,7 @@ class TestSchema:
         with pytest.raises(helm_python.HelmRenderError, match=r"serviceAccount\.name: name an existing account"):
             render({"serviceAccount": {"create": False}})
 
-    def test_comment_is_asked_for(self) -> None:
+    def test_value_without_comment_is_refused(self) -> None:
         with pytest.raises(ValueError, match=r"^b\.d: has no comment"):
             read_documented("# about a\na: 1\nb:\n  # about c\n  c: 1\n\n  d: 2\n")
 
@@ -188,7 +188,7 @@ class TestNull:
     }
 
     @pytest.mark.parametrize("value", read_documented(), ids=lambda value: ".".join(value.path))
-    def test_it_is_default_or_empty_map(self, value: Value) -> None:
+    def test_value_is_default_or_empty_map(self, value: Value) -> None:
         default = value.default
         if isinstance(default, dict) and not value.is_group and not value.keywords.get("minProperties"):
             default = dict.fromkeys(default)  # each of its keys taken away
@@ -207,7 +207,7 @@ class TestNull:
         (container,) = the(found, "Deployment")["spec"]["template"]["spec"]["containers"]
         assert container["resources"] == {}
 
-    def test_every_template_puts_defaults_back(self) -> None:
+    def test_every_template_restores_defaults(self) -> None:
         templates = [path for path in (CHART / "templates").rglob("*") if path.suffix in (".yaml", ".txt")]
         assert len(templates) > 10
         for path in templates:
@@ -243,7 +243,7 @@ class TestReadme:
         chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
         assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
 
-    def test_package_holds_no_tooling(self, tmp_path: Path) -> None:
+    def test_package_contains_no_tooling(self, tmp_path: Path) -> None:
         archive = helm_python.package(CHART, destination=tmp_path)
         listed = subprocess.run(["tar", "-tzf", archive], capture_output=True, text=True, check=True).stdout.split()
         assert "ddp-operator/files/crd.yaml" in listed

@@ -65,7 +65,7 @@ def test_quantity_of_kubernetes_is_parsed(text: Any, number: Any) -> None:
 @pytest.mark.parametrize(
     "value", ["", "x", "1x", "1 Gi", "1gi", True, None, [], {}, float("nan"), float("inf"), "1e999", "--1"]
 )
-def test_what_is_no_quantity_is_parsed_as_none(value: Any) -> None:
+def test_invalid_quantity_is_parsed_as_none(value: Any) -> None:
     assert parse_quantity(value) is None
 
 

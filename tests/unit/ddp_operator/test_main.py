@@ -32,9 +32,7 @@ def test_identity_of_settings_is_that_of_kopf_and_of_lease(
     assert passed["memo"]["settings"].identity == "ddp-operator-7d9-x2k"
 
 
-def test_process_without_configured_identity_gets_one_for_kopf_and_lease(
-    passed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_process_without_configured_identity_gets_one(passed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DDP_OPERATOR_IDENTITY", raising=False)
     assert main([]) == 0
     assert passed["identity"]

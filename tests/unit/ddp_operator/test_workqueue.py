@@ -138,7 +138,7 @@ async def test_later_requeue_time_replaces_earlier_one() -> None:
         assert not queue._timers
 
 
-async def test_failing_key_comes_back_and_does_not_stop_others() -> None:
+async def test_failing_key_is_retried_and_blocks_no_other() -> None:
     calls: list[str] = []
 
     async def work(key: str) -> None:
@@ -155,7 +155,7 @@ async def test_failing_key_comes_back_and_does_not_stop_others() -> None:
 
 
 @pytest.mark.parametrize("error", [ClusterError("500"), VersionConflict("changed")])
-async def test_expected_error_leaves_no_traceback(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+async def test_expected_error_logs_no_traceback(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     seen: list[BaseException | None] = []
 
     async def work(key: str) -> None:
@@ -206,7 +206,7 @@ async def test_change_during_failing_run_does_not_skip_backoff(monkeypatch: pyte
         assert calls == 1
 
 
-async def test_stopping_ends_work_under_way_and_forgets_timers() -> None:
+async def test_stop_cancels_running_work_and_timers() -> None:
     calls: list[str] = []
 
     async def work(key: str) -> float:
@@ -234,7 +234,7 @@ def test_backoff_grows_and_is_bounded() -> None:
     assert delays[-1] == LAST_BACKOFF
 
 
-async def test_what_changes_while_key_rests_is_one_more_call() -> None:
+async def test_changes_during_rest_cause_one_call() -> None:
     calls: list[str] = []
 
     async def work(key: str) -> None:
@@ -253,7 +253,7 @@ async def test_what_changes_while_key_rests_is_one_more_call() -> None:
         assert calls == ["a", "b", "a"]
 
 
-async def test_key_that_wants_to_be_called_at_once_does_not_rest() -> None:
+async def test_urgent_key_skips_rest() -> None:
     calls = 0
 
     async def work(key: str) -> float | None:

@@ -120,7 +120,7 @@ def test_worked_example_learns(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines()[-1] == said.splitlines()[-1]
 
 
-def test_result_tells_what_became_of_run(tmp_path: Path) -> None:
+def test_result_reports_outcome_of_run(tmp_path: Path) -> None:
     result = tokens(config(tmp_path / "run"))
     assert (result.epochs, result.steps) == (2, 14)
     assert result.checkpoint == tmp_path / "run" / "step-000000014.pt"
@@ -136,7 +136,7 @@ def test_result_tells_what_became_of_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_run_of_ones_own_goes_on_bitwise(workers: int, tmp_path: Path) -> None:
+def test_run_of_user_parts_resumes_bitwise(workers: int, tmp_path: Path) -> None:
     data = DataConfig(batch_size=8, workers=workers)
     whole = tokens(config(tmp_path / "whole", data=data))
     cut = tmp_path / "cut"

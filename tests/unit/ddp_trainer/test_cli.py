@@ -61,7 +61,7 @@ def test_help_needs_no_torch() -> None:
     assert out.stdout.strip() == "False"
 
 
-def test_checkpoint_folder_comes_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_folder_is_read_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(contract.ENV_CHECKPOINT_DIR, "/ckpt")
     assert parse(["--preset", "digits-resnet"]).checkpoint.dir == "/ckpt"
     assert parse(["--preset", "digits-resnet", "--checkpoint-dir", "/mine"]).checkpoint.dir == "/mine"
@@ -119,7 +119,7 @@ def test_bad_command_line_names_setting(arguments: list[str], field: str) -> Non
 
 
 @pytest.mark.parametrize("flag", ["--local-rank=1", "--local_rank=1"])
-def test_what_torch_distributed_launch_adds_is_accepted(flag: str) -> None:
+def test_arguments_of_torch_distributed_launch_are_accepted(flag: str) -> None:
     assert parse([flag, "--preset", "digits-resnet"]) == parse(["--preset", "digits-resnet"])
     assert flag.partition("=")[0] not in build_parser().format_help()
 
@@ -137,7 +137,7 @@ def test_unknown_preset_gets_nearest_name() -> None:
         get_preset("cifar-resnet18")
 
 
-def test_user_error_is_one_line_on_standard_error_and_81(capsys: pytest.CaptureFixture[str]) -> None:
+def test_user_error_is_one_stderr_line_with_exit_code_81(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--preset", "digits-resnet", "--lr", "0"]) == contract.EXIT_USER_ERROR
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -130,7 +130,7 @@ def replica_engine(model: nn.Module, world: World, distributed: DistributedConfi
     return Engine(model, Classification(), optimizer, Precision(PrecisionConfig(), CPU), world, config)
 
 
-def test_data_parallel_trains_as_one_process_does_and_saves_same_names() -> None:
+def test_data_parallel_equals_one_process_and_saves_same_names() -> None:
     """Without GPUs it hands each batch on to the model."""
     plain = engine(OptimConfig())
     model = build_model(ModelConfig(width=4, norm="group"), 1, 10)
@@ -175,7 +175,7 @@ def test_find_unused_parameters_accepts_missing_gradients(group: World) -> None:
 
 
 @pytest.mark.parametrize(("given", "first"), [(None, 1), (25.0, 3)], ids=("default", "given"))
-def test_first_bucket_is_small_unless_size_is_given(given: float | None, first: int, group: World) -> None:
+def test_first_bucket_is_small_by_default(given: float | None, first: int, group: World) -> None:
     layers = [nn.Linear(512, 512, bias=False) for _ in range(3)]  # 1 MiB each
     replica = replicate(nn.Sequential(*layers), DistributedConfig(bucket_mb=given), group)
     assert isinstance(replica, nn.parallel.DistributedDataParallel)
@@ -201,7 +201,7 @@ def test_compression_sends_in_small_buckets(group: World) -> None:
     assert replica.bucket_bytes_cap == 5 << 20
 
 
-def test_step_follows_learning_rate_it_is_given() -> None:
+def test_step_uses_given_learning_rate() -> None:
     one = engine(OptimConfig(momentum=0.0, lr=123.0))
     before = weights(one)
     one.step(batch(), 0, 0.0)
@@ -210,7 +210,7 @@ def test_step_follows_learning_rate_it_is_given() -> None:
     assert not torch.equal(weights(one), before)
 
 
-def test_clipping_bounds_update_and_reports_norm_before_it() -> None:
+def test_clipping_bounds_update_and_reports_previous_norm() -> None:
     free = engine(OptimConfig(momentum=0.0))
     clipped = engine(OptimConfig(momentum=0.0, clip_norm=0.01))
     before = weights(free)
@@ -330,7 +330,7 @@ def test_totals_of_parts_add_up_to_whole() -> None:
     assert scores["loss"] == pytest.approx(float(nn.functional.cross_entropy(outputs, targets)), rel=1e-5)
 
 
-def test_scalars_of_any_shape_and_type_come_in_their_order() -> None:
+def test_scalars_of_any_shape_and_type_keep_order() -> None:
     taken = AsyncScalars([torch.tensor(1.0), torch.tensor([2.0]), torch.tensor(6, dtype=torch.int64)])
     assert taken.ready()
     assert taken.read() == [1.0, 2.0, 6.0]
@@ -338,7 +338,7 @@ def test_scalars_of_any_shape_and_type_come_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_pauses_do_not_count_as_training_time(device: str, gpu: FakeGpu) -> None:
+def test_pauses_are_excluded_from_training_time(device: str, gpu: FakeGpu) -> None:
     watch = Stopwatch(torch.device(device))
     timeline = Timeline(torch.device(device))
     gpu.work(10.0)

@@ -32,7 +32,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_weights_are_validated_again_and_nothing_is_written(
+def test_validation_of_weights_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = ["--checkpoint-dir", str(tmp_path / "kept")]
@@ -68,7 +68,7 @@ def test_missing_weights_are_user_error(tmp_path: Path, capsys: pytest.CaptureFi
     assert "lacks 1 of the model's" in refused("--init-from", str(tmp_path / "part.pt"))
 
 
-def test_validation_that_is_stopped_saves_nothing(
+def test_stopped_validation_saves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [*DIGITS, "--model", plugins.INTERRUPTING, "--checkpoint-dir", str(tmp_path), "--eval-batch-size", "50"]
@@ -81,9 +81,7 @@ def test_validation_that_is_stopped_saves_nothing(
     assert contents(tmp_path) == before
 
 
-def test_run_exports_what_it_validates_and_so_does_validation(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_and_validation_export_validated_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from safetensors.torch import load_file
 
     paths = [str(tmp_path / "deep" / name) for name in ("model.safetensors", "model.pt2")]
@@ -109,7 +107,7 @@ def test_run_exports_what_it_validates_and_so_does_validation(
 
 
 @pytest.mark.parametrize("name", ["resnet18", "wide-resnet"])
-def test_networks_that_compute_otherwise_on_cpu_are_exported_as_they_are_meant(name: str, tmp_path: Path) -> None:
+def test_networks_with_cpu_variants_are_exported_in_standard_form(name: str, tmp_path: Path) -> None:
     model = build_model(ModelConfig(name=name, widen=1, dropout=0.1), 3, 10)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     slice_before_narrow_convolutions(model)

@@ -82,7 +82,7 @@ def test_threads_page_excludes_main_and_server_threads(exporter: Exporter) -> No
     assert "read_ahead" not in get(exporter.port, "/threads").decode()
 
 
-def test_every_series_carries_rank_and_nothing_else(exporter: Exporter) -> None:
+def test_every_series_has_only_rank_label(exporter: Exporter) -> None:
     exporter.step(samples=1, loss=1.0, epoch=1, learning_rate=0.1, data_wait=0.1, compute=0.1)
     for family in text_string_to_metric_families(get(exporter.port).decode()):
         for sample in family.samples:
@@ -185,7 +185,7 @@ def test_closed_exporter_is_not_kept_until_program_ends() -> None:
     assert kept() is None
 
 
-def test_documents_example_runs_and_shows_where_steps_time_went(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example_of_document_runs_and_shows_step_phases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(contract.ENV_METRICS_PORT, "0")
     page = (ROOT / "docs" / "metrics.md").read_text()
     blocks = re.findall(r"(?:^    .*\n|^\n)+", page, re.MULTILINE)
@@ -293,7 +293,7 @@ def test_launchers_folder_gets_port_and_last_page(tmp_path: Path, monkeypatch: p
         get(port)
 
 
-def test_script_that_just_ends_leaves_its_last_page(tmp_path: Path) -> None:
+def test_ended_script_keeps_last_page(tmp_path: Path) -> None:
     script = "from ddp_trainer.exporter import Exporter\nExporter.start().step(samples=7)"
     environ = os.environ | {contract.ENV_RUNTIME_DIR: str(tmp_path)}
     subprocess.run([sys.executable, "-c", script], env=environ, check=True)
@@ -323,7 +323,7 @@ def test_buckets_are_cumulative_and_include_their_edge() -> None:
     assert 'ddp_step_duration_seconds_count{rank="0"} 3.0' in page
 
 
-def test_it_can_be_registered_in_registry_of_ones_own() -> None:
+def test_metrics_are_registered_in_user_registry() -> None:
     registry = CollectorRegistry()
     exporter = Exporter(RankEnv(rank=2, world_size=4))
     registry.register(exporter)
@@ -370,7 +370,7 @@ os.waitpid(child, 0)
 """
 
 
-def test_forked_child_leaves_port_final_page_and_exit_to_its_parent(tmp_path: Path) -> None:
+def test_forked_child_keeps_parent_port_final_page_and_exit(tmp_path: Path) -> None:
     environ = os.environ | {contract.ENV_RUNTIME_DIR: str(tmp_path)}
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED]
     subprocess.run(command, env=environ, check=True, timeout=120)

@@ -25,7 +25,7 @@ GPT = [
 ]  # fmt: skip
 
 
-def test_windows_are_of_whole_text_and_each_byte_has_next_one_as_its_target() -> None:
+def test_windows_cover_text_and_targets_are_next_bytes() -> None:
     data = load(DataConfig(validation_fraction=0.25))
     train = data.train
     validation = data.validation
@@ -38,13 +38,13 @@ def test_windows_are_of_whole_text_and_each_byte_has_next_one_as_its_target() ->
     assert b"Python" in bytes(torch.cat([train[index][0] for index in range(200)]).tolist())  # type: ignore[index]
 
 
-def test_python_without_text_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_text_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(UserError, match=r"^data\.name: this Python has no module pydoc_data; use another"):
         load(DataConfig())
 
 
-def test_no_answer_hangs_on_what_comes_after_it_and_model_is_of_its_size() -> None:
+def test_output_depends_only_on_previous_tokens_and_model_has_size() -> None:
     config = resolve("python-reference-gpt")
     model = build_model(config.model, LENGTH, 256)
     assert 0.8e6 < sum(parameter.numel() for parameter in model.parameters()) < 0.9e6

@@ -82,7 +82,7 @@ def datasets(name: str, count: int) -> Datasets:
 
 @pytest.mark.parametrize("published", [False, True])
 @pytest.mark.parametrize("preset", [name for name in PRESETS if PRESETS[name].values["data"]["name"] in SHAPES])
-def test_batch_is_made_where_it_is_used(preset: str, published: bool) -> None:
+def test_batch_is_built_on_device(preset: str, published: bool) -> None:
     config = resolve(preset, None, {}, as_published=published).data
     data = datasets(config.name, 6)
     augmentation = Augmentation.from_config(config, channels=data.in_channels, masks=config.name == "voc2012")
@@ -101,7 +101,7 @@ def test_batch_is_made_where_it_is_used(preset: str, published: bool) -> None:
 
 
 @pytest.mark.parametrize("preset", ["digits-resnet", "cifar10-resnet18", "cifar10-wideresnet"])
-def test_step_is_made_on_device(preset: str) -> None:
+def test_step_runs_on_device(preset: str) -> None:
     config = resolve(preset, None, {"model": {"widen": 1}})
     data = datasets(config.data.name, 2)
     task = build_task(data, 0.1)
@@ -144,7 +144,7 @@ def ranks() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
-def test_batch_norm_over_ranks_is_made_on_device(momentum: float | None, ranks: None) -> None:
+def test_synchronised_batch_norm_runs_on_device(momentum: float | None, ranks: None) -> None:
     with DEVICE:
         layer = convert(nn.BatchNorm2d(4, momentum=momentum))
         images = torch.empty(2, 4, 6, 6, requires_grad=True)
@@ -154,7 +154,7 @@ def test_batch_norm_over_ranks_is_made_on_device(momentum: float | None, ranks: 
     assert images.grad is not None
 
 
-def test_watch_sees_copy_and_number_that_is_asked_for() -> None:
+def test_watch_records_copies_and_host_reads() -> None:
     with Crossings() as crossings:
         torch.tensor([1, 2], device=DEVICE)
         torch.zeros(2).to(DEVICE)

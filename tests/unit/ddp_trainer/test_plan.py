@@ -15,7 +15,7 @@ def plan(
     return Plan(100, 16, drop_last, epochs, max_steps, first or Position())
 
 
-def test_steps_of_epoch_include_smaller_last_one_unless_it_is_dropped() -> None:
+def test_steps_of_epoch_include_last_partial_step_unless_dropped() -> None:
     assert plan().steps_left(0) == 7
     assert plan(drop_last=True).steps_left(0) == 6
     assert plan().steps_left(96) == 1
@@ -23,7 +23,7 @@ def test_steps_of_epoch_include_smaller_last_one_unless_it_is_dropped() -> None:
     assert plan().steps_left(112) == 0
 
 
-def test_run_ends_at_same_step_from_wherever_it_resumes() -> None:
+def test_run_ends_at_same_step_from_any_resume() -> None:
     whole = plan().total_steps
     assert whole == 21
     assert plan(first=Position(step=7, epoch=1)).total_steps == whole
@@ -31,7 +31,7 @@ def test_run_ends_at_same_step_from_wherever_it_resumes() -> None:
     assert plan(first=Position(step=21, epoch=3)).total_steps == whole
 
 
-def test_max_steps_ends_run_early_and_never_before_where_it_stands() -> None:
+def test_max_steps_ends_run_early_but_not_before_current_step() -> None:
     assert plan(max_steps=5).total_steps == 5
     assert plan(max_steps=50).total_steps == 21
     assert plan(max_steps=5, first=Position(step=9, epoch=1, consumed=32)).total_steps == 9
@@ -50,18 +50,18 @@ def test_fraction_counts_epochs() -> None:
 # The learning rate
 
 
-def test_constant_rate_is_scaled_one() -> None:
+def test_constant_rate_equals_scaled_rate() -> None:
     assert Schedule(ScheduleConfig(), 0.1, 4.0, 10.0).lr(3.0) == pytest.approx(0.4)
 
 
-def test_warm_up_begins_at_rate_of_one_process_and_ends_at_scaled_one() -> None:
+def test_warm_up_starts_at_single_process_rate_and_ends_at_scaled_rate() -> None:
     schedule = Schedule(ScheduleConfig(warmup_epochs=5.0), 0.1, 8.0, 10.0)
     assert schedule.lr(0.0) == pytest.approx(0.1)
     assert schedule.lr(2.5) == pytest.approx((0.1 + 0.8) / 2)
     assert schedule.lr(5.0) == pytest.approx(0.8)
 
 
-def test_warm_up_may_begin_at_share() -> None:
+def test_warm_up_may_start_at_fraction() -> None:
     schedule = Schedule(ScheduleConfig(warmup_epochs=1.0, warmup_start=0.25), 0.1, 1.0, 10.0)
     assert schedule.lr(0.0) == pytest.approx(0.025)
 

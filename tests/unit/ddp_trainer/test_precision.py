@@ -60,7 +60,7 @@ def _switches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("", False),
     ],
 )
-def test_processor_is_asked_for_bf16(tmp_path: Path, text: str, expected: bool) -> None:
+def test_processor_support_decides_bf16(tmp_path: Path, text: str, expected: bool) -> None:
     path = tmp_path / "cpuinfo"
     path.write_text(text)
     assert cpu_has_bf16(path) == expected
@@ -68,7 +68,7 @@ def test_processor_is_asked_for_bf16(tmp_path: Path, text: str, expected: bool) 
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_auto_takes_bf16_only_where_it_is_fast_and_explicit_wish_is_honoured(
+def test_auto_uses_bf16_only_where_fast_and_explicit_choice_is_kept(
     fast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ddp_trainer.precision.cpu_has_bf16", lambda: fast)
@@ -109,7 +109,7 @@ def test_scaled_step_scales_unscales_clips_steps_and_updates(monkeypatch: pytest
     assert calls == ["scale", "unscale_", "clip", "step", "update"]
 
 
-def test_scaled_step_that_is_not_finite_is_left_out_and_scale_survives_save() -> None:
+def test_nonfinite_scaled_step_is_skipped_and_scale_is_saved() -> None:
     # torch's own scaler, which also works on a CPU.
     precision = Precision(PrecisionConfig(), CPU)
     other = Precision(PrecisionConfig(), CPU)
@@ -222,7 +222,7 @@ def test_settings_win_over_defaults(name: str, device: DeviceTraits, model: Mode
         (FAST_CPU, RESNET, True, ""),
     ],
 )
-def test_one_log_line_states_defaults(device: DeviceTraits, model: ModelTraits, fused: bool, expected: str) -> None:
+def test_defaults_are_logged_in_one_line(device: DeviceTraits, model: ModelTraits, fused: bool, expected: str) -> None:
     config = PrecisionConfig()
     numerics = choose_numerics(config, device, model)
     assert describe_defaults(config, numerics, device.type, fused=fused) == expected
@@ -293,7 +293,7 @@ def test_bf16_is_refused_where_gpu_has_none(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_deterministic_asks_torch_for_it_and_names_what_is_left(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deterministic_configures_torch_and_names_exceptions(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
     Precision(PrecisionConfig(), torch.device(device, 0))
     assert not torch.are_deterministic_algorithms_enabled()
@@ -305,5 +305,5 @@ def test_deterministic_asks_torch_for_it_and_names_what_is_left(device: str, mon
         torch.ones(4).put_(torch.tensor([0, 0]), torch.ones(2))
 
 
-def test_graph_of_step_is_off_unless_asked_for() -> None:
+def test_step_graph_is_off_by_default() -> None:
     assert PrecisionConfig().cuda_graph == "off"

@@ -190,7 +190,7 @@ def test_average_with_large_decay_follows_short_run(capsys: pytest.CaptureFixtur
     assert float(scores[-1].split()[0]) > 0.8
 
 
-def test_checkpoint_with_other_groups_of_parameters_is_refused_in_words(
+def test_checkpoint_with_other_parameter_groups_is_refused_with_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = ["--checkpoint-dir", str(tmp_path)]
@@ -256,7 +256,7 @@ def test_nonfinite_count_only_counts(
     assert 'ddp_nonfinite_losses_total{rank="0"} 3.0' in (tmp_path / "metrics" / "0.prom").read_text()
 
 
-def test_cumulative_time_and_scores_of_epoch_are_one_line_and_continue_after_resume(
+def test_cumulative_time_and_scores_are_one_line_and_continue_after_resume(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [*STATEFUL, "--train-accuracy", "--checkpoint-dir", str(tmp_path)]

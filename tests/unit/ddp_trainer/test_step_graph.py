@@ -130,7 +130,7 @@ def test_replayed_steps_are_steps_themselves(name: str, capsys: pytest.CaptureFi
     assert len({float(one.loss) for one in replayed.taken}) == 15
 
 
-def test_scaler_scales_and_leaves_steps_out_in_replays_too() -> None:
+def test_scaler_scales_and_skips_steps_in_replays() -> None:
     # Too large a scale: the first steps are left out, and the scale halves each time.
     scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=4) for _ in range(2)]
     runs = [StepHarness(settings(optim={"clip_norm": 0.5}), scaler=scaler) for scaler in scalers]
@@ -142,7 +142,7 @@ def test_scaler_scales_and_leaves_steps_out_in_replays_too() -> None:
     assert bool(torch.stack([one.loss for one in runs[0].taken]).isfinite().all())
 
 
-def test_resumed_run_records_anew_and_goes_on_to_bit() -> None:
+def test_resumed_run_records_again_and_continues_bitwise() -> None:
     whole, first, second = (StepHarness(settings(optim={"ema_decay": 0.9})) for _ in range(3))
     for run in (whole, first, second):
         run.graph()
@@ -171,7 +171,7 @@ class HostWork(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_replay_is_asked_for_in_handful_of_launches() -> None:
+def test_replay_needs_few_launches() -> None:
     watch = HostWork()
     steps = 0
 
@@ -209,7 +209,7 @@ def group() -> Iterator[World]:
     dist.destroy_process_group()
 
 
-def test_what_ddp_sends_is_recorded_too(group: World) -> None:
+def test_ddp_communication_is_recorded(group: World) -> None:
     eager, replayed = (StepHarness(settings(), group) for _ in range(2))
     sent = 0
     original = tape.Tape.replay
@@ -276,7 +276,7 @@ def test_obstacle_names_reason(changes: dict[str, Any], word: str) -> None:
     assert bool(word) == bool(why)
 
 
-def test_device_that_does_not_end_its_step_is_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfinished_device_step_is_error(monkeypatch: pytest.MonkeyPatch) -> None:
     run = StepHarness(settings(distributed={"timeout_seconds": 0.01}))
     run.graph()
     monkeypatch.setattr("ddp_trainer.observability.meters.Timeline.reached", lambda self, moment: False)
@@ -296,7 +296,7 @@ def refuse_to_record() -> StepResult:
 
 
 @pytest.mark.parametrize("closes", [False, True])
-def test_failed_capture_leaves_allocator_and_generator_usable(closes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_capture_keeps_allocator_and_generator_usable(closes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     capture = FakeCapture(monkeypatch, closes=closes)
     capture.state.manual_seed(42)
     with pytest.raises(torch.AcceleratorError):
@@ -319,7 +319,7 @@ def test_failed_python_code_in_capture_releases_its_pool_once(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("fault", ["pool", "stream"])
-def test_allocator_that_stays_in_capture_ends_run_on_all_ranks(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allocator_stuck_in_capture_ends_run_on_all_ranks(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = StepHarness(settings())
 
     def record(function: Callable[[], StepResult]) -> Any:
@@ -333,7 +333,7 @@ def test_allocator_that_stays_in_capture_ends_run_on_all_ranks(fault: str, monke
         run.train(range(1))
 
 
-def test_events_of_graph_live_until_it_is_gone() -> None:
+def test_events_of_graph_live_as_long_as_graph() -> None:
     run = StepHarness(settings(optim={"accumulate": 2}, data={"batch_size": 3}))
     run.graph()
     run.train(range(2))
@@ -361,7 +361,7 @@ def test_events_of_graph_outlive_time_that_cannot_be_read(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_graph_is_settled_once_it_is_recorded_or_has_failed(fails: bool) -> None:
+def test_graph_is_settled_after_recording_or_failure(fails: bool) -> None:
     run = StepHarness(settings())
     run.graph(fails_midway if fails else tape.record)
     assert run.engine.graph is not None

@@ -59,7 +59,7 @@ def test_class_that_is_nowhere_is_not_part_of_mean() -> None:
     assert task.scores(task.totals(outputs, targets).tolist())["mean_iou"] == pytest.approx((3 / 4 + 0) / 2)
 
 
-def test_images_that_are_all_void_count_for_nothing() -> None:
+def test_all_void_images_are_not_counted() -> None:
     outputs, targets = scene(void=2.0)
     task = Segmentation(CLASSES)
     assert float(task.loss(outputs, targets)) == 0.0
@@ -67,7 +67,7 @@ def test_images_that_are_all_void_count_for_nothing() -> None:
     assert task.scores([0.0] * task.num_totals) == {"loss": 0.0, "accuracy": 0.0, "mean_iou": 0.0}
 
 
-def test_right_answers_are_counted_beside_all_answers() -> None:
+def test_correct_answers_are_counted_with_all_answers() -> None:
     outputs, targets = scene()
     right, answers = Segmentation(CLASSES).correct(outputs, targets).tolist()
     known = targets != 255
@@ -112,7 +112,7 @@ def test_more_outputs_than_classes_are_good() -> None:
         task.check(outputs[:, :, :3], targets)
 
 
-def test_masks_make_it_segmentation() -> None:
+def test_masks_select_segmentation() -> None:
     images = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
     classes = Datasets(*[ImageData(images, torch.tensor([0, 1]))] * 2, num_classes=2, mean=(0.0,), std=(1.0,))
     masks = Datasets(*[ImageData(images, images[:, 0])] * 2, num_classes=2, mean=(0.0,), std=(1.0,))

@@ -45,7 +45,7 @@ def test_device_classes_of_each_vendor_are_gpus(device: str, kind: str) -> None:
         ([], 0),
     ],
 )
-def test_devices_are_counted_by_what_request_says(requests: list[Json], gpus: int) -> None:
+def test_devices_are_counted_from_request(requests: list[Json], gpus: int) -> None:
     assert count(*requests) == gpus
 
 
@@ -59,7 +59,7 @@ def test_devices_are_counted_by_what_request_says(requests: list[Json], gpus: in
         ([], 0),
     ],
 )
-def test_container_gets_requests_that_it_names(uses: list[Json], gpus: int) -> None:
+def test_container_gets_named_requests(uses: list[Json], gpus: int) -> None:
     assert count(exactly("a", count=2), exactly("b", count=3), uses=uses) == gpus
 
 
@@ -73,7 +73,7 @@ UNCOUNTABLE: dict[str, tuple[list[Json], str]] = {
 
 @pytest.mark.parametrize("case", UNCOUNTABLE)
 @pytest.mark.parametrize("asked", ["auto", "gpu"])
-def test_what_cannot_be_counted_needs_number(case: str, asked: str) -> None:
+def test_uncountable_claim_needs_number(case: str, asked: str) -> None:
     requests, words = UNCOUNTABLE[case]
     with pytest.raises(InvalidManifest) as caught:
         count(*requests, procPerNode=asked)
@@ -82,12 +82,12 @@ def test_what_cannot_be_counted_needs_number(case: str, asked: str) -> None:
 
 
 @pytest.mark.parametrize(("case", "gpus"), [("all", 6), ("alternatives", 6), ("an unknown class", 0)])
-def test_number_stands_for_gpus_that_cannot_be_counted(case: str, gpus: int) -> None:
+def test_number_replaces_uncountable_gpus(case: str, gpus: int) -> None:
     assert count(*UNCOUNTABLE[case][0], procPerNode=6) == gpus
     assert count(*UNCOUNTABLE[case][0], procPerNode="cpu") == 0
 
 
-def test_devices_of_other_kinds_do_not_matter_beside_gpus_of_limits() -> None:
+def test_other_devices_are_ignored_beside_gpu_limits() -> None:
     made = claiming({"name": "gpus"}, resources={"limits": {"nvidia.com/gpu": "4"}})
     typed = job(template=made).spec
     claim = gpu_claim(exactly("nic", "rdma.example.com"))
@@ -104,7 +104,7 @@ def test_claim_of_another_shape_in_file_has_no_gpus(spec: Any) -> None:
     assert count_claimed(typed, [(one, {"spec": spec}) for one in find_claims(typed)]) == 0
 
 
-def test_digest_is_of_all_that_count_rests_on() -> None:
+def test_digest_covers_all_inputs_of_count() -> None:
     specs = [
         job(template=claiming({"name": "gpus"})).spec,
         job(template=claiming({"name": "gpus"}), procPerNode=8).spec,
@@ -127,5 +127,5 @@ def test_digest_is_of_all_that_count_rests_on() -> None:
         "x",
     ],
 )
-def test_what_has_not_shape_of_claims_is_none(pod: Any) -> None:
+def test_malformed_claims_give_none(pod: Any) -> None:
     assert find_claims(job(template={**template(), "spec": pod}).spec) == ()

@@ -31,10 +31,10 @@ def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[st
 
 
 class TestFile:
-    def test_says_that_it_is_generated(self) -> None:
+    def test_file_names_its_generator(self) -> None:
         assert FILE.read_text(encoding="utf-8").startswith("# Generated ")
 
-    def test_reads_back_as_built(self) -> None:
+    def test_file_parses_to_built_schema(self) -> None:
         assert yaml.safe_load(render_crd(CRD)) == CRD
 
     def test_fits_into_annotation_of_kubectl_apply(self) -> None:
@@ -42,7 +42,7 @@ class TestFile:
 
 
 class TestStructure:
-    def test_holds_nothing_that_structural_schema_may_not(self) -> None:
+    def test_schema_has_only_structural_keywords(self) -> None:
         forbidden = {"$ref", "anyOf", "oneOf", "allOf", "not", "$defs", "definitions", "additionalProperties", "title"}
         assert [(path, sorted(forbidden & set(node))) for path, node in nodes(SCHEMA) if forbidden & set(node)] == []
 
@@ -59,7 +59,7 @@ class TestStructure:
         spec = SCHEMA["properties"]["spec"]
         assert [path for path, node in nodes(spec) if "description" not in node and not path.endswith("[]")] == []
 
-    def test_status_invents_nothing(self) -> None:
+    def test_status_schema_adds_no_default(self) -> None:
         assert [path for path, node in nodes(SCHEMA["properties"]["status"]) if "default" in node] == []
 
     def test_schema_is_valid_openapi(self) -> None:
@@ -133,7 +133,7 @@ def test_full_status_fits_its_schema() -> None:
     jsonschema.validate(msgspec.to_builtins(status), SCHEMA["properties"]["status"])
 
 
-def test_type_without_structural_schema_is_mistake_of_ours() -> None:
+def test_type_without_structural_schema_raises_assertion() -> None:
     class UnschematicStruct(msgspec.Struct):
         field: float | str
 

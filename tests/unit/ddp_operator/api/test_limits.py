@@ -65,9 +65,7 @@ def test_budget_ends_at_failure_after_max_restarts(limit: int) -> None:
         ({"maxRestarts": 0, "inPlaceRestarts": 2}, Restarts(used=2, without_progress=2), 2),
     ],
 )
-def test_attempts_launchers_are_given_what_ledger_has_left(
-    recovery: dict[str, int], ledger: Restarts, allowed: int
-) -> None:
+def test_launchers_get_remaining_restarts_of_attempt(recovery: dict[str, int], ledger: Restarts, allowed: int) -> None:
     assert job(recovery=recovery, status=Status(restarts=ledger)).in_place_restarts == allowed
 
 

@@ -96,7 +96,7 @@ CASES: dict[str, tuple[Any, Any, Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_merges_and_leaves_both_as_they_are(case: str) -> None:
+def test_merge_keeps_both_inputs(case: str) -> None:
     base, own, wanted = copy.deepcopy(CASES[case])
     assert merge(base, own) == wanted
     assert (base, own) == CASES[case][:2]

@@ -33,7 +33,7 @@ class TestDefaults:
         assert (spec.rendezvous.backend, spec.rendezvous.port, spec.metrics.port) == ("c10d", 29400, 9400)
         assert spec.recovery.non_retryable_exit_codes == (2, 126, 127)
 
-    def test_resource_carries_them_as_api_server_stores_it(self) -> None:
+    def test_resource_is_parsed_as_api_server_stores_it(self) -> None:
         stored = parse_manifest(yaml.safe_dump(resource(checkpoint={"path": "/c"}))).resource["spec"]
         assert (stored["nodes"], stored["rendezvous"]["joinTimeoutSeconds"]) == (1, 600)
         assert stored["checkpoint"] == {"path": "/c", "graceSeconds": 120}
@@ -41,13 +41,13 @@ class TestDefaults:
         assert parse_resource(resource() | {"spec": stored}).spec == parse(checkpoint={"path": "/c"})
 
     @pytest.mark.parametrize("field", ["recovery", "rendezvous", "nodes", "checkpoint", "activeDeadlineSeconds"])
-    def test_null_is_as_good_as_left_out(self, field: str) -> None:
+    def test_null_equals_omitted_field(self, field: str) -> None:
         assert parse(**{field: None}) == parse()
 
     def test_null_deeper_down_too(self) -> None:
         assert parse(recovery={"maxRestarts": None, "inPlaceRestarts": 1}).recovery.max_restarts == 3
 
-    def test_null_in_template_stays(self) -> None:
+    def test_null_in_template_is_kept(self) -> None:
         assert parse(template=template(nodeSelector=None)).template.spec["nodeSelector"] is None
 
     def test_whole_number_with_point_is_number(self) -> None:
@@ -60,7 +60,7 @@ class TestDefaults:
 
 
 class TestFile:
-    def test_other_objects_come_along(self) -> None:
+    def test_other_objects_are_returned(self) -> None:
         text = yaml.safe_dump_all([{"kind": "ConfigMap", "metadata": {"name": "c"}}, resource(), None])
         assert [other["kind"] for other in parse_manifest(text).others] == ["ConfigMap"]
 
@@ -81,7 +81,7 @@ class TestFile:
             'unknown field "metadata.namespacex"; did you mean namespace?',
         ]
 
-    def test_unquoted_date_stays_text_as_with_kubectl(self) -> None:
+    def test_unquoted_date_is_parsed_as_text(self) -> None:
         raw = yaml.safe_dump(resource()).replace("example.com/train:1", "2026-11-20")
         assert parse_manifest(raw).job.spec.template.spec["containers"][0]["image"] == "2026-11-20"
 
@@ -105,11 +105,11 @@ class TestFile:
             "python object", "control character", "recursion",
         ],
     )  # fmt: skip
-    def test_broken_file_is_refused_in_one_sentence(self, text: str, words: str) -> None:
+    def test_malformed_file_is_refused_in_one_sentence(self, text: str, words: str) -> None:
         [said] = refusal(text)
         assert words in said
 
-    def test_billion_laughs_do_not_hang(self) -> None:
+    def test_nested_aliases_are_refused_quickly(self) -> None:
         lines = ["a0: &a0 [x]"] + [f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40)]
         assert refusal("\n".join(lines) + "\nkind: Job\n")
 
@@ -189,12 +189,12 @@ class TestWords:
             "spec: Required value: add spec with at least spec.template"
         ]
 
-    def test_wrong_api_version_is_named(self) -> None:
+    def test_unknown_api_version_is_named(self) -> None:
         assert refusal(resource() | {"apiVersion": "ddp-operator.dev/v1"}) == [
             'apiVersion: Invalid value: "ddp-operator.dev/v1": must be ddp-operator.dev/v1alpha1; change it'
         ]
 
-    def test_several_rules_are_all_told(self) -> None:
+    def test_all_violated_rules_are_reported(self) -> None:
         assert len(refusal(resource(nodes=0, metrics={"port": 1}))) == 2
 
     @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ class TestStored:
     def test_unreadable_status_counts_as_none(self, status: Any) -> None:
         assert parse_resource(resource() | {"status": status}).status == Status()
 
-    def test_status_survives_way_to_api_server_and_back(self) -> None:
+    def test_status_survives_round_trip(self) -> None:
         status = Status(attempt=3, attempt_nodes=2, job_name="a-3")
         assert parse_resource(resource() | {"status": msgspec.to_builtins(status)}).status == status
 
@@ -264,6 +264,6 @@ def test_aliases_within_limits_are_expanded() -> None:
     assert document["more"] == [{"x": [1, 2]}] * 2
 
 
-def test_file_beyond_limit_is_refused_before_it_is_read() -> None:
+def test_oversized_file_is_refused_before_reading() -> None:
     with pytest.raises(InvalidManifest, match="has more than 16 MiB"):
         load_documents("#" * (16 << 20) + "\n")

@@ -34,7 +34,7 @@ def test_table_has_fields_of_newest_kubernetes(path: str) -> None:
     assert set(schema["properties"]) == set(FIELDS[path])
 
 
-def test_all_misspelt_fields_are_named_with_ones_that_were_meant() -> None:
+def test_misspelt_fields_are_named_with_suggestions() -> None:
     pod = {"containers": [{"name": "trainer", "comand": ["a"], "enviroment": [], "env": [{"nam": "A"}]}], "volume": []}
     assert [str(error) for error in find_unknown_fields(pod)] == [
         'unknown field "spec.template.spec.containers[0].comand"; did you mean command?',

@@ -31,7 +31,7 @@ def trainer_of(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 class TestMerge:
-    def test_own_values_win_also_where_they_are_defaults(self) -> None:
+    def test_own_default_values_override_profile(self) -> None:
         given = taken({"recovery": {"maxRestarts": 9, "countDisruptions": True}, "securityProfile": "Restricted"})
         spec, errors = complete_spec({"recovery": {"maxRestarts": 3, "countDisruptions": False}}, given)
         assert errors == []
@@ -47,7 +47,7 @@ class TestMerge:
             (["main"], ["side", "trainer"], ["side", "trainer"]),
         ],
     )
-    def test_training_containers_are_same_whatever_their_names(
+    def test_training_containers_match_by_role_not_name(
         self, theirs: list[str], ours: list[str], wanted: list[str]
     ) -> None:
         base = {"template": template(*({"name": name, "image": name} for name in theirs))}
@@ -63,7 +63,7 @@ class TestMerge:
         )
         assert spec["template"]["spec"]["containers"] == [{"name": "trainer", "image": "b", "command": ["a"]}]
 
-    def test_digest_is_that_of_what_is_taken(self) -> None:
+    def test_digest_covers_used_fields(self) -> None:
         assert taken({"shm": {}}).digest == taken({"shm": {}}).digest
         others = {taken({}).digest, taken({"shm": {}}).digest, taken({"shm": {}}, "shm").digest}
         assert len(others) == 3
@@ -118,7 +118,7 @@ class TestLocks:
             ),
         ],
     )
-    def test_what_is_set_otherwise_is_named_and_does_not_hold(self, lock: str, own: dict[str, Any]) -> None:
+    def test_overridden_lock_is_named_and_ignored(self, lock: str, own: dict[str, Any]) -> None:
         free, errors = complete_spec(own, taken(BASE))
         assert errors == []
         spec, [error] = complete_spec(own, taken(BASE, lock))
@@ -128,7 +128,7 @@ class TestLocks:
         _, again = complete_spec(spec, taken(BASE, lock))
         assert again == []
 
-    def test_what_is_left_out_or_same_is_no_matter(self) -> None:
+    def test_omitted_or_equal_value_passes_lock(self) -> None:
         locks = ("recovery.maxRestarts", "networkPolicy", "template.spec.containers[trainer].env", "watchdog.action")
         own = {
             "nodes": 2,
@@ -139,7 +139,7 @@ class TestLocks:
         assert errors == []
         assert trainer_of(spec)["args"] == ["y"]
 
-    def test_every_other_value_stays(self) -> None:
+    def test_other_values_are_kept(self) -> None:
         own = {"recovery": {"maxRestarts": 3, "resetAfterSteps": 5}, "nodes": 2}
         spec, _ = complete_spec(own, taken(BASE, "recovery.maxRestarts"))
         assert (spec["recovery"], spec["nodes"]) == ({"maxRestarts": 9, "resetAfterSteps": 5}, 2)
@@ -166,7 +166,7 @@ def test_profile_of_another_form_is_refused(spec: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("spec", [None, [], {}, {"profileRef": None}, {"profileRef": "x"}, {"profileRef": {"name": 3}}])
-def test_what_names_no_profile(spec: Any) -> None:
+def test_manifest_without_profile_has_no_reference(spec: Any) -> None:
     assert profile_reference({"spec": spec}) is None
 
 
@@ -195,7 +195,7 @@ class TestManifest:
         assert manifest.completed["recovery"] == {"maxRestarts": 9}
         assert manifest.resource["spec"]["recovery"]["resetAfterSteps"] == 1000
 
-    def test_may_leave_out_what_its_profile_has(self) -> None:
+    def test_field_set_by_profile_is_optional(self) -> None:
         raw = resource(profileRef={"name": "gpu"}, checkpoint={"claimName": "c"})
         del raw["spec"]["template"]
         find = find_among([profile(BASE | {"checkpoint": {"path": "/ckpt"}})])
@@ -204,7 +204,7 @@ class TestManifest:
         assert (checkpoint.path, checkpoint.claim_name) == ("/ckpt", "c")
 
     @pytest.mark.parametrize(("field", "needy", "needed"), COMPANIONS)
-    def test_may_leave_to_its_profile_what_field_needs_and_other_way_round(
+    def test_requirement_may_be_met_by_profile_and_by_job(
         self, field: str, needy: dict[str, Any], needed: dict[str, Any]
     ) -> None:
         raw = resource(profileRef={"name": "gpu"}, **needy)
@@ -238,7 +238,7 @@ class TestManifest:
             parse_manifest(dump(raw), profiles=find)
 
 
-def test_schema_of_profile_is_that_of_job_with_nothing_required() -> None:
+def test_profile_schema_equals_job_schema_without_required() -> None:
     schema = build_profile_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     job = schema["properties"]["spec"]["properties"]["job"]

@@ -165,7 +165,7 @@ def test_bound_itself_is_taken(path: str, value: Any) -> None:
     assert refused(change(BASE, path, value)) == []
 
 
-def test_every_rule_about_one_object_is_met_by_bad_value_above() -> None:
+def test_every_single_object_rule_refuses_a_bad_value() -> None:
     met = set()
     elastic = ("spec.elastic", {"minNodes": 2, "maxNodes": 3})
     required = ("spec.network", {"require": True})
@@ -184,7 +184,7 @@ def test_spec_of_defaults_passes_all_rules() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.at}{rule.field}")
-def test_rule_says_remedy(rule: CelRule) -> None:
+def test_rule_message_has_remedy(rule: CelRule) -> None:
     problem, _, remedy = rule.message.rpartition("; ")
     assert problem
     assert remedy
@@ -203,12 +203,12 @@ def test_static_rendezvous_cannot_restart_in_place(backend: str, restarts: int |
 
 
 @pytest.mark.parametrize(("nodes", "bad"), [(1, True), (2, False), (4, False), (5, True)])
-def test_size_of_elastic_job_stays_within_its_bounds(nodes: int, bad: bool) -> None:
+def test_elastic_size_stays_within_bounds(nodes: int, bad: bool) -> None:
     item = change(change(stored(), "spec.elastic", {"minNodes": 2, "maxNodes": 4}), "spec.nodes", nodes)
     assert refused(item) == (["spec.nodes"] if bad else [])
 
 
-def test_elastic_job_needs_rendezvous_where_pods_come_and_go() -> None:
+def test_elastic_job_needs_dynamic_rendezvous() -> None:
     item = change(stored(), "spec.elastic", {"minNodes": 1, "maxNodes": 4})
     assert refused(change(item, "spec.rendezvous.backend", "static")) == ["spec.elastic"]
 
@@ -217,7 +217,7 @@ def test_elastic_job_needs_rendezvous_where_pods_come_and_go() -> None:
     ("path", "value"),
     [("spec.nodes", 1), ("spec.elastic", {"minNodes": 1, "maxNodes": 4}), ("spec.rendezvous.backend", "static")],
 )
-def test_spares_need_job_in_which_they_can_take_place(path: str, value: Any) -> None:
+def test_spares_need_replacement_of_lost_pods(path: str, value: Any) -> None:
     item = change(change(stored(), "spec.nodes", 2), "spec.spares", 1)
     assert refused(item) == []
     assert refused(change(item, path, value)) == ["spec.spares"]
@@ -233,7 +233,7 @@ def test_spares_need_job_in_which_they_can_take_place(path: str, value: Any) -> 
         (None, []),
     ],
 )
-def test_required_network_needs_preflight_that_looks_at_it(preflight: Any, paths: list[str]) -> None:
+def test_required_network_needs_preflight(preflight: Any, paths: list[str]) -> None:
     item = change(BASE, "spec.network", {"profile": "ib", "require": True})
     assert refused(item if preflight is None else change(item, "spec.preflight", preflight)) == paths
 
@@ -313,7 +313,7 @@ def made_once(item: dict[str, Any]) -> list[dict[str, Any]]:
 
 class TestTransitions:
     @pytest.mark.parametrize("path", FIXED)
-    def test_what_pods_depend_on_is_fixed_once_one_has_run(self, path: str) -> None:
+    def test_pod_fields_are_fixed_after_first_pod(self, path: str) -> None:
         old = stored() | {"status": RAN}
         field = ".".join(path.split(".")[:2])
         assert said(change(old, path, FIXED[path]), old) == [f"spec: Invalid value: {field}"]
@@ -328,7 +328,7 @@ class TestTransitions:
         )
 
     @pytest.mark.parametrize("before", [{"status": {"attempt": 1, "phase": "Pending"}}, {}])
-    def test_write_of_status_is_not_held_against_spec(self, before: dict[str, Any]) -> None:
+    def test_status_write_ignores_rules_of_spec(self, before: dict[str, Any]) -> None:
         """An API server writes either; a rule that looks at the status first looks at nothing else then."""
         old = stored() | before
         new = change(old, "spec.securityProfile", "Restricted") | {"status": {"attempt": 1, "phase": "Running"}}
@@ -336,24 +336,24 @@ class TestTransitions:
 
     @pytest.mark.parametrize("path", FIXED)
     @pytest.mark.parametrize("status", [None, {}, {"attempt": 0}, {"phase": "Rejected"}])
-    def test_refused_job_may_be_mended_in_place(self, path: str, status: Any) -> None:
+    def test_refused_job_may_be_corrected_in_place(self, path: str, status: Any) -> None:
         old = stored() if status is None else stored() | {"status": status}
         assert refused(change(old, path, FIXED[path]), old) == []
 
     @pytest.mark.parametrize("path", MUTABLE)
-    def test_what_running_job_can_follow_may_change(self, path: str) -> None:
+    def test_running_job_accepts_live_changes(self, path: str) -> None:
         old = stored() | {"status": RAN}
         assert refused(change(old, path, MUTABLE[path]), old) == []
 
     @pytest.mark.parametrize("path", FIXED)
-    def test_what_only_job_carries_may_change_until_pod_has_run(self, path: str) -> None:
+    def test_job_metadata_may_change_until_first_pod(self, path: str) -> None:
         old = stored() | {"status": {"attempt": 1}}
         field = path.split(".")[1]
         assert (refused(change(old, path, FIXED[path]), old) == []) == (field in ONCE_RUN)
 
     @pytest.mark.parametrize("path", FIXED | MUTABLE)
     @pytest.mark.parametrize("ran", [RAN, {"attempt": 1}])
-    def test_job_that_has_ended_refuses_what_it_would_not_follow(self, path: str, ran: dict[str, Any]) -> None:
+    def test_ended_job_refuses_ineffective_changes(self, path: str, ran: dict[str, Any]) -> None:
         old = stored() | {"status": ran | {"completionTime": "2026-11-20T13:00:00Z"}}
         found = [str(error) for error in check_rules(change(old, path, (FIXED | MUTABLE)[path]), old)]
         if path in ("spec.ttlSecondsAfterFinished", "spec.cleanPodPolicy", "metadata.labels"):
@@ -367,7 +367,7 @@ class TestTransitions:
         tried = {path.split(".")[1] for path in {**FIXED, **MUTABLE} if path.startswith("spec.")}
         assert tried == {field.encode_name for field in msgspec.structs.fields(Spec)}
 
-    def test_what_is_made_once_is_built_from_fixed_fields_alone(self) -> None:
+    def test_objects_created_once_use_only_fixed_fields(self) -> None:
         """Service and NetworkPolicy serve all attempts and are never patched: nothing in them may grow stale."""
         policy = {"enabled": True, "egressCidrs": ["10.0.0.0/8"], "metricsFrom": [{"podSelector": {}}]}
         old = stored(networkPolicy=policy) | {"status": {"attempt": 1}}
@@ -384,7 +384,7 @@ class TestTransitions:
                 assert said(new, old) == ["spec: Invalid value: " + ".".join(path.split(".")[:2])]
         assert told == {"spec.rendezvous.port", "spec.metrics.port", *(path for path in others if "Policy" in path)}
 
-    def test_optional_block_may_neither_come_nor_go(self) -> None:
+    def test_optional_block_is_neither_added_nor_removed(self) -> None:
         without, with_it = (item | {"status": RAN} for item in (stored(), BASE))
         assert said(with_it, without) == said(without, with_it) == ["spec: Invalid value: spec.checkpoint"]
 

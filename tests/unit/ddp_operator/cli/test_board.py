@@ -48,7 +48,7 @@ def test_links_store_in_files_and_how_to_get_tensorboard_are_printed(
     ]
 
 
-def test_run_without_tracker_has_nothing_to_open(
+def test_run_without_tracker_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -58,14 +58,14 @@ def test_run_without_tracker_has_nothing_to_open(
     assert "digits-20260101-120000 has neither a link" in capsys.readouterr().err
 
 
-def test_end_of_tensorboard_is_told_in_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_of_tensorboard_shows_its_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(board.sys, "executable", "/bin/false")
     with pytest.raises(CommandError, match="TensorBoard failed: exit code 1"):
         board._start(tmp_path, 6006, [])
 
 
-def test_several_folders_of_events_are_shown_by_one_that_holds_them(tmp_path: Path) -> None:
+def test_several_event_folders_are_shown_from_common_parent(tmp_path: Path) -> None:
     run = write_run(tmp_path, checkpoint=CLAIM)
     assert find_events(run, resource(checkpoint=CLAIM)) is None
     for name in ("a", "b"):
@@ -90,7 +90,7 @@ def test_pod_of_jobs_image_shows_folder_on_its_claim() -> None:
 
 
 @pytest.mark.parametrize("volumes", [[], [{"name": "v", "emptyDir": {}}]])
-def test_folder_that_goes_with_pods_cannot_be_shown(volumes: Any) -> None:
+def test_folder_deleted_with_pods_is_refused(volumes: Any) -> None:
     own = template(trainer(volumeMounts=[{"name": one["name"], "mountPath": "/ckpt"} for one in volumes]))
     own["spec"]["volumes"] = volumes
     with pytest.raises(CommandError, match="/ckpt/tb is on no volume that outlives the pods"):

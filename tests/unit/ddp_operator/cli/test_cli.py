@@ -56,7 +56,7 @@ def test_run_that_python_started_names_no_command_to_type(monkeypatch: pytest.Mo
     assert prepare().command == "client.train(…) or client.submit(…)"
 
 
-def test_it_is_also_module_to_run() -> None:
+def test_cli_runs_as_module() -> None:
     words = [sys.executable, "-m", "ddp_operator.cli", "render", "nowhere.yaml"]
     ran = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert (ran.returncode, "nowhere.yaml" in ran.stderr) == (2, True), ran
@@ -90,7 +90,7 @@ def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
         ({"procPerNode": "gpu"}, "spec.procPerNode"),
     ],
 )
-def test_bad_manifest_ends_with_2_naming_field_and_leaves_no_run_folder(
+def test_invalid_manifest_exits_2_names_field_and_leaves_no_folder(
     changes: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
     assert main(["run", write(**changes)]) == 2
@@ -123,14 +123,14 @@ CLAIMS = {"template": claiming({"name": "gpus"})}
 FOUR = {"name": "r", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 4}}
 
 
-def test_render_counts_gpus_that_are_claimed_by_what_is_in_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_render_counts_claimed_gpus_from_file(capsys: pytest.CaptureFixture[str]) -> None:
     file = Path(write(**CLAIMS, procPerNode="gpu"))
     file.write_text(f"{file.read_text()}---\n{yaml.safe_dump(gpu_claim(FOUR))}")
     assert main(["render", str(file)]) == 0
     assert "--nproc-per-node=4" in capsys.readouterr().out
 
 
-def test_render_says_that_claims_elsewhere_leave_number_of_processes_open(
+def test_render_refuses_claims_that_file_does_not_define(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["render", write(**CLAIMS)]) == 2
@@ -201,7 +201,7 @@ def test_bad_numbers_are_refused(words: list[str], capsys: pytest.CaptureFixture
     assert words[0] in capsys.readouterr().err
 
 
-def test_options_change_job_and_objects_made_of_it() -> None:
+def test_options_change_job_and_its_objects() -> None:
     plan = prepare("--nodes 3 --procs 2 --name other -- --epochs 1")
     (job,) = [child for child in plan.children if child["kind"] == "Job"]
     assert (job["spec"]["completions"], plan.nproc, plan.folder_name) == (3, 2, "other")
@@ -210,13 +210,13 @@ def test_options_change_job_and_objects_made_of_it() -> None:
     assert plan.resource["spec"]["nodes"] == 3
 
 
-def test_what_api_server_wrote_into_copied_manifest_is_dropped() -> None:
+def test_server_fields_of_copied_manifest_are_dropped() -> None:
     changed = {**GOOD, "metadata": {"name": "x", "uid": "u", "resourceVersion": "7"}, "status": {"phase": "Failed"}}
     assert cli_run._as_new(changed) == GOOD
 
 
 @pytest.mark.parametrize("words", [["list"], ["why", "x"], ["render", "job.yaml"], ["run", "job.yaml"]])
-def test_without_its_extra_command_says_which_one_it_needs(words: list[str]) -> None:
+def test_missing_extra_is_named(words: list[str]) -> None:
     write()
     hidden = ("prometheus_client", "cel_expr_python", "kubernetes", "rich")
     code = f"import sys; sys.modules.update(dict.fromkeys({hidden!r}))"
@@ -227,7 +227,7 @@ def test_without_its_extra_command_says_which_one_it_needs(words: list[str]) -> 
     assert "Traceback" not in done.stderr
 
 
-def test_first_words_come_without_heavy_imports() -> None:
+def test_help_imports_no_heavy_module() -> None:
     code = "import sys, ddp_operator.local.runner, ddp_operator.cli.run; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     heavy = {"torch", "matplotlib", "rich", "kubernetes", "kopf", "aiohttp", "numpy"}

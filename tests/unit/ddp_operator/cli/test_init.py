@@ -50,7 +50,7 @@ def test_options_of_script_are_found_with_their_defaults() -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("gpus", [0, 8])
-def test_any_script_makes_job_that_would_be_taken(path: str, name: str, gpus: int) -> None:
+def test_generated_job_is_valid_for_any_script(path: str, name: str, gpus: int) -> None:
     script = read_script(path, SCRIPT)
     text = write_manifest(script, ["--epochs", "5", 'say "x"'], nodes=2, gpus=gpus)
     resource = check_manifest(text).resource
@@ -64,7 +64,7 @@ def test_any_script_makes_job_that_would_be_taken(path: str, name: str, gpus: in
     assert max(map(len, text.splitlines())) <= 120 + len(path)
 
 
-def test_module_is_run_as_python_does() -> None:
+def test_module_is_found_as_by_python() -> None:
     script = read_module("pkg.train.__main__")
     assert (script.name, list(script.command)) == ("train", ["-m", "pkg.train.__main__"])
 
@@ -90,13 +90,13 @@ def test_init_prints_yaml_or_writes_new_file(folder: Path, capsys: pytest.Captur
         (["run", "train.py", "-m", "pkg"], "both a file (train.py) and -m pkg"),
     ],
 )
-def test_what_cannot_be_run_is_said(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unrunnable_script_is_reported(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["run", "init", "submit"])
-def test_flag_of_script_in_wrong_place_is_told_about_dashes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_misplaced_script_flag_is_reported_with_dashes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "train.py", "--epochs", "3"])
     assert ended.value.code == 2
@@ -111,7 +111,7 @@ def test_flag_of_script_in_wrong_place_is_told_about_dashes(command: str, capsys
         ("-m train", "", 1, 1),
     ],
 )  # fmt: skip
-def test_run_takes_script_and_what_this_machine_has(
+def test_run_uses_script_and_this_machine(
     words: str, gpus: str, nodes: int, procs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import argparse

@@ -39,7 +39,7 @@ def make_run(second: int, phase: str = "Succeeded", *, summary: str = "how it we
     return folder
 
 
-def test_without_cluster_they_are_listed_and_it_is_said(capsys: Capture) -> None:
+def test_without_cluster_local_runs_are_listed_with_note(capsys: Capture) -> None:
     runs = [make_run(1).path.name, make_run(2, "Failed").path.name]
     assert cli.main(["list"]) == ExitCode.OK
     shown = capsys.readouterr()
@@ -47,7 +47,7 @@ def test_without_cluster_they_are_listed_and_it_is_said(capsys: Capture) -> None
     assert shown.err == "no cluster is configured; using the runs on this machine in ddp-runs\n"
 
 
-def test_with_cluster_they_are_only_shown_where_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_with_cluster_local_runs_are_listed_on_request(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     run = make_run(1)
     monkeypatch.setenv("KUBECONFIG", "elsewhere")
     for words in (["list", "--local"], ["why", "--local"], ["why", "--local", "digits"], ["why", str(run.path)]):
@@ -114,14 +114,14 @@ def test_python_without_torch_is_named_before_anything_starts(monkeypatch: pytes
     assert not Path("ddp-runs").exists()
 
 
-def test_user_without_home_folder_sees_runs_of_this_machine(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_without_home_folder_lists_local_runs(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     forget_user(monkeypatch)
     make_run(1)
     assert cli.main(["logs"]) == 0
     assert "no cluster is configured" in capsys.readouterr().err
 
 
-def test_watch_without_cluster_shows_newest_run_until_it_ends(capsys: Capture) -> None:
+def test_watch_without_cluster_shows_newest_run_to_end(capsys: Capture) -> None:
     make_run(1)
     newest = make_run(2, "Failed", summary="why it failed")
     assert cli.main(["watch", "--plain"]) == ExitCode.FAILED

@@ -150,7 +150,7 @@ class TestManifests:
         assert spec["template"]["metadata"]["annotations"] == {"sidecar.istio.io/inject": "false"}
         assert "one process per pod" in notes
 
-    def test_name_and_namespace_stay_without_kubectl_annotation(self) -> None:
+    def test_name_and_namespace_are_kept_without_kubectl_annotation(self) -> None:
         metadata = convert(yaml.safe_load(MNIST)).resource["metadata"]
         assert metadata == {"name": "pytorch-mnist", "namespace": "kubeflow"}
 
@@ -299,7 +299,7 @@ class TestCommand:
         kinds = [document["kind"] for document in yaml.safe_load_all(capsys.readouterr().out)]
         assert kinds == ["DDPTrainingJob", "ConfigMap"]
 
-    def test_invalid_date_stays_text(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_invalid_date_is_kept_as_text(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         path = tmp_path / "job.yaml"
         path.write_text(f"{MNIST}\n---\nkind: ConfigMap\ndata: {{day: 2024-13-45}}\n")
         assert main(["convert", str(path)]) == 0

@@ -51,7 +51,7 @@ def test_later_attempt_is_restart_of_group() -> None:
     assert (found.level, found.resumed_from, found.steps_lost) == ("group", 20, 20)
 
 
-def test_steps_made_between_look_and_kill_count() -> None:
+def test_steps_between_sample_and_kill_are_counted() -> None:
     found = measure(BEFORE, 100.0, [at(99.5, 45, 45), at(103, 41, 1, 1)])
     assert found is not None
     assert (found.step_before, found.steps_lost) == (45, 5)
@@ -63,7 +63,7 @@ def test_first_report_of_step_0_is_no_step_before_beginning() -> None:
     assert (found.resumed_from, found.from_beginning, found.steps_lost) == (0, True, 40)
 
 
-def test_process_that_resumes_where_killed_one_had_resumed_did_not_begin_at_0() -> None:
+def test_process_resuming_at_same_step_did_not_start_at_0() -> None:
     found = MeasuredRecovery(1.0, "process", 460, 400, began_at=400)
     assert not found.from_beginning
     assert (found.earliest_resume, found.latest_resume, found.steps_lost) == (400, 400, 60)

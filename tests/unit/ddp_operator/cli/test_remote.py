@@ -65,7 +65,7 @@ class TestList:
         ]
         assert row.split() == ["x", "Running", "-", "2", "40.0%", "1m00s", "-", "-", "-", "5m00s"]
 
-    def test_wide_adds_columns_and_all_namespaces_one_before(self) -> None:
+    def test_wide_option_adds_columns_and_all_namespaces_adds_one(self) -> None:
         head, row = format_table([job(**RUNNING)], NOW, namespaces=True, wide=True)
         assert head.split()[:2] == ["NAMESPACE", "NAME"]
         assert "FAILURE" in head
@@ -108,7 +108,9 @@ class TestUsage:
         by_profile = json.loads(capsys.readouterr().out)
         assert by_profile == {"h100": {"Productive": 7200, "Waiting": 0}, "-": sums | {"Productive": 1800}}
 
-    def test_nothing_held_is_said(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_no_usage_prints_empty_table(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         self.answer(monkeypatch, [job(**RUNNING)])
         assert main(["usage"]) == 0
         assert capsys.readouterr().err == "no job has used a GPU\n"
@@ -221,7 +223,7 @@ class FakeTarget:
 
 
 class TestDrill:
-    def test_it_waits_for_steps_kills_and_measures(self) -> None:
+    def test_drill_waits_for_steps_kills_and_measures(self) -> None:
         early = Sample(1, 1, 1, 1, 0)
         ready = Sample(2, 1, 5, 5, 0)
         back = Sample(9, 1, 5, 1, 1)
@@ -235,7 +237,7 @@ class TestDrill:
             drill(target, 0, after=3, timeout=60, clock=lambda: 1.0)
         assert target.killed is None
 
-    def test_job_that_does_not_recover_is_error(self) -> None:
+    def test_job_without_recovery_is_error(self) -> None:
         target = FakeTarget(Sample(2, 1, 5, 5, 0), Sample(100, 1, 5, 1, 1))
         with pytest.raises(CommandError, match="did not resume within 60 s"):
             drill(target, 0, after=3, timeout=60, clock=lambda: 3.0)
@@ -299,7 +301,7 @@ class TestDrill:
 
 
 class TestProbe:
-    def test_process_of_rank_is_found_as_it_has_recorded_itself(self, tmp_path: Path) -> None:
+    def test_process_of_rank_is_found_by_its_record(self, tmp_path: Path) -> None:
         """A DataLoader worker inherits the environment, and of a forked rank no other process sees RANK."""
         inner = "import time; time.sleep(600)"
         code = (
@@ -326,7 +328,7 @@ class TestProbe:
                 process.kill()
                 os.kill(child, 9)
 
-    def test_it_reads_page_of_newest_pod_0(self) -> None:
+    def test_page_of_newest_pod_0_is_read(self) -> None:
         run = LocalRun("job.yaml", [])
         pods = run._runs / "drill-20260101" / "pods"
         for second, (name, port) in enumerate([("my-0-1-0-bcdfg", 1), ("my-0-2-0-hjklm", 2), ("my-0-2-1-npqrs", 3)]):
@@ -353,10 +355,10 @@ class TestProbe:
                 time.sleep(0.01)
         assert "stopped" not in shown.getvalue()
 
-    def test_page_that_does_not_answer_is_empty(self) -> None:
+    def test_unresponsive_page_is_empty(self) -> None:
         assert probe.read_page(1) == {}
 
-    def test_it_is_one_file_of_standard_library(self) -> None:
+    def test_probe_is_one_file_of_standard_library(self) -> None:
         from ddp_operator.cli.drill import probe_command
 
         line = probe_command("kill", "123456")
@@ -452,7 +454,7 @@ class TestCompletion:
         assert "usage: kubectl ddp why" in capsys.readouterr().out
 
 
-def test_no_command_for_cluster_imports_client_before_it_connects() -> None:
+def test_cluster_commands_import_client_only_to_connect() -> None:
     code = (
         "import sys; from ddp_operator.cli import COMMANDS, build_parser; build_parser(*(c[0] for c in COMMANDS));"
         "print(*sys.modules)"

@@ -20,5 +20,5 @@ from ddp_operator.client.api import _is_about
         ({"kind": "Service", "name": "x"}, False),
     ],
 )
-def test_events_of_other_jobs_are_left_out(thing: dict[str, Any], ours: bool) -> None:
+def test_events_of_other_jobs_are_excluded(thing: dict[str, Any], ours: bool) -> None:
     assert _is_about(thing, "x", "u") is ours

@@ -172,7 +172,7 @@ def test_run_on_this_machine_is_ddp_run_of_its_own(tmp_path: Path, monkeypatch: 
         backend.create("", None, dry_run=True)
 
 
-def test_run_tells_its_folder_once_to_who_started_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_folder_is_reported_once_to_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, sink = os.pipe()
     monkeypatch.setenv(ENV_RUN_FOLDER, str(sink))
     for _ in range(2):
@@ -182,7 +182,7 @@ def test_run_tells_its_folder_once_to_who_started_it(tmp_path: Path, monkeypatch
     assert ENV_RUN_FOLDER not in os.environ
 
 
-def test_examples_of_page_run_as_they_stand(
+def test_examples_of_page_run_unchanged(
     backend: FakeBackend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "train.py").write_text("")

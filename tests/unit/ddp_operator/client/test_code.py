@@ -46,7 +46,7 @@ def test_image_is_pushed_where_its_volume_is_kept(tmp_path: Path) -> None:
         assert registry.pushed() == 6
 
 
-def test_nothing_is_pushed_where_api_server_drops_image_volumes(tmp_path: Path) -> None:
+def test_nothing_is_pushed_if_api_server_drops_image_volumes(tmp_path: Path) -> None:
     with serve_registry(Registry()) as registry:
         with pytest.raises(ClientError, match=r"the cluster does not support image volumes.*--code-claim NAME"):
             place(PodServer(keeps=False), tmp_path, registry)
@@ -55,7 +55,7 @@ def test_nothing_is_pushed_where_api_server_drops_image_volumes(tmp_path: Path) 
         assert registry.calls == []
 
 
-def test_who_may_not_make_pods_is_not_kept_from_it(tmp_path: Path) -> None:
+def test_missing_pod_permission_does_not_block(tmp_path: Path) -> None:
     with serve_registry(Registry()) as registry:
         place(PodServer(refusal=ApiError("pods is forbidden", 403)), tmp_path, registry)
         assert registry.pushed() == 6

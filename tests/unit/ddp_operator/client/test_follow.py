@@ -50,7 +50,7 @@ class TestFollowing:
         taken = itertools.islice(states, count)
         return [[entry["status"]["phase"] for _, entry in sorted(jobs.items())] for jobs in taken]
 
-    def test_changes_and_deletions_are_seen(self) -> None:
+    def test_changes_and_deletions_are_reported(self) -> None:
         events = [
             {"type": "ADDED", "object": job("y", phase="Pending")},
             {"type": "MODIFIED", "object": job(phase="Failed")},

@@ -73,7 +73,7 @@ def call(command: list[str], workdir: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-I", *words[1:]], cwd=workdir, capture_output=True, text=True, timeout=300)
 
 
-def test_rank_imports_it_with_its_neighbours_and_calls_it(project: Path) -> None:
+def test_rank_imports_function_with_its_module_folder_and_calls_it(project: Path) -> None:
     function = find_function(load().train)
     assert (function.module, function.name, function.root) == ("recipes", "train", project / "src")
     args = {"lr": 0.1, "betas": (0.9, "$(HOME)")}
@@ -89,14 +89,14 @@ def test_its_error_has_its_own_line(project: Path) -> None:
     assert done.stderr.endswith("KeyError: 'lr'\n")
 
 
-def test_one_of_package_or_class_is_found(project: Path) -> None:
+def test_function_in_package_or_class_is_found(project: Path) -> None:
     for name in ("helpers", "helpers.things"):
         assert find_function(load(name).train).root == project / "src"
     recipe = find_function(load().Recipe.train)
     assert call(recipe.build_command({}, project / "src"), project / "src").stdout == "a recipe\n"
 
 
-def test_one_of_script_is_imported_by_scripts_name(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_function_of_script_is_imported_by_script_name(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = load()
     monkeypatch.setattr(module.train, "__module__", "__main__")
     monkeypatch.setitem(sys.modules, "__main__", module)
@@ -125,7 +125,7 @@ def test_function_that_pods_cannot_import_is_refused(project: Path, pick: Any, w
         find_function(pick(load()))
 
 
-def test_one_of_notebook_is_to_be_written_to_file(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_function_of_notebook_must_be_written_to_file(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = load()
     monkeypatch.setattr(module.train, "__module__", "__main__")
     monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
@@ -153,7 +153,7 @@ def test_invalid_arguments_are_named(project: Path, args: Any, words: str) -> No
         check_arguments(find_function(load().train), args)
 
 
-def test_what_counts_is_file_and_not_module_that_was_imported_before(project: Path) -> None:
+def test_file_is_read_instead_of_imported_module(project: Path) -> None:
     function = find_function(load().train)
     function.file.write_text("def train(*, width): ...\n")
     check_arguments(function, {"width": math.inf})

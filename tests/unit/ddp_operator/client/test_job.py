@@ -25,7 +25,7 @@ def make(*statuses: dict[str, Any], lines: tuple[Line, ...] = ()) -> Job:
     return Job(FakeBackend(resource, *statuses, lines=lines), "x", resource)
 
 
-def test_importing_package_loads_nothing_until_it_is_used() -> None:
+def test_importing_package_loads_nothing_before_use() -> None:
     code = (
         "import sys; before = set(sys.modules); import ddp_operator; "
         "assert {name for name in sys.modules if name.startswith('ddp_operator.')} == set(); "
@@ -35,7 +35,7 @@ def test_importing_package_loads_nothing_until_it_is_used() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
-def test_every_name_of_package_is_there_and_no_other() -> None:
+def test_package_exports_exactly_documented_names() -> None:
     for name in ddp_operator.__all__:
         assert getattr(ddp_operator, name).__name__ == name
     assert set(ddp_operator.__all__) <= set(dir(ddp_operator))
@@ -50,7 +50,7 @@ def test_waiting_ends_with_last_status() -> None:
     assert (job.phase, job.progress.step, repr(job)) == ("Succeeded", 7, "<Job x: Succeeded>")
 
 
-def test_job_that_fails_raises_what_its_rank_raised() -> None:
+def test_failed_job_raises_error_of_rank() -> None:
     with pytest.raises(TrainingFailed, match="KeyError: 'lr'") as raised:
         make({"phase": "Running"}, {"phase": "Failed", "lastFailure": FAILURE}).wait()
     error = raised.value
@@ -58,12 +58,12 @@ def test_job_that_fails_raises_what_its_rank_raised() -> None:
     assert str(error).endswith(TRACEBACK.rstrip())
 
 
-def test_job_that_does_not_end_in_time_says_where_it_is() -> None:
+def test_timeout_reports_state_of_job() -> None:
     with pytest.raises(TimeoutError, match="x is Running after 5 s"):
         make({"phase": "Pending"}, {"phase": "Running"}).wait(timeout=5)
 
 
-def test_what_has_ended_is_not_changed() -> None:
+def test_ended_job_is_not_changed() -> None:
     job = make({"phase": "Running"})
     job.scale(4)
     job.suspend()
@@ -78,7 +78,7 @@ def test_what_has_ended_is_not_changed() -> None:
         _ = job.status
 
 
-def test_lines_are_those_of_all_ranks_or_of_one() -> None:
+def test_lines_are_of_all_ranks_or_of_one() -> None:
     job = make(lines=(Line("1", "rank 0", "a"), Line("2", "rank 1", "b"), Line("3", "ranks 0-1", "c")))
     assert list(job.logs()) == ["[rank 0] a", "[rank 1] b", "[ranks 0-1] c"]
     assert list(job.logs(rank=1)) == ["b"]

@@ -47,7 +47,7 @@ def running(folder: RunFolder) -> Iterator[None]:
         thread.join()
 
 
-def test_run_takes_changes_over_while_it_goes_on(tmp_path: Path) -> None:
+def test_changed_run_is_updated_while_running(tmp_path: Path) -> None:
     folder = make_run(tmp_path)
     job = Client(backend="local", runs_dir=tmp_path).get("digits")
     with running(folder):
@@ -59,7 +59,7 @@ def test_run_takes_changes_over_while_it_goes_on(tmp_path: Path) -> None:
     assert (job.name, job.resource["spec"]["nodes"]) == (folder.path.name, 3)
 
 
-def test_what_cluster_would_refuse_is_refused_before_run_hears_of_it(tmp_path: Path) -> None:
+def test_invalid_change_is_refused_before_run_is_notified(tmp_path: Path) -> None:
     folder = make_run(tmp_path, elastic={"minNodes": 1, "maxNodes": 4})
     job = Client(backend="local", runs_dir=tmp_path).get()
     with pytest.raises(ClientError, match="refused\nspec"):
@@ -92,7 +92,7 @@ def test_run_that_has_died_is_not_changed(tmp_path: Path) -> None:
         job.suspend()
 
 
-def test_deleting_stops_run_and_removes_what_is_left_of_another(tmp_path: Path) -> None:
+def test_deletion_stops_run_and_removes_leftovers(tmp_path: Path) -> None:
     living = make_run(tmp_path)
     ended = make_run(tmp_path, "Failed", 1)
     ended.manifest.unlink()

@@ -28,10 +28,10 @@ class TestLines:
     def test_line_gets_its_rank_or_those_of_its_pod(self, text: str, prefix: str, words: str) -> None:
         assert split_line(text, self.POD) == Line("T", prefix, words)
 
-    def test_one_process_pod_is_one_rank(self) -> None:
+    def test_one_process_pod_has_one_rank(self) -> None:
         assert split_line("T x", LogPod("p", "c", 1, 3, 1)).prefix == "rank 3"
 
-    def test_times_sort_though_zeros_are_left_out(self) -> None:
+    def test_times_without_trailing_zeros_are_sorted(self) -> None:
         times = ["2026-01-01T00:00:05Z", "2026-01-01T00:00:05.1Z", "2026-01-01T00:00:05.12Z", "2026-01-01T00:00:06Z"]
         assert sorted(times, key=lambda time: Line(time, "", "").order) == times
 
@@ -73,6 +73,6 @@ class TestFollowLogs:
         lines = [line.text for line in follow(source, sleep=lambda _: None)]
         assert sorted(lines) == ["a says a line", "b says a line", "c says a line"]
 
-    def test_error_in_one_stream_ends_all(self) -> None:
+    def test_error_in_one_stream_ends_all_streams(self) -> None:
         with pytest.raises(ClientError, match="forbidden"):
             list(follow(FakeLogs(["forbidden"]), sleep=lambda _: None))

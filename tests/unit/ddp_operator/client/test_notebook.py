@@ -56,7 +56,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> Notebook:
     return notebook
 
 
-def test_waiting_shows_each_state_in_one_output(notebook: Notebook) -> None:
+def test_waiting_updates_one_output(notebook: Notebook) -> None:
     make(RUNNING, {"phase": "Succeeded"}).wait()
     first, running, done = notebook.outputs
     assert (first, "step 40/100" in running, "loss 0.5" in running, "attempt 2" in running) == ("", True, True, True)
@@ -67,7 +67,7 @@ def test_waiting_shows_each_state_in_one_output(notebook: Notebook) -> None:
     assert len(notebook.outputs) == 3
 
 
-def test_elsewhere_waiting_is_silent_unless_it_is_asked_to_show(capsys: pytest.CaptureFixture[str]) -> None:
+def test_waiting_outside_notebook_is_silent_by_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert not has_notebook()
     job = make(RUNNING, {"phase": "Succeeded"})
     job.wait()
@@ -76,7 +76,7 @@ def test_elsewhere_waiting_is_silent_unless_it_is_asked_to_show(capsys: pytest.C
     assert "step 40/100" in capsys.readouterr().out
 
 
-def test_job_is_shown_with_why_it_failed_and_no_text_of_it_is_markup() -> None:
+def test_job_is_shown_with_explanation_and_escaped_text() -> None:
     shown = make(FAILED)._repr_html_()
     assert "&lt;b&gt; is no number" in shown
     assert "<b> is" not in shown
@@ -105,7 +105,7 @@ def test_table_has_rows_and_columns() -> None:
     assert "the last 10 of 20" in Table(list(rows) * 10)._repr_html_()
 
 
-def test_with_pandas_it_is_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_is_data_frame_with_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
     pandas = ModuleType("pandas")
     pandas.DataFrame = lambda rows, columns: ("a frame", rows, columns)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "pandas", pandas)

@@ -99,7 +99,7 @@ def test_same_files_are_same_image(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("auth", ["bearer", "basic"])
-def test_it_logs_in_as_registry_asks(tmp_path: Path, home: Path, registry: Registry, auth: str) -> None:
+def test_login_follows_challenge_of_registry(tmp_path: Path, home: Path, registry: Registry, auth: str) -> None:
     registry.auth = auth
     log_in(home, auths={f"https://{registry.host}/v1/": password()})
     push_image(image(tmp_path, f"{registry.host}/team/code"))
@@ -115,7 +115,7 @@ def test_token_buys_tokens(tmp_path: Path, home: Path, registry: Registry) -> No
     assert ("POST", "/token", 200) in registry.calls
 
 
-def test_login_goes_to_registry_alone_and_by_its_own_scheme(tmp_path: Path, home: Path, registry: Registry) -> None:
+def test_login_is_sent_only_to_registry_and_its_scheme(tmp_path: Path, home: Path, registry: Registry) -> None:
     # as one says behind a proxy that ends TLS
     registry.auth = "basic"
     registry.uploads = f"https://{registry.host}"
@@ -261,7 +261,7 @@ def test_name_that_is_no_repository_is_refused(tmp_path: Path, name: str) -> Non
         ("localhost.example.com/code", False),
     ],
 )
-def test_only_this_machine_and_who_is_named_so_is_spoken_to_without_tls(tmp_path: Path, name: str, plain: bool) -> None:
+def test_plain_http_is_used_only_for_loopback_and_named_registries(tmp_path: Path, name: str, plain: bool) -> None:
     assert image(tmp_path, name).plain is plain
 
 

@@ -158,7 +158,7 @@ def refusal(check: Any, text: str) -> str:
 
 
 @pytest.mark.parametrize("row", ROWS, **by_name)
-def test_is_refused_offline_in_one_sentence(row: BrokenManifest) -> None:
+def test_offline_check_refuses_manifest_in_one_sentence(row: BrokenManifest) -> None:
     assert refusal(check_manifest, row.text) == row.sentence
 
 
@@ -177,7 +177,7 @@ async def test_is_stored_and_not_accepted_and_has_no_child(row: BrokenManifest) 
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.place == "api server"], **by_name)
-async def test_is_refused_by_dry_run_in_same_words(row: BrokenManifest, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dry_run_refuses_manifest_with_same_message(row: BrokenManifest, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = parse_manifest(row.text)
     resolve_template(manifest.job)  # the operator itself sees nothing wrong
     harness = ReconcilerHarness(dict(manifest.resource))
@@ -194,13 +194,13 @@ async def test_is_refused_by_dry_run_in_same_words(row: BrokenManifest, monkeypa
     assert harness.children()["Job"] == []
 
 
-def test_wrong_type_deep_in_template_is_named_by_its_path() -> None:
+def test_wrong_type_in_template_is_named_by_path() -> None:
     said = refusal(check_manifest, yaml.safe_dump(pod(trainer(livenessProbe={"periodSeconds": "often"}))))
     assert said.startswith(f"{CONTAINER}.livenessProbe.periodSeconds: 'often' is not of type 'integer'")
 
 
 @pytest.mark.parametrize("row", ROWS, **by_name)
-def test_sentence_reads_as_one(row: BrokenManifest) -> None:
+def test_sentence_is_grammatical(row: BrokenManifest) -> None:
     assert "\n" not in row.sentence
     assert not row.sentence.endswith(".")
     assert "None" not in row.sentence

@@ -28,7 +28,7 @@ def child(kind: str, name: str, version: int | str, *, uid: str = "", job: str |
     return {"apiVersion": "v1", "kind": kind, "metadata": meta, "spec": {"suspend": version}}
 
 
-def test_snapshot_holds_resource_and_its_labelled_children() -> None:
+def test_snapshot_contains_resource_and_labelled_children() -> None:
     store = ObjectCache()
     for kind, name in (("Job", "digits-1"), ("Pod", "b"), ("Pod", "a"), ("Service", "digits"), ("ConfigMap", "c")):
         assert store.apply(kind, child(kind, name, 5)) == KEY
@@ -49,7 +49,7 @@ def test_unlabelled_child_is_ignored() -> None:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations([11, 12, 13])))
-def test_newest_version_wins_in_whatever_order_events_come(order: tuple[int, ...]) -> None:
+def test_newest_version_wins_in_any_order(order: tuple[int, ...]) -> None:
     store = ObjectCache()
     for version in order:
         store.apply("Job", child("Job", "digits-1", version))
@@ -64,20 +64,20 @@ def test_versions_are_compared_as_numbers() -> None:
     assert store.apply("Job", child("Job", "digits-1", 10)) == KEY
 
 
-def test_same_version_again_changes_nothing() -> None:
+def test_same_version_changes_nothing() -> None:
     store = ObjectCache()
     assert store.apply(KIND, resource(5)) == KEY
     assert store.apply(KIND, resource(5)) is None
 
 
-def test_versions_that_are_no_numbers_are_taken_in_order_they_come() -> None:
+def test_versions_that_are_no_numbers_are_ordered_by_arrival() -> None:
     store = ObjectCache()
     assert store.apply("Job", child("Job", "digits-1", "b")) == KEY
     assert store.apply("Job", child("Job", "digits-1", "a")) == KEY
     assert store.apply("Job", child("Job", "digits-1", "a")) is None
 
 
-def test_late_event_does_not_bring_deleted_object_back() -> None:
+def test_late_event_does_not_restore_deleted_object() -> None:
     store = ObjectCache()
     store.apply("Job", child("Job", "digits-1", 5))
     assert store.remove("Job", child("Job", "digits-1", 8)) == KEY
@@ -85,14 +85,14 @@ def test_late_event_does_not_bring_deleted_object_back() -> None:
     assert store.entry("Job", "team", "digits-1") is None
 
 
-def test_object_that_left_watch_by_its_label_comes_back_with_it() -> None:
+def test_relabelled_object_returns_to_cache() -> None:
     store = ObjectCache()
     store.apply("Job", child("Job", "digits-1", 5))
     store.remove("Job", child("Job", "digits-1", 8))
     assert store.apply("Job", child("Job", "digits-1", 9)) == KEY
 
 
-def test_object_deleted_by_operator_stays_gone_whatever_arrives_late() -> None:
+def test_object_deleted_by_operator_stays_deleted_after_late_events() -> None:
     store = ObjectCache()
     store.apply("Job", child("Job", "digits-1", 5))
     assert store.mark_deleted("Job", "team", "digits-1", "Job-digits-1") == KEY
@@ -120,7 +120,7 @@ def test_child_moves_with_its_label() -> None:
     assert snapshot.pods == ()
 
 
-def test_deleted_resource_takes_its_unwatched_children_along() -> None:
+def test_deleted_resource_removes_unwatched_children() -> None:
     store = ObjectCache()
     for kind in ("Job", "Pod", "Service", "ConfigMap", "NetworkPolicy"):
         store.apply(kind, child(kind, "digits-1", 5))
@@ -166,7 +166,7 @@ def test_config_map_is_kept_without_its_data() -> None:
     assert config_map["kind"] == "ConfigMap"
 
 
-def test_pod_is_kept_without_what_its_jobs_template_says() -> None:
+def test_pod_is_cached_without_fields_of_template() -> None:
     store = ObjectCache()
     store.apply(KIND, resource(5))
     trainer = {"name": "trainer", "image": "train:1", "env": [{"name": "A", "value": "x" * 9999}]}

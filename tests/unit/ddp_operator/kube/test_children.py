@@ -46,7 +46,7 @@ def of_other_name(item: Json) -> None:
 
 @pytest.mark.parametrize("build", [child_job, child_pod])
 @pytest.mark.parametrize("change", [without_owner, without_label, of_no_controller, of_other_kind, of_other_name])
-def test_object_with_our_labels_and_no_controller_of_ours_is_no_child(
+def test_labelled_object_without_controller_is_no_child(
     build: Callable[[], Json], change: Callable[[Json], None]
 ) -> None:
     kind = "Job" if build is child_job else "Pod"

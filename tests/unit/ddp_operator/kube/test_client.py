@@ -13,7 +13,7 @@ async def nobody() -> Any:
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_kernel_takes_every_body_but_launchers_in_one_piece(family: socket.AddressFamily) -> None:
+def test_kernel_gets_every_body_but_launchers_in_one_piece(family: socket.AddressFamily) -> None:
     """Other bodies have at most half of SEND_BUFFER (test_children). A late launcher does no harm: see SEND_BUFFER."""
     client = ApiClient(nobody)
     with client._make_socket((family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("localhost", 443))) as made:

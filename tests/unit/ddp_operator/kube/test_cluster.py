@@ -89,9 +89,7 @@ async def run(work: Callable[[KubeCluster], Coroutine[Any, Any, Any]], *answers:
 
 @pytest.mark.parametrize("dry_run", [False, True])
 @pytest.mark.parametrize(("child", "place"), [(JOB, f"{BATCH}/jobs"), (CONFIG_MAP, f"{CORE}/configmaps")])
-async def test_create_is_strict_and_asks_for_no_more_of_answer_than_it_needs(
-    child: dict[str, Any], place: str, dry_run: bool
-) -> None:
+async def test_create_is_strict_and_requests_only_metadata(child: dict[str, Any], place: str, dry_run: bool) -> None:
     _, client = await run(lambda cluster: cluster.create(child, dry_run=dry_run))
     ((method, path, options),) = client.calls
     assert (method, path, options["body"]) == ("POST", place, child)
@@ -115,7 +113,7 @@ async def test_create_is_strict_and_asks_for_no_more_of_answer_than_it_needs(
         (broken(429), JOB, ClusterError, "gave up"),
     ],
 )
-async def test_answer_to_create_is_told_for_what_it_is(
+async def test_response_to_create_maps_to_exception(
     answer: Exception, child: dict[str, Any], expected: type[Exception], said: str
 ) -> None:
     raised, client = await run(lambda cluster: cluster.create(child), answer)
@@ -127,7 +125,7 @@ async def test_answer_to_create_is_told_for_what_it_is(
         assert raised.reason == ("Forbidden" if denied else "Invalid")
 
 
-async def test_namesake_is_looked_at_with_its_resource() -> None:
+async def test_taken_name_is_read_with_its_resource() -> None:
     there = {"kind": "Job", "metadata": JOB["metadata"] | {"labels": LABELS} | OF_RESOURCE}
     raised, client = await run(lambda cluster: cluster.create(JOB), error(409, "AlreadyExists"), there, POD)
     assert isinstance(raised, AlreadyExists)
@@ -140,7 +138,7 @@ async def test_namesake_is_looked_at_with_its_resource() -> None:
     assert "was deleted meanwhile" in str(raised)
 
 
-async def test_patch_of_job_names_version_that_was_seen() -> None:
+async def test_patch_of_job_names_observed_version() -> None:
     patch = {"metadata": {"annotations": {"a": "b"}}, "spec": {"suspend": True}}
     _, client = await run(lambda cluster: cluster.patch_job("ns", "j-1", patch, seen=JOB))
     ((method, path, options),) = client.calls
@@ -157,14 +155,14 @@ async def test_patch_of_job_names_version_that_was_seen() -> None:
     ("status", "expected"),
     [(404, type(None)), (409, VersionConflict), (422, Refused), (403, Refused), (429, ClusterError)],
 )
-async def test_answer_to_patch_of_job_is_told_for_what_it_is(status: int, expected: type) -> None:
+async def test_response_to_job_patch_maps_to_exception(status: int, expected: type) -> None:
     raised, client = await run(lambda cluster: cluster.patch_job("ns", "j-1", {}, seen=JOB), error(status), error(404))
     assert type(raised) is expected
     assert len(client.calls) == (2 if status == 409 else 1), "after a lost race it is read again"
 
 
 @pytest.mark.parametrize("version", [None, "7"])
-async def test_delete_names_uid_and_version_and_leaves_no_orphans(version: str | None) -> None:
+async def test_deletion_names_uid_version_and_propagation(version: str | None) -> None:
     work = lambda cluster: cluster.delete("Job", "ns", "j-1", uid="u", resource_version=version)  # noqa: E731
     _, client = await run(work)
     preconditions = {"uid": "u"} | ({"resourceVersion": version} if version else {})
@@ -180,7 +178,7 @@ async def test_delete_names_uid_and_version_and_leaves_no_orphans(version: str |
     assert (await run(work, error(409), {"metadata": JOB["metadata"] | {"uid": "other"}}))[0] is None
 
 
-async def test_lost_pod_is_failed_at_its_version_before_it_is_removed_at_once() -> None:
+async def test_lost_pod_is_declared_failed_at_its_version_then_removed() -> None:
     condition = {"type": "Ready", "status": "True"}
     pod = POD | {"status": {"conditions": [condition, {"type": "DisruptionTarget", "status": "False"}]}}
     _, client = await run(lambda cluster: cluster.fail_pod(pod, "NodeLost", "node n is lost"))
@@ -213,7 +211,7 @@ async def test_status_is_put_whole_at_its_version() -> None:
     assert type((await run(work, error(404)))[0]) is VersionConflict
 
 
-async def test_fetch_asks_for_resource_and_its_labelled_children() -> None:
+async def test_fetch_reads_resource_and_labelled_children() -> None:
     resource = {"metadata": {"namespace": "ns", "name": "j", "uid": "r"}}
     foreign = {"metadata": {"name": "c", "labels": LABELS}}
     pods = {"items": [*({"metadata": {"name": name, "labels": LABELS} | OF_JOB} for name in "ba"), foreign]}
@@ -242,7 +240,7 @@ async def test_fetch_asks_for_resource_and_its_labelled_children() -> None:
     assert (await run(lambda cluster: cluster.fetch(Key("ns", "j")), error(404)))[0] is None
 
 
-async def test_workloads_are_asked_for_in_both_versions_from_cache() -> None:
+async def test_workloads_are_read_in_both_versions_from_cache() -> None:
     _, client = await run(lambda cluster: cluster.workloads_of(JOB), error(404), {"items": [{"a": 1}]})
     assert [path.split("/")[3] for _, path, _ in client.calls] == ["v1beta1", "v1beta2"]
     for _, _, options in client.calls:
@@ -290,7 +288,7 @@ def pod_of_job(name: str, **labels: str) -> dict[str, Any]:
     }
 
 
-async def test_lost_labels_come_back_on_job_and_on_its_own_pods_by_their_status() -> None:
+async def test_lost_labels_are_restored_on_job_and_own_pods() -> None:
     job = {"metadata": JOB["metadata"] | OWNED}
     stranger = {"metadata": {"namespace": "ns", "name": "s", "uid": "s", "labels": {}}}
     pods = {"items": [pod_of_job("a"), pod_of_job("b", **LABELS, more="kept"), stranger]}
@@ -316,7 +314,7 @@ async def test_lost_labels_come_back_on_job_and_on_its_own_pods_by_their_status(
     assert (await run(work, job, pods, error(404)))[0] is False
 
 
-async def test_node_and_events_that_may_not_be_read_are_refused() -> None:
+async def test_forbidden_node_and_events_are_refused() -> None:
     found, client = await run(lambda cluster: cluster.node("n"), {"metadata": {"name": "n"}})
     assert (found, client.calls[0][:2]) == ({"metadata": {"name": "n"}}, ("GET", "/api/v1/nodes/n"))
     assert (await run(lambda cluster: cluster.node("n"), error(404)))[0] is None
@@ -327,7 +325,7 @@ async def test_node_and_events_that_may_not_be_read_are_refused() -> None:
     assert isinstance((await run(lambda cluster: cluster.events_of(JOB), error(403)))[0], Refused)
 
 
-async def test_lost_pod_that_is_gone_is_told_to_whoever_watches() -> None:
+async def test_deleted_lost_pod_is_reported_to_watchers() -> None:
     changed: list[Key] = []
     cache = ObjectCache()
     cache.apply("Pod", POD | {"metadata": POD["metadata"] | {"labels": LABELS} | OF_JOB})
@@ -347,7 +345,7 @@ async def test_lost_pod_that_is_gone_is_told_to_whoever_watches() -> None:
         (None, False),
     ],
 )
-async def test_what_was_deleted_stays_in_store_while_it_waits(metadata: Any, kept: bool) -> None:
+async def test_deleted_object_stays_in_store_while_terminating(metadata: Any, kept: bool) -> None:
     answer = {"kind": "Status"} if metadata is None else POD | {"metadata": POD["metadata"] | OF_JOB | metadata}
     cache = ObjectCache()
     cache.apply("Pod", POD | {"metadata": POD["metadata"] | {"labels": LABELS} | OF_JOB})
@@ -359,7 +357,7 @@ async def test_what_was_deleted_stays_in_store_while_it_waits(metadata: Any, kep
     assert changed == ([] if kept else [Key("ns", "j")])
 
 
-async def test_fetched_children_say_what_they_are() -> None:
+async def test_fetched_children_have_kind() -> None:
     resource = {"metadata": {"namespace": "ns", "name": "j", "uid": "r"}}
     meta = {"name": "x", "namespace": "ns", "uid": "x", "labels": LABELS}
     owners = [OF_RESOURCE, OF_JOB, OF_RESOURCE, OF_RESOURCE, OF_RESOURCE]
@@ -385,7 +383,7 @@ async def test_list_without_members_is_empty() -> None:
         (broken(500), ClusterError),
     ],
 )
-async def test_answer_to_status_write_is_raised_as_its_kind(answer: Exception, expected: type[Exception]) -> None:
+async def test_response_to_status_write_maps_to_exception(answer: Exception, expected: type[Exception]) -> None:
     raised, _ = await run(lambda cluster: cluster.patch_status(Key("ns", "j"), {}, resource_version="1"), answer)
     assert type(raised) is expected
 

@@ -29,7 +29,7 @@ def kubeconfig(path: Path, *, user: dict[str, Any] | None = None, **cluster: Any
     return path
 
 
-async def test_certificates_may_stand_in_kubeconfig_itself(tmp_path: Path) -> None:
+async def test_certificates_may_be_inline_in_kubeconfig(tmp_path: Path) -> None:
     user = {"client-certificate-data": "Q0VSVA==", "client-key-data": "S0VZ"}
     path = kubeconfig(tmp_path / "config", user=user, **{"certificate-authority-data": "Q0E="})
     info = await login(str(path))
@@ -59,7 +59,7 @@ async def test_token_file_is_read_and_will_be_read_again(tmp_path: Path) -> None
     assert datetime.now(UTC) < first.expiration < datetime.now(UTC) + timedelta(hours=1)
 
 
-async def test_of_several_files_first_to_say_something_counts(tmp_path: Path) -> None:
+async def test_first_value_of_several_kubeconfigs_wins(tmp_path: Path) -> None:
     first = tmp_path / "first"
     first.write_text(yaml.safe_dump({"users": [{"name": "u", "user": {"token": "mine"}}]}))
     second = kubeconfig(tmp_path / "second", user={"token": "theirs"})
@@ -82,7 +82,7 @@ def plugin(tmp_path: Path, code: str) -> dict[str, Any]:
     }
 
 
-async def test_plugin_gives_token_and_expiry(tmp_path: Path) -> None:
+async def test_plugin_returns_token_and_expiry(tmp_path: Path) -> None:
     answer = {"kind": "ExecCredential", "status": {"token": "%s", "expirationTimestamp": "2031-01-02T03:04:05Z"}}
     code = (
         "import os, json\n"
@@ -94,7 +94,7 @@ async def test_plugin_gives_token_and_expiry(tmp_path: Path) -> None:
     assert info.expiration == datetime(2031, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
-async def test_plugin_gives_client_certificate(tmp_path: Path) -> None:
+async def test_plugin_returns_client_certificate(tmp_path: Path) -> None:
     status = {"clientCertificateData": "-----BEGIN CERTIFICATE-----", "clientKeyData": "-----BEGIN KEY-----"}
     code = f"print({json.dumps({'status': status})!r})"
     info = await login(str(kubeconfig(tmp_path / "config", user=plugin(tmp_path, code))))
@@ -110,7 +110,7 @@ async def test_plugin_gives_client_certificate(tmp_path: Path) -> None:
         ("print('{}')", "did not print an ExecCredential"),
     ],
 )
-async def test_failing_plugin_is_named_with_its_own_words(tmp_path: Path, code: str, words: str) -> None:
+async def test_failing_plugin_is_reported_with_its_message(tmp_path: Path, code: str, words: str) -> None:
     with pytest.raises(StartupError, match=words):
         await login(str(kubeconfig(tmp_path / "config", user=plugin(tmp_path, code))))
 
@@ -137,7 +137,7 @@ async def test_missing_plugin_is_named_with_its_hint(tmp_path: Path) -> None:
         ),
     ],
 )
-async def test_bad_kubeconfig_is_refused_in_one_line(tmp_path: Path, text: str | None, words: str) -> None:
+async def test_invalid_kubeconfig_is_refused_in_one_line(tmp_path: Path, text: str | None, words: str) -> None:
     path = tmp_path / "config"
     if text is not None:
         path.write_text(text)
@@ -147,7 +147,7 @@ async def test_bad_kubeconfig_is_refused_in_one_line(tmp_path: Path, text: str |
     assert "\n" not in str(caught.value)
 
 
-async def test_nothing_at_all_names_three_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_credentials_report_names_three_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(StartupError, match=r"service account.*KUBECONFIG.*~/\.kube/config"):
         await login(None, service_account=tmp_path)
@@ -161,7 +161,7 @@ async def test_user_without_home_folder_gets_same_message(tmp_path: Path, monkey
         await login("~/mine", service_account=tmp_path)
 
 
-async def test_service_account_comes_before_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_account_precedes_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".kube").mkdir()
     kubeconfig(tmp_path / ".kube" / "config", user={"token": "home"})

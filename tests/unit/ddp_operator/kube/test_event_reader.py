@@ -73,7 +73,7 @@ def messages(found: Any) -> list[str]:
     return [one["message"] for one in found]
 
 
-async def test_events_of_thousand_jobs_are_one_list_call() -> None:
+async def test_events_of_thousand_jobs_need_one_list_call() -> None:
     server = EventServer(*(event(n, "Job", f"job-{n}", "FailedCreate") for n in range(5)))
     clock = ReaderClock()
     reader = EventReader(server, clock=clock)  # type: ignore[arg-type]

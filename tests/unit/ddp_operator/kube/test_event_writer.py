@@ -47,7 +47,7 @@ async def test_event_is_posted_at_once(under_way: int, patience: float, monkeypa
     await poster.close()
 
 
-async def test_event_waits_while_many_calls_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_event_waits_while_many_calls_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "PAUSE", 0.0)
     client = SlowPostClient(events.BUSY)
     poster = put(client)

@@ -72,7 +72,7 @@ async def follow(
     return told, waits
 
 
-async def test_watch_begins_with_list_and_goes_on_where_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watch_starts_with_list_and_resumes_at_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
     first = [event("MODIFIED", pod("a", 21)), event("BOOKMARK", pod("", 30))]
     server = WatchServer(first, [event("DELETED", pod("a", 31))])
     told, waits = await follow(server, monkeypatch)
@@ -90,7 +90,7 @@ async def test_version_that_is_too_old_is_new_list(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("error", [ClusterError("away"), ResponseError(403), event("ERROR", {"code": 500}), b"{"])
-async def test_watch_that_fails_goes_on_from_same_version_ever_later(
+async def test_failing_watch_resumes_with_growing_delay(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: bytes | Exception
 ) -> None:
     caplog.set_level("WARNING")

@@ -35,12 +35,12 @@ def trainer(item: dict[str, Any]) -> dict[str, Any]:
     return container
 
 
-def test_ports_are_free_ones_of_this_machine_and_backend_stays() -> None:
+def test_ports_are_free_and_backend_is_kept() -> None:
     adapted = adapt_resource(resource(), Changes(), PORT)
     assert adapted["spec"]["rendezvous"] == {"backend": "c10d", "port": 40000}
 
 
-def test_network_between_nodes_is_not_asked_for() -> None:
+def test_network_fields_are_ignored() -> None:
     given = resource(8, network={"profile": "tcpxo", "require": True})
     assert adapt_resource(given, Changes(), PORT) == adapt_resource(resource(8), Changes(), PORT)
 
@@ -56,7 +56,7 @@ def test_checkpoints_use_users_own_credentials_where_file_has_no_secret() -> Non
     assert use_own_credentials(resource(), []) == resource()
 
 
-def test_given_resource_stays_as_it_is() -> None:
+def test_input_resource_is_not_mutated() -> None:
     given = resource(4)
     before = deepcopy(given)
     share_cpus(adapt_resource(given, Changes(1, 1, True, ["--b"]), PORT), 1, CPUS)
@@ -73,7 +73,7 @@ def test_nodes_and_arguments_are_taken_from_command_line() -> None:
     "kind", ["nvidia.com/gpu", "amd.com/gpu", "amd.com/cpx_nps4", "nvidia.com/mig-1g.5gb", "gpu.intel.com/xe"]
 )
 @pytest.mark.parametrize(("asked", "procs"), [("auto", 1), ("gpu", 1), (4, 4)])
-def test_cpu_drops_gpus_of_any_vendor_and_what_was_counted_by_them(kind: str, asked: int | str, procs: int) -> None:
+def test_cpu_option_drops_gpus_and_derived_counts(kind: str, asked: int | str, procs: int) -> None:
     given = resource(4, kind, procPerNode=asked)
     assert count_pod_gpus(given["spec"]["template"]["spec"]) == 4
     adapted = adapt_resource(given, Changes(cpu=True), PORT)
@@ -98,7 +98,7 @@ def test_fewer_processes_need_fewer_gpus() -> None:
         (None, 4, (None, 4)),
     ],
 )
-def test_nothing_is_tried_again_unless_file_or_command_line_asks_for_it(
+def test_restarts_are_disabled_by_default(
     written: dict[str, int] | None, asked: int | None, found: tuple[int | None, int]
 ) -> None:
     given = resource(recovery={"maxRestarts": 3, "countDisruptions": False, **(written or {})})
@@ -112,13 +112,13 @@ def test_cpus_are_shared_among_all_workers_of_all_pods() -> None:
     assert trainer(share_cpus(resource(nodes=8), 8, CPUS))["env"][0]["value"] == "1"
 
 
-def test_users_own_thread_count_stays() -> None:
+def test_thread_count_of_user_is_kept() -> None:
     given = resource()
     trainer(given)["env"] = [{"name": "OMP_NUM_THREADS", "value": "7"}]
     assert trainer(share_cpus(given, 2, CPUS))["env"] == [{"name": "OMP_NUM_THREADS", "value": "7"}]
 
 
-def test_too_few_gpus_are_refused_naming_ways_out() -> None:
+def test_too_few_gpus_are_refused_with_remedies() -> None:
     with pytest.raises(
         Unsuitable,
         match=r"needs 8 GPUs .2 pods x 4., but this machine has 1; .*--cpu.*--nodes or --procs",
@@ -143,7 +143,7 @@ def test_volume_of_cluster_is_refused_by_its_path() -> None:
     ("visible", "found"),
     [("0,1", ("0", "1")), ("GPU-abc", ("GPU-abc",)), ("", ()), ("-1", ()), (" 3 , 2 ", ("3", "2"))],
 )
-def test_visible_devices_decide_what_this_machine_has(visible: str, found: tuple[str, ...]) -> None:
+def test_visible_devices_limit_gpus(visible: str, found: tuple[str, ...]) -> None:
     assert find_gpus({"CUDA_VISIBLE_DEVICES": visible}) == found
 
 
@@ -154,9 +154,7 @@ def test_without_drivers_tool_device_files_are_counted(tmp_path: Path, monkeypat
     assert find_gpus({}, devices=tmp_path) == ("0", "1")
 
 
-def test_where_there_is_none_of_nvidias_those_of_amds_driver_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_amd_gpus_are_counted_without_nvidia_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     for node, gpu in enumerate(("0\n", "51140\n", "13045\n", "")):  # a CPU, two GPUs, and one of another container
         (tmp_path / "nodes" / str(node)).mkdir(parents=True)
@@ -166,7 +164,7 @@ def test_where_there_is_none_of_nvidias_those_of_amds_driver_are_counted(
     assert find_gpus({}, devices=tmp_path, amd_nodes=tmp_path / "nodes") == ("0",)
 
 
-def test_no_two_holders_share_gpu_and_what_is_given_back_is_free() -> None:
+def test_gpu_has_one_holder_and_released_gpu_is_free() -> None:
     pool = GpuPool(["0", "1", "2"])
     assert pool.take("a", 2) == ["0", "1"]
     assert pool.take("b", 2) is None
@@ -194,7 +192,7 @@ def test_names_of_pods_become_addresses(text: str, rewritten: str) -> None:
     assert rewrite_hosts(text, "j-1", "j") == rewritten
 
 
-def test_addresses_sort_as_indexes_do() -> None:
+def test_addresses_sort_like_indexes() -> None:
     """torchrun's c10d gives ranks in the order of the agents' addresses, compared as text."""
     addresses = [rewrite_hosts(f"j-1-{index}.j", "j-1", "j") for index in range(500)]
     assert addresses == sorted(addresses)

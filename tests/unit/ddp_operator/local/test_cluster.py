@@ -98,7 +98,7 @@ async def test_pod_knows_its_index_and_addresses_of_its_peers(cluster: LocalClus
     assert second["env"]["PEER"] == "127.0.100.101:1"
 
 
-async def test_pod_inherits_environment_without_what_torchrun_owns(cluster: LocalCluster, tmp_path: Path) -> None:
+async def test_pod_inherits_environment_without_torchrun_variables(cluster: LocalCluster, tmp_path: Path) -> None:
     (seen,) = await report(cluster, tmp_path / "out")
     assert seen["env"]["HOME"] == os.environ["HOME"]
     assert "RANK" not in seen["env"]
@@ -124,7 +124,7 @@ async def test_volumes_are_folders_whose_paths_are_rewritten(cluster: LocalClust
     assert (place, seen["env"]["CKPT"], seen["cwd"]) == (str(claim), f"{claim}/last", str(claim))
 
 
-async def test_pod_that_does_not_obey_is_killed_after_its_grace_time(cluster: LocalCluster, tmp_path: Path) -> None:
+async def test_unresponsive_pod_is_killed_after_grace_period(cluster: LocalCluster, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     code = f"import signal, time; signal.signal(15, signal.SIG_IGN); open({str(ready)!r}, 'w'); time.sleep(600)"
     await cluster.create(job(code, grace=0))
@@ -186,7 +186,7 @@ async def test_log_that_cannot_be_written_ends_pod_and_not_cluster(cluster: Loca
     assert (state["exitCode"], state["reason"]) == (128, "StartError")
 
 
-async def test_pod_for_which_disk_has_no_room_says_what_to_do(
+async def test_full_disk_is_reported_with_remedy(
     cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: Any) -> None:
@@ -209,7 +209,7 @@ async def test_pod_for_which_disk_has_no_room_says_what_to_do(
         ("FallbackToLogsOnError", 0, ""),
     ],
 )
-async def test_log_stands_in_for_message_only_where_asked(
+async def test_log_replaces_message_only_if_configured(
     cluster: LocalCluster, policy: str, code: int, message: str
 ) -> None:
     script = f"import sys; print('the last words'); sys.exit({code})"
@@ -218,7 +218,7 @@ async def test_log_stands_in_for_message_only_where_asked(
     assert terminated(cluster)[0].get("message", "") == message
 
 
-async def test_last_words_of_pod_are_heard_though_it_goes_with_its_job(cluster: LocalCluster, tmp_path: Path) -> None:
+async def test_termination_message_survives_deletion_with_job(cluster: LocalCluster, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     heard = []
     code = f"""
@@ -256,7 +256,7 @@ async def test_missing_secret_is_refused_before_anything_starts(cluster: LocalCl
     assert cluster.store.list("Job") == []
 
 
-async def test_pods_get_gpus_of_their_own_and_rest_wait_for_them(tmp_path: Path) -> None:
+async def test_pods_get_separate_gpus_and_others_wait(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path / "run", tmp_path / "claims", gpu_ids=["4", "5", "6"])
     out = tmp_path / "out"
     out.mkdir()
@@ -274,12 +274,12 @@ async def test_pods_get_gpus_of_their_own_and_rest_wait_for_them(tmp_path: Path)
     assert seen == ["4,5", "4,5"]
 
 
-async def test_pod_that_asks_for_no_gpu_sees_none(cluster: LocalCluster, tmp_path: Path) -> None:
+async def test_pod_without_gpu_request_has_no_visible_gpu(cluster: LocalCluster, tmp_path: Path) -> None:
     (seen,) = await report(cluster, tmp_path / "out")
     assert seen["env"]["CUDA_VISIBLE_DEVICES"] == ""
 
 
-async def test_driver_is_not_asked_for_pods_without_gpus(
+async def test_driver_is_not_queried_for_pods_without_gpus(
     cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
@@ -288,7 +288,7 @@ async def test_driver_is_not_asked_for_pods_without_gpus(
     assert not asked
 
 
-async def test_pod_in_anothers_place_goes_on_in_its_log_and_keeps_its_port(cluster: LocalCluster) -> None:
+async def test_replacement_pod_continues_log_and_keeps_port(cluster: LocalCluster) -> None:
     code = """
 import os, signal
 with open(os.environ["DDP_PORT_FILE"], "w") as stream:
@@ -318,7 +318,7 @@ async def test_closing_ends_every_process(tmp_path: Path) -> None:
     assert not cluster.kubelet.busy
 
 
-async def test_pod_that_has_gone_is_seen_once_at_least_however_late_that_is(tmp_path: Path) -> None:
+async def test_ended_pod_is_observed_at_least_once(tmp_path: Path) -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     cluster = LocalCluster(tmp_path / "run", tmp_path / "claims", clock=lambda: now)
     cluster.add({"kind": KIND, "metadata": {"name": "train", "namespace": "default"}})

@@ -39,11 +39,11 @@ def build(**container: Any) -> dict[str, str]:
         ("$$", "$"),
     ],
 )
-def test_references_are_expanded_as_kubernetes_does(text: str, expanded: str) -> None:
+def test_references_are_expanded_like_kubernetes(text: str, expanded: str) -> None:
     assert expand(text, {"A": "1", "B": "2"}) == expanded
 
 
-def test_value_sees_only_variables_before_it() -> None:
+def test_variable_reference_resolves_only_earlier_variables() -> None:
     env = [{"name": "A", "value": "1"}, {"name": "B", "value": "$(A)$(C)"}, {"name": "C", "value": "3"}]
     assert build(env=env) == {"A": "1", "B": "1$(C)", "C": "3"}
 
@@ -64,7 +64,7 @@ def test_unknown_field_is_refused_by_name() -> None:
         build(env=[{"name": "X", "valueFrom": {"fieldRef": {"fieldPath": "spec.nothing"}}}])
 
 
-def test_config_maps_and_secrets_give_values() -> None:
+def test_config_maps_and_secrets_set_variables() -> None:
     env = [
         {"name": "RATE", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "LR"}}},
         {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "TOKEN"}}},
@@ -72,7 +72,7 @@ def test_config_maps_and_secrets_give_values() -> None:
     assert build(env=env) == {"RATE": "0.1", "KEY": "s3cret"}
 
 
-def test_env_from_takes_all_valid_names_and_env_overrides_it() -> None:
+def test_env_from_adds_valid_names_and_env_overrides_it() -> None:
     sources = [{"prefix": "S_", "configMapRef": {"name": "settings"}}, {"secretRef": {"name": "keys"}}]
     found = build(envFrom=sources, env=[{"name": "PLAIN", "value": "$(S_LR)"}])
     assert found["S_LR"] == "0.1"

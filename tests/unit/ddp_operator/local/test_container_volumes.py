@@ -33,7 +33,7 @@ def prepare(tmp_path: Path, source: dict[str, Any], **mount: Any) -> dict[str, P
         ("no path", "no path"),
     ],
 )
-def test_mount_paths_are_rewritten_only_where_they_stand_for_themselves(text: str, rewritten: str) -> None:
+def test_mount_paths_are_rewritten_only_as_whole_paths(text: str, rewritten: str) -> None:
     places = {"/data": Path("/X"), "/ckpt": Path("/Y"), "/data/deep": Path("/Z")}
     assert rewrite_paths(text, places) == rewritten
 
@@ -79,7 +79,7 @@ def test_host_path_is_itself_and_must_exist(tmp_path: Path) -> None:
     assert (tmp_path / "none").is_dir()
 
 
-def test_missing_secret_is_refused_and_optional_one_leaves_no_folder(tmp_path: Path) -> None:
+def test_missing_secret_is_refused_and_optional_one_creates_no_folder(tmp_path: Path) -> None:
     with pytest.raises(MissingReference, match='Secret "s" is not in the file'):
         prepare(tmp_path, {"secret": {"secretName": "s"}})
     assert prepare(tmp_path, {"secret": {"secretName": "s", "optional": True}}) == {}

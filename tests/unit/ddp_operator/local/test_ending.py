@@ -77,7 +77,7 @@ def status_of(folder: RunFolder) -> dict[str, Any]:
     return dict(yaml.safe_load(folder.status.read_text())["status"])
 
 
-def test_living_writers_record_is_left_alone_and_says_whose_it_is(writer: subprocess.Popen[str]) -> None:
+def test_record_of_live_writer_is_kept_and_names_writer(writer: subprocess.Popen[str]) -> None:
     folder = folder_of(writer, kill=False)
     before = folder.status.read_text()
     assert not close_record(folder)
@@ -98,7 +98,7 @@ def test_record_names_command_that_checks_lock(writer: subprocess.Popen[str]) ->
     assert subprocess.run(command, shell=True, cwd=folder.path, check=False).returncode == 0
 
 
-def test_killed_writers_record_is_closed_once_and_says_how_it_goes_on(writer: subprocess.Popen[str]) -> None:
+def test_record_of_killed_writer_is_closed_once_with_remedy(writer: subprocess.Popen[str]) -> None:
     folder = folder_of(writer, kill=True)
     written = folder.status.stat().st_mtime_ns
     half = [folder.path / "status.yaml.tmp", folder.pages / "p.prom.tmp"]
@@ -120,7 +120,7 @@ def test_killed_writers_record_is_closed_once_and_says_how_it_goes_on(writer: su
     assert not any(path.exists() for path in half)
 
 
-def test_killed_run_lasted_until_it_last_wrote_something(writer: subprocess.Popen[str]) -> None:
+def test_duration_of_killed_run_ends_at_last_write(writer: subprocess.Popen[str]) -> None:
     folder = folder_of(writer, kill=True)
     began = datetime.fromisoformat(str(RUNNING["startTime"])).timestamp()
     page = folder.pages / "attempt-1-pod-0.prom"
@@ -139,7 +139,7 @@ def test_run_that_has_ended_keeps_its_end(writer: subprocess.Popen[str]) -> None
     assert folder.status.read_text() == before
 
 
-def test_of_another_hosts_run_nothing_is_written(writer: subprocess.Popen[str]) -> None:
+def test_run_of_another_host_is_not_closed(writer: subprocess.Popen[str]) -> None:
     folder = folder_of(writer, kill=True)
     elsewhere = folder.status.read_text().replace(f"on {socket.gethostname()},", "on another-host,")
     folder.status.write_text(elsewhere)
@@ -147,7 +147,7 @@ def test_of_another_hosts_run_nothing_is_written(writer: subprocess.Popen[str]) 
     assert folder.status.read_text() == elsewhere
 
 
-def test_two_that_close_it_at_once_write_same(writer: subprocess.Popen[str]) -> None:
+def test_concurrent_closers_write_same_record(writer: subprocess.Popen[str]) -> None:
     folder = folder_of(writer, kill=True)
     open_record = folder.status.read_bytes(), folder.status.stat()
     assert close_record(folder)
@@ -159,7 +159,7 @@ def test_two_that_close_it_at_once_write_same(writer: subprocess.Popen[str]) -> 
 
 
 @pytest.mark.parametrize("text", ["", "a: [1\n", "- 1\n", "kind: K\n", "status: 3\nmetadata: {}\n"])
-def test_what_is_no_record_is_left_alone(writer: subprocess.Popen[str], text: str) -> None:
+def test_foreign_file_is_not_closed(writer: subprocess.Popen[str], text: str) -> None:
     folder = folder_of(writer, kill=True)
     text = folder.status.read_text().partition("\n")[0] + "\n" + text
     folder.status.write_text(text)
@@ -167,7 +167,7 @@ def test_what_is_no_record_is_left_alone(writer: subprocess.Popen[str], text: st
     assert folder.status.read_text() == text
 
 
-def test_who_asks_for_report_of_killed_run_closes_its_record(writer: subprocess.Popen[str]) -> None:
+def test_report_of_killed_run_closes_record(writer: subprocess.Popen[str]) -> None:
     folder = folder_of(writer, kill=True)
     assert main(["report", str(folder.path)]) == 0
     assert status_of(folder)["phase"] == "Failed"

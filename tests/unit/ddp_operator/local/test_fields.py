@@ -31,7 +31,7 @@ OF_THE_JOB = {("spec.", name) for name in ("scheduling", "networkPolicy", "netwo
 
 
 @pytest.mark.parametrize(("prefix", "name", "support", "note"), [row for row in ROWS if row[0] != "metadata."])
-def test_documentation_says_what_becomes_of_field(prefix: str, name: str, support: str, note: str) -> None:
+def test_documentation_lists_effect_of_field(prefix: str, name: str, support: str, note: str) -> None:
     if (prefix, name) in OF_THE_JOB:
         return
     assert find_refusal(prefix, name) == {"honoured": None, "warned about": "", "refused": note}[support]
@@ -53,7 +53,7 @@ def test_devices_that_are_claimed_are_refused() -> None:
     assert check(claimed, resourceClaims=[{"name": "gpus"}]) == {"spec.resourceClaims": "refused"}
 
 
-def test_what_is_honoured_is_not_mentioned() -> None:
+def test_supported_field_gives_no_note() -> None:
     volume = {"name": "v", "emptyDir": {}}
     env = [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
     assert check({"env": env, "volumeMounts": [{"name": "v", "mountPath": "/v"}]}, volumes=[volume]) == {}
@@ -67,7 +67,7 @@ def test_what_is_honoured_is_not_mentioned() -> None:
         ({"readinessProbe": {"exec": {}}}, "spec.containers[0].readinessProbe"),
     ],
 )
-def test_what_has_no_meaning_here_is_warned_about(container: dict[str, Any], path: str) -> None:
+def test_ineffective_field_gives_warning(container: dict[str, Any], path: str) -> None:
     assert check(container) == {path: "warned about"}
 
 
@@ -75,7 +75,7 @@ def test_gpus_alone_are_no_reason_for_warning() -> None:
     assert check({"resources": {"limits": {"nvidia.com/gpu": "2"}}}) == {}
 
 
-def test_empty_values_say_nothing() -> None:
+def test_empty_values_give_no_note() -> None:
     assert check(tolerations=[], nodeSelector={}, affinity=None) == {}
 
 
@@ -92,7 +92,7 @@ def test_sidecar_and_init_containers_are_warned_about() -> None:
         ({"resourceClaims": [{"name": "c"}]}, "spec.resourceClaims"),
     ],
 )
-def test_what_cannot_be_had_is_refused(spec: dict[str, Any], path: str) -> None:
+def test_unsupported_field_is_refused(spec: dict[str, Any], path: str) -> None:
     assert check(**spec) == {path: "refused"}
 
 
@@ -101,11 +101,11 @@ def test_resource_field_references_are_refused() -> None:
     assert check({"env": env}) == {"spec.containers[0].env[0].valueFrom.resourceFieldRef": "refused"}
 
 
-def test_field_that_nobody_knows_is_warned_about() -> None:
+def test_unknown_field_gives_warning() -> None:
     assert check(fromTheFuture=True) == {"spec.fromTheFuture": "warned about"}
 
 
-def test_scheduling_and_network_are_named_where_they_ask_for_something() -> None:
+def test_scheduling_and_network_give_note_only_if_set() -> None:
     defaults = {
         "scheduling": {"gang": "None", "placement": "Any"},
         "networkPolicy": {"enabled": False},

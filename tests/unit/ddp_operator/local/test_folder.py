@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder.create(tmp_path, "x", NOW)
 
 
-def test_two_runs_in_one_second_get_folders_of_their_own(tmp_path: Path) -> None:
+def test_two_runs_in_one_second_get_separate_folders(tmp_path: Path) -> None:
     first = RunFolder.create(tmp_path, "x", NOW)
     second = RunFolder.create(tmp_path, "x", NOW)
     assert second.path.name == f"{first.path.name}-2"
@@ -51,7 +51,7 @@ def test_run_folder_and_files_with_secrets_are_readable_by_owner_only(tmp_path: 
     )
 
 
-def test_status_file_is_yaml_for_people_and_replaced_in_one_piece(folder: RunFolder) -> None:
+def test_status_file_is_readable_yaml_and_replaced_atomically(folder: RunFolder) -> None:
     for phase in ("Running", "Failed"):
         folder.write_status({"kind": "K", "metadata": {}, "status": {"phase": phase, "traceback": "a\nb\n"}})
     text = folder.status.read_text()
@@ -85,7 +85,7 @@ def writer(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_folder_is_in_use_until_its_writer_is_gone_however_that_ends(writer: subprocess.Popen[str]) -> None:
+def test_folder_is_in_use_until_writer_ends(writer: subprocess.Popen[str]) -> None:
     assert writer.stdout is not None
     folder = RunFolder(Path(writer.stdout.readline().strip()))
     assert folder.in_use
@@ -95,7 +95,7 @@ def test_folder_is_in_use_until_its_writer_is_gone_however_that_ends(writer: sub
     assert not folder.in_use
 
 
-def test_what_killed_run_left_half_written_goes_with_next_one(tmp_path: Path, writer: subprocess.Popen[str]) -> None:
+def test_temporary_files_of_killed_run_are_removed_by_next_run(tmp_path: Path, writer: subprocess.Popen[str]) -> None:
     assert writer.stdout is not None
     folder = RunFolder(Path(writer.stdout.readline().strip()))
     runtime = folder.path / "pods" / "p" / "runtime" / "errors"
@@ -117,13 +117,13 @@ def test_what_killed_run_left_half_written_goes_with_next_one(tmp_path: Path, wr
     assert all(path.exists() for path in users)
 
 
-def test_folder_without_manifest_is_nobodys(tmp_path: Path) -> None:
+def test_folder_without_manifest_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert not RunFolder(tmp_path).in_use
     assert not RunFolder(tmp_path / "file").in_use
 
 
-def test_events_are_one_line_each(folder: RunFolder) -> None:
+def test_events_have_one_line_each(folder: RunFolder) -> None:
     folder.write_event(NOW, "Warning", "Failed", "first\nsecond")
     folder.write_event(NOW, "Normal", "Started", "again")
     first, second = folder.events.read_text().splitlines()
@@ -131,7 +131,7 @@ def test_events_are_one_line_each(folder: RunFolder) -> None:
     assert second.endswith(" Normal Started: again")
 
 
-def test_metrics_rows_leave_empty_what_is_not_known(folder: RunFolder) -> None:
+def test_metrics_rows_omit_unknown_values(folder: RunFolder) -> None:
     folder.write_row(NOW, 1, Page({"ddp_step": 5.0, "ddp_loss": 0.5}))
     folder.write_row(NOW, 2, Page({"ddp_step": 6.0, "ddp_validation_accuracy_ratio": 0.9}, rates=Rates(steps=4.0)))
     with folder.metrics.open(newline="") as stream:
@@ -158,7 +158,7 @@ def test_throughput_of_run_is_in_steps_where_no_samples_are_reported(
     assert choose_rate(read_rows(folder.metrics)) == chosen
 
 
-def test_what_cannot_be_written_is_said_once_and_tried_again(folder: RunFolder) -> None:
+def test_failed_write_is_reported_once_and_retried(folder: RunFolder) -> None:
     said: list[str] = []
     folder.on_problem = said.append
     for path in (folder.status, folder.events, folder.metrics, folder.pages / "p.prom", folder.summary):
@@ -222,7 +222,7 @@ async def test_sample_keeps_page_and_adds_row_only_when_something_is_new(folder:
     assert (folder.pages / "attempt-2-pod-1.prom").read_text() == "# nothing\n"
 
 
-async def test_page_with_ranks_figures_stays_when_they_have_ended(folder: RunFolder) -> None:
+async def test_page_with_rank_metrics_is_kept_after_ranks_end(folder: RunFolder) -> None:
     cluster = ServingCluster()
     watching = recorder(cluster, folder)
     pages = ["# no rank yet\n", 'ddp_step{rank="0"} 3\n', 'ddp_step{rank="0"} 4\n', "# all gone\n"]
@@ -251,7 +251,7 @@ async def test_rows_have_throughput_of_script_that_reports_only_counters(folder:
     assert read_rows(folder.metrics)[-1]["steps_per_second"] == pytest.approx(4 / 2.375)
 
 
-async def test_before_first_step_and_without_page_there_is_no_row(folder: RunFolder) -> None:
+async def test_no_row_before_first_step_or_without_page(folder: RunFolder) -> None:
     cluster = ServingCluster()
     cluster.pages = {"p0": 'ddp_launcher_phase{phase="Starting"} 1\n', "p1": None}
     await recorder(cluster, folder).sample(everyone=True)
@@ -259,13 +259,13 @@ async def test_before_first_step_and_without_page_there_is_no_row(folder: RunFol
 
 
 @pytest.mark.parametrize("message", ["", "no json", "[]", '{"progress": 3}', '{"progress": {"ddp_step": "x"}}'])
-def test_last_message_that_says_nothing_adds_nothing(folder: RunFolder, message: str) -> None:
+def test_empty_last_message_adds_nothing(folder: RunFolder, message: str) -> None:
     cluster = ServingCluster()
     recorder(cluster, folder).record_end(end(cluster, "p0", message))
     assert not folder.metrics.exists()
 
 
-def test_last_values_come_from_pod_0s_termination_message(folder: RunFolder) -> None:
+def test_last_values_are_read_from_termination_message_of_pod_0(folder: RunFolder) -> None:
     cluster = ServingCluster()
     seen = recorder(cluster, folder)
     seen.record_end(end(cluster, "p0", json.dumps({"progress": {"ddp_step": 9, "ddp_loss": 0.1}})))

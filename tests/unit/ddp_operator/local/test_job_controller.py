@@ -76,7 +76,7 @@ def conditions(owner: dict[str, Any]) -> list[tuple[str, str, str]]:
     return [(c["type"], c["status"], c["reason"]) for c in owner["status"].get("conditions", [])]
 
 
-def test_new_job_gets_one_pod_for_each_index_and_start_time() -> None:
+def test_new_job_gets_one_pod_per_index_and_start_time() -> None:
     decision = decide_job(job(3), [], NOW)
     assert decision.create == (0, 1, 2)
     assert decision.status["active"] == 3
@@ -95,14 +95,14 @@ def test_pod_carries_its_index_as_label_annotation_hostname_and_environment() ->
     assert names == ["JOB_COMPLETION_INDEX"]
 
 
-def test_building_pod_leaves_job_as_it_was() -> None:
+def test_building_pod_does_not_mutate_job() -> None:
     owner = job()
     before = deepcopy(owner)
     build_pod(owner, 0, suffix="zzzzz")
     assert owner == before
 
 
-def test_running_pods_are_active_and_ready_and_nothing_is_to_do() -> None:
+def test_running_pods_are_counted_and_need_no_action() -> None:
     owner = job()
     pods = [pod(owner, 0), pod(owner, 1)]
     settle(owner, pods)
@@ -119,7 +119,7 @@ def test_success_of_every_index_completes_job_in_two_passes() -> None:
     assert not has_condition({"status": decisions[0].status}, "Complete")
 
 
-def test_one_success_is_remembered_after_its_pod_is_gone() -> None:
+def test_success_is_remembered_after_pod_deletion() -> None:
     owner = job()
     pods = [pod(owner, 0, "Succeeded"), pod(owner, 1)]
     settle(owner, pods)
@@ -128,7 +128,7 @@ def test_one_success_is_remembered_after_its_pod_is_gone() -> None:
     assert decide_job(owner, pods[1:], NOW).create == ()
 
 
-def test_exit_code_under_fail_job_deletes_others_and_fails_job_once_they_are_gone() -> None:
+def test_fail_job_exit_code_deletes_peers_then_fails_job() -> None:
     owner = job()
     failed = pod(owner, 1, "Failed", code=82)
     survivor = pod(owner, 0)
@@ -172,7 +172,7 @@ def test_disrupted_pod_is_replaced_and_not_counted_even_with_fatal_exit_code() -
     assert (decision.create, decision.status["failed"]) == ((1,), 0)
 
 
-def test_rule_for_another_container_does_not_match() -> None:
+def test_rule_for_other_container_does_not_match() -> None:
     owner = job()
     failed = pod(owner, 1, "Failed", code=82)
     failed["status"]["containerStatuses"][0]["name"] = "sidecar"
@@ -188,7 +188,7 @@ def test_not_in_matches_codes_outside_list_but_never_zero() -> None:
     assert has_condition({"status": failed.status}, "FailureTarget")
 
 
-def test_terminating_pod_is_replaced_only_once_it_has_ended() -> None:
+def test_terminating_pod_is_replaced_after_its_end() -> None:
     owner = job()
     leaving = pod(owner, 1, deleting=True)
     decision = decide_job(owner, [pod(owner, 0), leaving], NOW)
@@ -198,7 +198,7 @@ def test_terminating_pod_is_replaced_only_once_it_has_ended() -> None:
     assert (decision.create, decision.release) == ((1,), (leaving["metadata"]["name"],))
 
 
-def test_more_failures_than_back_off_limit_fail_job() -> None:
+def test_failures_above_backoff_limit_fail_job() -> None:
     owner = job(backoffLimit=0)
     decision = decide_job(owner, [pod(owner, 0), pod(owner, 1, "Failed", code=137)], NOW)
     owner["status"] = decision.status
@@ -210,7 +210,7 @@ def test_more_failures_than_back_off_limit_fail_job() -> None:
     [("2026-11-20T12:00:00Z", 10.0, ()), ("2026-11-20T11:59:50Z", None, (1,)), ("2026-11-20T13:00:00Z", None, (1,))],
     ids=["just now", "long enough ago", "in the future: the clock was set back"],
 )
-def test_failed_pod_is_replaced_after_back_off(finished: str, waits: float | None, create: tuple[int]) -> None:
+def test_failed_pod_is_replaced_after_backoff(finished: str, waits: float | None, create: tuple[int]) -> None:
     owner = job()
     failed = pod(owner, 1, "Failed", code=137, counted=True)
     failed["status"]["containerStatuses"][0]["state"]["terminated"]["finishedAt"] = finished
@@ -218,7 +218,7 @@ def test_failed_pod_is_replaced_after_back_off(finished: str, waits: float | Non
     assert (decision.retry_after, decision.create) == (waits, create)
 
 
-def test_while_it_backs_off_failure_is_not_counted_and_its_pod_is_not_let_go() -> None:
+def test_failure_in_backoff_is_not_counted_and_its_pod_is_kept() -> None:
     owner = job() | {"status": {"active": 2, "ready": 2}}
     failed = pod(owner, 1, "Failed", code=137)
     failed["status"]["containerStatuses"][0]["state"]["terminated"]["finishedAt"] = STAMP
@@ -226,7 +226,7 @@ def test_while_it_backs_off_failure_is_not_counted_and_its_pod_is_not_let_go() -
     assert (decision.status, decision.release) == (owner["status"], ())
 
 
-def test_success_ends_back_off() -> None:
+def test_success_ends_backoff() -> None:
     owner = job()
     failed = pod(owner, 1, "Failed", code=137)
     succeeded = pod(owner, 0, "Succeeded")
@@ -247,7 +247,7 @@ def test_job_created_suspended_has_no_pods_and_no_start_time() -> None:
     assert "startTime" not in owner["status"]
 
 
-def test_suspending_deletes_active_pods_and_resuming_makes_them_anew_with_new_start_time() -> None:
+def test_suspension_deletes_pods_and_resumption_creates_them_with_new_start_time() -> None:
     owner = job(suspend=True)
     owner["status"] = {"startTime": "2026-11-20T11:00:00Z"}
     pods = [pod(owner, 0), pod(owner, 1)]
@@ -279,13 +279,13 @@ def test_growing_creates_missing_indexes() -> None:
     assert decide_job(owner, [pod(owner, 0), pod(owner, 2)], NOW).create == (1, 3)
 
 
-def test_two_pods_of_one_index_lose_one() -> None:
+def test_duplicate_pod_of_index_is_deleted() -> None:
     owner = job(2)
     pods = [pod(owner, 0), pod(owner, 1), pod(owner, 1, "Pending", suffix="zzzzz")]
     assert decide_job(owner, pods, NOW).delete == ("j-1-zzzzz",)
 
 
-def test_pods_of_another_job_are_not_seen() -> None:
+def test_pods_of_other_job_are_ignored() -> None:
     owner = job()
     other = job()
     other["metadata"]["uid"] = "u2"
@@ -293,13 +293,13 @@ def test_pods_of_another_job_are_not_seen() -> None:
 
 
 @pytest.mark.parametrize("kind", ["Complete", "Failed"])
-def test_finished_job_never_makes_pod(kind: str) -> None:
+def test_finished_job_creates_no_pod(kind: str) -> None:
     owner = job()
     owner["status"] = {"conditions": [{"type": kind, "status": "True"}]}
     assert not decide_job(owner, [], NOW).changes(owner)
 
 
-def test_job_being_deleted_only_lets_its_pods_go() -> None:
+def test_terminating_job_only_releases_pods() -> None:
     owner = job()
     owner["metadata"]["deletionTimestamp"] = STAMP
     decision = decide_job(owner, [pod(owner, 0)], NOW)

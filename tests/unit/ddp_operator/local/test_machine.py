@@ -17,7 +17,7 @@ def git(folder: Path, *words: str) -> None:
     subprocess.run(["git", "-C", str(folder), *identity, *words], check=True, capture_output=True)
 
 
-def test_variables_of_libraries_are_told_and_no_secrets(tmp_path: Path) -> None:
+def test_library_variables_are_reported_without_secrets(tmp_path: Path) -> None:
     item: dict[str, Any] = resource()
     item["spec"]["template"]["spec"]["containers"][0]["env"] = [{"name": "NCCL_DEBUG", "value": "INFO"}]
     environ = {
@@ -34,7 +34,7 @@ def test_variables_of_libraries_are_told_and_no_secrets(tmp_path: Path) -> None:
     assert "s3cret" not in str(facts)
 
 
-def test_commit_says_whether_files_differ_from_it(tmp_path: Path) -> None:
+def test_commit_states_uncommitted_changes(tmp_path: Path) -> None:
     assert describe_commit(tmp_path / "none") == ""
     git(tmp_path, "init")
     file = tmp_path / "train.py"

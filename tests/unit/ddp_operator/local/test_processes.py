@@ -92,7 +92,7 @@ async def test_process_leads_session_of_its_own(begin: Begin, tmp_path: Path) ->
     assert (tmp_path / "log").read_text() == "True\n"
 
 
-async def test_what_process_started_ends_with_it(begin: Begin, mark: str, tmp_path: Path) -> None:
+async def test_descendants_of_process_end_with_it(begin: Begin, mark: str, tmp_path: Path) -> None:
     """Also what has left its session and its group, as torchrun's workers do."""
     code = f"""
 import pathlib, subprocess, sys
@@ -121,7 +121,7 @@ time.sleep(600)
     assert find_marked(mark) == []
 
 
-async def test_end_is_told_when_kernel_has_ended_all_of_it(
+async def test_end_is_reported_after_all_processes_ended(
     begin: Begin, mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that was killed is there until it gets the CPU to end, which takes seconds on a busy machine."""
@@ -144,12 +144,12 @@ pathlib.Path({str(tmp_path)!r}, "ready").touch()
     assert find_marked(mark) == []
 
 
-def test_program_that_is_not_there_is_error_at_start(begin: Begin) -> None:
+def test_missing_program_fails_at_start(begin: Begin) -> None:
     with pytest.raises(FileNotFoundError):
         begin("", program="/nowhere/program")
 
 
-def test_folder_that_is_not_there_is_error_at_start(begin: Begin) -> None:
+def test_missing_folder_fails_at_start(begin: Begin) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         begin("", folder="/nowhere")
     assert caught.value.filename == "/nowhere"

@@ -44,7 +44,7 @@ def runs() -> list[str]:
 class TestClaim:
     CHECKPOINT = {"path": "/ckpt", "claimName": "weights"}
 
-    def test_one_run_at_time_writes_to_it(self, tmp_path: Path) -> None:
+    def test_claim_has_one_writer_at_time(self, tmp_path: Path) -> None:
         first = ClaimLock(tmp_path, "weights")
         first.sign("process 7")
         with pytest.raises(ClaimInUse, match="process 7"):
@@ -53,7 +53,7 @@ class TestClaim:
         first.release()
         ClaimLock(tmp_path, "weights").release()
 
-    def test_trackers_know_what_job_has_saved_in_it_as_one_run(self, tmp_path: Path) -> None:
+    def test_trackers_have_one_run_for_saved_job(self, tmp_path: Path) -> None:
         claim = ClaimLock(tmp_path, "weights")
         empty = claim.tracking_run("digits")
         first = claim.tracking_run("digits")  # the run before it has saved nothing
@@ -63,7 +63,7 @@ class TestClaim:
         assert claim.tracking_run("other") not in (first, empty)
         assert re.fullmatch(r"digits-[0-9a-f]{8}", first)
 
-    def test_second_run_is_refused_with_what_uses_it_and_remedy(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_second_run_is_refused_with_user_and_remedy(self, capsys: pytest.CaptureFixture[str]) -> None:
         lock = ClaimLock(Path("ddp-runs/claims"), "weights")
         lock.sign("process 7 (run folder ddp-runs/train-1)")
         assert ddp_run(checkpoint=self.CHECKPOINT) == ExitCode.BAD_INPUT
@@ -74,12 +74,12 @@ class TestClaim:
         lock.release()
         assert ddp_run(checkpoint=self.CHECKPOINT) == ExitCode.OK
 
-    def test_run_that_shares_it_is_not(self) -> None:
+    def test_run_with_shared_claim_is_accepted(self) -> None:
         lock = ClaimLock(Path("ddp-runs/claims"), "weights")
         assert ddp_run(checkpoint=self.CHECKPOINT | {"shared": True}) == ExitCode.OK
         lock.release()
 
-    def test_run_that_goes_on_keeps_it_and_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_continued_run_keeps_claim_and_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async def run(self: Run) -> RunOutcome:
             with pytest.raises(ClaimInUse, match=rf"process {os.getpid()} \(run folder ddp-runs/train-"):
                 ClaimLock(Path("ddp-runs/claims"), "weights")
@@ -89,7 +89,7 @@ class TestClaim:
         assert ddp_run(checkpoint=self.CHECKPOINT) == 128 + 15
 
 
-def test_output_of_rank_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_of_missing_rank_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert ddp_run("--nodes", "2", "--logs", "1") == ExitCode.OK
     assert ddp_run("--nodes", "2", "--logs", "2") == ExitCode.BAD_INPUT
     assert "--logs: rank 2 does not exist; the last is 1" in capsys.readouterr().err
@@ -123,7 +123,7 @@ class TestFullDisk:
 
 
 class TestMetricsPort:
-    def test_one_that_is_in_use_is_refused_with_its_pod(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_used_port_is_refused_with_its_pod(self, capsys: pytest.CaptureFixture[str]) -> None:
         with socket.create_server(("", 0)) as server:
             taken = server.getsockname()[1]
             assert ddp_run("--metrics-port", str(taken)) == ExitCode.BAD_INPUT

@@ -29,13 +29,13 @@ def test_line_names_loading_step_before_workers_start(phase: str, what: str) -> 
     assert describe_wait(LOADING, Page(launcher_phase=phase), 4, spoken=False) == f"starting 4 processes: {what} …"
 
 
-def test_once_workers_run_it_waits_for_scripts_first_output() -> None:
+def test_screen_waits_for_first_output_of_script() -> None:
     joined = running("Rendezvoused", "True", "AllRanksJoined")
     assert describe_wait(joined, Page(), 1, spoken=False) == "1 process started; no output of the script yet"
     assert describe_wait(joined, Page(), 1, spoken=True) == ""
 
 
-def test_what_cluster_or_restart_waits_for_comes_first() -> None:
+def test_reason_for_waiting_precedes_output() -> None:
     unplaced = running("Scheduled", "False", "Unschedulable", "1 Insufficient nvidia.com/gpu\nmore")
     assert describe_wait(unplaced, Page(), 1, spoken=True) == "1 Insufficient nvidia.com/gpu"
     assert "workers have not started" in describe_wait(LOADING, Page(in_place_restarts=1), 1, spoken=True)
@@ -62,9 +62,7 @@ def test_job_is_silent_half_minute_after_its_first_line_or_two_after_its_start()
         ("[launcher] preflight: dns 0.0 ms", 1, None, "[rank 2] [launcher] preflight: dns 0.0 ms"),
     ],
 )
-def test_line_is_shown_as_it_is_for_one_rank_and_with_its_writer_for_all(
-    line: str, procs: int, one: str | None, everyone: str
-) -> None:
+def test_line_has_rank_prefix_only_for_several_ranks(line: str, procs: int, one: str | None, everyone: str) -> None:
     file = LogFile(1, 2, Path("attempt-1-pod-2.log"))
     assert format_line(line, file, procs, "2") == one
     assert format_line(line, file, procs, "all") == everyone

@@ -24,14 +24,14 @@ def test_kopf_never_posts_peers_or_scans(configured: kopf.OperatorSettings) -> N
     assert configured.scanning.disabled
 
 
-def test_kopf_does_not_give_up_on_api_server_that_is_away(configured: kopf.OperatorSettings) -> None:
+def test_kopf_retries_unreachable_api_server(configured: kopf.OperatorSettings) -> None:
     delays = list(itertools.islice(configured.networking.error_backoffs, 1000))  # type: ignore[arg-type]
     assert len(delays) == 1000
     assert max(delays) <= 10
     assert list(itertools.islice(configured.networking.error_backoffs, 3)) == delays[:3]  # type: ignore[arg-type]
 
 
-def test_only_raw_events_are_handled_so_that_no_object_is_ever_marked() -> None:
+def test_raw_event_handlers_leave_no_mark_on_objects() -> None:
     registry = kopf.get_default_registry()
     own = [handler for handler in registry._watching.get_all_handlers() if handler.fn.__module__ == handlers.__name__]
     assert len(own) == 1
@@ -39,7 +39,7 @@ def test_only_raw_events_are_handled_so_that_no_object_is_ever_marked() -> None:
     assert [handler for handler in marking if handler.fn.__module__ == handlers.__name__] == []
 
 
-async def test_tasks_that_kopf_leaves_behind_do_not_delay_end() -> None:
+async def test_leftover_kopf_tasks_do_not_delay_exit() -> None:
     left = asyncio.create_task(asyncio.sleep(3600), name="pause-waiter for pods.v1")
     other = asyncio.create_task(asyncio.sleep(3600), name="somebody else's")
     await handlers.stop(memo=kopf.Memo())

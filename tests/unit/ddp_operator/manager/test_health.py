@@ -35,7 +35,7 @@ async def get(port: int, path: str) -> tuple[int, str]:
     return int(text.split()[1]), text
 
 
-async def test_pages_answer(server: HealthServer) -> None:
+async def test_health_pages_respond(server: HealthServer) -> None:
     assert (await get(server.port, "/healthz"))[0] == 200
     status, text = await get(server.port, "/readyz")
     assert (status, text.splitlines()[-1]) == (503, "not yet")
@@ -98,7 +98,7 @@ async def test_metrics_page_is_generated_once_for_burst_of_requests(
     assert len(generated) == 1
 
 
-async def test_health_answers_while_metrics_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_health_responds_during_metrics_collection(monkeypatch: pytest.MonkeyPatch) -> None:
     began = asyncio.Event()
     release = threading.Event()
     loop = asyncio.get_running_loop()

@@ -127,7 +127,7 @@ def lease(version: str, holder: str | None, duration: int | None = DURATION) -> 
 
 
 class TestObservedLease:
-    def test_lease_that_does_not_change_is_as_old_as_when_first_seen(self) -> None:
+    def test_unchanged_lease_ages_from_first_observation(self) -> None:
         first = observe_lease(lease("7", "a"), None, 100.0)
         assert observe_lease(lease("7", "a"), first, 110.0) == first
         assert observe_lease(lease("8", "a"), first, 110.0).since == 110.0
@@ -153,7 +153,7 @@ class TestAcquire:
         assert place.lease["spec"]["leaseDurationSeconds"] == DURATION
         await first.end()
 
-    async def test_second_candidate_stands_by_as_long_as_first_renews(self, place: LeaseServer) -> None:
+    async def test_second_candidate_is_on_standby_while_leader_renews(self, place: LeaseServer) -> None:
         first = Candidate(place, "a").run()
         await settle()
         second = Candidate(place, "b").run()
@@ -208,7 +208,7 @@ class TestAcquire:
         assert again.leader.leads
         await again.end()
 
-    async def test_one_of_two_candidates_wins_free_lease(self, place: LeaseServer) -> None:
+    async def test_one_of_two_candidates_acquires_free_lease(self, place: LeaseServer) -> None:
         place.put({"metadata": {}, "spec": {"holderIdentity": ""}})
         both = [Candidate(place, "a").run(), Candidate(place, "b").run()]
         await settle()
@@ -216,7 +216,7 @@ class TestAcquire:
         for candidate in both:
             await candidate.end()
 
-    async def test_api_server_that_is_away_is_waited_for(self, place: LeaseServer) -> None:
+    async def test_unreachable_api_server_is_retried(self, place: LeaseServer) -> None:
         place.away = True
         first = Candidate(place, "a").run()
         await place.advance(60)
@@ -226,9 +226,7 @@ class TestAcquire:
         assert first.leader.leads
         await first.end()
 
-    async def test_server_that_does_not_answer_is_reported(
-        self, place: LeaseServer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_unresponsive_server_is_reported(self, place: LeaseServer, monkeypatch: pytest.MonkeyPatch) -> None:
         async def never(*args: Any, **kwargs: Any) -> Any:
             await asyncio.Event().wait()
 
@@ -256,7 +254,7 @@ class TestFence:
         assert first.leader.remaining() == DURATION - 1.5
         await first.end()
 
-    async def test_no_write_begins_in_last_third(self, place: LeaseServer) -> None:
+    async def test_no_write_starts_in_last_third(self, place: LeaseServer) -> None:
         first = Candidate(place, "a")
         await first.leader.acquire()
         place.now += DURATION * FENCE_SHARE - 0.01
@@ -265,10 +263,10 @@ class TestFence:
         assert first.leader.remaining() == 0
         await first.end()
 
-    async def test_before_lease_is_held_nothing_may_be_written(self, place: LeaseServer) -> None:
+    async def test_no_write_starts_before_lease_is_held(self, place: LeaseServer) -> None:
         assert Candidate(place, "a").leader.remaining() == 0
 
-    async def test_fence_closes_before_successor_can_begin(self, place: LeaseServer) -> None:
+    async def test_fence_closes_before_successor_can_start(self, place: LeaseServer) -> None:
         """The leader is frozen, in the worst place: right after a renewal that the other one has seen."""
         first = Candidate(place, "a").run()
         await settle()
@@ -312,7 +310,7 @@ class TestKeep:
         await first.end()
         assert place.lease is None
 
-    async def test_renewal_whose_answer_was_lost_keeps_leadership(self, place: LeaseServer) -> None:
+    async def test_renewal_with_lost_response_keeps_leadership(self, place: LeaseServer) -> None:
         first = Candidate(place, "a").run()
         await settle()
         place.lose_answer = True
@@ -320,7 +318,7 @@ class TestKeep:
         assert (first.lost, first.leader.leads) == (0, True)
         await first.end()
 
-    async def test_leader_continues_after_outage_if_nobody_else_has_led(self, place: LeaseServer) -> None:
+    async def test_leader_continues_after_outage_without_other_leader(self, place: LeaseServer) -> None:
         first = Candidate(place, "a").run()
         await settle()
         place.away = True
@@ -331,7 +329,7 @@ class TestKeep:
         assert (first.lost, first.leader.leads) == (0, True)
         await first.end()
 
-    async def test_release_that_fails_raises_nothing(self, place: LeaseServer) -> None:
+    async def test_failed_release_raises_nothing(self, place: LeaseServer) -> None:
         first = Candidate(place, "a").run()
         await settle()
         place.away = True

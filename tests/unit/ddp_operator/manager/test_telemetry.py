@@ -136,7 +136,7 @@ class TestFleet:
         ("phase", "accepted", "count"),
         [("Restarting", "False", 1), ("Pending", "Unknown", 1), ("Running", "True", None), ("Rejected", "False", None)],
     )
-    def test_job_that_is_refused_once_it_has_begun_waits_too(self, phase: str, accepted: str, count: int) -> None:
+    def test_refused_started_job_counts_as_waiting(self, phase: str, accepted: str, count: int) -> None:
         bodies = [resource("a", phase, (c.ACCEPTED, accepted, c.FORBIDDEN))]
         assert self.value("ddp_operator_waiting_jobs", bodies, namespace="a", reason="NotAccepted") == count
 
@@ -184,7 +184,7 @@ class TestMetrics:
         assert get("ddp_operator_finished_jobs_total", {"result": "Failed"}) == 1
         assert get("ddp_operator_gpu_seconds_total", {"namespace": "team", "profile": "h100", "purpose": "OOM"}) == 40
 
-    def test_series_that_are_known_beforehand_begin_at_zero(self) -> None:
+    def test_known_series_start_at_zero(self) -> None:
         get = OperatorMetrics(lambda: 0.0).registry.get_sample_value
         assert {get("ddp_operator_failures_total", {"category": category}) for category in CATEGORIES} == {0}
         assert get("ddp_operator_restarts_total", {"level": "pod", "category": "None"}) == 0
@@ -197,7 +197,7 @@ class TestMetrics:
         metrics.on_reconcile(0.1, error)
         assert metrics.registry.get_sample_value("ddp_operator_reconcile_errors_total", {"cause": cause}) == 1
 
-    def test_number_of_series_does_not_depend_on_number_of_jobs(self) -> None:
+    def test_number_of_series_is_independent_of_number_of_jobs(self) -> None:
         def count(jobs: int) -> int:
             bodies = [resource("a", PHASES[number % len(PHASES)]) for number in range(jobs)]
             registry = OperatorMetrics(lambda: 0.0, lambda: bodies).registry

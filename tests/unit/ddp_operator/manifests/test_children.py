@@ -89,7 +89,7 @@ class TestFailedNodes:
     def test_are_avoided_by_name(self) -> None:
         assert self.terms() == [{"matchFields": self.AWAY}]
 
-    def test_are_avoided_in_every_alternative_that_user_gives(self) -> None:
+    def test_avoided_nodes_are_added_to_every_alternative_of_user(self) -> None:
         zones = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]} for zone in "ab"]
         wanted = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": zones}}}
         affinity = {**wanted, "podAffinity": {"x": 1}}
@@ -98,17 +98,17 @@ class TestFailedNodes:
         assert found == [{**zone, "matchFields": self.AWAY} for zone in zones]
         assert affinity == before, "the user's own is not touched"
 
-    def test_are_none_of_job_that_does_not_want_it(self) -> None:
+    def test_avoided_nodes_are_omitted_if_disabled(self) -> None:
         assert "affinity" not in pod_of(status=self.STATUS, recovery={"avoidFailedNodes": False})
         assert "affinity" not in pod_of()
 
 
 class TestAll:
-    def test_come_in_order_in_which_pods_need_them(self) -> None:
+    def test_children_are_ordered_by_need_of_pods(self) -> None:
         made = build_children(job(), attempt=1, nodes=1)
         assert [child["kind"] for child in made] == ["Service", "ConfigMap", "ConfigMap", "Job"]
 
-    def test_are_owned_so_that_deletion_needs_no_operator(self) -> None:
+    def test_children_have_owner_references(self) -> None:
         service, users, launcher, made = build_children(job(), attempt=1, nodes=1)
         for child, controller in ((service, True), (users, False), (made, True)):
             [owner] = child["metadata"]["ownerReferences"]
@@ -116,17 +116,17 @@ class TestAll:
         [owner] = launcher["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["name"]) == ("ConfigMap", users["metadata"]["name"])
 
-    def test_carry_label_by_which_they_are_found(self) -> None:
+    def test_children_have_job_label(self) -> None:
         made = children()
         assert made.pop("ConfigMap")["metadata"]["labels"] == child_names.child_labels(""), "of no single job"
         for child in made.values():
             assert child_names.child_labels("train").items() <= child["metadata"]["labels"].items()
 
-    def test_bad_template_makes_none(self) -> None:
+    def test_invalid_template_builds_no_child(self) -> None:
         with pytest.raises(InvalidManifest):
             children(template={"spec": {}})
 
-    def test_building_leaves_resource_as_it_is(self) -> None:
+    def test_building_does_not_mutate_resource(self) -> None:
         made = template(trainer(env=[{"name": "A", "value": "1"}]), metadata={"labels": {"a": "b"}})
         typed = job(template=made)
         before = copy.deepcopy(typed.spec.template)
@@ -136,7 +136,7 @@ class TestAll:
 
 
 class TestService:
-    def test_names_pods_before_they_are_ready(self) -> None:
+    def test_service_publishes_pods_before_ready(self) -> None:
         spec = children()["Service"]["spec"]
         assert (spec["clusterIP"], spec["publishNotReadyAddresses"]) == ("None", True)
 
@@ -169,19 +169,19 @@ class TestLauncher:
     def test_is_small_enough_for_config_map(self) -> None:
         assert len(json.dumps(children()["ConfigMap"])) < 0.5 * 2**20
 
-    def test_every_other_body_goes_to_kernel_in_one_piece(self) -> None:
+    def test_every_other_body_is_sent_in_one_piece(self) -> None:
         bodies = [len(json.dumps(child)) for kind, child in children().items() if kind != "ConfigMap"]
         assert max(bodies) < 0.5 * SEND_BUFFER
 
-    def test_docstring_leaves_empty_lines(self) -> None:
+    def test_docstring_is_replaced_by_empty_lines(self) -> None:
         source = 'class A(Exception):\n    """One."""\n\n\ndef f():\n    """Two\n    lines."""\n    return 1\n'
         assert pack_source(source) == "class A(Exception):\n ...\n\n\ndef f():\n\n\n return 1\n"
 
-    def test_text_below_assignment_leaves_empty_lines_and_that_of_module_stays(self) -> None:
+    def test_string_after_assignment_is_removed_and_module_docstring_kept(self) -> None:
         source = '"""All."""\nA = 1\n"""One."""\n\n\nclass B:\n    c = 1\n    """Two\n    lines."""\n'
         assert pack_source(source) == '"""All."""\nA = 1\n\n\n\nclass B:\n c = 1\n\n\n'
 
-    def test_comment_leaves_its_line_and_string_stays(self) -> None:
+    def test_comment_is_removed_and_string_kept(self) -> None:
         source = 'A = """\n# none\n"""  # zero\n# one\nB = "#"  # here\n'
         assert pack_source(source) == 'A = """\n# none\n"""\n\nB = "#"\n'
 
@@ -189,14 +189,14 @@ class TestLauncher:
         source = 'if a:\n    if b:\n        c = """\n    d\n  e"""\n    f(\n        g,\n      h)\n'
         assert pack_source(source) == 'if a:\n if b:\n  c = """\n    d\n  e"""\n f(\n  g,\n  h)\n'
 
-    def test_annotations_of_values_are_left_out_and_fields_of_classes_stay(self) -> None:
+    def test_annotations_of_values_are_removed_and_of_fields_kept(self) -> None:
         source = (
             'A: int = 1\n\n\nclass B:\n    ä: str = "x"\n\n'
             '    def f(self, ö: "ü" = 2, *c: int) -> int:\n        d: int = 3\n'
         )
         assert pack_source(source) == 'A = 1\n\n\nclass B:\n ä: str = "x"\n\n def f(self, ö = 2, *c):\n  d = 3\n'
 
-    def test_is_what_pod_mounts_and_runs(self) -> None:
+    def test_config_map_equals_what_pod_mounts_and_runs(self) -> None:
         made = children()
         pod = made["Job"]["spec"]["template"]["spec"]
         [volume] = [v for v in pod["volumes"] if v["name"] == constants.LAUNCHER_VOLUME]
@@ -217,20 +217,20 @@ class TestJob:
         assert "activeDeadlineSeconds" not in spec
 
     @pytest.mark.parametrize("name", ["trainer", "main"])
-    def test_fails_on_what_no_new_pod_can_mend(self, name: str) -> None:
+    def test_job_fails_on_exit_codes_that_no_new_pod_can_fix(self, name: str) -> None:
         ignore, fail = children(template=template(trainer(name=name)))["Job"]["spec"]["podFailurePolicy"]["rules"]
         assert ignore["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
         assert fail["onExitCodes"] == {"containerName": name, "operator": "NotIn", "values": [85, 130, 137, 143]}
         assert [ignore["action"], fail["action"]] == ["Ignore", "FailJob"]
 
     @pytest.mark.parametrize("suspend", [False, True])
-    def test_says_what_operator_wrote_into_suspend(self, suspend: bool) -> None:
+    def test_annotation_has_suspend_that_operator_wrote(self, suspend: bool) -> None:
         """A suspended resource gets its Job when it is resumed, so that one who suspends a Job is somebody else."""
         made = children(suspend=suspend)["Job"]
         assert made["spec"]["suspend"] is False
         assert made["metadata"]["annotations"]["ddp-operator.dev/suspend"] == "false"
 
-    def test_takes_annotations_of_its_queue_and_no_others(self) -> None:
+    def test_job_gets_only_queue_annotations(self) -> None:
         given = {
             "kueue.x-k8s.io/elastic-job": "true",
             "provreq.kueue.x-k8s.io/ValidUntilSeconds": "9",
@@ -243,19 +243,19 @@ class TestJob:
             "provreq.kueue.x-k8s.io/ValidUntilSeconds",
         }
 
-    def test_that_may_begin_with_fewer_pods_is_complete_with_those(self) -> None:
+    def test_partially_admitted_job_completes_with_its_pods(self) -> None:
         few = {"kueue.x-k8s.io/job-min-parallelism": "1"}
         made = children(annotations=few, elastic={"minNodes": 1, "maxNodes": 4})["Job"]["metadata"]["annotations"]
         assert made["kueue.x-k8s.io/job-completions-equal-parallelism"] == "true"
 
-    def test_topology_that_resource_asks_for_is_asked_for_at_pods(self) -> None:
+    def test_requested_topology_is_set_on_pods(self) -> None:
         given = {"kueue.x-k8s.io/podset-required-topology": "rack", "kueue.x-k8s.io/podset-slice-size": "2"}
         own = template(metadata={"annotations": {"kueue.x-k8s.io/podset-slice-size": "4"}})
         made = children(annotations=given, template=own)["Job"]["spec"]["template"]["metadata"]["annotations"]
         assert made["kueue.x-k8s.io/podset-required-topology"] == "rack"
         assert made["kueue.x-k8s.io/podset-slice-size"] == "4", "the template's own comes first"
 
-    def test_takes_labels_of_its_queue_and_no_others(self) -> None:
+    def test_job_gets_only_queue_labels(self) -> None:
         labels = children(labels={"kueue.x-k8s.io/queue-name": "q", "team": "a"})["Job"]["metadata"]["labels"]
         assert labels["kueue.x-k8s.io/queue-name"] == "q"
         assert "team" not in labels
@@ -266,7 +266,7 @@ class TestJob:
         pod = build_pod(made["Job"] | {"metadata": made["Job"]["metadata"] | {"uid": "u"}}, 0, suffix="abcde")
         assert env["MASTER_ADDR"] == f"{pod['spec']['hostname']}.{pod['spec']['subdomain']}" == "train-3-0.train"
 
-    def test_run_id_is_one_attempts_own(self) -> None:
+    def test_run_id_is_unique_per_attempt(self) -> None:
         ids = {
             child["spec"]["template"]["spec"]["containers"][0]["env"][2]["value"]
             for child in (children(1)["Job"], children(2)["Job"])
@@ -289,7 +289,7 @@ class TestPod:
     @pytest.mark.parametrize(
         "own", [{"privileged": True}, {"capabilities": {"add": ["SYS_ADMIN"]}}, {"allowPrivilegeEscalation": True}]
     )
-    def test_what_user_grants_is_not_contradicted(self, own: dict[str, Any]) -> None:
+    def test_security_settings_of_user_are_kept(self, own: dict[str, Any]) -> None:
         made = pod_of(securityProfile="Restricted", template=template(trainer(securityContext=own)))
         context = made["containers"][0]["securityContext"]
         assert own.items() <= context.items()
@@ -326,7 +326,7 @@ class TestPod:
             ({"path": "/c"}, 0, 0, "0"),
         ],
     )
-    def test_launcher_keeps_time_for_its_last_words(
+    def test_launcher_has_time_for_termination_message(
         self, checkpoint: Any, own: int | None, pod: int, workers: str
     ) -> None:
         members = {} if own is None else {"terminationGracePeriodSeconds": own}
@@ -367,14 +367,14 @@ class TestPod:
         env = {item["name"]: item.get("value") for item in container["env"]}
         assert '"checkpoint":{"url":"s3://b/p","keep":3}' in env[constants.ENV_LAUNCHER_CONFIG]
 
-    def test_shared_memory_is_volume_unless_user_brings_one(self) -> None:
+    def test_shared_memory_is_volume_unless_user_defines_one(self) -> None:
         [own] = [v for v in pod_of(shm={"sizeLimit": "8Gi"})["volumes"] if v["name"] == constants.SHM_VOLUME]
         assert own["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
         mounts = [{"name": "mine", "mountPath": "/dev/shm"}]
         pod = pod_of(template=template(trainer(volumeMounts=mounts), volumes=[{"name": "mine"}]))
         assert [v["name"] for v in pod["volumes"]] == ["mine", constants.LAUNCHER_VOLUME]
 
-    def test_environment_holds_every_name_of_pod_contract(self) -> None:
+    def test_environment_contains_every_name_of_pod_contract(self) -> None:
         of_local_pods = {constants.ENV_LOCAL_POD, constants.ENV_PORT_FILE, constants.ENV_LIFELINE_FD}
         of_workers = {constants.ENV_RUNTIME_DIR, constants.ENV_AGENT_PID}
         ours = {value for name, value in vars(constants).items() if name.startswith("ENV_")}
@@ -386,7 +386,7 @@ class TestPod:
         assert wanted <= set(env)
         assert all(isinstance(value, str) for value in env.values())
 
-    def test_variables_of_user_may_refer_to_ours(self) -> None:
+    def test_variables_of_user_may_reference_operator_variables(self) -> None:
         made = template(trainer(env=[{"name": "URL", "value": "tcp://$(MASTER_ADDR)"}]))
         order = [item["name"] for item in pod_of(template=made)["containers"][0]["env"]]
         assert order.index("MASTER_ADDR") < order.index("URL")

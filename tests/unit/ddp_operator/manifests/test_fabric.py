@@ -62,12 +62,12 @@ def refusal(**spec: Any) -> str:
 
 
 class TestData:
-    def test_there_is_one_file_for_each_profile(self) -> None:
+    def test_every_profile_has_one_file(self) -> None:
         files = (resources.files("ddp_operator.manifests") / "fabrics").iterdir()
         assert sorted(file.name for file in files) == sorted(f"{name}.yaml" for name in PROFILES)
 
     @pytest.mark.parametrize("profile", PROFILES)
-    def test_every_value_has_document_that_it_is_from(self, profile: str) -> None:
+    def test_every_value_has_source_document(self, profile: str) -> None:
         fabric = load_fabric(profile)
         assert fabric.source
         assert all(one.url.startswith("https://") and one.taken for one in fabric.source)
@@ -89,7 +89,7 @@ class TestData:
         assert [name for name in PROFILES if transport in load_fabric(name).transports] == [profile]
 
     @pytest.mark.parametrize("profile", PROFILES)
-    def test_template_is_nothing_that_job_could_not_say_itself(self, profile: str) -> None:
+    def test_template_uses_only_fields_of_jobs(self, profile: str) -> None:
         """It passes the operator's own checks as the template of a job that has no profile."""
         partial = load_fabric(profile).template
         [container] = partial["spec"]["containers"]
@@ -100,7 +100,7 @@ class TestData:
         assert trainer_of(network=None, pod={"metadata": partial.get("metadata"), "spec": pod})["name"] == "trainer"
 
     @pytest.mark.parametrize("profile", PROFILES)
-    def test_template_takes_no_name_of_operators(self, profile: str) -> None:
+    def test_template_uses_no_reserved_name(self, profile: str) -> None:
         pod = load_fabric(profile).template["spec"]
         assert not {volume["name"] for volume in pod.get("volumes", ())} & {*VOLUMES}
         names = [item["name"] for item in pod["containers"][0].get("env", ())]
@@ -116,13 +116,13 @@ class TestData:
         assert not [context for context in contexts if "privileged" in context]
 
     @pytest.mark.parametrize("profile", PROFILES)
-    def test_devices_are_limits_alone_so_that_limit_of_jobs_is_no_clash(self, profile: str) -> None:
+    def test_devices_are_limits_only(self, profile: str) -> None:
         container = load_fabric(profile).template["spec"]["containers"][0]
         assert {*container.get("resources", {})} <= {"limits"}
 
 
 class TestTemplate:
-    def test_job_gets_what_profile_says(self) -> None:
+    def test_job_gets_fields_of_profile(self) -> None:
         container = trainer_of("ib")
         assert container["resources"]["limits"] == {"nvidia.com/gpu": "8", "memory": "512Gi", IB_DEVICE: 1}
         assert container["securityContext"]["capabilities"] == {"add": ["IPC_LOCK"]}
@@ -130,12 +130,12 @@ class TestTemplate:
         daemon = pod_of("tcpxo")["spec"]["initContainers"][0]
         assert (daemon["name"], daemon["restartPolicy"]) == ("tcpxo-daemon", "Always")
 
-    def test_trainer_may_have_any_name(self) -> None:
+    def test_trainer_container_may_have_any_name(self) -> None:
         pod = pod_of("ib", pod=template(trainer(name="main", resources=GPUS)))["spec"]
         assert [one["name"] for one in pod["containers"]] == ["main"]
         assert IB_DEVICE in pod["containers"][0]["resources"]["limits"]
 
-    def test_what_job_says_wins(self) -> None:
+    def test_job_overrides_profile(self) -> None:
         own = template(
             trainer(
                 resources=GPUS,
@@ -160,7 +160,7 @@ class TestTemplate:
             {"limits": {IB_DEVICE: "4"}, "requests": {IB_DEVICE: "4"}},
         ],
     )
-    def test_device_of_same_kind_takes_place_of_default(self, asked: Any) -> None:
+    def test_device_of_same_kind_replaces_default(self, asked: Any) -> None:
         limits = trainer_of("ib", pod=template(trainer(resources=asked)))["resources"]["limits"]
         assert limits == asked["limits"]
 
@@ -168,7 +168,7 @@ class TestTemplate:
         words = refusal(profile="ib", pod=template(trainer(resources={"requests": {IB_DEVICE: "4"}})))
         assert f"requests[{IB_DEVICE}]: devices must be requested as a limit" in words
 
-    def test_device_can_be_given_up(self) -> None:
+    def test_null_drops_device(self) -> None:
         asked = {"limits": {"nvidia.com/gpu": "8", "memory": "1Gi", "vpc.amazonaws.com/efa": None}}
         limits = trainer_of("efa", pod=template(trainer(resources=asked)))["resources"]["limits"]
         assert limits == {"nvidia.com/gpu": "8", "memory": "1Gi", "hugepages-2Mi": "5120Mi"}
@@ -180,22 +180,22 @@ class TestTemplate:
             in words
         )
 
-    def test_auto_and_nothing_are_same(self) -> None:
+    def test_auto_equals_unset(self) -> None:
         assert pod_of("auto") == pod_of(network=None)
 
-    def test_one_pod_needs_no_network_unless_others_may_join_it(self) -> None:
+    def test_single_pod_job_needs_no_network_unless_elastic(self) -> None:
         assert pod_of("tcpxo", nodes=1) == pod_of(network=None, nodes=1)
         elastic = pod_of("ib", nodes=1, elastic={"minNodes": 1, "maxNodes": 4})
         assert IB_DEVICE in elastic["spec"]["containers"][0]["resources"]["limits"]
 
-    def test_pod_that_fetches_inputs_gets_nothing_of_it(self) -> None:
+    def test_fetching_pod_gets_no_network_fields(self) -> None:
         inputs = [{"url": "https://host/file", "mountPath": "/data", "claimName": "data"}]
         fetch = pod_of("tcpxo", attempt=0, inputs=inputs)
         assert "networking.gke.io/interfaces" not in fetch["metadata"]["annotations"]
         assert not [one for one in fetch["spec"]["volumes"] if "hostPath" in one]
         assert "tcpxo-daemon" not in json.dumps(fetch["spec"])
 
-    def test_profile_of_platform_may_set_it(self) -> None:
+    def test_platform_profile_may_set_fabric(self) -> None:
         text = """
             apiVersion: ddp-operator.dev/v1alpha1
             kind: ClusterDDPTrainingProfile
@@ -227,11 +227,11 @@ class TestRefusals:
             ("tcpxo", "the capability NET_ADMIN, volumes of the node (hostPath)"),
         ],
     )
-    def test_restricted_pod_may_not_have_what_fabric_needs(self, profile: str, asked: str) -> None:
+    def test_restricted_pod_security_refuses_fabric(self, profile: str, asked: str) -> None:
         words = refusal(profile=profile, securityProfile="Restricted")
         assert f'spec.network.profile: Invalid value: "{profile}": needs {asked}, which spec.securityProfile' in words
 
-    def test_what_template_itself_asks_for_is_jobs_own(self) -> None:
+    def test_template_request_belongs_to_job(self) -> None:
         own = trainer(resources=GPUS, securityContext={"capabilities": {"add": ["IPC_LOCK"]}})
         assert pod_of("ib", pod=template(own), securityProfile="Restricted")
         assert pod_of("socket", securityProfile="Restricted")
@@ -248,14 +248,14 @@ class TestRefusals:
 
 
 class TestPreflight:
-    def test_required_network_is_looked_at_whatever_checks_are(self) -> None:
+    def test_required_network_is_checked_with_any_checks(self) -> None:
         plan = preflight(network={"profile": "ib", "require": True})
         assert plan["checks"] == ["dns", "tcp", "allreduce", "pairs"]
         assert (plan["require"], plan["fail"]) == (True, False)
         assert plan["transports"] == ["IB", "NVLink"]
         assert plan["minPairBytesPerSecond"] == 2e9
 
-    def test_one_that_is_not_is_looked_at_by_checks_that_are_made(self) -> None:
+    def test_optional_network_is_checked_only_by_configured_checks(self) -> None:
         plan = preflight(network={"profile": "efa"}, preflight={"checks": ["allreduce"]})
         assert (plan["checks"], plan["require"]) == (["allreduce"], False)
         assert plan["transports"] == ["EFA", "NVLink"]
@@ -265,11 +265,11 @@ class TestPreflight:
         assert (plan["checks"], plan["transports"]) == (["dns", "tcp", "allreduce"], [])
 
     @pytest.mark.parametrize(("asked", "checks"), [(30000, True), (0, False)])
-    def test_jobs_own_floor_takes_place_of_profiles(self, asked: int, checks: bool) -> None:
+    def test_floor_of_job_overrides_profile(self, asked: int, checks: bool) -> None:
         plan = preflight(network={"profile": "ib", "require": True, "minPairMegabytesPerSecond": asked})
         assert plan["minPairBytesPerSecond"] == asked * 10**6
         assert ("pairs" in plan["checks"]) == checks
 
-    def test_one_pod_requires_nothing(self) -> None:
+    def test_single_pod_job_requires_no_network(self) -> None:
         plan = preflight(network={"profile": "ib", "require": True}, nodes=1)
         assert plan == preflight(network=None, nodes=1)

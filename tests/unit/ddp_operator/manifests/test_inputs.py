@@ -51,7 +51,7 @@ def training_pod(*inputs: Json, **spec: Any) -> Json:
 
 
 class TestFetchPod:
-    def test_is_one_of_job_without_its_gpus_peers_and_place(self) -> None:
+    def test_fetch_pod_has_no_gpus_peers_or_placement(self) -> None:
         template = fetch_job(CLAIM)["spec"]["template"]
         pod = template["spec"]
         [container] = pod["containers"]
@@ -69,7 +69,7 @@ class TestFetchPod:
         mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
         assert {"/etc/ssl", constants.LAUNCHER_MOUNT_PATH} < mounts
 
-    def test_ends_with_what_is_final_and_is_replaced_where_it_was_only_stopped(self) -> None:
+    def test_fetch_job_fails_on_final_errors_and_replaces_stopped_pods(self) -> None:
         spec = fetch_job(CLAIM)["spec"]
         assert (spec["completions"], spec["backoffLimit"]) == (1, 3)
         rules = spec["podFailurePolicy"]["rules"]
@@ -87,12 +87,12 @@ class TestFetchPod:
         assert [one["secret"] for one in told] == ["", "DDP_INPUTS_1_"]
         assert env["DDP_INPUTS_1_TOKEN"] == "t"
 
-    def test_dollar_in_url_stays_one(self) -> None:
+    def test_dollar_in_url_is_escaped(self) -> None:
         [container] = fetch_job(CLAIM | {"url": "https://host/$(HOME)/$$x"})["spec"]["template"]["spec"]["containers"]
         env = build_environment({"metadata": {}}, container, lambda kind, name: None)
         assert json.loads(env[constants.ENV_INPUTS])[0]["url"] == "https://host/$(HOME)/$$x"
 
-    def test_of_node_cache_there_is_one_on_each_node_that_may_train(self) -> None:
+    def test_node_cache_has_one_fetch_pod_per_eligible_node(self) -> None:
         made = fetch_job(CACHED, nodes=3, spares=1)["spec"]
         pod = made["template"]["spec"]
         assert made["completions"] == made["parallelism"] == 4
@@ -103,7 +103,7 @@ class TestFetchPod:
 
 
 class TestTrainingPod:
-    def test_mounts_each_folder_read_only_from_one_volume_claim(self) -> None:
+    def test_folders_are_mounted_read_only_from_one_claim_volume(self) -> None:
         pod = training_pod(CLAIM, CLAIM | {"url": "s3://bucket/other", "mountPath": "/other"})
         volumes = [v for v in pod["volumes"] if v["name"].startswith(constants.INPUTS_VOLUME)]
         assert [v["persistentVolumeClaim"] for v in volumes] == [{"claimName": "data"}]
@@ -123,7 +123,7 @@ class TestTrainingPod:
             [whole] = [m for m in container["volumeMounts"] if m["mountPath"] == told["root"]]
             assert whole["name"] == mount["name"]
 
-    def test_looks_first_whether_cache_of_its_node_has_it(self) -> None:
+    def test_fetch_checks_node_cache_first(self) -> None:
         pod = training_pod(CLAIM, CACHED, template=GPU_POD)
         check, first = pod["initContainers"]
         assert first["name"] == "first"
@@ -134,6 +134,6 @@ class TestTrainingPod:
 
 
 @pytest.mark.parametrize(("changes", "same"), [({"name": "set"}, True), ({"checksum": "sha256:" + "0" * 64}, False)])
-def test_what_is_wanted_alike_is_kept_once(changes: Json, same: bool) -> None:
+def test_identical_inputs_are_stored_once(changes: Json, same: bool) -> None:
     first, second = (job(inputs=[CLAIM | more]).spec.inputs or () for more in ({}, changes))
     assert (first[0].place == second[0].place) == same

@@ -74,7 +74,7 @@ def list_changed(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
 
 
 @pytest.mark.parametrize("own", ADDING, ids=str)
-def test_locked_part_of_pod_refuses_field_that_changes_it(own: dict[str, Any]) -> None:
+def test_lock_on_pod_field_refuses_changing_field(own: dict[str, Any]) -> None:
     without = build_training_pod(BASE)
     changed = list_changed(without, build_training_pod({**BASE, **own}))
     for part in changed:
@@ -96,7 +96,7 @@ def test_locked_part_of_pod_refuses_field_that_changes_it(own: dict[str, Any]) -
     ],
     ids=["other member", "other volume", "default gang", "default profile"],
 )
-def test_field_that_does_not_change_locked_part_is_accepted(lock: str, own: dict[str, Any]) -> None:
+def test_lock_on_pod_field_accepts_other_field(lock: str, own: dict[str, Any]) -> None:
     assert complete_spec(own, read_profile(profile(BASE, lock)))[1] == []
 
 
@@ -117,7 +117,7 @@ def test_checkpoint_on_volume_of_profile_is_accepted_with_locked_volumes() -> No
     assert complete_spec(own, read_profile(profile(base, "template.spec.volumes")))[1] == []
 
 
-def test_inputs_of_profile_are_accepted_and_others_refused_with_locked_volumes() -> None:
+def test_volume_lock_accepts_profile_inputs_and_refuses_others() -> None:
     theirs = read_profile(profile({**BASE, "inputs": CLAIM}, "template.spec.volumes"))
     assert complete_spec({"inputs": CLAIM}, theirs)[1] == []
     spec, [error] = complete_spec({"inputs": CACHE}, theirs)
@@ -130,7 +130,7 @@ def test_inputs_of_profile_are_accepted_and_others_refused_with_locked_volumes()
 
 @pytest.mark.parametrize("inputs", [CLAIM, CACHE], ids=["claim", "cache"])
 @pytest.mark.parametrize("lock", [*(f"template.spec.{name}" for name in PLACE), "template.spec", "template"])
-def test_pod_that_fetches_inputs_keeps_what_is_locked(inputs: list[Any], lock: str) -> None:
+def test_fetching_pod_keeps_locked_fields(inputs: list[Any], lock: str) -> None:
     spec = {"template": template(trainer(command=["x"]), **copy.deepcopy(PLACE)), "inputs": inputs}
     pod = build_fetch(spec, (lock,))
     for name in [lock.removeprefix("template.spec.")] if lock.count(".") > 1 else PLACE:

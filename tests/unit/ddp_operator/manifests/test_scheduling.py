@@ -55,7 +55,7 @@ class TestGang:
         assert pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == "train-3"
         assert pod["spec"]["schedulerName"] == "volcano"
 
-    def test_coscheduling_has_one_by_label(self) -> None:
+    def test_coscheduling_uses_label(self) -> None:
         found = children(scheduling={"gang": "Coscheduling"}, rendezvous={"joinTimeoutSeconds": 120})
         assert found["PodGroup"]["apiVersion"] == "scheduling.x-k8s.io/v1alpha1"
         assert found["PodGroup"]["spec"] == {"minMember": 2, "scheduleTimeoutSeconds": 120}
@@ -75,7 +75,7 @@ class TestGang:
     def test_scheduler_that_is_named_is_used(self, spec: dict[str, Any]) -> None:
         assert pod_of(**spec)["spec"]["schedulerName"] == "mine"
 
-    def test_what_is_created_for_it_is_what_its_role_allows(self) -> None:
+    def test_created_objects_match_role(self) -> None:
         for gang in ("Coscheduling", "Volcano"):
             group = children(scheduling={"gang": gang})["PodGroup"]
             assert set(GANG_PERMISSIONS[gang.lower()]) == {kind_of(group)}
@@ -97,7 +97,7 @@ class TestPlacement:
         assert (found["topologyKey"], found["whenUnsatisfiable"]) == ("topology.kubernetes.io/zone", "ScheduleAnyway")
         assert found["labelSelector"]["matchLabels"].items() <= pod_of()["metadata"]["labels"].items()
 
-    def test_users_template_is_left_as_it_is(self) -> None:
+    def test_template_of_user_is_not_mutated(self) -> None:
         mine = template(affinity={"podAffinity": {}}, topologySpreadConstraints=[])
         before = repr(mine)
         for placement in ("Pack", "Spread"):
@@ -119,7 +119,7 @@ class TestRefusals:
         assert children(scheduling={"gang": "Coscheduling"}, labels=QUEUED)["PodGroup"]
 
     @pytest.mark.parametrize("fewest", ["1", "many", "3"])
-    def test_fewer_pods_than_torchrun_begins_with(self, fewest: str) -> None:
+    def test_kueue_min_parallelism_without_elastic_job_is_refused(self, fewest: str) -> None:
         few = {"kueue.x-k8s.io/job-min-parallelism": fewest}
         words = refusal(annotations=few, nodes=4)
         assert words.startswith("metadata.annotations[kueue.x-k8s.io/job-min-parallelism]: Invalid value:")
@@ -131,10 +131,10 @@ class TestRefusals:
             words = refusal(annotations=few, nodes=4, elastic=elastic)
             assert "must be at least spec.elastic.minNodes (2)" in words
 
-    def test_policy_that_would_hold_nobody(self) -> None:
+    def test_network_policy_with_host_network_is_refused(self) -> None:
         assert "hostNetwork" in refusal(networkPolicy={"enabled": True}, template=template(hostNetwork=True))
 
-    def test_reader_that_is_nobody(self) -> None:
+    def test_metrics_reader_without_selector_is_refused(self) -> None:
         words = refusal(networkPolicy={"enabled": True, "metricsFrom": [{"podSelector": {}}, {}]})
         assert words.startswith("spec.networkPolicy.metricsFrom[1]: Invalid value: must have namespaceSelector,")
 
@@ -154,13 +154,13 @@ class TestNetworkPolicy:
     def policy(self, **more: Any) -> Any:
         return children(networkPolicy={"enabled": True, **more})["NetworkPolicy"]
 
-    def test_holds_pods_of_every_attempt_and_no_others(self) -> None:
+    def test_policy_selects_pods_of_every_attempt_only(self) -> None:
         selector = self.policy()["spec"]["podSelector"]["matchLabels"]
         for attempt in (1, 2):
             assert selector.items() <= pod_of(attempt)["metadata"]["labels"].items()
         assert selector["ddp-operator.dev/job-name"] == "train"
 
-    def test_pods_talk_to_each_other_to_dns_and_to_nobody_else(self) -> None:
+    def test_pods_connect_only_to_peers_and_dns(self) -> None:
         spec = self.policy()["spec"]
         own = [{"podSelector": spec["podSelector"]}]
         assert spec["policyTypes"] == ["Ingress", "Egress"]
@@ -172,7 +172,7 @@ class TestNetworkPolicy:
         assert peers == {"from": own}
         assert metrics["ports"] == [{"port": 9400, "protocol": "TCP"}]
 
-    def test_metrics_are_read_by_operator_and_by_prometheus_unless_told_otherwise(self) -> None:
+    def test_metrics_readers_default_to_operator_and_prometheus(self) -> None:
         def readers(**more: Any) -> list[Any]:
             return list(self.policy(**more)["spec"]["ingress"][1]["from"])
 
@@ -187,7 +187,7 @@ class TestNetworkPolicy:
         egress = self.policy(egressCidrs=["10.0.0.0/8", "2001:db8::/32"])["spec"]["egress"]
         assert egress[-1] == {"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}, {"ipBlock": {"cidr": "2001:db8::/32"}}]}
 
-    def test_is_there_before_pods(self) -> None:
+    def test_policy_is_created_before_pods(self) -> None:
         kinds = [child["kind"] for child in build_children(job(networkPolicy={"enabled": True}), attempt=1, nodes=1)]
         assert kinds.index("NetworkPolicy") < kinds.index("Job")
 
@@ -196,11 +196,11 @@ class TestKueue:
     """Kueue changes suspend, parallelism and node selectors of what it has queued, and nobody else does."""
 
     @pytest.mark.parametrize("is_so", [True, False])
-    def test_suspension_takes_job_out_of_queue(self, is_so: bool) -> None:
+    def test_suspension_removes_job_from_queue(self, is_so: bool) -> None:
         actions = run(jobs=[child_job(suspend=is_so, queue="q")], suspend=True, labels=QUEUED).actions
         assert actions == (DeleteJob("train-1", "job-1"),)
 
-    def test_what_it_reads_can_be_changed_while_job_waits(self) -> None:
+    def test_queue_fields_may_change_while_job_waits(self) -> None:
         other = {"kueue.x-k8s.io/queue-name": "other", "kueue.x-k8s.io/priority-class": "high", "team": "a"}
         waiting = child_job(suspend=True, written=False, queue="q")
         (action,) = run(jobs=[waiting], labels=other, annotations={"kueue.x-k8s.io/elastic-job": "true"}).actions

@@ -25,7 +25,7 @@ def refusal(made: Any, **spec: Any) -> list[str]:
 class TestNestedLauncher:
     MADE = template(trainer(command=["bash", "-c", "torchrun --nproc_per_node=2 train.py"]))
 
-    def test_is_refused_where_its_ranks_would_not_meet(self) -> None:
+    def test_nested_launcher_for_several_ranks_is_refused(self) -> None:
         for size in ({"nodes": 2}, {"procPerNode": 2}, {"elastic": {"minNodes": 1, "maxNodes": 2}}):
             [said] = refusal(self.MADE, **size)
             assert said.startswith(
@@ -33,7 +33,7 @@ class TestNestedLauncher:
             )
             assert "spec.procPerNode" in said
 
-    def test_may_have_lone_pod_to_itself_or_be_meant(self) -> None:
+    def test_nested_launcher_for_one_rank_or_ignored_policy_is_accepted(self) -> None:
         for spec in ({}, {"nodes": 2, "processGroupPolicy": "Ignore"}):
             assert resolve_template(job(template=self.MADE, **spec)).command.program
 
@@ -46,7 +46,7 @@ class TestLogPatterns:
         )
 
     @pytest.mark.parametrize("flag", ["--tee=3", "-r3"])
-    def test_torchrun_flag_that_takes_output_away_is_refused(self, flag: str) -> None:
+    def test_torchrun_output_redirection_is_refused(self, flag: str) -> None:
         made = template(trainer(command=["torchrun", flag, "train.py"]))
         [said] = refusal(made, metrics={"logPatterns": ["(?P<step>.)"]})
         assert said.startswith("spec.metrics.logPatterns: has no effect, because torchrun's --")
@@ -63,7 +63,9 @@ class TestLogPatterns:
         ],
         ids=["beyond ASCII", "escaped", "by name", "classes", "length"],
     )
-    def test_costly_log_patterns_are_left_to_pod(self, patterns: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_expensive_log_patterns_are_checked_in_pod(
+        self, patterns: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         compiled: list[str] = []
         log_patterns._compile.cache_clear()
         monkeypatch.setattr(log_patterns, "compile_log_pattern", compiled.append)
@@ -108,7 +110,7 @@ class TestTrainer:
     def test_only_container_needs_no_particular_name(self) -> None:
         assert resolve_template(job(template=template(trainer(name="main")))).trainer["name"] == "main"
 
-    def test_trainer_beside_another_container_is_refused_with_way_out(self) -> None:
+    def test_trainer_beside_other_container_is_refused_with_remedy(self) -> None:
         [said] = refusal(template(SIDECAR, trainer()))
         assert said == (
             'spec.template.spec.containers[0]: container "logs" would keep the job running after the trainer has '
@@ -166,7 +168,7 @@ class TestShape:
             (template(metadata={"annotations": "x"}), "spec.template.metadata.annotations"),
         ],
     )
-    def test_wrong_type_is_refused_by_its_path(self, made: Any, path: str) -> None:
+    def test_wrong_type_is_refused_by_path(self, made: Any, path: str) -> None:
         assert path in {said.split(": ")[0] for said in refusal(made)}
 
     def test_unknown_member_beside_spec(self) -> None:
@@ -186,7 +188,7 @@ class TestShape:
             template({**trainer(), "volumeMounts": None, "args": None}),
         ],
     )
-    def test_null_is_as_good_as_left_out(self, made: Any) -> None:
+    def test_null_equals_omitted_field(self, made: Any) -> None:
         assert len(build_children(job(template=made), attempt=1, nodes=1)) == 4
 
 
@@ -232,17 +234,17 @@ class TestReserved:
             ),
         ],
     )
-    def test_what_operator_owns(self, made: Any, words: str) -> None:
+    def test_operator_owned_fields_are_refused(self, made: Any, words: str) -> None:
         [said] = refusal(made)
         assert words in said
 
-    def test_mount_where_checkpoint_claim_goes(self) -> None:
+    def test_mount_at_checkpoint_path_is_refused(self) -> None:
         made = template(trainer(volumeMounts=[{"name": "v", "mountPath": "/ckpt/"}]), volumes=[{"name": "v"}])
         [said] = refusal(made, checkpoint={"path": "/ckpt", "claimName": "c"})
         assert "spec.checkpoint.claimName is mounted there" in said
         assert resolve_template(job(template=made, checkpoint={"path": "/ckpt"}))
 
-    def test_own_ports_take_place_of_defaults(self) -> None:
+    def test_ports_of_template_replace_defaults(self) -> None:
         made = template(trainer(ports=[{"containerPort": 29400}]))
         assert resolve_template(job(template=made, rendezvous={"port": 30000}))
 
@@ -256,7 +258,7 @@ class TestCommand:
         [said] = refusal(template(trainer(command=["torchrun", "--nnodes", "2", "x.py"])))
         assert said == "spec.template.spec.containers[0].command: --nnodes: set spec.nodes instead"
 
-    def test_every_problem_is_told_at_once(self) -> None:
+    def test_all_problems_are_reported_together(self) -> None:
         made = template(trainer(command=None, image=None, env=[{"name": "RANK"}]), subdomain="x")
         assert len(refusal(made)) == 4
 
@@ -293,7 +295,7 @@ class TestProcesses:
             (5, GPUS, "is more than the 4 GPUs in"),
         ],
     )
-    def test_that_do_not_fit_limits(self, asked: Any, resources: Any, words: str) -> None:
+    def test_processes_beyond_limits_are_refused(self, asked: Any, resources: Any, words: str) -> None:
         [said] = refusal(template(trainer(resources=resources)), procPerNode=asked)
         assert said.startswith("spec.procPerNode: Invalid value: ")
         assert words in said

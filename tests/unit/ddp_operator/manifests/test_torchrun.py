@@ -143,7 +143,7 @@ def test_all_of_operators_flags_are_named_at_once() -> None:
         (["torchrun", "--virtual-local-rank=1", "x.py"], "--virtual-local-rank: must not have an argument"),
     ],
 )
-def test_what_cannot_be_run_is_refused(line: list[str], complaint: str) -> None:
+def test_unrunnable_command_is_refused(line: list[str], complaint: str) -> None:
     with pytest.raises(InvalidCommand, match=complaint):
         split_user_command(line, [])
 
@@ -173,7 +173,7 @@ def test_argv_of_lone_pod_elastic_job_and_static_rendezvous() -> None:
     assert static[2:5] == ["--rdzv-backend=static", "--rdzv-id=uid-1", "--rdzv-conf=timeout=600"]
 
 
-def test_users_flags_come_after_operators() -> None:
+def test_torchrun_flags_of_user_follow_those_of_operator() -> None:
     user = split_user_command(["torchrun", "--tee=3", "train.py"], [])
     assert build_torchrun_args(PLAN, user)[-2:] == [f"--local-addr={PLAN.local_addr}", "--tee=3"]
     assert build_torchrun_args(PLAN, split_user_command(["sh", "x"], []))[-1] == "--no-python"

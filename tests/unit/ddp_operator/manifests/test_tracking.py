@@ -25,7 +25,7 @@ def variables(made: dict[str, Any]) -> dict[str, str]:
     return {one["name"]: one["value"] for one in made["env"] if one["name"].startswith(PREFIXES)}
 
 
-def test_every_attempt_is_given_same_run_under_names_that_trackers_read() -> None:
+def test_every_attempt_has_same_tracker_run() -> None:
     run = f"digits-{UID[:8]}"
     assert variables(container(tracking=TRACKING)) == {
         "DDP_TRACKING_RUN": run,
@@ -37,7 +37,7 @@ def test_every_attempt_is_given_same_run_under_names_that_trackers_read() -> Non
     assert variables(container(3, tracking=TRACKING)) == variables(container(tracking=TRACKING))
 
 
-def test_only_what_is_asked_for_is_set() -> None:
+def test_only_configured_trackers_are_set() -> None:
     assert variables(container()) == {}
     assert "envFrom" not in container(tracking={"wandb": {}})
     assert set(variables(container(tracking={"wandb": {}}))) == {

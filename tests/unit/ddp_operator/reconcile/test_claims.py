@@ -50,31 +50,31 @@ class TestCounted:
         harness = await harness_of(FOUR, kind=kind, procPerNode=asked).settle()
         assert (processes(harness), claimed(harness)) == (4, 4)
 
-    async def test_before_anything_is_made_of_it(self) -> None:
+    async def test_claims_are_counted_before_first_object(self) -> None:
         harness = harness_of(FOUR)
         await harness.reconcile()
         assert (harness.cluster.calls, harness.requeue) == ([f"get {CLAIM_TEMPLATE_KIND}", "status"], 0)
 
-    async def test_they_are_held_by_pods_that_run(self) -> None:
+    async def test_running_pods_keep_claims(self) -> None:
         harness = await harness_of(FOUR).train()
         assert harness.status.usage is not None
         assert harness.status.usage.gpus == 8
 
-    async def test_profile_may_claim_them(self) -> None:
+    async def test_profile_may_set_claims(self) -> None:
         own = template({"name": "trainer", "command": ["python", "own.py"]})
         harness = ReconcilerHarness(resource(template=own, profileRef={"name": "gpu"}))
         harness.cluster.add(profile({"template": claiming({"name": "gpus"})}))
         harness.cluster.add(gpu_claim(FOUR))
         assert processes(await harness.settle()) == 4
 
-    async def test_job_that_claims_nothing_reads_nothing(self) -> None:
+    async def test_job_without_claims_reads_nothing(self) -> None:
         harness = await ReconcilerHarness().train()
         assert not [call for call in harness.cluster.calls if call.startswith("get ")]
         assert harness.status.claims is None
 
 
 class TestKept:
-    async def test_for_later_attempts_though_template_is_another_one(self) -> None:
+    async def test_count_is_kept_for_later_attempts_with_changed_template(self) -> None:
         harness = await harness_of(FOUR).train()
         calls = len(harness.cluster.calls)
         change_claim(harness, ALL)
@@ -101,7 +101,7 @@ class TestKept:
         await harness.settle()
         assert (harness.status.attempt, claimed(harness)) == (1, 4)
 
-    async def test_not_where_spec_claims_others_before_pod_has_run(self) -> None:
+    async def test_changed_claims_are_counted_again_before_first_pod(self) -> None:
         harness = await harness_of(FOUR).settle()
         harness.cluster.add(gpu_claim({**FOUR, "exactly": {**FOUR["exactly"], "count": 2}}, name="half"))
         harness.edit(template=claiming({"name": "gpus"}, name="half"))
@@ -111,7 +111,7 @@ class TestKept:
         await harness.settle()
         assert (processes(harness), claimed(harness)) == (1, None)
 
-    async def test_job_that_had_begun_without_count_goes_on_without(self) -> None:
+    async def test_started_job_without_count_continues_without(self) -> None:
         harness = await harness_of(FOUR).train()
         assert harness.raw is not None
         status = {name: value for name, value in harness.raw["status"].items() if name != "claims"}
@@ -123,7 +123,7 @@ class TestKept:
 
 class TestWaits:
     @pytest.mark.parametrize("kind", [CLAIM_KIND, CLAIM_TEMPLATE_KIND])
-    async def test_for_what_is_not_there_yet(self, kind: str) -> None:
+    async def test_missing_claim_delays_job(self, kind: str) -> None:
         harness = await harness_of(kind=kind).settle()
         assert (harness.status.phase, harness.status.reason) == ("Pending", "ResourceClaimNotFound")
         assert (harness.jobs(), harness.requeue) == ([], 10.0)
@@ -135,7 +135,7 @@ class TestWaits:
         await harness.settle()
         assert (harness.state("Accepted"), processes(harness)) == (("True", "Valid"), 4)
 
-    async def test_for_right_to_read_it(self) -> None:
+    async def test_missing_read_permission_delays_job(self) -> None:
         harness = harness_of(FOUR)
         harness.cluster.hidden = True
         await harness.settle()
@@ -146,13 +146,13 @@ class TestWaits:
         await harness.settle()
         assert processes(harness) == 4
 
-    async def test_not_for_right_to_read_it_where_number_of_processes_is_given(self) -> None:
+    async def test_missing_read_permission_is_ignored_with_explicit_processes(self) -> None:
         harness = harness_of(FOUR, procPerNode=3)
         harness.cluster.hidden = True
         await harness.settle()
         assert (processes(harness), claimed(harness)) == (3, 0)
 
-    async def test_for_number_where_it_cannot_be_counted(self) -> None:
+    async def test_uncountable_claim_needs_explicit_number(self) -> None:
         harness = await harness_of(ALL).settle()
         assert (harness.status.phase, harness.status.reason, harness.jobs()) == ("Rejected", "InvalidSpec", [])
         assert "requests All devices; set spec.procPerNode to a number" in harness.condition("Accepted").message
@@ -160,7 +160,7 @@ class TestWaits:
         await harness.settle()
         assert (processes(harness), claimed(harness)) == (8, 8)
 
-    async def test_one_whose_pods_wait_keeps_them_until_what_edit_names_is_there(self) -> None:
+    async def test_waiting_pods_keep_claims_until_edited_claim_exists(self) -> None:
         harness = await harness_of(FOUR).settle()
         (before,) = harness.cluster.store.list("Job")
         harness.edit(template=claiming({"name": "gpus"}, name="later"))
@@ -174,7 +174,7 @@ class TestWaits:
 
 
 @pytest.mark.parametrize(("asked", "words"), [(8, "is more than the 4 GPUs"), ("cpu", "4 GPUs in")])
-async def test_claimed_gpus_are_held_against_processes_as_those_of_limits_are(asked: Any, words: str) -> None:
+async def test_claimed_gpus_bound_processes_like_limits(asked: Any, words: str) -> None:
     harness = await harness_of(FOUR, procPerNode=asked).settle()
     assert (harness.status.phase, harness.jobs()) == ("Rejected", [])
     assert words in harness.condition("Accepted").message
@@ -188,7 +188,7 @@ async def test_gpus_of_limits_and_claims_add_up() -> None:
     assert harness.status.usage.gpus == 12
 
 
-async def test_nobody_elses_claims_are_read_for_job_that_has_ended() -> None:
+async def test_claims_of_ended_job_are_not_read() -> None:
     harness = await harness_of(FOUR).train()
     for index in (0, 1):
         harness.end_pod(index)

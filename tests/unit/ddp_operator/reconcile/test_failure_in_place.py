@@ -28,7 +28,7 @@ class TestFailureInPlace:
         await harness.settle()
         return harness
 
-    async def test_is_in_status_while_training_goes_on(self) -> None:
+    async def test_failure_is_in_status_while_training_continues(self) -> None:
         secondary = self.page(1, category="NCCL", secondary=True, restarts=1)
         cause = self.page(
             1, category="UserError", rank=1, message="KeyError: 10", signature="KeyError at t.py:3", step=10, restarts=1
@@ -51,7 +51,7 @@ class TestFailureInPlace:
         assert found is not None
         assert found.message == "new"
 
-    async def test_pages_are_read_for_it_only_when_restart_is_new(self) -> None:
+    async def test_pages_are_read_only_after_new_restart(self) -> None:
         harness = await self.train(self.page(1), self.page(1, category="UserError", message="x", restarts=1))
         asked = []
 
@@ -68,7 +68,7 @@ class TestFailureInPlace:
         harness = await self.train(self.page(1, category="NCCL", secondary=True, restarts=1), self.page(1))
         assert harness.status.last_failure is None
 
-    async def test_counts_as_restart_of_job_and_says_that_pods_were_kept(self) -> None:
+    async def test_restart_is_counted_and_reported_as_in_place(self) -> None:
         words = {"category": "UserError", "rank": 1, "message": "KeyError: 10", "step": 10}
         harness = await self.train(self.page(1), self.page(1, **words, restarts=1))
         found = harness.status.restarts
@@ -79,18 +79,18 @@ class TestFailureInPlace:
         told = [event.message for event in harness.cluster.events if event.reason == "RestartedInPlace"]
         assert told == ["restart 1 of 3, in the same pods: UserError (rank 1): KeyError: 10"]
 
-    async def test_restarts_that_nobody_saw_apart_all_count_and_end_job_at_limit(self) -> None:
+    async def test_unobserved_restarts_are_counted_and_end_job_at_limit(self) -> None:
         for most, phase, used in ((2, "Running", 2), (4, "Failed", 0)):
             pages = [self.page(most, category="OOM", restarts=one) for one in range(1, most + 1)]
             harness = await self.train(*pages)
             assert (harness.status.phase, harness.status.restarts.used) == (phase, used)
         assert harness.state("Failed") == ("True", "RestartBudgetExhausted")
 
-    async def test_without_root_cause_it_is_free(self) -> None:
+    async def test_restart_without_root_cause_is_not_counted(self) -> None:
         harness = await self.train(self.page(1, category="NCCL", secondary=True, restarts=1), self.page(1))
         assert (harness.status.restarts.used, harness.status.restarts.in_place) == (0, 1)
 
-    async def test_cause_that_is_known_already_is_none_of_next_one(self) -> None:
+    async def test_known_cause_is_not_reported_again(self) -> None:
         old = {"category": "UserError", "restarts": 1}
         harness = await self.train(self.page(1), self.page(1, **old))
         pages = [self.page(2, category="NCCL", secondary=True, restarts=2), self.page(2, **old)]
@@ -103,7 +103,7 @@ class TestFailureInPlace:
         await harness.settle()
         assert (harness.status.restarts.used, harness.status.restarts.in_place) == (1, 2)
 
-    async def test_what_came_after_last_look_is_told_by_ends_of_pods_that_succeed(self) -> None:
+    async def test_restarts_after_last_page_are_read_from_termination_messages(self) -> None:
         harness = await ReconcilerHarness(nodes=2).train(TRAINING)
         cause = last_words("UserError", rank=1, message="KeyError: 10", step=10, restarts=1)
         secondary = last_words("NCCL", secondary=True, restarts=1)
@@ -118,7 +118,7 @@ class TestFailureInPlace:
         assert harness.status.last_failure is not None
         assert harness.status.last_failure.message == "KeyError: 10"
 
-    async def test_what_was_booked_already_is_not_booked_again_at_end(self) -> None:
+    async def test_counted_restart_is_not_counted_again_at_end(self) -> None:
         words = {"category": "UserError", "rank": 1, "message": "KeyError: 10", "restarts": 1}
         harness = await self.train(self.page(1), self.page(1, **words))
         before = harness.status

@@ -46,7 +46,7 @@ class Namespace:
         return self.cluster.calls
 
 
-async def test_another_job_of_namespace_costs_one_patch() -> None:
+async def test_second_job_of_namespace_needs_one_patch() -> None:
     space = Namespace()
     first = space.submit("first")
     second = space.submit("second")
@@ -58,7 +58,7 @@ async def test_another_job_of_namespace_costs_one_patch() -> None:
     assert space.get(NAME) is launcher
 
 
-async def test_it_goes_with_last_job_and_comes_again_with_next() -> None:
+async def test_launcher_is_deleted_with_last_job_and_recreated_with_next() -> None:
     space = Namespace()
     for name in ("first", "second"):
         await space.calls_for(space.submit(name))
@@ -72,7 +72,7 @@ async def test_it_goes_with_last_job_and_comes_again_with_next() -> None:
     assert space.config_maps() == [constants.LAUNCHER_USERS, NAME]
 
 
-async def test_jobs_that_come_together_cost_one_patch_and_one_that_fails_costs_others_nothing(
+async def test_concurrent_jobs_need_one_patch_and_failure_is_isolated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     space = Namespace()
@@ -96,7 +96,7 @@ async def test_jobs_that_come_together_cost_one_patch_and_one_that_fails_costs_o
     assert {one.uid for one in more} <= owner_uids(space.get(constants.LAUNCHER_USERS))
 
 
-async def test_another_operator_joins_what_is_there_once_it_has_read_it() -> None:
+async def test_second_operator_uses_existing_launcher_after_reading_it() -> None:
     space = Namespace()
     await space.calls_for(space.submit("first"))
     space.launchers = Launchers(space.cluster)
@@ -105,7 +105,7 @@ async def test_another_operator_joins_what_is_there_once_it_has_read_it() -> Non
     assert await space.calls_for(space.submit("third")) == again[:1]
 
 
-async def test_launcher_that_is_not_seen_is_made_again() -> None:
+async def test_missing_launcher_is_recreated() -> None:
     space = Namespace()
     first = space.submit("first")
     await space.calls_for(first)
@@ -131,7 +131,7 @@ async def test_launcher_that_is_about_to_be_collected_is_waited_for(kept: str) -
     assert same is (kept == "being deleted")
 
 
-async def test_what_keeps_launchers_is_waited_for_while_it_is_being_deleted() -> None:
+async def test_terminating_users_list_is_waited_for() -> None:
     space = Namespace()
     await space.calls_for(space.submit("first"))
     users = space.get(constants.LAUNCHER_USERS)
@@ -154,7 +154,7 @@ OWN = child_names.child_labels("")
     ],
     ids=["another's", "with data", "another launcher", "changeable", "left behind"],
 )
-async def test_what_is_not_ours_is_neither_used_nor_owned(name: str, changes: dict[str, Any]) -> None:
+async def test_foreign_object_is_neither_used_nor_owned(name: str, changes: dict[str, Any]) -> None:
     space = Namespace()
     made: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"labels": OWN}}
     if name == NAME:

@@ -36,7 +36,7 @@ def health(action: str | None = "Migrate", **named: Any) -> dict[str, Any]:
         (None, ""),
     ],
 )  # fmt: skip
-def test_what_is_named_is_trouble(node: Any, what: str) -> None:
+def test_configured_condition_is_reported(node: Any, what: str) -> None:
     assert find_trouble(job(recovery=health()), node) == what
     assert find_trouble(job(), node) == ""
 
@@ -57,7 +57,7 @@ class FakeNodes:
         return {"status": {"conditions": [WELL, *self.conditions]}}
 
 
-async def test_job_leaves_node_that_reports_trouble_and_avoids_it() -> None:
+async def test_job_leaves_and_avoids_reported_node() -> None:
     harness = ReconcilerHarness(recovery=health())
     nodes = FakeNodes(harness)
     await harness.train()
@@ -81,7 +81,7 @@ async def test_job_leaves_node_that_reports_trouble_and_avoids_it() -> None:
     assert c.NODE_UNHEALTHY in harness.events
 
 
-async def test_node_that_no_other_can_stand_in_for_is_only_reported() -> None:
+async def test_irreplaceable_node_is_only_reported() -> None:
     harness = ReconcilerHarness(recovery=health())
     nodes = FakeNodes(harness, XID)
     await harness.train()
@@ -100,7 +100,7 @@ async def test_node_that_no_other_can_stand_in_for_is_only_reported() -> None:
 
 
 @pytest.mark.parametrize("action", ["Report", None])
-async def test_node_is_reported_and_job_stays(action: str | None) -> None:
+async def test_reported_node_keeps_job(action: str | None) -> None:
     harness = ReconcilerHarness(recovery=health(action))
     nodes = FakeNodes(harness, XID)
     await harness.train()
@@ -120,7 +120,7 @@ async def test_node_is_reported_and_job_stays(action: str | None) -> None:
     assert harness.state(c.NODES_HEALTHY)[0] == "True"
 
 
-async def test_nodes_are_read_only_where_that_is_asked_for_and_in_turn() -> None:
+async def test_nodes_are_read_in_turn_and_only_if_configured() -> None:
     quiet = ReconcilerHarness()
     unasked = FakeNodes(quiet)
     await quiet.train()

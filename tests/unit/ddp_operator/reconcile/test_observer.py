@@ -74,7 +74,7 @@ class Look:
 
 
 class TestTurns:
-    async def test_jobs_whose_pods_do_not_start_share_reads_of_events(self) -> None:
+    async def test_waiting_jobs_share_event_reads(self) -> None:
         look = Look()
         assert (await look.at(name="a", seconds=60)).polling_jobs == 1
         assert (await look.at(name="b", seconds=60)).polling_jobs == 2
@@ -83,7 +83,7 @@ class TestTurns:
         look.observer.forget(Key("default", "b"))
         assert (await look.at(*running, name="a", seconds=60)).polling_jobs == 0
 
-    async def test_what_events_said_stands_until_they_are_read_again(self) -> None:
+    async def test_message_of_events_is_kept_until_next_read(self) -> None:
         look = Look()
         look.cluster.events = [
             {"type": "Warning", "reason": "FailedCreate", "message": "no", "lastTimestamp": "2026-11-20T12:00:00Z"}
@@ -111,14 +111,14 @@ class TestBudgetOfPages:
         await look.at(*self.PODS, seconds=11 * 6)
         assert len(look.cluster.asked) - len(own) > MAX_BYTES / 2**20 + 1
 
-    async def test_page_beyond_budget_is_left_out(self) -> None:
+    async def test_page_above_budget_is_skipped(self) -> None:
         budget = PageBudget(bytes_left=10)
         CountedParser(budget).feed(b"ddp_step 1")
         assert budget.spent
         with pytest.raises(PageTooLong):
             CountedParser(budget).feed(b"\n")
 
-    async def test_seconds_are_renewed_after_minute_and_when_clock_is_set_back(self) -> None:
+    async def test_budget_is_renewed_after_minute_and_after_clock_change(self) -> None:
         budget = PageBudget()
         budget.renew(NOW)
         budget.use_seconds(1e3)
@@ -139,11 +139,11 @@ class TestPage:
         assert (again.page_requested, again.page) == (False, None)
         assert (await look.at(*pods, seconds=30)).page_requested
 
-    async def test_that_does_not_answer_was_asked_for(self) -> None:
+    async def test_unresponsive_page_counts_as_requested(self) -> None:
         found = await Look().at(child_pod(0), child_pod(1))
         assert (found.page_requested, found.page) == (True, None)
 
-    async def test_that_does_not_answer_is_asked_for_less_and_less_often(self) -> None:
+    async def test_unresponsive_page_is_requested_with_backoff(self) -> None:
         look = Look()
         pods = [child_pod(0), child_pod(1)]
         asked = [second for second in range(0, 301, 10) if (await look.at(*pods, seconds=second)).page_requested]
@@ -152,7 +152,7 @@ class TestPage:
         assert [(await look.at(*pods, seconds=second)).page_requested for second in (320, 330, 340)] == [True] * 3
 
     @pytest.mark.parametrize("master", [child_pod(0, "Pending"), child_pod(0, deleting=True), child_pod(1)])
-    async def test_of_pod_that_does_not_run_is_not_read(self, master: Json) -> None:
+    async def test_page_of_stopped_pod_is_not_read(self, master: Json) -> None:
         look = Look()
         found = await look.at(master)
         assert (found.page_requested, [what for what in look.cluster.asked if "page" in what]) == (False, [])
@@ -171,7 +171,7 @@ class TestPage:
             assert (found.failures_in_place == ()) is known
 
 
-async def test_pods_whose_job_is_gone_are_timed_until_they_are_gone_too() -> None:
+async def test_pods_of_deleted_job_are_timed_until_deleted() -> None:
     look = Look()
     orphan = child_pod(0, owner="gone")
     assert (await look.at(orphan, jobs=[], seconds=5)).orphaned_since == NOW + timedelta(seconds=5)
@@ -180,7 +180,7 @@ async def test_pods_whose_job_is_gone_are_timed_until_they_are_gone_too() -> Non
     assert (await look.at(orphan, jobs=[], seconds=20)).orphaned_since == NOW + timedelta(seconds=20)
 
 
-async def test_labels_that_seem_lost_are_looked_for_once_news_of_children_may_not_be_late() -> None:
+async def test_lost_labels_are_searched_after_grace_for_late_watches() -> None:
     look = Look()
     orphan = child_pod(0, owner="gone")
     for seconds in (0, 1, 60, 61, 3600):
@@ -191,7 +191,7 @@ async def test_labels_that_seem_lost_are_looked_for_once_news_of_children_may_no
     assert look.cluster.asked.count("labels") == 2
 
 
-async def test_node_that_operator_may_not_read_is_neither_ready_nor_gone() -> None:
+async def test_forbidden_node_is_neither_ready_nor_deleted() -> None:
     unready = NOW - timedelta(seconds=100)
     pods = [child_pod(0, unready=unready, node="forbidden"), child_pod(1, unready=unready, node="away")]
     found = await Look().at(*pods)
@@ -238,7 +238,7 @@ class TestShared:
             ("", OURS, False, True, False),
         ],
     )
-    async def test_launcher_of_another_operator_is_lost_and_ones_own_is_made_again(
+    async def test_launcher_of_other_operator_is_lost_and_own_is_recreated(
         self, mounted: str, present: str, finished: bool, complete: bool, lost: bool
     ) -> None:
         conditions = {"Failed": "why"} if finished else {}
@@ -247,24 +247,24 @@ class TestShared:
         found = await Look().at(child_pod(0), jobs=[made], services=(owned("Service", "train"),), config_maps=maps)
         assert (found.shared_complete, found.launcher_lost) == (complete, lost)
 
-    async def test_ones_own_launcher_is_kept_by_list_of_jobs_that_use_it(self) -> None:
+    async def test_own_launcher_is_kept_by_users_list(self) -> None:
         shared = {"services": (owned("Service", "train"),), "config_maps": (owned("ConfigMap", OURS),)}
         assert not (await Look().at(child_pod(0), jobs=[with_launcher(OURS)], **shared)).shared_complete
 
-    async def test_object_of_somebody_else_is_not_ours(self) -> None:
+    async def test_foreign_object_is_not_observed(self) -> None:
         foreign = {"kind": "Service", "metadata": {"name": "train", "namespace": "default"}}
         found = await Look().at(services=(foreign,), config_maps=(owned("ConfigMap", OURS),))
         assert (found.shared, found.shared_complete) == ({("ConfigMap", OURS)}, False)
 
     @pytest.mark.parametrize(("policies", "complete"), [((), False), ((owned("NetworkPolicy", "train"),), True)])
-    async def test_policy_is_needed_where_spec_asks_for_it(self, policies: Any, complete: bool) -> None:
+    async def test_policy_is_observed_only_if_configured(self, policies: Any, complete: bool) -> None:
         shared = {"services": (owned("Service", "train"),), "config_maps": (owned("ConfigMap", OURS),)}
         spec = {"networkPolicy": {"enabled": True}}
         assert (await Look().at(spec=spec, policies=policies, **shared)).shared_complete is complete
         assert (await Look().at(spec={}, **shared)).shared_complete
 
 
-async def test_page_that_answers_no_more_is_reported_until_it_does() -> None:
+async def test_unresponsive_page_is_reported_until_it_responds() -> None:
     harness = await ReconcilerHarness().settle()
     harness.run_pods()
     harness.cluster.page = page(ddp_step=5, phase="Running")

@@ -52,7 +52,7 @@ class TestTaken:
         assert harness.raw is not None
         assert harness.raw["spec"]["template"] == OWN
 
-    async def test_before_anything_is_made_of_it(self) -> None:
+    async def test_profile_is_read_before_first_object(self) -> None:
         harness = harness_of()
         await harness.reconcile()
         assert (harness.cluster.calls, harness.requeue) == ([f"get {constants.CLUSTER_PROFILE_KIND}", "status"], 0)
@@ -71,7 +71,7 @@ class TestTaken:
         assert pod_spec(harness)["containers"][0]["image"] == "example.com/train:1"
         assert f"get {constants.CLUSTER_PROFILE_KIND}" not in harness.cluster.calls[calls:]
 
-    async def test_job_goes_on_after_it_is_deleted(self) -> None:
+    async def test_job_continues_after_profile_deletion(self) -> None:
         harness = await harness_of().train()
         found = harness.cluster.store.get(constants.CLUSTER_PROFILE_KIND, "default", "gpu")
         assert found is not None
@@ -80,7 +80,7 @@ class TestTaken:
         await harness.settle()
         assert harness.status.phase == "Running"
 
-    async def test_copy_that_job_was_made_with_is_kept_though_its_start_was_lost(self) -> None:
+    async def test_profile_copy_is_kept_if_start_was_lost(self) -> None:
         harness = harness_of()
         await harness.settle()
         assert harness.raw is not None
@@ -93,7 +93,7 @@ class TestTaken:
         assert harness.status.profile is not None
         assert harness.status.profile.digest == taken["digest"]
 
-    async def test_until_it_starts_job_follows_edits(self) -> None:
+    async def test_job_follows_profile_edits_until_start(self) -> None:
         harness = await harness_of({"elastic": {"minNodes": 3, "maxNodes": 4}}, template=template()).settle()
         assert harness.status.phase == "Rejected"
         edit_profile(harness, {"elastic": {"minNodes": 1, "maxNodes": 4}})
@@ -108,7 +108,7 @@ class TestTaken:
 
 
 class TestWaits:
-    async def test_for_profile_that_is_not_there_yet(self) -> None:
+    async def test_missing_profile_delays_job(self) -> None:
         harness = await harness_of(None).settle()
         assert (harness.status.phase, harness.status.reason, harness.requeue) == ("Pending", "ProfileNotFound", 10.0)
         assert "does not exist" in harness.condition("Accepted").message
@@ -117,14 +117,14 @@ class TestWaits:
         await harness.settle()
         assert (harness.state("Accepted"), harness.jobs()) == (("True", "Valid"), ["train-1"])
 
-    async def test_for_one_of_its_own_namespace(self) -> None:
+    async def test_profile_of_other_namespace_is_not_used(self) -> None:
         harness = harness_of(None, kind=constants.PROFILE_KIND)
         there = profile(GIVEN, kind=constants.PROFILE_KIND)
         harness.cluster.add(there | {"metadata": {"name": "gpu", "namespace": "other"}})
         await harness.settle()
         assert "does not exist in namespace default" in harness.condition("Accepted").message
 
-    async def test_for_right_to_read_it(self) -> None:
+    async def test_missing_read_permission_is_reported(self) -> None:
         harness = harness_of()
         harness.cluster.hidden = True
         await harness.settle()
@@ -136,7 +136,7 @@ class TestWaits:
 
 
 class TestRefused:
-    async def test_what_is_locked(self) -> None:
+    async def test_locked_field_is_refused(self) -> None:
         harness = await harness_of(GIVEN, "recovery.maxRestarts", recovery={"maxRestarts": 1}).settle()
         assert (harness.status.phase, harness.status.reason, harness.jobs()) == ("Rejected", "ProfileLocked", [])
         message = harness.condition("Accepted").message
@@ -145,7 +145,7 @@ class TestRefused:
         await harness.settle()
         assert harness.jobs() == ["train-1"]
 
-    async def test_running_job_keeps_what_is_locked(self) -> None:
+    async def test_running_job_keeps_locked_fields(self) -> None:
         harness = await harness_of(GIVEN, "recovery.maxRestarts").train()
         harness.edit(recovery={"maxRestarts": 0})
         await harness.settle()
@@ -162,7 +162,7 @@ class TestRefused:
         assert (harness.status.phase, harness.status.reason) == ("Rejected", "InvalidSpec")
         assert "spec.nodes" in harness.condition("Accepted").message
 
-    async def test_size_beyond_profiles_bounds_while_it_runs(self) -> None:
+    async def test_size_beyond_bounds_of_profile_is_refused_while_running(self) -> None:
         harness = await harness_of({"elastic": {"minNodes": 1, "maxNodes": 3}}, template=template()).train()
         harness.edit(nodes=4)
         await harness.settle()
@@ -199,7 +199,7 @@ def security(harness: ReconcilerHarness) -> tuple[list[str], bool]:
 
 
 class TestDefaultsOfTheOperator:
-    async def test_hold_for_job_that_sets_nothing_else(self) -> None:
+    async def test_defaults_apply_to_job_without_own_values(self) -> None:
         harness = await with_defaults(ReconcilerHarness()).train()
         assert security(harness) == (["10.0.0.0/8"], False)
         taken = harness.status.profile
@@ -207,12 +207,12 @@ class TestDefaultsOfTheOperator:
         assert (taken.kind, taken.name, taken.job) == (constants.JOB_DEFAULTS, "", SECURE)
         assert f"dry-run {constants.KIND}" not in harness.cluster.calls  # nobody else's rules are in it
 
-    async def test_job_may_set_otherwise(self) -> None:
+    async def test_job_overrides_defaults(self) -> None:
         own = {"networkPolicy": {"enabled": False}, "securityProfile": "Default"}
         harness = await with_defaults(ReconcilerHarness(**own)).train()
         assert security(harness) == (["everything"], True)
 
-    async def test_job_may_add_to_them(self) -> None:
+    async def test_job_extends_defaults(self) -> None:
         harness = ReconcilerHarness(networkPolicy={"enabled": True, "metricsFrom": []})
         assert security(await with_defaults(harness).train()) == (["10.0.0.0/8"], False)
 
@@ -229,11 +229,11 @@ class TestDefaultsOfTheOperator:
         await harness.settle()
         assert (harness.status.phase, harness.status.reason) == ("Rejected", "ProfileLocked")
 
-    async def test_what_policy_lets_through_is_dropped_with_it(self) -> None:
+    async def test_allowance_is_dropped_with_its_policy(self) -> None:
         harness = await with_defaults(harness_of(networkPolicy={"enabled": False})).train()
         assert security(harness) == (["everything"], False)
 
-    async def test_job_that_has_begun_keeps_what_it_began_with(self) -> None:
+    async def test_started_job_keeps_initial_defaults(self) -> None:
         harness = await ReconcilerHarness(template=template(trainer())).train()
         calls = len(harness.cluster.calls)
         jobs = harness.cluster.store.list("Job")
@@ -252,21 +252,21 @@ class TestDefaultsOfTheOperator:
         await with_defaults(harness).settle()
         assert harness.cluster.store.list("Job") == [job]
 
-    async def test_they_stay_with_job_when_operator_has_none_any_more(self) -> None:
+    async def test_defaults_of_job_survive_their_removal_from_operator(self) -> None:
         harness = await with_defaults(ReconcilerHarness()).train()
         with_defaults(harness, {})
         harness.end_pod(0, constants.EXIT_RETRYABLE)
         await harness.train()
         assert (harness.status.attempt, security(harness)) == (2, (["10.0.0.0/8"], False))
 
-    async def test_job_that_has_not_begun_follows_them(self) -> None:
+    async def test_unstarted_job_follows_defaults(self) -> None:
         harness = ReconcilerHarness(template=template(trainer(), hostNetwork=True))
         await with_defaults(harness).settle()
         assert harness.status.phase == "Rejected"
         await with_defaults(harness, {"networkPolicy": {"enabled": False}}).settle()
         assert (harness.jobs(), harness.status.profile) == (["train-1"], None)
 
-    async def test_job_on_its_nodes_network_is_refused_with_what_to_set(self) -> None:
+    async def test_job_with_host_network_is_refused_with_remedy(self) -> None:
         harness = ReconcilerHarness(template=template(trainer(), hostNetwork=True))
         await with_defaults(harness).settle()
         message = harness.condition("Accepted").message

@@ -29,7 +29,7 @@ class TestCreate:
         for child, owner in ((service, uid), (users, uid), (made, uid), (launcher, users["metadata"]["uid"])):
             assert owner_uids(child) == {owner}
 
-    async def test_asks_with_first_job_itself_and_then_writes_ledger(self) -> None:
+    async def test_first_job_is_created_before_status(self) -> None:
         harness = ReconcilerHarness()
         await harness.reconcile()
         made = ["create Job", "create Service", *["create ConfigMap"] * 2, "status"]
@@ -38,7 +38,7 @@ class TestCreate:
         assert set(harness.cluster.calls[len(made) :]) <= {"status"}
 
     @pytest.mark.parametrize("spec", [{"networkPolicy": {"enabled": True}}, {"scheduling": {"gang": "Volcano"}}])
-    async def test_asks_by_dry_run_where_something_must_be_there_before_pods(self, spec: Any) -> None:
+    async def test_dry_run_precedes_status_if_pods_need_other_objects(self, spec: Any) -> None:
         harness = ReconcilerHarness(**spec)
         await harness.reconcile()
         calls = harness.cluster.calls
@@ -46,7 +46,7 @@ class TestCreate:
         assert (calls[: len(asked)], len(asked)) == (asked, 3)
         assert calls[-2:] == ["create Job", "status"]
 
-    async def test_suspended_job_that_is_refused_creates_nothing_either(self) -> None:
+    async def test_refused_suspended_job_creates_nothing(self) -> None:
         harness = ReconcilerHarness(suspend=True)
         await harness.reconcile()
         assert harness.cluster.calls == ["dry-run Job", "dry-run Service", "status"]
@@ -62,7 +62,7 @@ class TestCreate:
         assert harness.cluster.calls[calls:] == ["status"]
         assert (harness.status.attempt, harness.status.restarts) == (1, before.restarts)
 
-    async def test_builds_children_once_for_spec_that_does_not_change(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_children_are_built_once_for_unchanged_spec(self, monkeypatch: pytest.MonkeyPatch) -> None:
         harness = await ReconcilerHarness().settle()
         built: list[int] = []
 
@@ -84,14 +84,14 @@ class TestCreate:
         await harness.reconcile()
         assert (harness.version, harness.cluster.calls[calls:]) == (version, [])
 
-    async def test_pass_of_another_operator_writes_nothing(self) -> None:
+    async def test_pass_of_other_operator_writes_nothing(self) -> None:
         harness = await (await ReconcilerHarness().settle()).train()
         version = harness.version
         harness.restart_operator()
         await harness.reconcile()
         assert harness.version == version
 
-    async def test_needs_four_creates_and_at_most_three_status_patches_until_it_runs(self) -> None:
+    async def test_start_needs_four_creates_and_at_most_three_status_patches(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         assert harness.status.phase == "Running"
         calls = harness.cluster.calls
@@ -104,13 +104,13 @@ class TestCreate:
             await harness.reconcile()
         assert harness.events == ["Started", "Scheduled", "Rendezvoused"]
 
-    async def test_gone_resource_wants_no_other_pass(self) -> None:
+    async def test_deleted_resource_needs_no_pass(self) -> None:
         harness = await ReconcilerHarness().settle()
         assert harness.raw is not None
         harness.cluster.store.delete(harness.raw)
         assert await harness.reconcile() is None
 
-    async def test_resource_that_is_being_deleted_is_left_alone(self) -> None:
+    async def test_terminating_resource_is_not_changed(self) -> None:
         harness = ReconcilerHarness()
         assert harness.raw is not None
         harness.cluster.store.change(harness.raw, meta={"finalizers": ["example.com/keep"]})
@@ -118,9 +118,7 @@ class TestCreate:
         assert await harness.reconcile() is None
         assert harness.cluster.calls == []
 
-    async def test_resource_deleted_between_children_and_ledger_leaves_no_child_behind(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_resource_deleted_before_status_leaves_no_child(self, monkeypatch: pytest.MonkeyPatch) -> None:
         harness = ReconcilerHarness()
         write = harness.cluster.patch_status
 
@@ -149,7 +147,7 @@ class TestNameConflict:
         }  # fmt: skip
         return {"ownerReferences": [made | changes]}
 
-    async def test_foreign_service_refuses_job_and_no_child_is_made(self) -> None:
+    async def test_foreign_service_refuses_job_without_children(self) -> None:
         harness = ReconcilerHarness()
         harness.cluster.add(self.service())
         await harness.settle()
@@ -161,7 +159,7 @@ class TestNameConflict:
         assert harness.status.phase == "Rejected"
         assert (harness.jobs(), harness.children()["ConfigMap"]) == ([], [])
 
-    async def test_conflict_passes_when_other_service_goes(self) -> None:
+    async def test_conflict_is_resolved_when_other_service_is_deleted(self) -> None:
         harness = ReconcilerHarness()
         other = harness.cluster.add(self.service())
         await harness.settle()
@@ -181,7 +179,7 @@ class TestNameConflict:
         await harness.settle()
         assert harness.state("Accepted") == ("False", "NameConflict")
 
-    async def test_service_that_was_orphaned_is_named_with_command_that_removes_all_that_is_left(self) -> None:
+    async def test_orphaned_service_is_named_with_removal_command(self) -> None:
         harness = ReconcilerHarness()
         harness.cluster.add(self.service(labels=child_names.child_labels("train")))
         await harness.settle()
@@ -202,7 +200,7 @@ class TestNameConflict:
         [service] = harness.cluster.store.list("Service")
         assert (harness.jobs(), service["metadata"]["uid"]) != (["train-1"], old["metadata"]["uid"])
 
-    async def test_service_found_after_job_was_made_costs_that_job_once(self) -> None:
+    async def test_service_conflict_after_job_creation_creates_no_second_job(self) -> None:
         harness = ReconcilerHarness()
         harness.cluster.add(self.service())
         await harness.settle()
@@ -230,7 +228,7 @@ class TestNameConflict:
 class TestRefusedSpec:
     BAD = template(trainer(command=None))
 
-    async def test_is_rejected_with_sentence_of_ddp_render_and_no_child(self) -> None:
+    async def test_invalid_job_is_refused_with_message_of_ddp_render(self) -> None:
         harness = await ReconcilerHarness(template=self.BAD).settle()
         with pytest.raises(InvalidManifest) as refused:
             check_manifest(yaml.safe_dump(resource(template=self.BAD)))
@@ -247,7 +245,7 @@ class TestRefusedSpec:
         assert (harness.status.phase, harness.status.attempt) == ("Running", 1)
         assert harness.state("Accepted") == ("True", "Valid")
 
-    async def test_refusal_while_running_leaves_pods_alone(self) -> None:
+    async def test_refusal_of_running_job_keeps_pods(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         harness.edit(template=self.BAD)
         await harness.settle()
@@ -255,7 +253,7 @@ class TestRefusedSpec:
         assert harness.condition("Accepted").message.startswith("the running attempt keeps the previous spec: ")
         assert (harness.status.phase, len(harness.pods())) == ("Running", 2)
 
-    async def test_failure_under_refused_spec_waits_for_valid_one(self) -> None:
+    async def test_failure_under_refused_spec_waits_for_valid_spec(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         harness.edit(template=self.BAD)
         harness.end_pod(0, constants.EXIT_RETRYABLE, last_words("CUDAError"))
@@ -300,7 +298,7 @@ class TestRefusedSpec:
         assert (harness.state("Accepted"), harness.jobs()) == (("True", "Valid"), ["train-1"])
 
     @pytest.mark.parametrize("attempt", [1, 2])
-    async def test_api_server_that_fails_for_long_is_reported_and_asked_again(
+    async def test_failing_api_server_is_reported_and_retried(
         self, attempt: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         harness = ReconcilerHarness()
@@ -370,7 +368,7 @@ class TestProgress:
         assert harness.cluster.calls.count("scrape") - before <= 1
         assert harness.requeue == 10.0
 
-    async def test_clock_set_back_does_not_silence_page(self) -> None:
+    async def test_clock_change_does_not_stop_page_reads(self) -> None:
         harness = await ReconcilerHarness(nodes=1).train(TRAINING)
         before = harness.cluster.calls.count("scrape")
         harness.clock.advance(-3600)
@@ -390,7 +388,7 @@ class TestProgress:
         assert harness.version == version
         assert harness.state("Rendezvoused") == ("False", "WaitingForWorkers")
 
-    async def test_page_that_does_not_answer_is_reported_after_while(self) -> None:
+    async def test_unresponsive_page_is_reported_after_delay(self) -> None:
         harness = await ReconcilerHarness().settle()
         harness.run_pods()
         harness.cluster.page = None
@@ -460,7 +458,7 @@ class TestSuccess:
         assert status.completion_time is not None
         assert harness.events[-1] == "Succeeded"
 
-    async def test_phase_never_falls_back_to_pending_on_way(self) -> None:
+    async def test_phase_never_returns_to_pending(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         harness.tell_end(0, 0)
         await harness.settle()
@@ -473,7 +471,7 @@ class TestSuccess:
         await harness.settle()
         assert harness.status.phase == "Succeeded"
 
-    async def test_ended_job_ignores_what_comes_later(self) -> None:
+    async def test_ended_job_ignores_later_observations(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         harness.end_pod(0)
         harness.end_pod(1)

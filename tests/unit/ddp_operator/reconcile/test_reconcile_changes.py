@@ -33,7 +33,7 @@ async def reconcile_with_late_news_of_pods(
 
 
 class TestFailure:
-    async def test_after_outage_failed_pod_is_found_though_its_job_is_seen_first(
+    async def test_failed_pod_is_found_after_outage_if_job_is_observed_first(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         harness = await ReconcilerHarness().train()
@@ -45,9 +45,7 @@ class TestFailure:
         assert failure is not None
         assert (harness.status.attempt, failure.node, failure.exit_code) == (2, 1, constants.EXIT_RETRYABLE)
 
-    async def test_success_counts_all_pods_though_their_job_is_seen_first(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_success_counts_all_pods_if_job_is_observed_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         before = await harness.observe()
         for node in (0, 1):
@@ -56,7 +54,7 @@ class TestFailure:
         await reconcile_with_late_news_of_pods(harness, before, monkeypatch)
         assert (harness.status.phase, harness.status.nodes.succeeded) == ("Succeeded", 2)
 
-    async def test_next_attempt_begins_with_cause_in_status(self) -> None:
+    async def test_next_attempt_starts_with_cause_in_status(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         harness.end_pod(1, constants.EXIT_RETRYABLE, ERROR)
         await harness.settle()
@@ -68,7 +66,7 @@ class TestFailure:
         assert harness.state("Restarting") == ("True", "GroupRestart")
         assert harness.status.phase == "Restarting"
 
-    async def test_hang_ends_job_where_watchdog_says_so_also_if_all_ranks_wait_for_each_other(self) -> None:
+    async def test_hang_with_action_fail_ends_job_if_all_ranks_wait(self) -> None:
         for secondary_ones in ((False, True), (True, True)):
             harness = await ReconcilerHarness(watchdog={"action": "Fail"}).train(TRAINING)
             for node, secondary in enumerate(secondary_ones):
@@ -92,7 +90,7 @@ class TestFailure:
         assert harness.status.last_failure is not None
         assert harness.status.last_failure.category == "Hang"
 
-    async def test_failed_job_stays_for_its_logs_and_older_ones_go(self) -> None:
+    async def test_last_failed_job_is_kept_and_older_ones_deleted(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         for attempt in (2, 3):
             harness.end_pod(1, constants.EXIT_RETRYABLE, ERROR)
@@ -100,7 +98,7 @@ class TestFailure:
             assert harness.jobs() == [f"train-{attempt - 1}", f"train-{attempt}"]
             await harness.train(TRAINING)
 
-    async def test_new_pods_wait_for_old_ones_to_stop(self) -> None:
+    async def test_new_pods_wait_for_former_pods(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         harness.cluster.still.obedient = False
         harness.end_pod(1, constants.EXIT_RETRYABLE, ERROR)
@@ -112,7 +110,7 @@ class TestFailure:
         await harness.settle()
         assert harness.jobs() == ["train-1", "train-2"]
 
-    async def test_restart_ends_when_workers_have_met_again(self) -> None:
+    async def test_restarting_ends_after_rendezvous(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         harness.end_pod(1, constants.EXIT_RETRYABLE, ERROR)
         await harness.train(TRAINING)
@@ -152,7 +150,7 @@ class TestFailure:
         assert harness.condition("Failed").message.endswith("): ModuleNotFoundError: No module named 'nothere'")
         assert harness.events[-2:] == ["FailureUserError", "Failed"]
 
-    async def test_cause_of_many_lines_is_one_line_in_condition(self) -> None:
+    async def test_multi_line_cause_is_one_line_in_condition(self) -> None:
         harness = await ReconcilerHarness(recovery={"maxRestarts": 0}).train(TRAINING)
         harness.end_pod(0, constants.EXIT_RETRYABLE, last_words("UserError", message="KeyError: 1\nTraceback\nmore"))
         await harness.settle()
@@ -219,7 +217,7 @@ class TestFailure:
         )
 
     @pytest.mark.parametrize("labels", [{}, {"kueue.x-k8s.io/queue-name": "gpu"}], ids=["no queue", "queue"])
-    async def test_pod_that_is_taken_is_replaced_before_back_off_is_over(self, labels: dict[str, str]) -> None:
+    async def test_disrupted_pod_is_replaced_before_backoff_ends(self, labels: dict[str, str]) -> None:
         item = resource(labels=labels, nodes=2)
         harness = await ReconcilerHarness(item).train(TRAINING)
         for index, serial in ((1, 1), (0, 2)):
@@ -241,7 +239,7 @@ class TestFailure:
         assert (harness.status.last_failure and harness.status.last_failure.category) == "Preempted"
         assert harness.events.count("PodReplacement") == 2
 
-    async def test_pod_that_was_killed_soon_after_its_start_is_left_to_back_off(self) -> None:
+    async def test_pod_killed_soon_after_start_is_left_to_backoff(self) -> None:
         for age, made in ((59, 0), (61, 1)):
             item = resource(labels={"kueue.x-k8s.io/queue-name": "gpu"}, nodes=2)
             harness = await ReconcilerHarness(item).train(TRAINING)
@@ -282,7 +280,7 @@ class TestFailure:
         assert (failure.category, failure.rank) == ("CUDAError", None)
         assert len(failure.message) <= 2048
 
-    async def test_pods_of_job_that_somebody_deleted_are_waited_for(self) -> None:
+    async def test_pods_of_foreign_deleted_job_are_waited_for(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         harness.cluster.still.obedient = False
         harness.cluster.store.delete(harness.cluster.store.list("Job")[0])

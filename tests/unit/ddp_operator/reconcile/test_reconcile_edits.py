@@ -24,14 +24,14 @@ class TestEditBeforeAnyPodHasRun:
         assert child["spec"]["template"]["spec"]["containers"][0]["image"] == "corrected"
         assert (harness.status.attempt, harness.status.first_run_time) == (1, None)
 
-    async def test_of_field_that_is_not_in_job_keeps_it(self) -> None:
+    async def test_edit_of_operator_only_field_keeps_job(self) -> None:
         harness = await ReconcilerHarness().settle()
         [before] = harness.cluster.store.list("Job")
         harness.edit(ttlSecondsAfterFinished=5)
         await harness.settle()
         assert [one["metadata"]["uid"] for one in harness.cluster.store.list("Job")] == [before["metadata"]["uid"]]
 
-    async def test_after_pods_have_run_leaves_them_alone(self) -> None:
+    async def test_edit_after_start_keeps_pods(self) -> None:
         harness = await ReconcilerHarness().settle()
         [before] = harness.cluster.store.list("Job")
         harness.run_pods()
@@ -42,7 +42,7 @@ class TestEditBeforeAnyPodHasRun:
 
 
 class TestEdit:
-    async def test_other_number_of_nodes_is_new_attempt_that_costs_nothing(self) -> None:
+    async def test_changed_nodes_start_uncounted_attempt(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         harness.edit(nodes=4)
         await harness.settle()
@@ -71,7 +71,7 @@ class TestEdit:
         await harness.settle()
         assert [len(harness.pods(attempt)) for attempt in (1, harness.status.attempt)] == [0, 3]
 
-    async def test_suspend_stops_pods_and_resume_goes_on_in_same_attempt(self) -> None:
+    async def test_suspension_stops_pods_and_resumption_continues_attempt(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         harness.cluster.still.obedient = False
         harness.edit(suspend=True)
@@ -96,7 +96,7 @@ class TestEdit:
         assert (harness.status.phase, harness.jobs(), harness.pods()) == ("Suspended", [], [])
         assert harness.requeue is None
 
-    async def test_deadlines_of_suspended_job_ask_for_no_pass(self) -> None:
+    async def test_deadlines_of_suspended_job_schedule_no_pass(self) -> None:
         harness = await ReconcilerHarness(activeDeadlineSeconds=600, pendingDeadlineSeconds=600).train(TRAINING)
         harness.edit(suspend=True)
         await harness.settle()
@@ -121,7 +121,7 @@ class TestEdit:
         await harness.settle()
         assert (harness.status.attempt, harness.status.restarts.counted) == (2, 1)
 
-    async def test_queued_job_is_left_suspended_for_its_queue(self) -> None:
+    async def test_queued_job_stays_suspended(self) -> None:
         item = resource(labels={"kueue.x-k8s.io/queue-name": "gpu"}, nodes=1)
         harness = ReconcilerHarness(item)
         await harness.settle()
@@ -131,9 +131,7 @@ class TestEdit:
         await harness.settle()
         assert not [call for call in harness.cluster.calls if call.startswith("patch")]
 
-    async def test_another_queue_is_given_to_waiting_job_and_asked_at_once(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_changed_queue_is_set_on_waiting_job_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         harness = await ReconcilerHarness(resource(labels={"kueue.x-k8s.io/queue-name": "gpu"}, nodes=1)).settle()
         job = harness.cluster.store.list("Job")[0]
         harness.cluster.store.change(job, spec={**job["spec"], "suspend": True})
@@ -185,7 +183,7 @@ class TestDeadline:
         await harness.settle()
         assert harness.status.phase == "Failed"
 
-    async def test_farthest_deadline_and_time_to_live_are_within_what_can_be_computed(self) -> None:
+    async def test_largest_deadline_and_ttl_are_computable(self) -> None:
         year = 366 * 24 * 3600
         harness = await ReconcilerHarness(activeDeadlineSeconds=year, ttlSecondsAfterFinished=year).train(TRAINING)
         harness.end_pod(0)

@@ -39,7 +39,7 @@ async def fetch(h: ReconcilerHarness, *reports: Json) -> None:
 
 
 class TestBeforeThePods:
-    async def test_training_begins_when_they_are_there(self) -> None:
+    async def test_training_starts_after_inputs_are_fetched(self) -> None:
         h = await harness().settle()
         assert h.jobs() == ["train-inputs"]
         assert h.status.attempt == 0
@@ -50,7 +50,7 @@ class TestBeforeThePods:
         assert (one.phase, one.bytes, one.etag) == ("Fetched", 200_000_000, '"v1"')
         assert one.place.startswith("claim:data/ddp-inputs/data.bin-")
 
-    async def test_api_server_is_asked_for_training_job_first_and_once(self) -> None:
+    async def test_training_job_is_validated_first_and_once(self) -> None:
         h = await harness().settle()
         asked = [call for call in h.cluster.calls if call.startswith("dry-run")]
         assert asked[0] == "dry-run Job"
@@ -58,7 +58,7 @@ class TestBeforeThePods:
         await h.settle()
         assert [call for call in h.cluster.calls if call.startswith("dry-run")] == asked
 
-    async def test_job_that_is_refused_fetches_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_refused_job_fetches_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         h = harness()
 
         async def refuse(manifest: Object, *, dry_run: bool = False) -> Object:
@@ -68,7 +68,7 @@ class TestBeforeThePods:
         await h.settle()
         assert (h.status.phase, h.jobs()) == ("Rejected", [])
 
-    async def test_pod_asks_for_no_gpu_and_is_told_to_no_queue(self) -> None:
+    async def test_fetch_pod_requests_no_gpu_and_no_queue(self) -> None:
         gpus = trainer(resources={"limits": {"nvidia.com/gpu": "8"}})
         item = harness(template=template(gpus)).item | {}
         item["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
@@ -77,7 +77,7 @@ class TestBeforeThePods:
         assert "kueue.x-k8s.io/queue-name" not in job["metadata"]["labels"]
         assert "nvidia.com/gpu" not in json.dumps(job["spec"])
 
-    async def test_restarted_operator_goes_on(self) -> None:
+    async def test_restarted_operator_continues_fetch(self) -> None:
         h = await harness().settle()
         h.run_pods()
         calls = len(h.cluster.calls)
@@ -120,7 +120,7 @@ class TestProgress:
         why = explain_why(h.raw, [], h.clock())
         assert "before it requests GPUs (FetchingInputs): fetching inputs: 120 MB of 250 MB" in str(why)
 
-    async def test_server_that_does_not_answer_is_told_while_it_is_asked_again(self) -> None:
+    async def test_unresponsive_server_is_reported_during_retries(self) -> None:
         h = await harness().settle()
         h.run_pods()
         report = {"name": "data.bin", "phase": "Fetching", "bytes": 5, "reason": "Unreachable", "message": "no route"}
@@ -131,7 +131,7 @@ class TestProgress:
         assert h.condition("InputsReady").message == "fetching inputs: 5 bytes; input data.bin: no route"
         assert "Unreachable" in h.events
 
-    async def test_what_pod_waits_for_is_what_job_waits_for(self) -> None:
+    async def test_reason_of_fetch_pod_is_reason_of_job(self) -> None:
         h = await harness().settle()
         [pod] = h.pods()
         waiting = {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}
@@ -141,7 +141,7 @@ class TestProgress:
         assert h.state("InputsReady") == ("False", "ImagePull")
         assert "no such image" in h.condition("InputsReady").message
 
-    async def test_garbage_on_page_is_nothing(self) -> None:
+    async def test_malformed_page_is_ignored(self) -> None:
         h = await harness().settle()
         h.run_pods()
         h.cluster.page = f'{COMMENT_INPUTS}[{{"name": 5}}]\n'
@@ -154,7 +154,7 @@ class TestFailures:
     @pytest.mark.parametrize(
         "reason", ["NotFound", "AccessDenied", "ChecksumMismatch", "NoSpace", "NotWritable", "Unsupported"]
     )
-    async def test_one_that_stays_ends_job_before_any_other_pod(self, reason: str) -> None:
+    async def test_permanent_error_ends_job_before_training(self, reason: str) -> None:
         h = await harness().settle()
         h.run_pods()
         report = {"name": "data.bin", "phase": "Failed", "reason": reason, "message": "it is so"}
@@ -169,7 +169,7 @@ class TestFailures:
         assert h.raw is not None
         assert "(" + reason + "): input data.bin: it is so" in str(explain_why(h.raw, [], utc_now()))
 
-    async def test_one_that_may_pass_gets_some_more_pods(self) -> None:
+    async def test_transient_error_gets_further_pods(self) -> None:
         h = await harness().settle()
         report = {"name": "data.bin", "phase": "Failed", "reason": "Unreachable", "message": "no route"}
         message = words(report, category="Unknown", message="input data.bin: no route")
@@ -194,14 +194,14 @@ class TestFailures:
 
 
 class TestChanges:
-    async def test_suspended_job_fetches_when_it_is_resumed(self) -> None:
+    async def test_suspended_job_fetches_after_resumption(self) -> None:
         h = await harness(suspend=True).settle()
         assert (h.status.phase, h.jobs()) == ("Suspended", [])
         h.edit(suspend=False)
         await fetch(h)
         assert h.jobs() == ["train-1"]
 
-    async def test_suspension_ends_fetch_and_resumption_begins_another(self) -> None:
+    async def test_suspension_ends_fetch_and_resumption_restarts_it(self) -> None:
         h = await harness().settle()
         h.run_pods()
         h.edit(suspend=True)
@@ -221,7 +221,7 @@ class TestChanges:
         await fetch(h, {"name": "model", "phase": "Fetched", "bytes": 7})
         assert h.jobs() == ["train-1"]
 
-    async def test_next_fetch_waits_for_end_of_former_pod(self) -> None:
+    async def test_next_fetch_waits_for_former_pod(self) -> None:
         h = await harness().settle()
         h.run_pods()
         h.cluster.still.obedient = False

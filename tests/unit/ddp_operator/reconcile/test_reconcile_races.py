@@ -11,7 +11,7 @@ from tests.support.fake_cluster import ReconcilerHarness
 TRAINING = page(ddp_step=7, ddp_planned_steps=10, ddp_loss=0.5, phase="Running")
 
 
-async def test_edit_during_pass_is_met_by_another_pass_soon() -> None:
+async def test_edit_during_pass_schedules_pass_soon() -> None:
     harness = await ReconcilerHarness().settle()
     harness.run_pods()
     original = harness.cluster.scrape
@@ -26,7 +26,7 @@ async def test_edit_during_pass_is_met_by_another_pass_soon() -> None:
     assert 0 < requeue <= 1
 
 
-async def test_event_that_cannot_be_posted_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_event_post_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = ReconcilerHarness()
 
     async def lose(resource: Any, event: Event) -> None:
@@ -37,7 +37,7 @@ async def test_event_that_cannot_be_posted_breaks_nothing(monkeypatch: pytest.Mo
     assert (harness.status.attempt, harness.jobs()) == (1, ["train-1"])
 
 
-async def test_time_to_live_that_is_taken_away_during_pass_deletes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ttl_removed_during_pass_deletes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = await ReconcilerHarness(ttlSecondsAfterFinished=100).train(TRAINING)
     harness.end_pod(0)
     harness.end_pod(1)
@@ -98,7 +98,7 @@ async def test_two_single_errors_of_api_server_long_apart_are_not_reported(monke
     assert "ServerError" not in harness.events
 
 
-async def test_nothing_is_remembered_of_finished_job() -> None:
+async def test_memory_of_finished_job_is_dropped() -> None:
     harness = await ReconcilerHarness().train(TRAINING)
     assert harness.key in harness.reconciler._memory
     harness.end_pod(0)

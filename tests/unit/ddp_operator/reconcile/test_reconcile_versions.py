@@ -17,7 +17,7 @@ TRAINING = page(ddp_step=7, ddp_planned_steps=10, ddp_loss=0.5, phase="Running")
 
 
 class TestOtherVersion:
-    async def test_running_job_of_another_version_goes_on_once_definition_hides_what_is_unknown(
+    async def test_running_job_of_other_version_continues_without_unknown_fields(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A rollback of the operator alone; then the definition follows, by which no resource's version changes."""
@@ -38,7 +38,7 @@ class TestOtherVersion:
         await harness.reconcile()
         assert harness.state("Accepted") == ("True", "Valid")
 
-    async def test_finished_job_of_another_version_is_left_alone(self) -> None:
+    async def test_finished_job_of_other_version_is_unchanged(self) -> None:
         harness = await ReconcilerHarness(nodes=1).train(TRAINING)
         harness.end_pod(0)
         await harness.settle()
@@ -48,7 +48,7 @@ class TestOtherVersion:
         assert (harness.status.phase, harness.version) == ("Succeeded", version)
 
     @pytest.mark.parametrize("stage", ["suspended", "starting", "training"])
-    async def test_launcher_of_older_operator_that_somebody_deletes_costs_no_job_that_trains(
+    async def test_deleted_launcher_of_older_operator_keeps_training(
         self, monkeypatch: pytest.MonkeyPatch, stage: str
     ) -> None:
         harness = ReconcilerHarness()
@@ -78,7 +78,7 @@ class TestOtherVersion:
         assert harness.children()["ConfigMap"] == [constants.LAUNCHER_USERS, *made]
         assert (harness.status.attempt, harness.status.restarts.total) == (1, 0)
 
-    async def test_launcher_that_kubelet_does_not_find_is_made_anew_though_nobody_told_of_its_deletion(
+    async def test_launcher_missing_for_kubelet_is_recreated_without_watch_event(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         harness = await ReconcilerHarness().settle()
@@ -107,7 +107,7 @@ class TestOtherVersion:
         await harness.reconcile()
         assert harness.children()["ConfigMap"][1:] == [config_map["metadata"]["name"]]
 
-    async def test_job_with_launcher_of_its_own_keeps_it_and_shares_one_from_next_attempt_on(self) -> None:
+    async def test_job_with_own_launcher_shares_one_from_next_attempt(self) -> None:
         """As operators made them until launchers were shared."""
         harness = await ReconcilerHarness().train(TRAINING)
         store = harness.cluster.store

@@ -79,7 +79,7 @@ async def test_status_that_is_refused_in_any_form_is_reported_by_event(phase: st
     assert len(refusing.sent) <= 3 * 5 + 3
 
 
-def test_shortened_status_keeps_what_is_decided_on() -> None:
+def test_shortened_status_keeps_fields_of_decision() -> None:
     failure = LastFailure(attempt=1, category="UserError", message="m" * 2000, traceback="t" * 2000, signature="s")
     status = Status(attempt=3, last_failure=failure, history=History(columns="a", rows=("1",)))
     short = shorten_status(status)

@@ -68,7 +68,7 @@ def test_of_pods_only_warnings_are_listed_and_with_their_name() -> None:
     assert said == [("FailureKilled", "attempt 1: rank 1 was killed"), ("Evicted", "Pod digits-1-0-abcde: no room")]
 
 
-def test_page_has_charts_and_links_and_says_what_was_run() -> None:
+def test_page_has_charts_links_and_command() -> None:
     page = build_page(read_job(job(), EVENTS, NOW), NOW)
     assert page.count("<figure>") == 3  # throughput, loss, validation accuracy
     assert '<a href="https://wandb.ai/e/p/runs/digits-1?a&amp;b">' in page
@@ -140,7 +140,7 @@ def test_prometheus_has_more_than_status(prometheus: tuple[str, list[dict[str, s
     assert {(one["start"], one["end"]) for one in asked if "start" in one} == {(str(START * 1.0), str(START + 80.0))}
 
 
-def test_without_answer_of_prometheus_error_names_option(
+def test_failing_prometheus_error_names_option(
     prometheus: tuple[str, list[dict[str, str]]],
 ) -> None:
     for url, words in (
@@ -152,7 +152,7 @@ def test_without_answer_of_prometheus_error_names_option(
             read_job(job(), [], NOW, url)
 
 
-def test_run_on_this_machine_comes_before_job_and_missing_one_is_looked_for_in_cluster(
+def test_local_run_precedes_cluster_job_and_missing_run_is_read_from_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -116,7 +116,7 @@ class Links(HTMLParser):
 
 
 class TestPage:
-    def test_stands_alone_and_is_well_formed(self, tmp_path: Path) -> None:
+    def test_page_is_self_contained_and_well_formed(self, tmp_path: Path) -> None:
         page = build_page(read_run(write_run(tmp_path)), NOW)
         links = Links(page)
         assert links.found == ["data:,"]
@@ -162,12 +162,12 @@ class TestPage:
         assert "attempt 1: &lt;b&gt;boom" in page.partition("<h2>Interruptions")[2].partition("</table>")[0]
 
     @pytest.mark.parametrize(("phase", "first"), [("Failed", "Last failure"), ("Succeeded", "Over time")])
-    def test_failure_that_was_survived_comes_last(self, tmp_path: Path, phase: str, first: str) -> None:
+    def test_survived_failure_is_listed_last(self, tmp_path: Path, phase: str, first: str) -> None:
         heads = re.findall("<h2>(.*?)</h2>", build_page(read_run(write_run(tmp_path, phase=phase)), NOW))
         assert heads[0] == first
         assert "Last failure" in heads
 
-    def test_charts_begin_and_end_together(self, tmp_path: Path) -> None:
+    def test_charts_share_time_axis(self, tmp_path: Path) -> None:
         page = build_page(read_run(write_run(tmp_path)), NOW)
         axes = [re.findall(r'text-anchor="middle">(\d+s)<', chart) for chart in page.split("<figure>")[1:]]
         assert axes == [["0s", "2s", "4s", "6s", "8s", "10s"]] * 3
@@ -177,7 +177,7 @@ class TestPage:
         steps = re.findall(r"checkpoint of step (\d+) at (\w+)", page.split("<figure>")[1])
         assert steps == [("4", "4s"), ("8", "8s")]
 
-    def test_links_traces_that_are_there(self, tmp_path: Path) -> None:
+    def test_existing_traces_are_linked(self, tmp_path: Path) -> None:
         path = write_run(tmp_path / "runs")
         trace = tmp_path / "a <claim>" / "rank-1.json.gz"
         trace.parent.mkdir()
@@ -191,20 +191,20 @@ class TestPage:
         assert Links(page).open == []
         assert "a &lt;claim&gt;/rank-1.json.gz" in page
 
-    def test_has_what_it_takes_to_make_run_again(self, tmp_path: Path) -> None:
+    def test_page_has_command_to_repeat_run(self, tmp_path: Path) -> None:
         path = write_run(tmp_path)
         RunFolder(path).write_manifest("", [], {}, "ddp run train.py -- --lr 0.1")
         page = build_page(read_run(path), NOW)
         for words in ("ddp run train.py -- --lr 0.1", "abc1234 Fix &lt;it&gt;", "torch 2.9.0"):
             assert words in page
 
-    def test_what_training_script_says_is_text(self, tmp_path: Path) -> None:
+    def test_output_of_training_script_is_escaped(self, tmp_path: Path) -> None:
         page = build_page(read_run(write_run(tmp_path)), NOW)
         assert "<script>" not in page
         assert "&lt;script&gt;alert(1)" in page
         assert "<b>boom</b>" not in page
 
-    def test_run_without_figures_says_so(self, tmp_path: Path) -> None:
+    def test_run_without_metrics_is_reported(self, tmp_path: Path) -> None:
         page = build_page(read_run(write_run(tmp_path, figures=False)), NOW)
         assert "reported no steps" in page
         assert "<svg" not in page
@@ -220,11 +220,11 @@ class TestPage:
 
 
 class TestRun:
-    def test_restarts_and_attempts_are_marked_where_they_happened(self) -> None:
+    def test_restarts_and_attempts_are_marked_at_their_time(self) -> None:
         assert find_marks(rows(), [], 1000.0) == [Mark(5.0, "restart"), Mark(10.0, "restart")]
         assert [len(part) for part in split_processes(rows())] == [6, 5, 1]
 
-    def test_restart_has_event_about_it_also_where_that_came_late(self) -> None:
+    def test_restart_is_matched_with_late_event(self) -> None:
         events = [
             LoggedEvent(1000.0, "Normal", "Started", "attempt 1"),
             LoggedEvent(1009.0, "Warning", "FailureUnknown", "killed"),  # in place: heard of with the next page
@@ -251,18 +251,18 @@ class TestRun:
         assert split_step_time([{"time": 1.0, "step": 1.0}, {"time": 2.0, "step": 2.0}]) == []
         assert split_step_time([{**row, "data_seconds": 0.0, "compute_seconds": 0.0} for row in rows()]) == []
 
-    def test_ranks_are_those_of_last_attempt_and_garbage_is_left_out(self, tmp_path: Path) -> None:
+    def test_ranks_are_of_last_attempt_and_malformed_rows_are_ignored(self, tmp_path: Path) -> None:
         (first, second) = read_run(write_run(tmp_path)).ranks
         assert (first.rank, first.steps, first.step) == (0, 10, 0.0)
         assert (second.rank, second.step, second.data, second.compute) == (1, 0.2, 0.05, 0.1)
         assert second.wait == pytest.approx(0.05)
         assert parse_ranks(["", "garbage{", 'ddp_x{rank="99999999999999"} nan']) == []
 
-    def test_lines_that_are_no_events_are_left_out(self) -> None:
+    def test_malformed_event_lines_are_ignored(self) -> None:
         (event,) = parse_events("2026-01-01T00:00:00+0000 Normal Started: attempt 1\nrubbish\nnow Normal X: y\n")
         assert (event.time, event.reason, event.message) == (1767225600.0, "Started", "attempt 1")
 
-    def test_broken_folders_are_refused_in_sentence(self, tmp_path: Path) -> None:
+    def test_broken_folders_are_refused_in_one_sentence(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"status\.yaml is missing"):
             read_run(tmp_path)
         for text in ("- 1", "{status: {attempt: two}}", "{"):
@@ -286,7 +286,7 @@ class TestRanks:
         assert [part.count("<tr class") for part in (shown, folded)] == [16, 48]
         assert "<details" not in list_ranks(self.ranks(16, late=3))
 
-    def test_figures_that_nobody_measured_are_left_out(self) -> None:
+    def test_unmeasured_values_are_omitted(self) -> None:
         table = list_ranks([RankTime(n, 9, 0.2, 0.0, 0.0) for n in range(2)])
         assert "compute" not in table
         assert "late" not in table
@@ -300,7 +300,7 @@ class TestCharts:
         assert chart.count("<circle") == 2
 
     @pytest.mark.parametrize("stretches", [[], [[]], [[(0.0, 5.0)]]])
-    def test_nothing_to_draw_is_no_chart(self, stretches: list[list[tuple[float, float]]]) -> None:
+    def test_empty_series_gives_no_chart(self, stretches: list[list[tuple[float, float]]]) -> None:
         assert line_chart("Loss", [Series("l", stretches)], TimeAxis(1)) == ""
         assert stacked_chart("Time", ["a"], stretches, TimeAxis(1)) == ""
 
@@ -308,7 +308,7 @@ class TestCharts:
     def test_flat_lines_have_frame(self, points: list[tuple[float, float]]) -> None:
         assert "<polyline" in line_chart("x", [Series("s", [points])], TimeAxis(9))
 
-    def test_labels_do_not_lie_on_each_other(self) -> None:
+    def test_labels_do_not_overlap(self) -> None:
         marks = [Mark(time, "UserError") for time in (1, 50, 51, 90, 100)]
         chart = line_chart("x", [Series("s", [[(0, 1), (100, 2)]])], TimeAxis(100, marks))
         assert re.findall(r'<text class="mark".*?>(.*?)<', chart) == ["1 UserError", "2", "4", "5"]
@@ -349,7 +349,7 @@ class TestCommand:
         assert capsys.readouterr().out.strip() == str(path / "report.html")
         assert (path / "report.html").read_text().startswith("<!DOCTYPE html>")
 
-    def test_run_may_be_named_and_page_put_elsewhere(self, tmp_path: Path) -> None:
+    def test_run_name_and_output_path_are_configurable(self, tmp_path: Path) -> None:
         path = write_run(tmp_path)
         target = tmp_path / "page.html"
         assert main(["report", path.name, "--runs-dir", str(tmp_path), "-o", str(target)]) == 0
@@ -363,7 +363,7 @@ class TestCommand:
             (["empty"], 2, "status.yaml is missing"),
         ],
     )
-    def test_bad_input_is_one_sentence(
+    def test_invalid_input_is_reported_in_one_sentence(
         self, tmp_path: Path, words: list[str], code: int, sentence: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         (tmp_path / "empty").mkdir()
@@ -373,7 +373,7 @@ class TestCommand:
         assert complaint.count("\n") == 1
 
 
-def test_status_is_what_recorder_of_run_writes(tmp_path: Path) -> None:
+def test_report_reads_status_of_recorder(tmp_path: Path) -> None:
     path = write_run(tmp_path, phase="Succeeded")
     stored = yaml.safe_load((path / "status.yaml").read_text())
     assert read_run(path).status.phase == stored["status"]["phase"] == "Succeeded"

@@ -52,7 +52,7 @@ class TestMerge:
         assert (second[0].reason, second[0].message) == ("B", "words")
         assert third[0].last_transition_time == NOW + timedelta(seconds=20)
 
-    def test_condition_without_new_fact_stays(self) -> None:
+    def test_condition_without_new_fact_is_kept(self) -> None:
         first = self.merge((), c.Fact("Accepted", "True", "Valid"))
         assert self.merge(first, c.Fact("Failed", "False", "X"))[0] == first[0]
 
@@ -74,7 +74,7 @@ class TestScheduled:
         fact = describe_scheduling(typed, observe(typed, [child_job()], [*raw, *strays]), 1, nodes, NOW)
         return fact.status, fact.reason, fact.message
 
-    def test_pod_with_node_is_scheduled_whatever_its_condition_says(self) -> None:
+    def test_pod_with_node_is_scheduled_despite_condition(self) -> None:
         """A scheduler that lost the race for a pod writes its complaint after the binding."""
         raced = unschedulable(0, 'pod is already assigned to node "a"')
         assert self.describe(raced, nodes=1)[0] == "False"
@@ -119,7 +119,7 @@ class TestScheduled:
             "waiting for 3 pods of the previous attempt to terminate",
         )
 
-    def test_replaced_pod_does_not_count_beside_its_successor(self) -> None:
+    def test_replaced_pod_is_not_counted_beside_successor(self) -> None:
         dead = child_pod(0, "Failed", code=137, suffix="zzzzz", age=100)
         assert self.describe(dead, child_pod(0, suffix="aaaaa", age=5), nodes=2)[2] == "1/2 pods scheduled"
 
@@ -163,14 +163,14 @@ class TestRendezvoused:
         assert self.describe(child_pod(0), text=page(ddp_step=0))[0] == "False"
 
     @pytest.mark.parametrize("before", [was("True", "AllRanksJoined"), was("Unknown", "NoMetricsPage")])
-    def test_condition_stays_while_no_page_is_requested(self, before: Condition) -> None:
+    def test_condition_is_kept_while_no_page_is_requested(self, before: Condition) -> None:
         assert self.describe(child_pod(0), requested=False, before=before)[:2] == (before.status, before.reason)
 
-    def test_reason_of_last_page_stays_until_next_page(self) -> None:
+    def test_reason_of_last_page_is_kept_until_next_page(self) -> None:
         before = was("False", "WaitingForWorkers", "pod 0: Rendezvous")
         assert self.describe(child_pod(0), requested=False, before=before, seconds=600)[2] == "pod 0: Rendezvous"
 
-    def test_list_of_missing_pods_does_not_outlive_them(self) -> None:
+    def test_list_of_missing_pods_ends_with_pods(self) -> None:
         before = was("False", "WaitingForRanks", "0/1 pods running; waiting for pods 0")
         assert self.describe(child_pod(0), requested=False, before=before)[1] == "WaitingForWorkers"
 
@@ -199,7 +199,7 @@ class TestCounting:
             done = child_pod(0, "Succeeded", suffix=second, age=50)
             assert pods(dead, done).counts(1) == Nodes(desired=1, ready=0, succeeded=1, failed=0)
 
-    def test_living_pod_counts_before_ended_one_of_same_second(self) -> None:
+    def test_live_pod_precedes_ended_pod_of_same_second(self) -> None:
         both = pods(child_pod(0, suffix="a"), child_pod(0, "Failed", code=137, suffix="b"))
         assert (both.running, both.counts(1)) == (1, Nodes(desired=1, ready=1, succeeded=0, failed=0))
 

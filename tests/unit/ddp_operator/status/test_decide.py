@@ -261,7 +261,7 @@ class TestAfterTheEnd:
         assert run(finished(), jobs).actions == (SuspendJob("train-2", True),)
         assert run(finished(), [child_job(2, suspend=True)]).actions == ()
 
-    def test_queued_job_is_deleted_so_that_queue_does_not_start_it_again(self) -> None:
+    def test_queued_job_is_deleted_to_prevent_restart_by_queue(self) -> None:
         assert run(finished(), [child_job(2, queue="q")]).actions == (DeleteJob("train-2", "job-2"),)
         waits = child_job(2, suspend=True, written=False)
         assert run(finished(), [waits]).actions == (DeleteJob("train-2", "job-2"),)
@@ -317,7 +317,7 @@ class TestAfterTheEnd:
         assert (decision.requeue_after, decision.actions) == (None, ())
 
     @pytest.mark.parametrize("time", [None, "", "yesterday"])
-    def test_unreadable_time_of_end_deletes_nothing(self, time: Any) -> None:
+    def test_unreadable_end_time_deletes_nothing(self, time: Any) -> None:
         decision = run(finished(completion_time=time), (), ttlSecondsAfterFinished=0)
         assert DeleteResource() not in decision.actions
 

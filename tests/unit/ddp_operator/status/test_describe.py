@@ -225,7 +225,7 @@ class TestCheckpointsInAStore:
     def decide(self, text: str, status: Status = STARTED) -> Decision:
         return run(*RUNNING, text=text, status=status, checkpoint=self.STORE)
 
-    def test_checkpoint_with_url_is_uploaded_one(self) -> None:
+    def test_checkpoint_with_url_is_uploaded_checkpoint(self) -> None:
         assert self.decide(self.BEFORE).status.checkpoint is None
         saved = self.decide(self.UPLOADED).status.checkpoint
         assert saved is not None

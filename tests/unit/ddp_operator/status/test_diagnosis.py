@@ -48,7 +48,7 @@ class TestNoFailure:
         assert diagnosis(child_pod(0, phase, code=code), child_pod(1)) is None
 
     @pytest.mark.parametrize("code", [1, 81, 82, 86, 128])
-    def test_disrupted_pod_ends_no_attempt_whatever_its_code(self, code: int) -> None:
+    def test_disrupted_pod_ends_no_attempt_with_any_code(self, code: int) -> None:
         assert diagnosis(ended(0, code, disrupted=True), child_pod(1)) is None
 
     def test_evicted_pod_without_any_container_is_replaced(self) -> None:
@@ -75,7 +75,7 @@ class TestCause:
         unknown["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = ""
         assert blamed(diagnosis(unknown, ended(2, 82, seconds=9), seconds=10)) == (2, "CUDAError")
 
-    def test_that_is_not_secondary_although_it_was_reported_last(self) -> None:
+    def test_root_cause_is_primary_failure_although_reported_last(self) -> None:
         assert blamed(diagnosis(ended(0, 86, seconds=0), ended(1, 82, "OOM", seconds=9), seconds=9)) == (1, "OOM")
 
     def test_rank_that_agent_stopped_is_not_root_cause(self) -> None:
@@ -105,7 +105,7 @@ class TestCause:
         assert not view_pod(pod).fails_job, "the Job controller would replace it"
 
     @pytest.mark.parametrize("said", [True, False], ids=["launcher spoke", "nobody spoke"])
-    def test_pod_that_has_filled_its_disk_is_evicted_and_says_so(self, said: bool) -> None:
+    def test_pod_with_full_disk_is_evicted_and_reported(self, said: bool) -> None:
         """By its own limit: nobody else's, so that no condition tells of a disruption and the attempt counts."""
         words = "Pod ephemeral local storage usage exceeds the total limit of containers 50Mi."
         status = {"reason": "Evicted", "message": words}
@@ -134,7 +134,7 @@ class TestCause:
         assert found.cause.hint == "see its log: kubectl logs train-1-0-abcde -c fetch"
         assert not view_pod(pod).fails_job, "the Job's policy looks at the training container only"
 
-    def test_only_container_is_trainer_whatever_its_name(self) -> None:
+    def test_only_container_is_trainer_with_any_name(self) -> None:
         pod = ended(0, 82)
         for part in (pod["spec"]["containers"], pod["status"]["containerStatuses"]):
             part[0]["name"] = "main"
@@ -142,7 +142,7 @@ class TestCause:
 
 
 class TestSecondaryFailures:
-    def test_wait_for_another_report_while_another_pod_lives(self) -> None:
+    def test_secondary_failure_waits_while_another_pod_runs(self) -> None:
         found = diagnosis(ended(0, 86), child_pod(1), seconds=10)
         assert found is not None
         assert found.cause is None
@@ -156,17 +156,17 @@ class TestSecondaryFailures:
         assert "waiting until" in waiting.waiting
         assert blamed(diagnosis(ended(0, 86), peer, seconds=seconds + 1)) == (0, "NCCL")
 
-    def test_are_believed_when_nobody_is_left(self) -> None:
+    def test_secondary_failures_are_used_when_no_pod_runs(self) -> None:
         assert blamed(diagnosis(ended(0, 86), ended(1, 86), seconds=1)) == (0, "NCCL")
 
     @pytest.mark.parametrize("skew", [-3000, 3000])
-    def test_clock_that_is_wrong_makes_nobody_wait_longer(self, skew: float) -> None:
+    def test_wrong_clock_does_not_prolong_wait(self, skew: float) -> None:
         assert blamed(diagnosis(ended(0, 86, seconds=skew), child_pod(1))) == (0, "NCCL")
 
     def test_yield_to_pod_that_was_killed(self) -> None:
         assert blamed(diagnosis(ended(0, 86), ended(1, 137, seconds=1), seconds=20)) == (1, "Killed")
 
-    def test_do_not_yield_to_pod_that_only_obeyed_when_failed_job_was_taken_down(self) -> None:
+    def test_secondary_failure_precedes_pod_stopped_with_failed_job(self) -> None:
         """A rank that its peer gave up on sleeps on until it is told to stop: that stop explains nothing."""
         gave_up = ended(0, constants.EXIT_PEER_LOST)
         late = ended(1, constants.EXIT_PREEMPTED, "Preempted", seconds=2)
@@ -174,7 +174,7 @@ class TestSecondaryFailures:
         early = ended(1, constants.EXIT_PREEMPTED, "Preempted", seconds=-2)
         assert blamed(diagnosis(gave_up, early, seconds=3)) == (1, "Preempted")
 
-    def test_pods_deleted_because_job_has_failed_explain_nothing(self) -> None:
+    def test_pods_deleted_after_job_failure_explain_nothing(self) -> None:
         """The Job controller decides, deletes the other pods, and adds the condition Failed when they are gone."""
         job = child_job(conditions={"FailureTarget": "exit code 83", "Failed": "exit code 83"})
         job["status"]["conditions"][1]["lastTransitionTime"] = format_time(at(20))
@@ -184,7 +184,7 @@ class TestSecondaryFailures:
         assert found is not None
         assert not found.disruption
 
-    def test_do_not_yield_to_pod_that_was_killed_and_replaced_long_ago(self) -> None:
+    def test_secondary_failure_precedes_pod_replaced_long_ago(self) -> None:
         long_ago = ended(1, 137, seconds=-3600, suffix="first", age=7200)
         assert blamed(diagnosis(long_ago, ended(0, 86), ended(1, 86, seconds=1), seconds=20)) == (0, "NCCL")
 
@@ -193,7 +193,7 @@ class TestJobWithoutReport:
     def failed(self, seconds: float = 0) -> dict[str, Any]:
         return child_job(conditions={"FailureTarget": "backoff limit"}, at=at(seconds))
 
-    def test_is_waited_for_as_pods_are_seen_later_than_jobs(self) -> None:
+    def test_pod_report_is_awaited_after_job_failure(self) -> None:
         found = diagnosis(child_pod(0), child_pod(1), job=self.failed(), seconds=5)
         assert found is not None
         assert found.cause is None
@@ -204,7 +204,7 @@ class TestJobWithoutReport:
         assert found.cause is not None
         assert (found.cause.category, found.cause.message, found.cause.node) == ("Unknown", "backoff limit", None)
 
-    def test_without_pods_says_controllers_words(self) -> None:
+    def test_job_without_pods_reports_controller_message(self) -> None:
         found = diagnosis(job=self.failed())
         assert found is not None
         assert found.cause is not None
@@ -245,7 +245,7 @@ class TestWaiting:
         assert found.until is not None
         return found.waiting
 
-    def test_names_pod_that_ran_before_one_that_has_not_and_counts_others(self) -> None:
+    def test_wait_names_started_pod_first_and_counts_others(self) -> None:
         later = ended(3, constants.EXIT_PEER_LOST, seconds=0.5)
         words = self.words(later, ended(2, constants.EXIT_PEER_LOST), child_pod(0, "Pending", node=""), child_pod(1))
         assert words.startswith(
@@ -253,7 +253,7 @@ class TestWaiting:
             "ended nor reported: waiting until "
         )
 
-    def test_says_so_where_no_pod_has_reported_and_node_is_unknown(self) -> None:
+    def test_wait_without_reports_and_node_is_described(self) -> None:
         words = self.words(child_pod(0, "Pending", node=""))
         assert words.startswith("the Job has failed; pod 0 (train-1-0-abcde, node unknown) has neither ended")
 
@@ -290,17 +290,13 @@ class TestInPlace:
         ("OOM", 1, False),
     ],
 )
-def test_lost_node_explains_what_survivors_made_of_it_and_not_failure_with_cause(
-    category: str, rank: int | None, guess: bool
-) -> None:
+def test_lost_node_explains_inferred_failures_only(category: str, rank: int | None, guess: bool) -> None:
     assert is_inferred(LastFailure(attempt=1, category=category, rank=rank)) is guess
 
 
 @pytest.mark.parametrize("suspended", ["True", "False"])
 @pytest.mark.parametrize(("since", "taken"), [(None, True), (0, True), (5, False), (-1, True)])
-def test_pods_of_job_that_somebody_suspended_and_resumed_at_once_were_not_taken(
-    suspended: str, since: float | None, taken: bool
-) -> None:
+def test_pods_of_briefly_suspended_job_are_not_lost(suspended: str, since: float | None, taken: bool) -> None:
     """The Job controller lifts the condition some time after ``spec.suspend``, and times have whole seconds."""
     condition = {"type": "Suspended", "status": suspended, "lastTransitionTime": format_time(at(-1))}
     started = {} if suspended == "True" else {"startTime": format_time(NOW)}

@@ -193,7 +193,7 @@ class TestLateComers:
         assert self.over(*pods, seconds=900).status.phase == "Restarting"
 
 
-def test_torchrun_gets_bounds_and_pods_size_that_is_asked_for() -> None:
+def test_torchrun_gets_bounds_and_pods_get_size() -> None:
     *_, child = build_children(job(nodes=3, elastic=ELASTIC), attempt=1, nodes=3)
     [trainer] = child["spec"]["template"]["spec"]["containers"]
     assert "--nnodes=2:4" in trainer["args"]
@@ -215,7 +215,7 @@ class Round:
 
 
 class TestRendezvousQuorum:
-    def test_first_waits_for_pods_that_were_asked_for_but_not_for_ever(self) -> None:
+    def test_first_round_waits_for_requested_pods_with_limit(self) -> None:
         quorum = RendezvousQuorum(3)
         quorum.start_round(Round(0, ""))
         assert quorum.decide(Round(0, ""), "a", 1, 0) is None
@@ -223,21 +223,21 @@ class TestRendezvousQuorum:
         assert quorum.decide(Round(0, "ab"), "a", 1, 32) is None  # torchrun's own last call has long passed
         assert quorum.decide(Round(0, "abc"), "a", 1, 2) is True
 
-    def test_later_waits_for_former_members_and_newcomers(self) -> None:
+    def test_later_round_waits_for_former_members_and_newcomers(self) -> None:
         quorum = RendezvousQuorum(2)
         quorum.start_round(Round(0, "ab", "c", complete=True))
         assert quorum.decide(Round(1, "ab", "c"), "a", 1, 0) is None
         assert quorum.decide(Round(1, "ab", "c"), "a", 1, 2) is None  # c is alive
         assert quorum.decide(Round(1, "abc"), "a", 1, 2) is True
 
-    def test_does_not_wait_for_nodes_that_left(self) -> None:
+    def test_round_does_not_wait_for_nodes_that_left(self) -> None:
         quorum = RendezvousQuorum(3)
         quorum.start_round(Round(4, "abc", complete=True))
         assert quorum.decide(Round(5, "ab"), "a", 1, 10.0) is None  # it may be between two rounds
         assert quorum.decide(Round(5, "ab"), "a", 1, 11.1) is True
         assert quorum.decide(Round(5, "a"), "a", 2, 20.0) is None
 
-    def test_newcomer_leaves_it_to_others(self) -> None:
+    def test_newcomer_evicts_no_node(self) -> None:
         quorum = RendezvousQuorum(2)
         quorum.start_round(Round(3, "ab"))
         assert quorum.decide(Round(3, "abc"), "c", 1, 9) is None
@@ -248,7 +248,7 @@ class TestRendezvousQuorum:
 
 
 class TestHeartbeats:
-    def test_newcomer_takes_nobody_for_dead_whom_it_has_not_watched(self) -> None:
+    def test_newcomer_does_not_evict_unwatched_node(self) -> None:
         beats = Heartbeats(10.0, 100.0)
         assert beats.live_nodes({"a": 1, "b": 1}, 100.0) == ["a", "b"]
         for now in (103.0, 106.0, 109.0):
@@ -256,7 +256,7 @@ class TestHeartbeats:
         assert beats.live_nodes({"a": 1, "b": 109.0}, 110.1) == ["b"]
         assert beats.live_nodes({"a": 2, "b": 109.0}, 111.0) == ["a", "b"]
 
-    def test_node_that_was_frozen_itself_takes_nobody_for_dead(self) -> None:
+    def test_resumed_node_does_not_evict_peers(self) -> None:
         beats = Heartbeats(10.0, 100.0)
         beats.live_nodes({"a": 1}, 100.0)
         assert beats.live_nodes({"a": 1}, 500.0) == ["a"]
@@ -264,7 +264,7 @@ class TestHeartbeats:
         assert beats.live_nodes({"a": 1}, 506.0) == ["a"]
         assert beats.live_nodes({"a": 1}, 510.0) == []
 
-    def test_torchrun_keeps_live_nodes_and_removes_dead_ones(
+    def test_torchrun_keeps_live_nodes_and_evicts_dead_ones(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         rounds: Any = importlib.import_module("torch.distributed.elastic.rendezvous.dynamic_rendezvous")

@@ -16,7 +16,7 @@ def parse(words: Any, code: int = 82, reason: str = "Error", finished: datetime 
     return parse_termination(code, reason, text, finished)
 
 
-def test_what_launcher_says_is_taken() -> None:
+def test_message_of_launcher_is_parsed() -> None:
     end = parse(
         last_words("CUDAError", rank=5, node=1, exitCode=3, message="boom", traceback="tb", hint="h", restarts=2)
     )
@@ -39,7 +39,7 @@ def test_what_launcher_says_is_taken() -> None:
         ("größer 数 🙂", "größer 数 "),
     ],
 )
-def test_terminal_is_told_nothing_by_pod(said: str, kept: str) -> None:
+def test_control_characters_of_pod_are_removed(said: str, kept: str) -> None:
     end = parse(last_words(message=said, traceback=said, hint=said))
     assert (end.message, end.traceback, end.remedy) == (kept, kept, kept)
     assert parse(said).message == kept
@@ -60,7 +60,7 @@ def test_terminal_is_told_nothing_by_pod(said: str, kept: str) -> None:
     ],
 )
 @pytest.mark.parametrize("words", ["", "plain text", {"category": "NoSuchCategory"}, {"category": ""}])
-def test_code_says_category_where_words_do_not(code: int, category: str, words: Any) -> None:
+def test_exit_code_decides_category_without_message(code: int, category: str, words: Any) -> None:
     assert parse(words, code).category == category
 
 
@@ -75,11 +75,11 @@ def test_code_says_category_where_words_do_not(code: int, category: str, words: 
         (1, "Error", "Traceback\nValueError: x\n", "Traceback\nValueError: x"),
     ],
 )
-def test_without_words_end_is_described(code: int, reason: str, text: str, message: str) -> None:
+def test_end_without_message_is_described(code: int, reason: str, text: str, message: str) -> None:
     assert parse(text, code, reason).message == message
 
 
-def test_kubelets_kill_for_memory_wins_over_any_words() -> None:
+def test_kubelet_oom_kill_overrides_message() -> None:
     end = parse(last_words("UserError"), 137, "OOMKilled")
     assert (end.category, end.secondary) == ("OOM", False)
     assert "resources.limits.memory" in end.remedy
@@ -116,7 +116,7 @@ def test_hang_is_secondary_only_where_message_states_it() -> None:
     assert not parse(words, constants.EXIT_HANG).secondary
 
 
-def test_peer_lost_is_secondary_whatever_it_says() -> None:
+def test_peer_lost_exit_code_is_secondary_with_any_message() -> None:
     assert parse(last_words("NCCL", secondary=False), constants.EXIT_PEER_LOST).secondary
     assert parse("", constants.EXIT_PEER_LOST).secondary
 
@@ -137,7 +137,7 @@ def test_garbage_is_mere_text_of_bounded_size(words: str) -> None:
     end.message.encode()
 
 
-def test_long_strings_are_cut_where_they_say_least() -> None:
+def test_long_strings_are_cut_at_least_informative_end() -> None:
     end = parse(last_words("OOM", message="m" * 9000 + "!", traceback="!" + "t" * 9000 + "end", hint="h" * 9000))
     assert (len(end.message), len(end.traceback), len(end.remedy)) == (2048, 2048, 2048)
     assert end.traceback.endswith("end")
@@ -164,11 +164,11 @@ def test_launchers_clock_is_trusted_near_kubelets(said: float, believed: bool) -
 
 @pytest.mark.parametrize("time", [-1, 0, 1e300, 1e18, None])
 @pytest.mark.parametrize("finished", [NOW, None, datetime(1, 1, 1, tzinfo=UTC)])
-def test_time_is_always_one_that_can_be_written(time: float | None, finished: datetime | None) -> None:
+def test_time_is_always_storable(time: float | None, finished: datetime | None) -> None:
     end = parse(last_words("OOM", time=time), finished=finished)
     assert end.time in (None, NOW.timestamp())
 
 
-def test_progress_without_number_is_left_out() -> None:
+def test_progress_without_number_is_ignored() -> None:
     text = '{"progress": {"a": 1, "b": 2.5}}'
     assert parse(text).progress == {"a": 1.0, "b": 2.5}

@@ -121,7 +121,7 @@ class TestActiveDeadline:
 
 
 class TestInitContainer:
-    async def test_failure_is_charged_and_backs_off(self) -> None:
+    async def test_failure_is_counted_and_delayed(self) -> None:
         harness = await ReconcilerHarness(recovery={"maxRestarts": 3}).settle()
         init = {"name": "fetch", "state": {"terminated": {"exitCode": 1, "message": "no route to data"}}}
         for attempt, delay in ((1, 10), (2, 20), (3, 40)):
@@ -195,7 +195,7 @@ class TestSuccessPolicy:
         assert condition(decision, "Succeeded")[:2] == ("True", "RankZeroSucceeded")
         assert run(*pods).status.phase == "Running"
 
-    def test_failure_of_peers_after_rank_zeros_success_does_not_count(self) -> None:
+    def test_peer_failure_after_success_of_rank_0_is_not_counted(self) -> None:
         pods = child_pod(0, "Succeeded"), child_pod(1, "Failed", code=86, message=last_words("NCCL", secondary=True))
         failing = child_job(conditions={"FailureTarget": "x"})
         assert run(*pods, jobs=[failing], successPolicy="RankZero").status.phase == "Succeeded"
@@ -282,7 +282,7 @@ class TestEnd:
         assert len(harness.pods(1)) == (1 if policy == "None" else 0)
         assert len([p for p in harness.pods(1, living=False) if p["status"]["phase"] == "Succeeded"]) == logs
 
-    async def test_policy_may_be_changed_when_job_has_ended(self) -> None:
+    async def test_clean_policy_may_change_after_end(self) -> None:
         harness = await ReconcilerHarness(cleanPodPolicy="None").train(TRAINING)
         for index in (0, 1):
             harness.end_pod(index)

@@ -56,9 +56,7 @@ class TestMayHaveLostLabels:
             "another attempt",
         ],
     )
-    def test_job_with_more_active_pods_than_listed_may_have_lost_labels(
-        self, jobs: Any, pods: Any, doubt: bool
-    ) -> None:
+    def test_job_with_unlisted_active_pods_may_have_lost_labels(self, jobs: Any, pods: Any, doubt: bool) -> None:
         assert may_have_lost_labels(TYPED, observe(TYPED, jobs, pods)) is doubt
 
 
@@ -93,9 +91,7 @@ class Thief:
 
 
 class TestRestoreLabels:
-    async def test_labels_of_training_pod_are_restored_before_it_counts_as_lost(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_labels_of_training_pod_are_restored_before_loss(self, monkeypatch: pytest.MonkeyPatch) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         thief = Thief(harness, monkeypatch)
         events = len(harness.events)
@@ -116,7 +112,7 @@ class TestRestoreLabels:
         assert (thief.asked, harness.status.phase, harness.jobs()) == (2, "Restarting", ["train-1"])
         assert harness.requeue is not None
 
-    async def test_pods_that_are_just_created_are_not_looked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_new_pods_are_not_searched(self, monkeypatch: pytest.MonkeyPatch) -> None:
         harness = await ReconcilerHarness().settle()
         harness.run_pods()
         thief = Thief(harness, monkeypatch)

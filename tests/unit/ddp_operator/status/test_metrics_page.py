@@ -83,7 +83,7 @@ class TestProgress:
         assert progress is not None
         assert progress.percent == "50.0%"
 
-    def test_last_step_leaves_no_time(self) -> None:
+    def test_last_step_has_no_remaining_time(self) -> None:
         progress = build_progress({**parse_page(GOOD).values, "ddp_step": 100.0})
         assert progress is not None
         assert (progress.eta, progress.percent) == ("0s", "100.0%")
@@ -116,13 +116,13 @@ class TestProgress:
         assert progress.loss == text
 
     @pytest.mark.parametrize("ratio", [float("nan"), float("inf")])
-    def test_percent_that_is_none_is_left_out(self, ratio: float) -> None:
+    def test_invalid_percentage_is_ignored(self, ratio: float) -> None:
         progress = build_progress({"ddp_step": 1, "ddp_progress_ratio": ratio})
         assert progress is not None
         assert progress.percent is None
 
     @pytest.mark.parametrize(("ratio", "percent"), [(-1.0, "0.0%"), (7.0, "100.0%")])
-    def test_percent_stays_in_its_bounds(self, ratio: float, percent: str) -> None:
+    def test_percentage_is_bounded(self, ratio: float, percent: str) -> None:
         progress = build_progress({"ddp_step": 1, "ddp_progress_ratio": ratio})
         assert progress is not None
         assert progress.percent == percent
@@ -141,7 +141,7 @@ class TestProgress:
             for rate in (progress.samples_per_second, progress.steps_per_second):
                 assert rate is None or 0 < float(rate) <= 1e15
 
-    def test_rates_stay_until_there_are_others(self) -> None:
+    def test_rates_are_kept_until_new_ones(self) -> None:
         before = Progress(samples_per_second="64", steps_per_second="2")
         progress = build_progress({"ddp_step": 50, "ddp_planned_steps": 100}, before)
         assert progress is not None
@@ -178,7 +178,7 @@ def counters(steps: float, *, samples: float | None = None, **more: float) -> di
 
 
 class TestRates:
-    def test_come_from_two_readings_of_script_that_reports_only_counters(self) -> None:
+    def test_rates_of_counters_need_two_readings(self) -> None:
         meter = RateMeter()
         assert meter.measure("a", counters(10, samples=320), 100.0) is None
         assert meter.measure("a", counters(30, samples=960), 110.0) == Rates(steps=2.0, samples=256.0)
@@ -197,7 +197,7 @@ class TestRates:
         result = meter.measure("a", counters(100, ddp_last_step_timestamp_seconds=1025.0), 1029.0)
         assert result == Rates(steps=2.0)
 
-    def test_rates_stay_while_no_step_ends(self) -> None:
+    def test_rates_are_kept_while_no_step_ends(self) -> None:
         meter = RateMeter()
         for now, steps in ((0.0, 10), (10.0, 20), (20.0, 20), (30.0, 20)):
             result = meter.measure("a", counters(steps), now)
@@ -224,7 +224,7 @@ class TestRates:
         meter.measure("a", counters(0), 0.0)
         assert (meter.measure("a", counters(steps), 1.0) is not None) == known
 
-    def test_wait_for_first_counters(self) -> None:
+    def test_rates_wait_for_first_counters(self) -> None:
         meter = RateMeter()
         assert meter.measure("a", {}, 0.0) is None
         assert meter.measure("a", counters(10, ddp_step_duration_seconds_sum=5.0), 1.0) == Rates(steps=2.0)
@@ -269,7 +269,7 @@ class TestBadPage:
         "name", ["ddp_step", "ddp_checkpoint_step", "ddp_epoch", "ddp_last_step_timestamp_seconds"]
     )
     @pytest.mark.parametrize("value", ["NaN", "+Inf", "1e300", "-1e300"])
-    def test_numbers_that_cannot_be_written_are_left_out(self, name: str, value: str) -> None:
+    def test_unstorable_numbers_are_ignored(self, name: str, value: str) -> None:
         values = parse_page(f"ddp_loss 1\n{name} {value}\n").values
         progress = build_progress(values)
         assert progress is not None
@@ -294,7 +294,7 @@ class TestBadPage:
             "lines with escapes",
         ],
     )  # fmt: skip
-    def test_page_of_mebibyte_takes_no_noticeable_time(self, text: str) -> None:
+    def test_page_of_one_mebibyte_is_parsed_quickly(self, text: str) -> None:
         started = time.process_time()
         parse_page(text)
         assert time.process_time() - started < 2
@@ -305,12 +305,12 @@ class TestBadPage:
         assert rank.what.startswith("rank 1 is in go (train.py:1)!!!")
         assert len(rank.what) <= 200
 
-    def test_line_that_no_exporter_writes_is_left_out(self) -> None:
+    def test_malformed_line_is_ignored(self) -> None:
         long = f'ddp_loss{{rank="0",note="{"x" * 5000}"}} 9\n'
         assert parse_page(f'{long}ddp_step{{rank="0"}} 4\n').values == {"ddp_step": 4.0}
 
     @pytest.mark.parametrize("labels", ['a="\\""', 'rank="0",a="b\\n"', ",".join(f'a{n}="b"' for n in range(9))])
-    def test_number_with_escapes_or_many_labels_is_left_out(self, labels: str) -> None:
+    def test_number_with_escapes_or_many_labels_is_ignored(self, labels: str) -> None:
         assert parse_page(f"ddp_loss{{{labels}}} 1\nddp_step 4\n").values == {"ddp_step": 4.0}
 
     def test_escapes_in_free_text_of_launcher_are_read(self) -> None:
@@ -329,7 +329,7 @@ class TestBadPage:
             parser.feed(data[start : start + size])
         assert parser.finish() == parse_page(text)
 
-    def test_line_longer_than_every_piece_is_left_out_and_not_kept(self) -> None:
+    def test_line_longer_than_piece_is_dropped(self) -> None:
         parser = PageParser()
         parser.feed(b"ddp_loss 1\nddp_step ")
         tracemalloc.start()
@@ -341,12 +341,12 @@ class TestBadPage:
         assert parser.finish().values == {"ddp_loss": 1.0, "ddp_epoch": 3.0}
         assert kept < 2**20
 
-    def test_flood_before_truth_costs_only_job_itself(self) -> None:
+    def test_flood_before_values_harms_only_own_job(self) -> None:
         flood: Any = "".join(f'ddp_loss{{rank="{n}"}} {n}\n' for n in range(9000, 0, -1))
         assert len(parse_page(flood).values) == 1
 
 
-def test_process_that_begins_to_report_its_time_in_steps_keeps_its_rate() -> None:
+def test_process_that_starts_to_report_step_time_keeps_rate() -> None:
     meter = RateMeter()
     assert meter.measure("p", counters(10), 0.0) is None
     assert meter.measure("p", counters(20, ddp_step_duration_seconds_sum=4.0), 5.0) == Rates(steps=2.0)
@@ -364,7 +364,7 @@ def test_process_that_begins_to_report_its_time_in_steps_keeps_its_rate() -> Non
         ('ddp_step 10\nddp_steps_total 4\nddp_launcher_phase{phase="Rendezvous"} 1\n', None),
     ],
 )
-def test_step_at_which_workers_began_is_known_once_they_made_one(text: str, began: int | None) -> None:
+def test_first_step_of_workers_is_known_after_one_step(text: str, began: int | None) -> None:
     assert parse_page(text).began_at == began
 
 
@@ -397,7 +397,7 @@ def test_stalled_ranks_of_launcher_are_few_and_known(lines: list[str], expected:
         ({"ddp_step": 5, "ddp_planned_steps": 1e12}, "0.0%", None),
     ],
 )
-def test_what_is_left_follows_from_steps_and_their_rate(
+def test_remaining_time_follows_from_steps_and_rate(
     values: dict[str, float], percent: str | None, eta: int | None
 ) -> None:
     progress = build_progress(values, rates=Rates(steps=1.0))
@@ -405,7 +405,7 @@ def test_what_is_left_follows_from_steps_and_their_rate(
     assert (progress.percent, progress.eta_seconds) == (percent, eta)
 
 
-def test_rate_of_zero_that_status_has_kept_makes_no_time_left() -> None:
+def test_stored_zero_rate_gives_no_remaining_time() -> None:
     progress = build_progress({"ddp_step": 5, "ddp_planned_steps": 10}, Progress(steps_per_second="0"), Rates())
     assert progress is not None
     assert (progress.eta_seconds, progress.eta) == (None, None)
@@ -427,7 +427,7 @@ def test_whole_numbers_are_those_that_every_reader_keeps(epoch: float) -> None:
     assert progress.epoch == (int(epoch) if abs(epoch) <= 1e15 else None)
 
 
-def test_of_page_of_very_many_ranks_those_that_come_first_are_followed() -> None:
+def test_first_ranks_of_large_page_are_followed() -> None:
     text = "".join(f'ddp_step{{rank="{rank}"}} {rank}\n' for rank in range(300))
     ranks = parse_page(text + 'ddp_steps_total{rank="3"} 9\nddp_steps_total{rank="299"} 9\n').ranks
     assert sorted(ranks) == list(range(256))

@@ -63,7 +63,7 @@ def known(at: int, saved: int = 0, **restarts: Any) -> Status:
 
 class TestDisruption:
     @pytest.mark.parametrize("phase", ["Running", "Failed"])
-    def test_evicted_pod_whose_peers_cannot_wait_begins_free_attempt_while_it_still_saves(self, phase: str) -> None:
+    def test_evicted_pod_with_static_rendezvous_starts_uncounted_attempt_while_saving(self, phase: str) -> None:
         code = {"code": 85} if phase == "Failed" else {}
         evicted = child_pod(1, phase, deleting=True, grace=150, disrupted="EvictionByEvictionAPI", **code)
         decision = run(child_pod(0), evicted)
@@ -75,11 +75,11 @@ class TestDisruption:
         following = run(child_pod(0), evicted, status=decision.status)
         assert following.actions == (DeleteJob("train-1", "job-1"),)
 
-    def test_pod_that_somebody_deletes_costs_nothing_either(self) -> None:
+    def test_deleted_pod_is_not_counted(self) -> None:
         decision = run(child_pod(0), child_pod(1, deleting=True, grace=150))
         assert (decision.status.attempt, decision.status.restarts.free) == (2, 1)
 
-    def test_disruptions_count_where_spec_says_so(self) -> None:
+    def test_disruptions_are_counted_if_configured(self) -> None:
         decision = run(child_pod(0), child_pod(1, disrupted=True), recovery={"countDisruptions": True})
         assert decision.status.restarts == Restarts(total=1, counted=1, used=1, without_progress=1, all=1)
         none = {"countDisruptions": True, "maxRestarts": 0}
@@ -96,7 +96,7 @@ class TestDisruption:
         decision = run(failed_pod(category="NCCL"), child_pod(1, disrupted=True), jobs=[FAILED])
         assert (failure(decision).category, decision.status.restarts.counted) == ("Preempted", 0)
 
-    def test_does_not_excuse_real_error(self) -> None:
+    def test_disruption_does_not_excuse_failure(self) -> None:
         decision = run(failed_pod(category="CUDAError"), child_pod(1, disrupted=True), jobs=[FAILED])
         assert (failure(decision).category, decision.status.restarts.counted) == ("CUDAError", 1)
 
@@ -112,14 +112,14 @@ class TestDisruption:
         assert run(secondary, stopped, jobs=[FAILED], seconds=20).status.restarts.counted == 1
 
     @pytest.mark.parametrize("job", [{"suspend": True}, {"deleting": True}, {"conditions": {"Complete": ""}}])
-    def test_pods_go_with_job_that_is_stopped(self, job: Any) -> None:
+    def test_pods_deleted_with_stopped_job_are_no_loss(self, job: Any) -> None:
         decision = run(child_pod(0), child_pod(1, deleting=True), jobs=[child_job(**job)])
         assert decision.status.attempt == 1
 
-    def test_pod_that_never_ran_begins_no_attempt(self) -> None:
+    def test_pod_that_never_ran_starts_no_attempt(self) -> None:
         assert run(child_pod(0), child_pod(1, "Pending", deleting=True)).status.attempt == 1
 
-    def test_pod_that_already_runs_again_is_left_alone(self) -> None:
+    def test_replaced_running_pod_is_no_loss(self) -> None:
         old = child_pod(1, "Failed", code=137, suffix="aaaaa")
         assert run(child_pod(0), old, child_pod(1, suffix="bbbbb")).status.attempt == 1
 
@@ -148,7 +148,7 @@ class TestSuspension:
             assert (decision.status.attempt, decision.status.restarts) == (2, Restarts(total=1, free=1, all=1))
             assert state(decision, "Restarting") == ("True", "Resumed")
 
-    def test_job_resumed_before_its_pods_are_gone_counts_no_failure(self) -> None:
+    def test_job_resumed_before_pod_deletion_has_no_failure(self) -> None:
         stopping = run(child_pod(0), jobs=[child_job(suspend=True)], suspend=True).status
         decision = run(child_pod(0, "Failed", code=86, message=PEER_LOST), jobs=[FAILED], status=stopping, seconds=20)
         assert decision.status.restarts.free == 1
@@ -171,7 +171,7 @@ class TestBudget:
         assert (decision.status.restarts.counted, decision.status.restarts.used) == (4, 1)
         assert decision.status.restarts.checkpoint_step == 2400
 
-    def test_is_not_renewed_by_steps_that_nobody_saved(self) -> None:
+    def test_budget_is_not_renewed_by_unsaved_steps(self) -> None:
         before = known(2500, 2399, total=3, counted=3, used=3, step=1300, checkpoint_step=1400)
         assert state(run(failed_pod(), jobs=[FAILED], status=before), "Failed") == ("True", "RestartBudgetExhausted")
 
@@ -200,7 +200,7 @@ class TestCrashLoop:
         return decision
 
     @pytest.mark.parametrize("steps", [(0, 0, 0), (30, 30, 25, 30)])
-    def test_ends_job_before_its_budget_does(self, steps: tuple[int, ...]) -> None:
+    def test_crash_loop_ends_job_before_budget(self, steps: tuple[int, ...]) -> None:
         decision = self.fail(*steps)
         assert state(decision, "Failed") == ("True", "CrashLoop")
         found = decision.status.condition("Failed")
@@ -209,7 +209,7 @@ class TestCrashLoop:
         assert found.message.startswith(f"failed 3 times in a row without progress {where}; last: CUDAError")
 
     @pytest.mark.parametrize("steps", [(0, 0), (10, 20, 30, 40), (30, 30, 30, 31, 31, 31)])
-    def test_is_none_while_there_is_progress(self, steps: tuple[int, ...]) -> None:
+    def test_progress_prevents_crash_loop(self, steps: tuple[int, ...]) -> None:
         assert self.fail(*steps).status.phase == "Restarting"
 
     def test_is_none_for_script_without_metrics_that_lasts(self) -> None:
@@ -233,7 +233,7 @@ class TestRepeatedFailure:
         return run(pod, status=attempt, jobs=[child_job(2, conditions={"FailureTarget": ""})])
 
     @pytest.mark.parametrize(("before", "step"), [(10, 10), (10, 9), (None, None)])
-    def test_ends_job_and_says_so(self, before: int | None, step: int | None) -> None:
+    def test_repeated_failure_ends_job_with_message(self, before: int | None, step: int | None) -> None:
         decision = self.again(step, before=before)
         assert state(decision, "Failed") == ("True", "RepeatedFailure")
         found = decision.status.condition("Failed")
@@ -249,11 +249,11 @@ class TestRepeatedFailure:
         assert self.again(step, **words).status.phase == "Restarting"
 
     @pytest.mark.parametrize(("reached", "phase"), [(11, "Restarting"), (10, "Failed")])
-    def test_of_rank_that_reports_no_step_goes_by_how_far_pod_0_was(self, reached: int, phase: str) -> None:
+    def test_repetition_uses_step_of_pod_0_if_rank_reports_none(self, reached: int, phase: str) -> None:
         status = replace(STARTED, restarts=Restarts(step=10), progress=Progress(step=reached))
         assert self.again(None, before=None, status=status).status.phase == phase
 
-    def test_is_none_where_it_is_failure_that_was_seen_before(self) -> None:
+    def test_same_observation_is_no_repetition(self) -> None:
         first = self.again(10, signature="another")
         failure_ = failure(first)
         seen = replace(failure_, signature=self.SIGNATURE)
@@ -261,14 +261,14 @@ class TestRepeatedFailure:
         decision = run(pod, status=replace(STARTED, last_failure=replace(seen, attempt=1, pod="train-1-1-abcde")))
         assert decision.status.phase == "Restarting"
 
-    def test_inside_one_pod_is_reported_by_that_pod(self) -> None:
+    def test_repetition_within_pod_is_reported_by_pod(self) -> None:
         words = last_words("UserError", signature=self.SIGNATURE, step=10, repeated=True, restarts=1)
         decision = run(child_pod(0), child_pod(1, "Failed", code=81, message=words), jobs=[FAILED])
         assert state(decision, "Failed") == ("True", "RepeatedFailure")
         assert decision.status.restarts == Restarts(in_place=1, all=1)
         assert (failure(decision).signature, failure(decision).step) == (self.SIGNATURE, 10)
 
-    def test_crash_loop_goes_by_failing_ranks_step_and_not_by_page(self) -> None:
+    def test_crash_loop_uses_step_of_failed_rank_not_of_page(self) -> None:
         status = STARTED
         for sampled in (10, 11, 12, 13):
             status = replace(status, attempt=1, progress=Progress(step=sampled))
@@ -294,7 +294,7 @@ class TestCounts:
 class TestLostNode:
     STUCK = child_pod(1, deleting=True, grace=150, node="node-b")
 
-    def test_is_inspected_only_when_deleted_pod_does_not_end(self) -> None:
+    def test_node_is_read_only_for_overdue_deleted_pod(self) -> None:
         typed = job(status=STARTED, nodes=2)
         seen = observe(typed, [JOB], [child_pod(0), self.STUCK])
         assert lost_nodes.list_nodes_to_inspect(typed, seen, NOW + timedelta(seconds=119)) == ()
@@ -355,7 +355,7 @@ class TestLostNode:
         assert (decision.status.failed_nodes == ("node-b",)) is freed
 
     @pytest.mark.parametrize("nodes", [{}, {"node-b": NOT_READY}, {"node-b": FORBIDDEN}], ids=["no", "yes", "may not"])
-    def test_costs_no_restart_although_peer_reported_secondary_failure_first(self, nodes: Any) -> None:
+    def test_lost_node_is_not_counted_despite_earlier_secondary_failure(self, nodes: Any) -> None:
         """The peer's connection breaks at once, the node is found not ready 50 seconds later."""
         peer = child_pod(0, "Failed", code=86, message=PEER_LOST)
         once = {"recovery": {"maxRestarts": 0, "inPlaceRestarts": 0}}
@@ -457,7 +457,7 @@ class TestLostNode:
             (None, False),
         ],
     )
-    def test_node_is_ready_only_when_it_reports_so(self, raw: Any, ready: bool) -> None:
+    def test_node_without_ready_condition_is_not_ready(self, raw: Any, ready: bool) -> None:
         assert view_node(raw).ready is ready
 
 
@@ -482,7 +482,7 @@ class TestAvoidedNodes:
         assert decision.status.restarts == Restarts(total=1, free=1, all=1)
         assert state(decision, "Restarting") == ("True", "NodesReadmitted")
 
-    def test_stay_avoided_where_they_are_not_reason(self) -> None:
+    def test_other_scheduling_problem_keeps_avoided_nodes(self) -> None:
         status = replace(STARTED, failed_nodes=("b",))
         for pod in (self.blocked(message="0/2 nodes are available: 2 Insufficient cpu."), self.blocked(avoids=False)):
             assert run(pod, status=status, seconds=999).status.attempt == 1

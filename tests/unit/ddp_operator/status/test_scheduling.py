@@ -58,7 +58,7 @@ class TestMessages:
         typed, seen = see(child_pod(0), child_pod(1), problems={"job-1": Problem("FailedCreate", FORBIDDEN)})
         assert describe_scheduling(typed, seen, 1, 2, NOW).status == "True"
 
-    def test_restarted_sidecar_is_mentioned_and_does_not_block(self) -> None:
+    def test_restarted_sidecar_is_mentioned_without_blocking(self) -> None:
         """Its state changes with every try, and each change would be an Event of the job's."""
         side = {"name": "mesh", "restartCount": 7, "lastState": {"terminated": {"reason": "OOMKilled"}}}
         side["state"] = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s"}}

@@ -96,7 +96,7 @@ class TestStall:
         assert progressing(run(stall(999, **{constants.METRIC_SAVING: 1})))[1] == "Training"
         assert progressing(run(page(phase="Running", **{constants.METRIC_HEARTBEAT_AGE: 999})))[1] == "NoStepYet"
 
-    async def test_stall_message_stays_until_progress(self) -> None:
+    async def test_stall_message_is_kept_until_progress(self) -> None:
         harness = await ReconcilerHarness(nodes=2).train(stall(0))
         statement = set()
         for age in (150.2, 159.9, 171.4):
@@ -117,7 +117,7 @@ class TestStall:
         third = run(stall(310) + hung(310), status=second.status, stalled=BEHIND, began=began, seconds=490)
         assert list_transition_events(second.status, third.status) == ()
 
-    def test_one_explaining_launcher_is_enough(self) -> None:
+    def test_explanation_of_one_launcher_suffices(self) -> None:
         assert progressing(run(page(phase="Running", ddp_step=57) + hung(30)))[1] == "Stalled"
 
     def test_waiting_ranks_are_all_quoted(self) -> None:
@@ -163,7 +163,7 @@ class TestStall:
         stalled = run(stall(120)).status
         assert progressing(run("", status=stalled, pods=(child_pod(0),), seconds=20))[1] == "NotRunning"
 
-    async def test_reads_all_pods_once_and_emits_one_event(self) -> None:
+    async def test_all_pods_are_read_once_and_one_event_is_emitted(self) -> None:
         harness = await ReconcilerHarness(nodes=3).train(stall(0))
         harness.cluster.page = stall(150)
         for _ in range(12):
@@ -211,7 +211,7 @@ class TestStragglers:
             Straggler(rank=3, ratio="1.4", cause="data"),
         )
 
-    def test_no_stragglers_with_even_load_or_one_rank(self) -> None:
+    def test_even_load_or_single_rank_has_no_straggler(self) -> None:
         assert find_stragglers(*self.ranks(r0=(1.0, 0.2), r1=(1.2, 0.1))) == ()
         assert find_stragglers(*self.ranks(r0=(9.0, 0.0))) == ()
         assert find_stragglers({}, {}) == ()
@@ -313,7 +313,7 @@ class TestGoodput:
     def test_is_kept_steps_at_their_mean_time_over_wall_time(self) -> None:
         assert compute_goodput(self.VALUES, 400.0) == "0.50"
 
-    def test_steps_of_former_job_do_not_count(self) -> None:
+    def test_steps_of_former_job_are_ignored(self) -> None:
         assert compute_goodput(self.VALUES, 400.0, start_step=50) == "0.25"
         # From its checkpoint at step 800; then once more from 850, which does not change where the job began.
         status = STARTED
@@ -324,7 +324,7 @@ class TestGoodput:
             status = decide(typed, seen, NOW + timedelta(seconds=seconds)).status
             assert (status.start_step, status.goodput) == (800, "0.50")
 
-    def test_is_at_most_one(self) -> None:
+    def test_goodput_is_at_most_one(self) -> None:
         assert compute_goodput(self.VALUES, 10.0) == "1.00"
 
     @pytest.mark.parametrize(
@@ -391,7 +391,7 @@ class TestCostOfARestart:
             assert status.last_restart.steps_lost == lost
 
     @pytest.mark.parametrize("time", [NOW.timestamp() + 3000, NOW.timestamp() - 3000])
-    def test_pods_wrong_clock_does_not_stretch_it(self, time: float) -> None:
+    def test_wrong_pod_clock_does_not_change_restart_time(self, time: float) -> None:
         failed = child_pod(1, "Failed", code=82, message=last_words("CUDAError", time=time))
         begun = run(page(ddp_step=5), pods=(child_pod(0), failed), seconds=3).status
         assert begun.last_restart is not None
@@ -468,7 +468,7 @@ def hostile_pages() -> Iterator[tuple[str, str]]:
 
 class TestHostilePods:
     @pytest.mark.parametrize(("name", "text"), list(hostile_pages()), ids=[name for name, _ in hostile_pages()])
-    async def test_page_leaves_status_that_can_be_stored(self, name: str, text: str) -> None:
+    async def test_hostile_page_gives_storable_status(self, name: str, text: str) -> None:
         harness = await ReconcilerHarness().train(text)
         for _ in range(8):
             harness.clock.advance(20)

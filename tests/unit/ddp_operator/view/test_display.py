@@ -49,7 +49,7 @@ def lines(stream: io.StringIO) -> list[str]:
     return [line.partition(" ")[2] for line in stream.getvalue().splitlines()]
 
 
-def test_view_is_one_line() -> None:
+def test_view_has_one_line() -> None:
     assert describe_view(View("Pending", 1, "0/2 pods scheduled")) == "Pending  0/2 pods scheduled"
     statement = describe_view(View("Running", 2, "", PROGRESS))
     assert statement == (
@@ -80,7 +80,7 @@ def test_plain_lines_are_printed_at_phase_changes_and_intervals() -> None:
     assert statement[-1] == "Restarting  attempt 2"
 
 
-def test_plain_lines_do_not_repeat_themselves() -> None:
+def test_plain_lines_are_not_repeated() -> None:
     clock = ScreenClock()
     stream = io.StringIO()
     display = PlainDisplay(stream, every=5, clock=clock)
@@ -90,7 +90,7 @@ def test_plain_lines_do_not_repeat_themselves() -> None:
     assert len(lines(stream)) == 1
 
 
-def test_bar_shows_percent_and_figures_below_lines_and_is_gone_at_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bar_shows_percentage_and_metrics_and_is_removed_at_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     stream = TerminalBuffer()
     display = RichDisplay(stream, "digits")
@@ -166,7 +166,7 @@ FAILED = Status(
 )
 
 
-def test_success_is_summed_up_with_its_results_and_where_they_lie(folder: RunFolder) -> None:
+def test_success_is_summarized_with_results_and_paths(folder: RunFolder) -> None:
     folder.metrics.write_text("time,samples_per_second\n1,100\n2,300\n")
     status = Status(phase="Succeeded", attempt=1, progress=PROGRESS)
     text = describe_run("digits", status, folder, seconds=75, interrupted=False)
@@ -202,7 +202,7 @@ def test_failure_is_summed_up_with_cause_place_traceback_hint_and_log(folder: Ru
 @pytest.mark.parametrize(
     ("trace", "head"), [('  File "x.py", line 1\nBad', "traceback"), ("Error: no --lr", "last lines")]
 )
-def test_what_rank_wrote_last_is_not_called_traceback(folder: RunFolder, trace: str, head: str) -> None:
+def test_last_output_of_rank_is_not_called_traceback(folder: RunFolder, trace: str, head: str) -> None:
     failed = replace(FAILED, last_failure=replace(FAILURE, traceback=trace))
     assert f"  {head}:\n    {trace.splitlines()[0]}" in describe_run("x", failed, folder, seconds=5, interrupted=False)
 
@@ -214,7 +214,7 @@ def test_cause_is_not_repeated(folder: RunFolder) -> None:
     assert text.count("ValueError: bad") == 1
 
 
-def test_cause_of_many_lines_keeps_to_its_column_and_is_not_told_twice(folder: RunFolder) -> None:
+def test_multi_line_cause_stays_in_column_and_is_shown_once(folder: RunFolder) -> None:
     once = condition("Failed", "True", "UserError", "rank 1: ValueError: bad")
     many = replace(FAILED, conditions=(once,), last_failure=replace(FAILURE, message="ValueError: bad\nindeed\n"))
     text = describe_run("x", many, folder, seconds=5, interrupted=False)
@@ -231,7 +231,7 @@ def test_interruption_is_named(folder: RunFolder) -> None:
     assert "x: Interrupted" in describe_run("x", Status(phase="Running"), folder, seconds=1, interrupted=True)
 
 
-def test_screen_that_nobody_reads_goes_quiet_and_says_so_once() -> None:
+def test_screen_without_reader_is_silenced_with_one_message() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     lost: list[OSError] = []

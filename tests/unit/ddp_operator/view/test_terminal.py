@@ -33,7 +33,7 @@ def test_control_characters_are_not_printed(text: str, printed: str, capsys: pyt
     assert capsys.readouterr().out == printed
 
 
-def test_colours_stay_where_asked_for_and_end_with_text() -> None:
+def test_colours_are_kept_if_allowed_and_reset_at_end() -> None:
     assert make_printable("\x1b[31mred\x1b[2J", colours=True) == "\x1b[31mred\x1b[0m"
     assert make_printable("\x1b[31mred\x1b[0m", colours=True) == "\x1b[31mred\x1b[0m"
     assert make_printable("plain\x1b[1A", colours=True) == "plain"
@@ -57,7 +57,7 @@ def test_live_region_draws_text_without_control_sequences() -> None:
     assert "\x1b[2J" not in drawn
 
 
-def test_commands_print_by_one_function_only() -> None:
+def test_commands_print_by_one_function() -> None:
     folder = Path(ddp_operator.__file__).parent / "cli"
     bare = [
         f"{path.name}:{node.lineno}"

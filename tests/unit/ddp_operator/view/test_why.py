@@ -217,7 +217,7 @@ class TestWhatIsTold:
             "last warning" not in why(refused, events=(event(statement.replace("*", "0-2n9g4")),), phase="Pending").what
         )
 
-    def test_nothing_blocks_job_that_trains(self) -> None:
+    def test_training_job_has_no_obstacle(self) -> None:
         good = [
             condition(c.ACCEPTED, "True", c.VALID),
             condition(c.SUSPENDED, "False", c.NOT_SUSPENDED),
@@ -299,7 +299,7 @@ class TestWhatIsTold:
         assert explanation.todo.startswith(FAILURE["hint"][:1].upper())
 
     @pytest.mark.parametrize("reason", [c.RESTART_BUDGET_EXHAUSTED, c.REPEATED_FAILURE])
-    def test_remedy_of_failed_job_begins_with_its_deletion(self, reason: str) -> None:
+    def test_remedy_of_failed_job_starts_with_deletion(self, reason: str) -> None:
         explanation = why(condition("Failed", "True", reason, "gave up"), phase="Failed")
         assert "ddp delete x, and submit the file" in explanation.todo
 
@@ -333,7 +333,7 @@ class TestFailure:
             in explanation.what
         )
 
-    def test_status_of_older_operator_loses_nothing(self) -> None:
+    def test_status_of_older_operator_is_explained_completely(self) -> None:
         """It has the cause in the condition's message alone, which nobody takes apart."""
         explanation = why(FAILED, phase="Failed", attempt=4, lastFailure=FAILURE | {"conclusion": ""})
         assert "failed 4 times, recovery.maxRestarts is 3; last: …. The last failure was UserError" in explanation.what
@@ -343,20 +343,20 @@ class TestFailure:
         assert explanation.what == "x has failed (Odd): the Job failed."
         assert explanation.todo == "Read the end of its log: ddp logs x."
 
-    def test_logs_are_next_step_only_where_there_is_no_hint(self) -> None:
+    def test_logs_are_next_step_only_without_hint(self) -> None:
         odd = condition("Failed", "True", "Odd", "the Job failed")
         assert why(odd, phase="Failed", lastFailure=FAILURE).todo == "Check the path of the data."
         without = why(odd, phase="Failed", lastFailure=FAILURE | {"hint": ""})
         assert without.todo == "Read the end of its log: ddp logs x."
 
-    def test_braces_in_hint_harm_nothing(self) -> None:
+    def test_braces_in_hint_are_kept(self) -> None:
         failure = FAILURE | {"hint": "use {name} or {0}", "message": "KeyError: '{'"}
         explanation = why(FAILED, phase="Failed", lastFailure=failure)
         assert "Use {name} or {0}." in explanation.todo
 
 
 class TestWithoutAStatus:
-    def test_new_job_is_given_moment(self) -> None:
+    def test_new_job_has_reason_new(self) -> None:
         assert explain_why(job(age=2), (), NOW).reason == "New"
 
     def test_later_operator_is_missed(self) -> None:
@@ -451,7 +451,7 @@ class TestAbsentOperator:
 
 class TestRemedies:
     @pytest.mark.parametrize("reason", sorted(REMEDIES))
-    def test_every_remedy_takes_name_and_is_sentence(self, reason: str) -> None:
+    def test_every_remedy_accepts_name_and_is_sentence(self, reason: str) -> None:
         text = REMEDIES[reason].format(name="digits", onward="from step 3", option="")
         assert "{" not in text
         assert text[0].isupper() or text.startswith("kubectl")
@@ -462,7 +462,7 @@ class TestRemedies:
         assert "(NewReason): something new." in explanation.what
         assert explanation.todo == "kubectl describe ddp x has all conditions and events."
 
-    def test_condition_without_message_is_whole_sentence(self) -> None:
+    def test_condition_without_message_is_complete_sentence(self) -> None:
         assert why(condition(c.PROGRESSING, "False", c.NOT_RUNNING)).what.endswith("(NotRunning).")
 
 
@@ -475,7 +475,7 @@ class TestNamespace:
             if not re.match(r"ddp (render|list)|kubectl (describe node|get validating)", command):
                 assert " -n team" in command, todo
 
-    def test_in_namespace_of_context_there_is_none(self) -> None:
+    def test_namespace_of_context_is_omitted(self) -> None:
         waits = condition("Scheduled", "False", "Unschedulable", "waits")
         assert " -n " not in explain_why(job(waits), (), NOW).todo
 

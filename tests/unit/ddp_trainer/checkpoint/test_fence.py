@@ -18,14 +18,14 @@ def fence(folder: Path, attempt: int, job: str = "uid") -> Fence:
     return Fence(folder, attempt, f"{job}-{attempt}")
 
 
-def test_without_attempts_there_is_no_fence(tmp_path: Path) -> None:
+def test_job_without_attempts_has_no_fence(tmp_path: Path) -> None:
     assert Fence.from_environ(tmp_path, {}) is None
     assert Fence.from_environ(tmp_path, {"DDP_ATTEMPT": "2", "DDP_RUN_ID": "u-2"}) == Fence(tmp_path, 2, "u-2")
     with pytest.raises(UserError, match=r"DDP_ATTEMPT: is 'two'"):
         Fence.from_environ(tmp_path, {"DDP_ATTEMPT": "two"})
 
 
-def test_later_attempt_takes_over_and_older_names_it(tmp_path: Path) -> None:
+def test_later_attempt_takes_over_and_is_named_by_older(tmp_path: Path) -> None:
     old = fence(tmp_path, 1)
     new = fence(tmp_path, 2)
     old.claim()
@@ -96,7 +96,7 @@ def test_concurrent_claims_leave_folder_to_last_attempt(tmp_path: Path) -> None:
         assert claims == sorted(claims) == sorted(entered)
 
 
-def test_claim_has_its_content_as_soon_as_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claim_appears_with_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link = os.link
     named = list[int]()
 

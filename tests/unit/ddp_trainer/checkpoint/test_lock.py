@@ -62,7 +62,7 @@ def test_folder_in_use_is_refused_with_other_process(
     assert capsys.readouterr().err.count("waiting up to 0.3 s") == 1
 
 
-def test_folder_of_killed_process_is_taken_while_its_child_lives(
+def test_folder_of_killed_process_is_acquired_while_child_lives(
     tmp_path: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.kill(holder.pid, signal.SIGKILL)
@@ -119,5 +119,5 @@ def test_unreadable_owner_is_another_run(
         FolderLock(tmp_path).acquire()
 
 
-def test_fence_takes_place_of_lock(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+def test_fence_replaces_lock(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
     Checkpointer(CheckpointConfig(dir=str(tmp_path)), Fence(tmp_path, 1, "job-1")).claim()

@@ -78,7 +78,7 @@ def test_yaml_text_like_1e_minus_3_is_number() -> None:
         ({"on": "maybe"}, "on: 'maybe' is not true or false"),
     ],
 )
-def test_wrong_value_is_named_with_its_remedy(values: dict[str, object], message: str) -> None:
+def test_invalid_value_is_named_with_remedy(values: dict[str, object], message: str) -> None:
     with pytest.raises(UserError) as caught:
         build(Outer, values)
     assert str(caught.value).startswith(message)

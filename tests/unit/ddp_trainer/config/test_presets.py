@@ -58,7 +58,7 @@ def test_crop_without_border_is_only_as_published() -> None:
 
 
 @pytest.mark.parametrize("name", ["fashion-mnist-wideresnet-large-batch", "cifar10-wideresnet"])
-def test_warm_up_is_to_worlds_rate_and_as_published_from_one_nodes_share(name: str) -> None:
+def test_warm_up_reaches_scaled_rate_or_published_rate(name: str) -> None:
     def rates(config: RunConfig, scale: float) -> list[float]:
         # Two nodes of four processes.
         schedule = Schedule(config.schedule, config.optim.lr, scale, config.epochs, processes_per_node=4)

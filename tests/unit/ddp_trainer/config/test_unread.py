@@ -239,7 +239,7 @@ def test_each_choice_lists_all_values_of_its_setting() -> None:
 
 @pytest.mark.parametrize("as_published", [False, True])
 @pytest.mark.parametrize("name", PRESETS)
-def test_preset_sets_nothing_that_its_parts_do_not_read(name: str, as_published: bool) -> None:
+def test_preset_sets_only_values_that_its_parts_read(name: str, as_published: bool) -> None:
     config = resolve(name, as_published=as_published)
     values = PRESETS[name].values if not as_published else PRESETS[name].as_published
     named = {f"{group}.{key}" for group, part in values.items() if isinstance(part, Mapping) for key in part}
@@ -320,7 +320,7 @@ def test_label_smoothing_beside_task_of_programs_own_is_refused() -> None:
         ({"data": {"dir": "elsewhere"}}, f"data {COLOURED} does not read --data-dir"),
     ],
 )
-def test_setting_that_function_of_users_own_does_not_read_is_refused(changes: Any, message: str) -> None:
+def test_setting_unread_by_user_function_is_refused(changes: Any, message: str) -> None:
     with pytest.raises(UserError) as caught:
         Trainer(configure(changes), env=RankEnv()).fit()
     assert message in str(caught.value)
@@ -347,7 +347,7 @@ def test_setting_that_function_of_users_own_reads_is_accepted(changes: Any) -> N
     assert Trainer(configure(changes), env=RankEnv()).fit().steps == 1
 
 
-def test_unread_override_of_resumed_run_is_refused_and_leaves_its_checkpoints(
+def test_unread_override_of_resumed_run_is_refused_and_keeps_checkpoints(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     arguments = ["--preset", "digits-resnet", "--model-width", "4", "--device", "cpu", "--metrics-port", "0"]
@@ -371,7 +371,7 @@ def test_unread_override_of_resumed_run_is_refused_and_leaves_its_checkpoints(
         ("--pressets=x", "--preset"),
     ],
 )
-def test_unknown_flag_gets_nearest_one(flag: str, suggestion: str) -> None:
+def test_unknown_flag_is_reported_with_nearest_one(flag: str, suggestion: str) -> None:
     with pytest.raises(UserError, match=rf"unrecognized arguments: {flag}.*did you mean {suggestion}\?"):
         parse([*GPT, flag, "1"])
 

@@ -81,7 +81,7 @@ def test_shear_and_scale_are_pillows(height: int, width: int) -> None:
     assert share_equal(ours, torch.stack(theirs)) > 0.999
 
 
-def test_maps_that_are_gathered_once_are_maps_one_after_other() -> None:
+def test_combined_geometric_maps_equal_successive_ones() -> None:
     images = noise(16)
     flips = torch.arange(16) % 2 == 0
     angles = torch.linspace(-30, 30, 16)
@@ -119,7 +119,7 @@ def test_jitter_is_pillows_in_every_order(order: int) -> None:
         assert float((difference > 0).float().mean()) < 0.002
 
 
-def test_jitter_of_grey_images_leaves_saturation_alone() -> None:
+def test_jitter_of_grey_images_skips_saturation() -> None:
     images = noise(4, channels=1).float()
     factors = torch.tensor([[1.0, 1.0, 0.1]]).expand(4, 3)
     assert torch.equal(jitter(images.clone(), factors, torch.arange(4)), images)
@@ -162,7 +162,7 @@ def test_zoomed_crops_are_torchvisions_resize_pad_and_crop() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_image_and_mask_stay_together(seed: int) -> None:
+def test_image_and_mask_are_transformed_together(seed: int) -> None:
     # The mask is written into the image: wherever they are moved, they must agree.
     side = 32
     masks = torch.arange(4, dtype=torch.uint8).repeat_interleave(8).view(1, 1, side).expand(6, side, side).contiguous()
@@ -272,7 +272,7 @@ def test_augmented_images_are_distributed_like_documents(
         assert kolmogorov_smirnov(feature(mine).numpy(), feature(other).numpy()) < 1.0, name
 
 
-def test_transforms_of_v2_on_batch_would_not_do() -> None:
+def test_torchvision_transforms_share_parameters_within_batch() -> None:
     # Why there is an implementation of our own: one draw for the whole batch.
     torch.manual_seed(0)
     images = noise(1).expand(16, 3, 32, 32)
@@ -302,7 +302,7 @@ def test_incompatible_augmentations_are_rejected(config: DataConfig, channels: i
         Augmentation.from_config(config, channels=channels, masks=masks)
 
 
-def test_scaling_without_crop_stays_in_centre() -> None:
+def test_scaling_without_crop_is_centred() -> None:
     config = DataConfig(augment=("scale",), scale_min=2.0, scale_max=2.0)
     augmentation = Augmentation.from_config(config, channels=3, masks=True)
     masks = torch.zeros(1, 8, 8, dtype=torch.uint8)

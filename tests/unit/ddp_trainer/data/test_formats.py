@@ -38,7 +38,7 @@ def arrays(data: ImageData | FileData) -> ImageData:
     return data
 
 
-def test_fashion_mnist_is_what_torchvision_reads(tmp_path: Path) -> None:
+def test_fashion_mnist_equals_torchvision(tmp_path: Path) -> None:
     datasets = read("fashion-mnist", write_fashion_mnist(tmp_path))
     reader = reference.FashionMNIST(str(tmp_path), train=True)
     train = arrays(datasets.train)
@@ -50,7 +50,7 @@ def test_fashion_mnist_is_what_torchvision_reads(tmp_path: Path) -> None:
     assert (datasets.mean, datasets.std) == ((0.0,), (255.0,))
 
 
-def test_cifar10_is_what_torchvision_reads(tmp_path: Path) -> None:
+def test_cifar10_equals_torchvision(tmp_path: Path) -> None:
     datasets = read("cifar10", write_cifar10(tmp_path), verify=False)
     train = arrays(datasets.train)
     first = pickle.loads((tmp_path / "cifar-10-batches-py" / "data_batch_1").read_bytes())
@@ -89,7 +89,7 @@ def test_voc_is_fitted_into_squares_with_void_around(tmp_path: Path) -> None:
     )
 
 
-def test_voc_read_at_once_is_voc_read_one_by_one(tmp_path: Path) -> None:
+def test_voc_read_in_memory_equals_voc_read_by_image(tmp_path: Path) -> None:
     train = read("voc2012", write_voc2012(tmp_path), image_size=32).train
     assert isinstance(train, FileData)
     whole = train.read_all(threads=3)
@@ -113,7 +113,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("name", list(WRITERS))
-def test_missing_file_is_named_with_its_folder_and_ways_out(name: str, tmp_path: Path) -> None:
+def test_missing_file_is_named_with_folder_and_remedies(name: str, tmp_path: Path) -> None:
     folder, file = PLACES[name]
     with pytest.raises(UserError) as caught:
         read(name, tmp_path)
@@ -139,7 +139,7 @@ def test_damaged_file_is_user_error(name: str, content: bytes, tmp_path: Path) -
         read_whole(name, tmp_path)
 
 
-def test_published_checksums_are_checked_where_asked(tmp_path: Path) -> None:
+def test_published_checksums_are_verified_on_request(tmp_path: Path) -> None:
     write_cifar10(tmp_path)
     write_fashion_mnist(tmp_path, packed=True)
     for name in ("cifar10", "fashion-mnist"):
@@ -195,7 +195,7 @@ def test_download_unpacks_published_archive(tmp_path: Path, site: str, monkeypat
     download(config)
 
 
-def test_download_that_fails_names_folder_and_another_way(
+def test_failed_download_names_folder_and_alternative(
     tmp_path: Path, site: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reference.CIFAR10, "url", f"{site}/nowhere.tar.gz")
@@ -210,6 +210,6 @@ def test_digits_need_no_download() -> None:
     download(DataConfig(name="digits"))
 
 
-def test_dataset_of_ones_own_is_not_downloaded() -> None:
+def test_user_dataset_is_not_downloaded() -> None:
     with pytest.raises(UserError, match=r"data\.download"):
         DataConfig(name="mine:load", download=True)

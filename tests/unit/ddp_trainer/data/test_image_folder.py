@@ -128,7 +128,7 @@ def test_damaged_image_is_error_with_path_reason_and_remedy(damage: str, workers
     assert "(sample 8 of the data)" in raised.value.__notes__
 
 
-def test_run_with_damaged_image_ends_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_image_ends_run_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, 9) / "train" / "dog" / "7.png"
     path.write_bytes(path.read_bytes()[:400])
     folder = ["--data", "imagefolder", "--data-dir", str(tmp_path), "--image-size", "16", "--device", "cpu"]

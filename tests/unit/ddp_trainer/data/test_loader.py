@@ -44,7 +44,7 @@ def test_digits_are_those_of_scikit_learn() -> None:
     assert np.array_equal(labels.numpy(), expected.target)
 
 
-def test_digits_split_is_fixed_by_its_own_seed_and_loses_nothing() -> None:
+def test_digits_split_depends_only_on_its_seed_and_is_complete() -> None:
     first = load_datasets(DataConfig())
     again = load_datasets(DataConfig())
     other = load_datasets(DataConfig(split_seed=1))
@@ -61,7 +61,7 @@ def test_digits_mean_and_deviation_are_those_of_data() -> None:
     assert datasets.std[0] == pytest.approx(float(pixels.std()), abs=1e-3)
 
 
-def test_without_scikit_learn_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_scikit_learn_is_reported_with_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install scikit-learn"):
         read_digits()
@@ -142,7 +142,7 @@ def test_ranks_get_equally_many_samples_after_resume() -> None:
 
 
 @pytest.mark.parametrize(("length", "consumed"), [(10, 7), (3, 2), (2, 1)])
-def test_what_fills_up_last_step_after_resume_comes_from_epochs_beginning(length: int, consumed: int) -> None:
+def test_last_step_after_resume_is_padded_from_epoch_start(length: int, consumed: int) -> None:
     whole = train_order(length, seed=1, epoch=0, rank=0, world_size=1).tolist()
     shares = [
         train_order(length, seed=1, epoch=0, rank=rank, world_size=4, consumed=consumed).tolist() for rank in range(4)
@@ -151,14 +151,14 @@ def test_what_fills_up_last_step_after_resume_comes_from_epochs_beginning(length
     assert [number for share in shares for number in share] == (rest + whole + whole)[:4]
 
 
-def test_drop_last_takes_no_sample_twice() -> None:
+def test_drop_last_uses_no_sample_twice() -> None:
     shares = [train_order(11, seed=1, epoch=0, rank=r, world_size=4, drop_last=True) for r in range(4)]
     assert [len(share) for share in shares] == [2, 2, 2, 2] == [samples_per_rank(11, 4, True)] * 4
     assert len(set(torch.cat(shares).tolist())) == 8
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5, 8])
-def test_validation_takes_every_sample_exactly_once(world: int) -> None:
+def test_validation_uses_every_sample_once(world: int) -> None:
     shares = [validation_order(7, rank=rank, world_size=world) for rank in range(world)]
     assert sorted(torch.cat(shares).tolist()) == list(range(7))
 
@@ -197,7 +197,7 @@ def test_derived_seeds_do_not_collide() -> None:
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_seeds_stay_what_they_are() -> None:
+def test_seeds_are_stable() -> None:
     # A run that is resumed by a later version goes on with the same numbers.
     assert [derive_seed(0, 2, 12345, 3), derive_seed(-1, 2**70 + 5)] == [6850427448243175839, 4273974289816830767]
     expected = [[0.7505671977996826, 0.6695137023925781], [0.03634607791900635, 0.1463678479194641]]
@@ -207,7 +207,7 @@ def test_seeds_stay_what_they_are() -> None:
 # Augmentation
 
 
-def test_both_ways_to_augment_give_same_pixels() -> None:
+def test_both_augmentation_paths_give_same_pixels() -> None:
     images = torch.randint(0, 256, (20, 3, 8, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     cache = Augmentation(2, True).prepare(images)
     indices = torch.tensor([3, 0, 19, 3, 7])
@@ -260,13 +260,13 @@ def test_epochs_have_different_orders() -> None:
     assert next(one.epoch(0)).targets.tolist() != next(one.epoch(1)).targets.tolist()
 
 
-def test_ranks_batches_make_up_batch_of_one_process() -> None:
+def test_batches_of_ranks_form_batch_of_one_process() -> None:
     whole = [batch.targets.tolist() for batch in loader(40, 8).epoch(3)]
     parts = [[batch.targets.tolist() for batch in loader(40, 4, rank=rank, world=2).epoch(3)] for rank in range(2)]
     assert whole == [[label for pair in zip(a, b, strict=True) for label in pair] for a, b in zip(*parts, strict=True)]
 
 
-def test_epoch_taken_up_in_middle_goes_on_as_if_uninterrupted() -> None:
+def test_epoch_resumed_in_middle_equals_uninterrupted_epoch() -> None:
     whole = [batch.targets.tolist() for batch in loader(42, 4, rank=1, world=2).epoch(3)]
     rest = [batch.targets.tolist() for batch in loader(42, 4, rank=1, world=2).epoch(3, consumed=16)]
     assert rest == whole[2:]
@@ -307,7 +307,7 @@ def test_batch_larger_than_data_with_drop_last_is_user_error() -> None:
     assert len(list(loader(10, 6, world=2).epoch(0))) == 1
 
 
-def test_validation_loader_gives_each_sample_once_and_may_be_empty() -> None:
+def test_validation_loader_yields_each_sample_once_and_may_be_empty() -> None:
     config = DataConfig(eval_batch_size=2)
     datasets = numbered(5)
     for world in (1, 2, 7):

@@ -62,7 +62,7 @@ AUGMENTS = [("crop",), ("crop", "flip", "rotate", "affine", "jitter"), ()]
 
 
 @pytest.mark.parametrize("augment", AUGMENTS)
-def test_images_read_for_every_batch_make_same_batches_as_held_ones(augment: tuple[str, ...]) -> None:
+def test_images_read_per_batch_give_same_batches_as_cached_ones(augment: tuple[str, ...]) -> None:
     config = DataConfig(batch_size=100, augment=augment, crop_padding=1, workers=0)
     datasets = load_datasets(config)
     held = loader(datasets, config, rank=1, world=2)
@@ -86,7 +86,7 @@ def test_worker_processes_read_same_batches_for_many_epochs() -> None:
     assert same(held, read, 3)
 
 
-def test_readers_go_on_when_keyboard_interrupts_run() -> None:
+def test_readers_survive_keyboard_interrupt() -> None:
     # SIGINT goes to the whole process group; the rank may want more batches before it stops.
     config = DataConfig(batch_size=10, augment=(), cache="none", workers=1)
     datasets = load_datasets(config)
@@ -115,7 +115,7 @@ class CountingArrays(ArraysAsFiles):
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_reading_many_files_holds_no_second_copy_of_them(threads: int) -> None:
+def test_reading_many_files_keeps_no_second_copy(threads: int) -> None:
     data = load_datasets(DataConfig()).train
     assert isinstance(data, ImageData)
     reader = CountingArrays(data)
@@ -125,7 +125,7 @@ def test_reading_many_files_holds_no_second_copy_of_them(threads: int) -> None:
     assert reader.most <= 2 * threads
 
 
-def test_files_are_decoded_into_memory_where_they_fit(tmp_path: Path) -> None:
+def test_files_are_decoded_into_memory_if_they_fit(tmp_path: Path) -> None:
     config = DataConfig(
         name="voc2012", dir=str(write_voc2012(tmp_path)), image_size=32, batch_size=3, augment=("scale", "crop", "flip")
     )
@@ -139,7 +139,7 @@ def test_files_are_decoded_into_memory_where_they_fit(tmp_path: Path) -> None:
     assert (batch.targets.shape, batch.targets.dtype) == ((3, 32, 32), torch.int64)
 
 
-def test_validation_images_are_not_augmented_unless_asked(tmp_path: Path) -> None:
+def test_validation_images_are_augmented_only_on_request(tmp_path: Path) -> None:
     config = DataConfig(augment=("crop",), crop_padding=1, eval_batch_size=500)
     datasets = load_datasets(config)
     place = Place(0, 1, CPU)
@@ -188,7 +188,7 @@ def test_data_too_large_for_memory_are_read_for_every_batch(monkeypatch: pytest.
         choose_cache(files, "host", CPU, 1)
 
 
-def test_free_memory_is_containers_where_it_has_limit(tmp_path: Path) -> None:
+def test_free_memory_respects_container_limit(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 1000 kB\nMemAvailable:     600 kB\n")
     assert available_memory(meminfo, tmp_path / "none") == 600 * 1024
@@ -202,7 +202,7 @@ def test_free_memory_is_containers_where_it_has_limit(tmp_path: Path) -> None:
     assert available_memory(tmp_path / "none", tmp_path / "none") == float("inf")
 
 
-def test_glibc_takes_thresholds() -> None:
+def test_glibc_accepts_thresholds() -> None:
     import platform
 
     assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
@@ -230,7 +230,7 @@ def test_validation_images_must_be_like_training_images(validation: tuple[int, i
         Datasets(one, other, num_classes=2, mean=(0.0,), std=(1.0,))
 
 
-def test_masks_may_hold_classes_and_void_only() -> None:
+def test_masks_with_values_beyond_classes_and_void_are_refused() -> None:
     images = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
     masks = torch.full((2, 4, 4), 255, dtype=torch.uint8)
     masks[0, 0, 0] = 3
@@ -244,7 +244,7 @@ def test_masks_may_hold_classes_and_void_only() -> None:
         ImageData(images, masks[:, :3])
 
 
-def test_batches_that_are_made_together_are_those_that_are_made_one_by_one() -> None:
+def test_batches_built_together_equal_batches_built_singly() -> None:
     """And the last of an epoch is smaller, as ever."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (23, 3, 8, 8), dtype=torch.uint8, generator=generator)

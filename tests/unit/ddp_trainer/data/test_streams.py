@@ -105,7 +105,7 @@ def test_every_sample_is_in_one_shard(kind: str) -> None:
     assert {len(batch[1]) for _, _, batch in stream(KINDS[kind](23), 1, 2, drop_last=True)} == {4}
 
 
-def test_order_of_stream_is_of_its_key() -> None:
+def test_order_of_stream_depends_on_its_key() -> None:
     def order(key: int) -> list[float]:
         one = stream(Shuffled(40))
         one.key = key
@@ -116,7 +116,7 @@ def test_order_of_stream_is_of_its_key() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("done", [1, 3, 5])
-def test_shard_goes_on_from_any_of_its_states(kind: str, done: int) -> None:
+def test_shard_resumes_from_any_of_its_states(kind: str, done: int) -> None:
     whole = [*stream(KINDS[kind](23))]
     data = KINDS[kind](23)
     rest = stream(data)
@@ -149,7 +149,7 @@ def fit(folder: Path, kind: str, workers: int, *, drop_last: bool = False, **mor
 
 
 @pytest.mark.parametrize(("kind", "workers"), [("skipping", 2), ("stateful", 2), ("sharding", 2), ("stateful", 0)])
-def test_run_on_stream_goes_on_bitwise(kind: str, workers: int, tmp_path: Path) -> None:
+def test_run_on_stream_resumes_bitwise(kind: str, workers: int, tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     cut = tmp_path / "cut"
     fit(whole, kind, workers)
@@ -191,7 +191,7 @@ def test_too_few_samples_for_every_worker_are_refused() -> None:
         train_loader(data, config, Place(0, 1, torch.device("cpu")), samples_per_step=64, seed=0)
 
 
-def test_state_that_no_checkpoint_can_hold_is_refused(tmp_path: Path) -> None:
+def test_unstorable_state_is_refused(tmp_path: Path) -> None:
     class PathStream(Stateful):
         def state_dict(self) -> dict[str, Any]:
             return {"path": Path()}
@@ -204,7 +204,7 @@ def test_state_that_no_checkpoint_can_hold_is_refused(tmp_path: Path) -> None:
     del KINDS["odd"]
 
 
-def test_stream_that_fails_says_where() -> None:
+def test_failing_stream_reports_location() -> None:
     class FailingStream(Shuffled):
         def order(self) -> list[int]:
             return [3, 4, "five"]  # type: ignore[list-item]

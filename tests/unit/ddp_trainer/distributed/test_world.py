@@ -16,7 +16,7 @@ from ddp_trainer.errors import UserError
 from ddp_trainer.machine import available_cpus, identify_host
 
 
-def test_without_torchrun_there_is_one_rank() -> None:
+def test_process_without_torchrun_is_single_rank() -> None:
     assert RankEnv.from_environ({}) == RankEnv(0, 0, 1, 1, 0)
 
 

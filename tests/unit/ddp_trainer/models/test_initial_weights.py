@@ -28,7 +28,7 @@ def save(path: Path, content: Any) -> str:
 
 @pytest.mark.parametrize("wrap", ["{}", "module.{}", "module._orig_mod.{}"])
 @pytest.mark.parametrize("nested", [None, "state_dict", "model"])
-def test_state_dict_is_loaded_however_it_was_wrapped(tmp_path: Path, wrap: str, nested: str | None) -> None:
+def test_state_dict_is_loaded_with_any_wrapping(tmp_path: Path, wrap: str, nested: str | None) -> None:
     given = build_model(SMALL, 3, 5)
     model = build_model(SMALL, 3, 5)
     state: dict[str, Any] = {wrap.format(name): tensor for name, tensor in given.state_dict().items()}
@@ -39,7 +39,7 @@ def test_state_dict_is_loaded_however_it_was_wrapped(tmp_path: Path, wrap: str, 
     assert line == f"initial weights: {count} of {count} tensors from {source}"
 
 
-def test_head_for_other_classes_stays_new_and_is_named(tmp_path: Path) -> None:
+def test_head_for_other_classes_is_reinitialised_and_named(tmp_path: Path) -> None:
     given = build_model(SMALL, 3, 5)
     model = build_model(SMALL, 3, 7)
     own = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -52,7 +52,7 @@ def test_head_for_other_classes_stays_new_and_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["network", "network.backbone"])
-def test_network_within_ours_takes_its_own_names(name: str) -> None:
+def test_network_in_known_module_uses_own_names(name: str) -> None:
     given = nn.Linear(2, 2)
     within = nn.Linear(2, 2)
     model = nn.Module()
@@ -62,7 +62,7 @@ def test_network_within_ours_takes_its_own_names(name: str) -> None:
     assert torch.equal(within.weight, given.weight)
 
 
-def test_safetensors_are_read_and_missing_ones_named(tmp_path: Path) -> None:
+def test_safetensors_are_read_and_missing_tensors_named(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
     safetensors.save_file({"weight": torch.ones(2)}, path)
@@ -99,7 +99,7 @@ def test_weights_of_another_model_are_refused() -> None:
         load_weights(build_model(SMALL, 3, 5), nn.Linear(2, 2).state_dict(), "there.pt")
 
 
-def test_torchvisions_weights_come_from_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchvision_weights_are_read_from_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     import_torchvision()
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", _no_network)
     with pytest.raises(
@@ -134,7 +134,7 @@ def _no_network(*args: object, **named: object) -> None:
     raise OSError("no route to host")
 
 
-def test_run_starts_from_them_and_resumed_one_from_its_checkpoint(
+def test_new_run_starts_from_weights_and_resumed_one_from_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -45,7 +45,7 @@ def test_wide_resnet_has_documents_channels() -> None:
     assert model(torch.zeros(2, 1, 28, 28, device="meta")).shape == (2, 10)
 
 
-def test_wide_resnet_averages_whole_image_unless_window_is_given() -> None:
+def test_wide_resnet_averages_whole_image_by_default() -> None:
     torch.manual_seed(0)
     whole, window = (WideResNet(ModelConfig(widen=1, pool=pool), 3, 10) for pool in (None, 7))
     window.load_state_dict(whole.state_dict())
@@ -70,7 +70,7 @@ def test_torchvisions_resnets_have_head_for_ten_classes(name: str, size: int) ->
     assert parameters(model) == size
 
 
-def test_more_outputs_than_classes_can_be_asked_for_and_fewer_can_not() -> None:
+def test_more_outputs_than_classes_are_accepted_and_fewer_refused() -> None:
     with torch.device("meta"):
         model = build_model(ModelConfig(name="resnet50", num_outputs=1000), 3, 10)
     assert parameters(model) == 25_557_032
@@ -78,7 +78,7 @@ def test_more_outputs_than_classes_can_be_asked_for_and_fewer_can_not() -> None:
         build_model(ModelConfig(num_outputs=5), 3, 10)
 
 
-def test_deeplab_gives_class_pixel_and_takes_colour_only() -> None:
+def test_deeplab_predicts_class_per_pixel_and_needs_colour() -> None:
     with torch.device("meta"):
         model = build_model(ModelConfig(name="deeplabv3_resnet101"), 3, 21)
     model.eval()
@@ -111,7 +111,7 @@ def test_grey_images_get_first_layer_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS.keys() - {"python-reference-gpt"}))
-def test_every_presets_model_takes_its_images(name: str) -> None:
+def test_model_of_every_preset_accepts_its_images(name: str) -> None:
     config = build(ModelConfig, PRESETS[name].values["model"])
     data = PRESETS[name].values["data"]["name"]
     channels, side, classes = {"digits": (1, 8, 10), "cifar10": (3, 32, 10), "fashion-mnist": (1, 28, 10)}.get(
@@ -126,7 +126,7 @@ def test_every_presets_model_takes_its_images(name: str) -> None:
 # Synchronised batch norm, on one process
 
 
-def test_conversion_keeps_parameters_names_and_what_is_no_batch_norm() -> None:
+def test_conversion_keeps_parameters_names_and_other_layers() -> None:
     torch.manual_seed(0)
     model = build_model(ModelConfig(), 1, 10)
     model.train()

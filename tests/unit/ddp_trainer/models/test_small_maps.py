@@ -74,7 +74,7 @@ def test_values_and_gradients_are_convolutions(
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(("side", "kernel"), [(1, 1), (4, 1), (2, 3)])
-def test_gradients_lie_as_their_weights_do(layout: torch.memory_format, side: int, kernel: int) -> None:
+def test_gradients_have_memory_layout_of_weights(layout: torch.memory_format, side: int, kernel: int) -> None:
     """Else DDP copies every gradient into its buckets, and warns."""
     layer = nn.Conv2d(5, 7, kernel, padding=kernel // 2)
     use_matrix_products(layer)
@@ -97,13 +97,13 @@ def test_transposed_kernel_gets_its_gradient_too() -> None:
 @pytest.mark.parametrize(
     "settings", [{"groups": 5}, {"dilation": 2}, {"padding_mode": "circular"}, {"padding": "same"}], ids=str
 )
-def test_other_kinds_of_convolution_are_left_alone(settings: dict[str, Any]) -> None:
+def test_other_convolutions_are_unchanged(settings: dict[str, Any]) -> None:
     layer = nn.Conv2d(5, 5, 3, **{"padding": 1, **settings})
     use_matrix_products(layer)
     assert type(layer) is nn.Conv2d
 
 
-def test_resnet_gives_same_either_way_and_keeps_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resnet_gives_same_output_and_state_with_both_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     plain = build_model(ModelConfig(name="resnet18", small_maps=False), 3, 10)
     ours = build_model(ModelConfig(name="resnet18"), 3, 10)

@@ -50,7 +50,7 @@ def test_numbers_and_gradients_are_those_of_convolution(size: int, stride: int |
     ],
     ids=["wide", "3x3", "no-stride", "padded", "grouped"],
 )  # fmt: skip
-def test_other_convolutions_stay_as_they_are(other: nn.Module) -> None:
+def test_other_convolutions_are_not_replaced(other: nn.Module) -> None:
     model = nn.Sequential(other)
     slice_before_narrow_convolutions(model)
     assert type(model[0]) is nn.Conv2d
@@ -58,7 +58,7 @@ def test_other_convolutions_stay_as_they_are(other: nn.Module) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.skipif(HEAP_CHECKER is None, reason="glibc's libc_malloc_debug is not installed")
-def test_run_with_channels_last_leaves_heap_whole(tmp_path: Path) -> None:
+def test_channels_last_run_keeps_heap_intact(tmp_path: Path) -> None:
     arguments = (
         "--data", COLOURED, "--model", "small-resnet", "--model-width", "4", "--batch-size", "25", "--epochs", "4",
         "--lr", "0.05", "--device", "cpu", "--channels-last", "true", "--output-dir", str(tmp_path),

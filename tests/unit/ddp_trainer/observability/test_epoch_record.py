@@ -43,7 +43,7 @@ def test_run_ends_when_last_validations_all_reach_target(scores: list[float], ep
     assert stops_after(EarlyStopConfig(target_accuracy=0.85, patience=2), scores) == epoch
 
 
-def test_without_target_run_goes_to_its_end() -> None:
+def test_run_without_target_trains_to_end() -> None:
     assert stops_after(EarlyStopConfig(patience=1), [1.0, 1.0]) is None
 
 
@@ -140,7 +140,7 @@ def test_epochs_record_adds_up_its_steps(tmp_path: Path, gpu: FakeGpu) -> None:
     assert EpochRecord(config, WORLD, position).target_met
 
 
-def test_epoch_on_gpu_takes_as_long_as_device(tmp_path: Path, gpu: FakeGpu) -> None:
+def test_epoch_on_gpu_is_timed_on_device(tmp_path: Path, gpu: FakeGpu) -> None:
     world = World(RankEnv(), torch.device("cuda", 0))
     record = EpochRecord(dataclasses.replace(RunConfig(), csv_dir=str(tmp_path)), world, Position())
     record.begin()

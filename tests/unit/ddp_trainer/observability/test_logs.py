@@ -161,7 +161,7 @@ def test_missing_or_broken_service_warns(monkeypatch: pytest.MonkeyPatch, capsys
     assert "MLflow is disabled for the rest of this run: No module named 'antigravity.broken'" in said
 
 
-def test_other_ranks_log_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_ranks_write_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(RankEnv(rank=1, world_size=2), torch.device("cpu"))
     monkeypatch.setattr(world, "agreed", logs.threading.Lock)
     some = ScalarLogs(config(log_dir=str(tmp_path / "logs")), world, 0)
@@ -171,9 +171,7 @@ def test_other_ranks_log_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_tensorboards_own_reader_sees_no_step_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
-) -> None:
+def test_tensorboard_reader_finds_no_step_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool) -> None:
     if named:  # by spec.tracking
         monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path))
     reader = pytest.importorskip(

@@ -25,7 +25,7 @@ DIGITS = [
 ]  # fmt: skip
 
 
-def test_trace_has_steps_that_are_due_and_changes_nothing(
+def test_trace_has_configured_steps_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DDP_RUNTIME_DIR", str(tmp_path / "runtime"))
@@ -66,7 +66,7 @@ def test_short_run_and_unwritable_folder_warn_about_missing_trace(
     assert "done: 16 steps" in said.out
 
 
-def test_trace_begins_after_recording_of_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trace_starts_after_graph_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     taken = 0
 
     def steps() -> Iterator[None]:

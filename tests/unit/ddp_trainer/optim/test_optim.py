@@ -49,7 +49,7 @@ def test_novograd_is_timms(averaging: bool, decay: float, betas: tuple[float, fl
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_novograd_begins_where_first_gradients_were_zero() -> None:
+def test_novograd_starts_correctly_after_zero_gradients() -> None:
     ours = tensors()
     theirs = tensors()
     mine = NovoGrad(ours, lr=0.1)
@@ -64,7 +64,7 @@ def test_novograd_begins_where_first_gradients_were_zero() -> None:
         torch.testing.assert_close(one, other)
 
 
-def test_novograd_leaves_weights_without_gradient_alone() -> None:
+def test_novograd_skips_weights_without_gradient() -> None:
     weights = tensors()
     give_gradients(weights, 0)
     weights[1].grad = None
@@ -74,7 +74,7 @@ def test_novograd_leaves_weights_without_gradient_alone() -> None:
     assert not torch.equal(weights[0], tensors()[0])
 
 
-def test_state_is_put_where_this_runs_optimiser_needs_it() -> None:
+def test_optimizer_state_is_moved_to_its_device() -> None:
     # A fused one counts its steps on the parameters' own device, as float32; one that is not leaves them as they were.
     def state() -> dict[str, object]:
         saved = torch.optim.AdamW(first, fused=False)
@@ -92,7 +92,7 @@ def test_state_is_put_where_this_runs_optimiser_needs_it() -> None:
         assert resumed.param_groups[0]["fused"] is fused
 
 
-def test_novograd_taken_up_from_its_state_goes_on_bitwise() -> None:
+def test_novograd_resumes_bitwise_from_state() -> None:
     whole = tensors()
     first = tensors()
     one = NovoGrad(whole, lr=0.1)
@@ -117,7 +117,7 @@ def layouts() -> list[Tensor]:
 
 
 @pytest.mark.parametrize("found", [None, 0.0, 1.0])
-def test_novograd_computes_on_gpu_what_it_does_on_cpu(found: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_novograd_on_gpu_equals_cpu(found: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = layouts()
     theirs = layouts()
     optimizers = [NovoGrad(weights, lr=0.1, weight_decay=0.01) for weights in (ours, theirs)]
@@ -137,7 +137,7 @@ def test_novograd_computes_on_gpu_what_it_does_on_cpu(found: float | None, monke
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_novograds_launches_do_not_grow_with_tensors(scaled: bool) -> None:
+def test_novograd_launches_are_independent_of_number_of_tensors(scaled: bool) -> None:
     counts = []
     for number in (3, 30):
         weights = [torch.zeros(number, one + 1, device="meta", requires_grad=True) for one in range(number)]
@@ -152,7 +152,7 @@ def test_novograds_launches_do_not_grow_with_tensors(scaled: bool) -> None:
 
 
 @pytest.mark.parametrize("found", [0.0, 1.0])
-def test_novograd_obeys_gradient_scaler_without_being_asked_by_host(found: float) -> None:
+def test_novograd_follows_gradient_scaler_without_host_sync(found: float) -> None:
     # A scaler hands over its scale and whether anything was not finite, both on the device.
     weights = tensors()
     plain = tensors()
@@ -223,7 +223,7 @@ def test_every_setting_reaches_torchs_optimiser(
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "novograd"])
-def test_norms_and_biases_are_not_decayed_where_that_is_asked_for(name: str) -> None:
+def test_norms_and_biases_are_not_decayed_if_configured(name: str) -> None:
     whole, split = (nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3), nn.Linear(3, 2)) for _ in range(2))
     split.load_state_dict(whole.state_dict())
     for model, apart in ((whole, False), (split, True)):
@@ -296,7 +296,7 @@ def test_average_is_that_of_swa_utils_with_warm_up_of_its_decay(decay: float) ->
     assert torch.equal(ema.model.state_dict()["index"], model.index)
 
 
-def test_average_goes_on_from_its_saved_state_as_if_it_had_never_stopped() -> None:
+def test_average_resumes_from_state_as_uninterrupted() -> None:
     model = Counting()
     ema = Ema(model, 0.9)
     other = Ema(model, 0.9)
@@ -354,7 +354,7 @@ def test_last_share_is_kept_by_polynomials_and_rate_falls_between_epochs_as_well
 # Warm-up as the document wrote it
 
 
-def test_published_warm_up_begins_at_one_nodes_share_and_climbs_stairs() -> None:
+def test_published_warm_up_starts_at_rate_of_one_node_in_steps() -> None:
     config = ScheduleConfig(warmup_epochs=5.0, warmup_by_node=True, warmup_stairs=True)
     schedule = Schedule(config, 0.01, 1.0, 40.0, processes_per_node=4)
     # torch's LinearLR(start_factor=1/4, total_iters=5), stepped once an epoch.

@@ -21,7 +21,7 @@ from ddp_operator.manifests.torchrun import split_user_command
 from tests.unit.ddp_operator.client.packing.test_files import write
 
 
-def test_same_files_make_same_archive_anywhere(tmp_path: Path) -> None:
+def test_same_files_give_same_archive(tmp_path: Path) -> None:
     archives = []
     for name in ("one", "two"):
         folder = tmp_path / name
@@ -36,7 +36,7 @@ def test_same_files_make_same_archive_anywhere(tmp_path: Path) -> None:
     assert pack(tmp_path / "two").digest != archives[0].digest
 
 
-def test_archive_is_what_tarfile_writes(tmp_path: Path) -> None:
+def test_archive_equals_tarfile_output(tmp_path: Path) -> None:
     long = "/".join(["a_long_name_of_a_folder"] * 6) + "/file.py"
     write(tmp_path, {"train.py": "x" * 1000, "empty": "", "größe.txt": "ü", long: "y", "run.sh": "#!/bin/sh"})
     (tmp_path / "run.sh").chmod(0o755)
@@ -75,7 +75,7 @@ def test_link_out_of_folder_is_refused(tmp_path: Path) -> None:
     assert [name for name, _ in pack(tmp_path / "code").sizes] == [".ddpignore", "train.py"]
 
 
-def test_what_barely_does_not_fit_is_compressed_harder(tmp_path: Path) -> None:
+def test_slightly_oversized_archive_is_compressed_harder(tmp_path: Path) -> None:
     words = [f"word{number}" for number in range(3000)]
     write(tmp_path, {"train.py": " ".join(random.Random(1).choices(words, k=300_000))})
     easy = pack(tmp_path, limit=1 << 30)
@@ -84,7 +84,7 @@ def test_what_barely_does_not_fit_is_compressed_harder(tmp_path: Path) -> None:
     assert (hard.digest, len(hard.data) < len(easy.data)) == (easy.digest, True)
 
 
-def test_folder_too_large_for_config_map_is_told_with_its_largest_files(tmp_path: Path) -> None:
+def test_folder_too_large_for_config_map_names_largest_files(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").write_bytes(random.Random(1).randbytes(CONFIG_MAP_LIMIT * 3 // 2))
     write(tmp_path, {"train.py": ""})
     with pytest.raises(
@@ -93,13 +93,13 @@ def test_folder_too_large_for_config_map_is_told_with_its_largest_files(tmp_path
         pack_code(tmp_path).check_size()
 
 
-def test_nothing_to_pack_is_refused(tmp_path: Path) -> None:
+def test_empty_selection_is_refused(tmp_path: Path) -> None:
     for folder, words in ((tmp_path / "missing", "the folder does not exist"), (tmp_path, "nothing to pack")):
         with pytest.raises(CannotPack, match=words):
             pack(folder)
 
 
-def test_commit_is_told_and_whether_folder_differs(tmp_path: Path) -> None:
+def test_commit_and_differences_are_reported(tmp_path: Path) -> None:
     write(tmp_path, {"train.py": "1"})
     assert pack(tmp_path).commit == ""
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
@@ -136,7 +136,7 @@ def test_command_whose_script_is_not_packed_is_refused(
         code.check_command(split_user_command(command, []), "/elsewhere")
 
 
-def test_requirements_are_asked_for_only_where_they_are(tmp_path: Path) -> None:
+def test_requirements_are_used_only_if_present(tmp_path: Path) -> None:
     write(tmp_path, {"train.py": ""})
     with pytest.raises(CannotPack, match=r"no requirements\.txt"):
         pack_code(tmp_path, pip=True)

@@ -87,7 +87,7 @@ def test_files_are_those_that_git_would_add(repository: Path) -> None:
     assert "2/data/big.bin" not in packed
 
 
-def test_rules_above_folder_hold_in_it_too(repository: Path) -> None:
+def test_rules_of_parent_folder_apply(repository: Path) -> None:
     write(repository, dict.fromkeys(("src/train.py", "src/x.tmp", "src/sub/y.tmp", "src/only"), ""))
     write(repository, {".gitignore": "*.tmp\n/src/only\n", "src/.gitignore": "!y.tmp\n"})
     assert list_packed(repository / "src") == sorted(list_by_git(repository / "src"))
@@ -143,14 +143,14 @@ NO_SECRETS = (
 )
 
 
-def test_secrets_are_left_out_and_told(tmp_path: Path) -> None:
+def test_secrets_are_excluded_and_reported(tmp_path: Path) -> None:
     write(tmp_path, dict.fromkeys((*SECRETS, ".env.example", "id_rsa.pub", *NO_SECRETS), ""))
     selection = Selection(tmp_path)
     assert [path for path, _ in selection.walk()] == sorted([".env.example", "id_rsa.pub", *NO_SECRETS])
     assert {"sub/.aws/" if name.startswith("sub/.aws") else name for name in SECRETS} == {*selection.left_out}
 
 
-def test_what_is_named_travels_whatever_rules_say(tmp_path: Path) -> None:
+def test_explicitly_named_file_is_packed_despite_rules(tmp_path: Path) -> None:
     write(tmp_path, dict.fromkeys((".env", "data/a.bin", "data/deep/b.bin", "data2/c", "train.py", "zz.pem"), ""))
     write(tmp_path, {".gitignore": "data*/\n.env\n"})
     selection = Selection(tmp_path, (".env", "data/", "./train.py"))
@@ -182,7 +182,7 @@ class TestCopy:
         (source / "outside").symlink_to(folder)
         return source
 
-    def test_change_of_copy_leaves_folder_unchanged(self, tmp_path: Path) -> None:
+    def test_changed_copy_leaves_folder_unchanged(self, tmp_path: Path) -> None:
         source = self.make(tmp_path)
         copy = tmp_path / "copy"
         assert copy_files(source, copy) == 4
