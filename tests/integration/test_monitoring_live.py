@@ -120,7 +120,7 @@ def serve_page(page: str) -> Iterator[int]:
 def configure(folder: Path, ddp_ports: list[int], operator_port: int, gpu_port: int) -> Path:
     """Write this repository's configuration with this test's ports, a short interval, the operator and the GPUs."""
     config = yaml.safe_load((MONITORING / "prometheus" / "prometheus.yaml").read_text())
-    config["global"] = {"compute_scrape_interval": "1s", "evaluation_interval": "1s"}
+    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(path) for path in sorted((MONITORING / "alerts").glob("*.yaml"))]
     (job,) = config["scrape_configs"]
     job["static_configs"][0]["targets"] = [f"127.0.0.1:{port}" for port in ddp_ports]
