@@ -1,7 +1,7 @@
 """The DDP operator: one ``DDPTrainingJob`` becomes a headless Service and an Indexed Job of torchrun pods.
 
-For scripts and notebooks: ``from ddp_operator import Client`` (docs/python.md). What is named here is imported when it
-is first used: the operator's own modules are below this one, and need none of it.
+For scripts and notebooks: ``from ddp_operator import Client`` (docs/python.md). The names below are imported at their
+first use, because the operator does not need them.
 """
 
 from importlib import import_module

@@ -106,7 +106,7 @@ def is_gpu(resource: str) -> bool:
 def match_glob(name: str, pattern: str) -> bool:
     """Return whether a name matches a shell pattern, as ``fnmatch.fnmatchcase`` does, without compiling anything.
 
-    The standard library compiles a regular expression for each pattern, which takes up to 0.1 s, and caches 32,768.
+    The standard library compiles a regular expression for each pattern, at most 0.1 s each, and caches 32,768.
     """
     parts = _split_glob(pattern)
     if sum(part != "*" for part in parts) > len(name):

@@ -321,7 +321,7 @@ raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
     assert ended.code == 82
     assert (ended.message["category"], ended.message["secondary"], ended.message["restarts"]) == ("UserError", False, 0)
     assert ended.message["message"].startswith("1 other pod had already ended, with exit code 0,")
-    assert "no rank may leave the loop before the others" in ended.message["hint"]
+    assert "no rank may leave the loop before its peers" in ended.message["hint"]
 
 
 def test_signal_during_import_of_launcher_is_handled(pods: PodsFactory, tmp_path: Path) -> None:

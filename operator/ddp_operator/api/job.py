@@ -141,7 +141,7 @@ def kueue_metadata(job: DDPTrainingJob) -> dict[str, dict[str, str]]:
     labels = _select_kueue_keys(job.labels)
     annotations = _select_kueue_keys(job.annotations)
     if constants.KUEUE_MIN_PARALLELISM in annotations:
-        # With fewer pods at a time than completions, the last indices would run after the others have ended.
+        # With fewer pods at a time than completions, the last indices would run only after the first ones have ended.
         annotations[constants.KUEUE_SYNC_COMPLETIONS] = "true"
     return {"labels": labels, "annotations": annotations}
 

@@ -4,7 +4,7 @@
 A rule whose text contains ``oldSelf`` is a transition rule; it is evaluated only if the stored object is known.
 
 The stored spec has defaults for ``nodes`` and ``suspend`` only: the operator must distinguish fields that the job sets
-from fields that it leaves to its profile. A rule that reads several fields uses ``_value_or_default`` for the others.
+from fields that it leaves to its profile. A rule over several fields reads the unset ones with ``_value_or_default``.
 """
 
 from dataclasses import dataclass

@@ -245,7 +245,7 @@ def _convert_command(done: Conversion, container: Object) -> None:
 
 
 def _unwrap_shell(line: Sequence[str]) -> list[str] | None:
-    """Return the words of ``sh -c 'one simple command'``; None for a shell script; any other line unchanged."""
+    """Return the arguments of ``sh -c 'one simple command'``; None for a shell script; any other line unchanged."""
     if line[0].rpartition("/")[2] not in _SHELLS:
         return list(line)
     if len(line) != 3 or not re.fullmatch(r"-[a-z]*c", line[1]):
@@ -280,7 +280,7 @@ def _strip_torchrun(done: Conversion, line: Sequence[str]) -> list[str]:
 
 
 def _apply_flag(done: Conversion, name: str, value: str) -> None:
-    """Set the field that a flag stands for, unless the manifest sets it."""
+    """Set the field that corresponds to a flag, unless the manifest sets it."""
     if name == "nproc-per-node" and (value.isdigit() or value in ("gpu", "cpu", "auto")):
         done.resource["spec"].setdefault("procPerNode", int(value) if value.isdigit() else value)
     elif name == "max-restarts" and value.isdigit():

@@ -48,7 +48,7 @@ def follow_jobs(
 ) -> Iterator[Jobs]:
     """Yield all jobs (or only ``name``), by namespace and name, now and after every change, until the time ``until``.
 
-    ``until`` is of the monotonic clock. An unreachable server is retried for half a minute. Raises: ClientError.
+    ``until``: monotonic time. An unreachable server is retried for 30 seconds. Raises: ClientError.
     """
     failures = -_TRIES  # the first failure is final until a call has succeeded
     query = {"fieldSelector": f"metadata.name={name}"} if name else {}

@@ -78,7 +78,7 @@ class Job:
             if status.phase in ENDED_PHASES:
                 return
         phase = (self.resource.get("status") or {}).get("phase", "Pending")
-        raise TimeoutError(f"{self.name} is {phase} after {timeout:g} s; job.why() explains what it waits for")
+        raise TimeoutError(f"{self.name} is {phase} after {timeout:g} s; job.why() explains the reason")
 
     def wait(self, timeout: float | None = None, *, show: bool | None = None) -> Status:
         """Wait until the job has succeeded; return its last status. Ctrl-C ends the wait, but not the job.

@@ -33,7 +33,7 @@ class NotebookDisplay(Display):
 
 
 def render(name: str, view: View, explanation: str = "") -> str:
-    """Return a job as HTML: a progress bar, its metrics, and what it waits for or why it failed."""
+    """Return a job as HTML: a progress bar, its metrics, and why it waits or failed."""
     color = _COLORS.get(view.phase, "#9a6700")
     progress = describe_progress(view.progress, percent=False)
     state = [f"attempt {view.attempt}"] if view.attempt > 1 else []

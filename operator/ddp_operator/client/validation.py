@@ -19,7 +19,7 @@ from ddp_operator.api.status import ClaimedGpus
 from ddp_operator.constants import POD_GROUP
 from ddp_operator.manifests.children import PLACEHOLDER_UID, build_children
 
-# The oldest supported Kubernetes; newer ones accept what it accepts.
+# The oldest supported Kubernetes; newer versions accept the same objects.
 _KUBERNETES = "1.31"
 
 

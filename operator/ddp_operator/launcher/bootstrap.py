@@ -1,9 +1,9 @@
 """The first process of every training pod: it runs torchrun and reports how the pod ended and why.
 
-    launcher.py run <torchrun flags> -- <what follows `python` on its command line>
+    launcher.py run <torchrun flags> -- <arguments of `python`>
     launcher.py run <torchrun flags> --no-python -- <program> …
     launcher.py fetch               (in a pod without GPUs: fetch the job's inputs before the training pods start)
-    launcher.py worker …            (internal: a rank in an interpreter of its own)
+    launcher.py worker …            (internal: a rank in a new interpreter)
     launcher.py forkserver …        (internal: import PyTorch once for the agent and the ranks)
     launcher.py tracking …          (internal: find the job's run in MLflow)
     launcher.py mirror …            (internal: fetch and upload the checkpoint folder)

@@ -159,7 +159,7 @@ def adapt_resource(
     if changes.max_restarts is not None:
         spec["recovery"]["maxRestarts"] = changes.max_restarts
     if spec.get("idle"):
-        spec["idle"] = {**spec["idle"], "action": "Report"}  # nobody would resume a suspended run
+        spec["idle"] = {**spec["idle"], "action": "Report"}  # no client would resume a suspended run
     for fetched in spec.get("inputs") or ():
         if fetched.pop("nodeCache", None):
             fetched["claimName"] = NODE_CACHE

@@ -126,7 +126,7 @@ def _text(value: bytes) -> str:
 
 
 SHARED_MEMORY = "/dev/shm"
-# The characters around a path in a longer word: `--dir=/ckpt/x`, `a:/ckpt`, but not `/ckpt2` or `my/ckpt`.
+# The characters around a path in a longer argument: `--dir=/ckpt/x`, `a:/ckpt`, but not `/ckpt2` or `my/ckpt`.
 _BEFORE = r"(?<![\w./~-])"
 _AFTER = r"(?![\w.~-])"
 

@@ -40,7 +40,7 @@ _TRACES = "traces"  # in a pod's runtime folder: for each local rank the path of
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An interruption of training: seconds since the run's start, a one-word label, and the full cause."""
+    """An interruption of training: seconds since the run's start, a short label, and the full cause."""
 
     time: float
     label: str

@@ -78,7 +78,7 @@ class _Normalise(torch.autograd.Function):
         if torch.compiler.is_compiling():  # torch.compile fuses it with neighbouring operations
             own_var, own_mean = torch.var_mean(x.to(kind), [0, *range(2, x.dim())], correction=0)
         else:
-            # BatchNorm2d's own kernel: torch.var_mean takes up to thirty times as long with channels last. On a GPU the
+            # BatchNorm2d's own kernel: torch.var_mean is up to thirty times slower with channels last. On a GPU the
             # kernel reads half precision and accumulates in fp32.
             own_mean, own_var = torch.batch_norm_update_stats(x if x.is_cuda else x.to(kind), None, None, 0.0)
         own_count = own_mean.new_full((1,), float(x.numel() // x.shape[1]))

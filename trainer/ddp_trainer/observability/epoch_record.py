@@ -139,7 +139,7 @@ class CsvLog:
             csv.writer(file).writerows(rows)
 
     def _read(self) -> list[list[str]]:
-        """Return the rows of an existing file without its header; none if it does not exist or is of another kind."""
+        """Return the rows of an existing file without its header; none if it does not exist or has another format."""
         try:
             with open(self.path, newline="") as file:
                 header, *rows = csv.reader(file)

@@ -119,8 +119,8 @@ _KINDS = frozenset(("momentum", "amsgrad", "grad_averaging"))  # sgd, adamw, nov
 def load_optimizer(optimizer: "torch.optim.Optimizer", state: dict[str, Any]) -> None:
     """Load an optimizer's saved state, but keep the settings of this run.
 
-    The learning rate is the saved one until the next step sets it. Raises ValueError or KeyError if the state is of
-    another optimizer or of other parameters, :class:`UserError` if its parameters are grouped differently.
+    The saved learning rate applies until the next step sets it. Raises ValueError or KeyError if the state belongs to
+    another optimizer or has other parameters, :class:`UserError` if its parameters are grouped differently.
     """
     groups = len(optimizer.param_groups)
     saved_groups = len(state["param_groups"])

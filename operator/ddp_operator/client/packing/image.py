@@ -18,7 +18,7 @@ INDEX: Final = "application/vnd.oci.image.index.v1+json"
 MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
 _CONFIG: Final = "application/vnd.oci.image.config.v1+json"
 _LAYER: Final = "application/vnd.oci.image.layer.v1.tar"
-# A node accepts only images of its own architecture, although this one contains no program.
+# A node accepts only images for its architecture, although this image contains no program.
 _ARCHITECTURES: Final = ("amd64", "arm64")
 _PART: Final = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
 _NAME: Final = re.compile(

@@ -81,8 +81,8 @@ def conclude(
     """Write the termination message and the last lines of the log. Returns the exit code.
 
     ``end`` is the agent's own report and ``status`` the end of its process; ``final`` are failures of workers that
-    had decided the end before the pod was asked to stop; ``unsaved`` names what ``checkpoint.url`` lacks, and
-    ``uploads`` are the series of what it has.
+    had decided the end before the pod was asked to stop; ``unsaved`` describes the missing
+    upload to ``checkpoint.url``, and ``uploads`` are the series of its uploads.
     """
     progress = {**metrics.progress(), **uploads}
     succeeded = end.result == "ok"

@@ -137,7 +137,7 @@ ADVICE: Final = (
 )
 
 EARLY_EXIT_REMEDY: Final = (
-    "ranks of one job step together: no rank may leave the loop before the others (as with data of unequal length), "
+    "ranks of one job step together: no rank may leave the loop before its peers (as with data of unequal length), "
     "and all should end with dist.barrier() and dist.destroy_process_group()"
 )
 ARGUMENTS_REMEDY: Final = (

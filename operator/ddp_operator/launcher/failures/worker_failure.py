@@ -41,7 +41,7 @@ from .text import (
 _CALL: Final = re.compile(
     r"Rank (\d+) is running collective: CollectiveFingerPrint\(.*?OpType=(\w+)(?:, TensorShape=(\[[^\]]*\]))?"
 )
-# torch passes on the traceback of a helper process as the message of its own exception.
+# torch copies the traceback of a helper process into the message of another exception.
 _HELPER: Final = re.compile(
     r"Caught \S+ in (?P<helper>.*?)\.?\nOriginal Traceback"
     r"|-- (?P<process>Process \d+) terminated with the following error:\nTraceback"

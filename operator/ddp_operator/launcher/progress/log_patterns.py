@@ -180,7 +180,7 @@ class LogProgress:
             return None
 
     def take(self, groups: Mapping[str, Optional[str]], now: float) -> bool:
-        """Take values by the names of LOG_GROUPS. ``now``: Unix time. Returns whether there is any."""
+        """Use values by the names of LOG_GROUPS. ``now``: Unix time. Returns whether there are any."""
         values = {}
         for group, text in groups.items():
             with suppress(ValueError):  # not a number
@@ -262,7 +262,7 @@ class LoopProgress(LogProgress):
         return successor
 
     def take(self, groups: Mapping[str, Optional[str]], now: float) -> bool:
-        """Take the values of a line, unless its step is of another progress bar, such as that of a validation."""
+        """Use the values of a line, unless another progress bar, such as that of a validation, wrote it."""
         if groups.get("step") and groups.get("totalSteps"):
             step = float(groups["step"] or 0)
             total = float(groups["totalSteps"] or 0)

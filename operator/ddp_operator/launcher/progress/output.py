@@ -1,4 +1,4 @@
-"""The ranks' output on its way to the pod's log, in a process of its own."""
+"""The log reader: a process that copies the ranks' output to the pod's log, and searches it for progress."""
 
 import dataclasses
 import os

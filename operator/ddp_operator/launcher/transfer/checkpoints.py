@@ -199,7 +199,7 @@ class CheckpointMirror:
         elif self._state.step is None:
             newest = "its newest snapshot is older"
         else:
-            newest = f"its newest snapshot is of step {self._state.step}"
+            newest = f"its newest snapshot has step {self._state.step}"
         reason = f": {self.problem}" if self.problem else ""
         return f"the last checkpoint was not uploaded to {self.url}, {newest}{reason}"
 

@@ -154,7 +154,7 @@ class ArchiveNames:
 
 
 class _Hashing:
-    """A stream that computes the SHA-256 of what is read from it."""
+    """A stream that computes the SHA-256 of the bytes read from it."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream

@@ -2,7 +2,7 @@
 
 Each input has a folder ``ddp-inputs/KEY`` there, with its files in ``data`` and their metadata in ``record.json``. The
 folder is filled under a temporary name and then renamed, so a folder with that name is always complete and never
-fetched again. The next fetch resumes an interrupted one. A lock makes one pod fetch and the others wait.
+fetched again. The next fetch resumes an interrupted one. With a lock, one pod fetches while its peers wait.
 """
 
 import contextlib
@@ -99,7 +99,7 @@ def _fetch_all(inputs: Sequence[InputState]) -> Optional[tuple[InputState, Fetch
     for fetch, step in work:
         try:
             step()
-        except Exception as error:  # fsspec's plugins raise types of their own; explain() describes any
+        except Exception as error:  # each fsspec plug-in raises different types; explain() describes any
             return fetch.item, explain(error, fetch.item.url)
     return None
 
@@ -230,7 +230,7 @@ class Fetch:
             before = item.bytes
             try:
                 return work(*arguments)
-            except Exception as error:  # fsspec's plugins raise types of their own; explain() describes any
+            except Exception as error:  # each fsspec plug-in raises different types; explain() describes any
                 failure = explain(error, item.url)
             failures = 1 if item.bytes > before else failures + 1
             if not failure.retryable or failures >= _MOST_FAILURES or self._stop.is_set():

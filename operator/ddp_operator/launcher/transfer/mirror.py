@@ -93,7 +93,7 @@ class CheckpointFolder:
         self._hashed: dict[str, _HashedFile] = {}
 
     def scan(self, now: float) -> dict[str, FileIdentity]:
-        """Return the identities of all files by path. ``now`` is of a monotonic clock."""
+        """Return the identities of all files by path. ``now``: monotonic time."""
         files = dict(self._walk())
         for path in set(self._seen) - set(files):
             del self._seen[path]
@@ -226,7 +226,7 @@ class Mirror:
                 action()
             except (PrefixSuperseded, UnusableStorage):
                 raise
-            except Exception as error:  # fsspec's plugins raise types of their own
+            except Exception as error:  # each fsspec plug-in raises different types
                 is_lasting = isinstance(error, (PermissionError, FileNotFoundError))
                 if is_lasting or type(error).__name__ == "NoCredentialsError":
                     raise UnusableStorage(f"{self._url} cannot be used: {_describe_error(error)}") from None
@@ -286,7 +286,7 @@ class Mirror:
         except Changed as error:
             log(f"{error}: scanning the folder again")
             return False
-        except Exception as error:  # fsspec's plugins raise types of their own; the problem is reported
+        except Exception as error:  # each fsspec plug-in raises different types; the problem is reported
             self._note_failure(_describe_error(error))
             return False
         return True

@@ -248,7 +248,7 @@ class SnapshotStore:
         self.check()
         missing = [path for path, content in files.items() if stored.get(content.digest) != content.size]
         if missing:
-            raise OSError(f"{self._root} does not have what was uploaded to it: {', '.join(missing[:3])}")
+            raise OSError(f"{self._root} lacks uploaded files: {', '.join(missing[:3])}")
         name = f"{self._own.number:09d}-{self._number + 1:09d}"
         snapshot = CheckpointSnapshot(name, dict(files), step, time.time())
         manifest = {

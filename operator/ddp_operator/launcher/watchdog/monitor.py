@@ -36,7 +36,7 @@ _SECONDS_BETWEEN_CHECKS = 5.0
 
 
 class StalledWorker(NamedTuple):
-    """A worker of a stalled pod, what it does, and its stack as text."""
+    """A worker of a stalled pod, its activity, and its stack as text."""
 
     worker: WorkerRecord
     activity: RankActivity

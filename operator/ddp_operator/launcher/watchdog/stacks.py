@@ -14,7 +14,7 @@ from ..progress.metrics import MetricsEndpoint
 from ..rank.tracebacks import LIBRARY
 
 _FRAME = re.compile(r'  File "([^"]*)", line (\d+) in (.*)')
-# A rank waits for its peers in one of torch's modules, or on a line of its own that calls one of these.
+# A rank waits for its peers in one of torch's modules, or on a line of the script that calls one of these.
 _COLLECTIVE_FILES = re.compile(
     r"/torch/(distributed/|nn/parallel/distributed\.py|autograd/graph\.py|cuda/__init__\.py)"
 )

@@ -47,7 +47,7 @@ class RankStall(NamedTuple):
 
 
 class RankActivity(NamedTuple):
-    """What a rank of a stalled pod does. ``state``: one of STALLED_STATES; ``what``: in words."""
+    """The activity of a rank of a stalled pod. ``state``: one of STALLED_STATES; ``what``: its description."""
 
     rank: int
     local_rank: int

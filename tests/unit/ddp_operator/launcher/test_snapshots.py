@@ -230,7 +230,7 @@ def test_file_changed_during_upload_is_reported(tmp_path: Path) -> None:
 def test_snapshot_with_missing_object_is_not_written(tmp_path: Path) -> None:
     first = Attempt(tmp_path, 1)
     (first.folder / "a").write_text("1")
-    with pytest.raises(OSError, match="does not have what was uploaded"):
+    with pytest.raises(OSError, match="lacks uploaded files"):
         first.store.write(first.files(), 1)
 
 

@@ -256,7 +256,7 @@ def test_failure_after_peers_that_ended_with_0_is_the_scripts(tmp_path: Path) ->
         assert failure.message.startswith(who)
         assert "had already ended, with exit code 0, when this rank" in failure.message
         assert failure.message.endswith(GLOO)
-        assert "no rank may leave the loop before the others" in failure.remedy
+        assert "no rank may leave the loop before its peers" in failure.remedy
     assert examine_worker(pod, lost, EndedPeers()).outcome == Outcome("Network", 86, True)
     own = WorkerEnd(1, "ValueError", "boom")
     assert examine_worker(pod, own, EndedPeers([0], 1)) == examine_worker(pod, own)

@@ -91,7 +91,7 @@ def test_record_of_live_writer_is_kept_and_names_writer(writer: subprocess.Popen
 def test_record_names_command_that_checks_lock(writer: subprocess.Popen[str]) -> None:
     folder = folder_of(writer, kill=False)
     (line,) = (line for line in folder.status.read_text().splitlines() if "flock -n" in line)
-    command = line.partition("By hand: ")[2]
+    command = line.partition("Manual check: ")[2]
     assert subprocess.run(command, shell=True, cwd=folder.path, check=False).returncode == 1
     writer.kill()
     writer.wait()
