@@ -102,10 +102,9 @@ class Build:
         with tempfile.TemporaryDirectory() as folder:
             chart = Path(shutil.copytree(self.source / "charts", Path(folder) / "ddp-operator"))
             values = (chart / "values.yaml").read_text()
-            values = replace(values, "registry", self.registry)
-            values = replace(values, "digest", self.digest("operator"))
-            if trainer := self.digest("trainer"):
-                values = replace(values, "image", f"{self.registry}/ddp-operator/trainer@{trainer}")
+            values = replace(values, "image.registry", self.registry)
+            values = replace(values, "image.digest", self.digest("operator"))
+            values = replace(values, "tests.digest", self.digest("trainer"))
             (chart / "values.yaml").write_text(values)
             packed = helm_python.package(chart, destination=folder)
             metadata = yaml.safe_load((chart / "Chart.yaml").read_text())
@@ -139,11 +138,12 @@ class Build:
         return sums
 
 
-def replace(values: str, key: str, value: str) -> str:
-    """Return values.yaml with the only empty or local default of a nested key replaced. Raises: SystemExit."""
-    text, count = re.subn(rf'(?m)^(  {key}: )(""|localhost)$', rf'\g<1>"{value}"', values)
+def replace(values: str, path: str, value: str) -> str:
+    """Return values.yaml with the empty or local default at ``group.key`` replaced. Raises: SystemExit."""
+    group, key = path.split(".")
+    text, count = re.subn(rf'(?m)^({group}:\n(?:  .*\n|\n)*?  {key}: )(""|localhost)$', rf'\g<1>"{value}"', values)
     if count != 1:
-        raise SystemExit(f"release: charts/values.yaml has {count} defaults of {key} to replace; expected 1")
+        raise SystemExit(f"release: charts/values.yaml has no empty default of {path} to replace")
     return text
 
 

@@ -54,14 +54,21 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- end -}}
 
-{{- define "ddp-operator.image" -}}
-{{- $repository := .Values.image.repository -}}
-{{- with .Values.image.registry }}{{ $repository = printf "%s/%s" . $repository }}{{ end -}}
-{{- if .Values.image.digest -}}
-{{- printf "%s@%s" $repository .Values.image.digest -}}
+{{- /* An image of the chart's registry: list CONTEXT REPOSITORY TAG DIGEST. */ -}}
+{{- define "ddp-operator.imageName" -}}
+{{- $context := index . 0 -}}
+{{- $repository := index . 1 -}}
+{{- $registry := default $context.Values.image.registry $context.Values.global.imageRegistry -}}
+{{- with $registry }}{{ $repository = printf "%s/%s" . $repository }}{{ end -}}
+{{- if index . 3 -}}
+{{- printf "%s@%s" $repository (index . 3) -}}
 {{- else -}}
-{{- printf "%s:%s" $repository (default .Chart.AppVersion .Values.image.tag) -}}
+{{- printf "%s:%s" $repository (default $context.Chart.AppVersion (index . 2)) -}}
 {{- end -}}
+{{- end -}}
+
+{{- define "ddp-operator.image" -}}
+{{- include "ddp-operator.imageName" (list . .Values.image.repository .Values.image.tag .Values.image.digest) -}}
 {{- end -}}
 
 {{- /* Where `helm test` submits its job: the release's namespace if it is served, else the first that is. */ -}}
@@ -77,7 +84,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if .Values.tests.image -}}
 {{- .Values.tests.image -}}
 {{- else -}}
-{{- with .Values.image.registry }}{{ . }}/{{ end }}ddp-operator/trainer:{{ .Chart.AppVersion }}
+{{- include "ddp-operator.imageName" (list . "ddp-operator/trainer" "" .Values.tests.digest) -}}
 {{- end -}}
 {{- end -}}
 

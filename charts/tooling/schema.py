@@ -21,8 +21,7 @@ def build_schema(values: list[Value]) -> dict[str, Any]:
         "title": "Values of the chart ddp-operator",
         "type": "object",
         "additionalProperties": False,
-        # `global` is Helm's own: it comes from a chart above this one.
-        "properties": {"global": {"type": "object"}},
+        "properties": {},
     }
     for value in values:
         parent = root
@@ -36,7 +35,8 @@ def _node(value: Value) -> dict[str, Any]:
     node: dict[str, Any] = {"description": value.text} if value.text else {}
     node["type"] = TYPES[type(value.default)]
     if value.is_group:
-        node |= {"additionalProperties": False, "properties": {}}
+        # `global` is Helm's own: a chart above this one adds further keys to it.
+        node |= {"additionalProperties": value.path == ("global",), "properties": {}}
     else:
         node |= {"default": value.default}
     return node | value.keywords

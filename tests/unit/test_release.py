@@ -60,6 +60,16 @@ def test_chart_names_images_by_their_digests(built: Any, tmp_path: Path) -> None
     assert f"registry.example/team/ddp-operator/trainer@{OTHER}" in texts
 
 
+def test_chart_takes_images_from_mirror_by_same_digests(built: Any, tmp_path: Path) -> None:
+    built.chart()
+    with helm_python.Chart.load(tmp_path / f"ddp-operator-{__version__}.tgz") as chart:
+        values = {"global": {"imageRegistry": "mirror.example"}}
+        texts = "\n".join(chart.render(values, name="r", namespace="n").values())
+    assert f"image: mirror.example/ddp-operator/operator@{DIGEST}" in texts
+    assert f"mirror.example/ddp-operator/trainer@{OTHER}" in texts
+    assert "registry.example/team/ddp-operator" not in texts
+
+
 def test_chart_equals_registry_content_and_is_reproducible(built: Any, tmp_path: Path) -> None:
     layout = tmp_path / f"chart-{__version__}"
     indexes = []
@@ -109,8 +119,8 @@ def test_image_with_programs_of_another_machine_is_refused(
 
 
 def test_value_that_is_no_default_any_more_is_noticed(release: ModuleType) -> None:
-    with pytest.raises(SystemExit, match="0 defaults of digest"):
-        release.replace('image:\n  digest: "sha256:1"\n', "digest", DIGEST)
+    with pytest.raises(SystemExit, match=r"no empty default of image\.digest"):
+        release.replace('image:\n  digest: "sha256:1"\ntests:\n  digest: ""\n', "image.digest", DIGEST)
 
 
 class TestWorkflow:

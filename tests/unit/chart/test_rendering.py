@@ -126,7 +126,8 @@ def test_definition_is_kept_by_default() -> None:
 
 
 class TestSchema:
-    GROUPS = [(), *(value.path for value in read_documented() if value.is_group)]
+    # A chart above this one may add keys to `global`.
+    GROUPS = [(), *(value.path for value in read_documented() if value.is_group and value.path != ("global",))]
 
     @pytest.mark.parametrize("group", GROUPS, ids=lambda group: ".".join(group) or "top")
     def test_unknown_value_is_refused_by_its_name(self, group: tuple[str, ...]) -> None:
