@@ -1,8 +1,9 @@
 """Build a release from the last commit into ``dist/``, twice, and compare both builds bit by bit.
 
 A release contains the wheel and the sdist, the images for amd64 and arm64 as OCI layouts, the chart as an archive and
-as an OCI artifact with the images' digests, plain manifests, bills of materials (CycloneDX) and checksums. This program
-uploads nothing: ``.ci/publish`` does, and the release workflow signs the published artifacts.
+as an OCI artifact with the images' digests and the annotations of Artifact Hub, plain manifests, the kubectl plugin for
+krew, bills of materials (CycloneDX) and checksums. This program uploads nothing: ``.ci/publish`` does, and the release
+workflow signs the published artifacts.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import helm_python
 import yaml
@@ -30,7 +31,24 @@ MACHINES = {"amd64": 62, "arm64": 183}
 """Architecture in the header of an ELF file."""
 CHART_CONFIG = "application/vnd.cncf.helm.config.v1+json"
 CHART_CONTENT = "application/vnd.cncf.helm.chart.content.v1.tar+gzip"
+HUB_CONFIG = "application/vnd.cncf.artifacthub.config.v1+yaml"
+HUB_METADATA = "application/vnd.cncf.artifacthub.repository-metadata.layer.v1.yaml"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+
+
+class Blob(NamedTuple):
+    """A part of an OCI artifact."""
+
+    media_type: str
+    data: bytes
+
+
+class Member(NamedTuple):
+    """A file of an archive."""
+
+    name: str
+    content: bytes
+    mode: int
 
 
 def run(*words: str | Path, **options: Any) -> None:
@@ -61,8 +79,9 @@ def tools() -> Path:
 class Build:
     """One build of a version from a folder of sources into another folder."""
 
-    def __init__(self, source: Path, out: Path, registry: str, epoch: int, revision: str) -> None:
+    def __init__(self, source: Path, out: Path, registry: str, epoch: int, revision: str, repository: str = "") -> None:
         self.source, self.out, self.registry, self.epoch = source, out, registry, epoch
+        self.repository = repository.rstrip("/")
         self.env = os.environ | {"SOURCE_DATE_EPOCH": str(epoch), "REVISION": revision}
         self.version = yaml.safe_load((source / "charts/Chart.yaml").read_text())["appVersion"]
 
@@ -106,14 +125,45 @@ class Build:
             values = replace(values, "image.digest", self.digest("operator"))
             values = replace(values, "tests.digest", self.digest("trainer"))
             (chart / "values.yaml").write_text(values)
+            (chart / "Chart.yaml").write_text(self.chart_metadata())
             packed = helm_python.package(chart, destination=folder)
             metadata = yaml.safe_load((chart / "Chart.yaml").read_text())
             archive = self.out / Path(packed).name
             archive.write_bytes(repack(Path(packed), self.epoch))
-        write_layout(
-            self.out / f"chart-{self.version}", self.version, json.dumps(metadata, sort_keys=True).encode(),
-            archive.read_bytes(),
-        )  # fmt: skip
+        config = Blob(CHART_CONFIG, json.dumps(metadata, sort_keys=True).encode())
+        content = Blob(CHART_CONTENT, archive.read_bytes())
+        write_layout(self.out / f"chart-{self.version}", self.version, config, content)
+        self.artifact_hub()
+
+    def chart_metadata(self) -> str:
+        """Return the chart's Chart.yaml with the annotations of Artifact Hub."""
+        images = [f"--image={name}={self.digest(name)}" for name in ("operator", "trainer")]
+        command = [sys.executable, "-m", "charts.tooling.artifacthub", f"--registry={self.registry}", *images]
+        command.append(f"--repository={self.repository}")
+        return subprocess.run(command, cwd=self.source, check=True, capture_output=True, text=True).stdout
+
+    def artifact_hub(self) -> None:
+        """Write Artifact Hub's metadata of the charts' repository as an OCI layout."""
+        metadata = (self.source / "charts/artifacthub-repo.yml").read_bytes()
+        write_layout(self.out / "artifacthub", "artifacthub.io", Blob(HUB_CONFIG, b"{}"), Blob(HUB_METADATA, metadata))
+
+    def krew(self) -> None:
+        """Write the archive of the kubectl plugin, and its manifest if the address of the source code is known."""
+        folder = self.source / "deploy/krew"
+        members = [Member("LICENSE", (self.source / "LICENSE").read_bytes(), 0o644)]
+        members.append(Member("kubectl-ddp", (folder / "kubectl-ddp").read_bytes(), 0o755))
+        archive = pack(members, self.epoch)
+        (self.out / f"kubectl-ddp-{self.version}.tar.gz").write_bytes(archive)
+        if not self.repository:
+            print("release: without --repository, the manifest for krew is not written")
+            return
+
+        text = (folder / "ddp.yaml").read_text().partition("apiVersion:")
+        manifest = text[1] + text[2]
+        values = {"VERSION": self.version, "REPOSITORY": self.repository, "SHA256": hashlib.sha256(archive).hexdigest()}
+        for name, value in values.items():
+            manifest = manifest.replace(f"@{name}@", value)
+        (self.out / "ddp.yaml").write_text(manifest)
 
     def manifests(self) -> None:
         """Write the manifests for ``kubectl apply``: only the CRDs, and everything with the image's digest."""
@@ -179,28 +229,37 @@ def check_machine(image: str, architecture: str, layers: list[Path]) -> None:
 
 
 def repack(archive: Path, epoch: int) -> bytes:
+    """Return a reproducible archive of the files of another one."""
+    with tarfile.open(archive) as old:
+        files = ((member.name, old.extractfile(member)) for member in old.getmembers())
+        return pack([Member(name, file.read(), 0o644) for name, file in files if file], epoch)
+
+
+def pack(members: list[Member], epoch: int) -> bytes:
     """Return a reproducible archive: files sorted, with one time and without owners."""
     packed = io.BytesIO()
-    with tarfile.open(archive) as old, tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as new:
-        for member in sorted(old.getmembers(), key=lambda member: member.name):
-            plain = tarfile.TarInfo(member.name)
-            plain.size, plain.mode, plain.mtime = member.size, 0o644, epoch
-            new.addfile(plain, old.extractfile(member))
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for member in sorted(members):
+            info = tarfile.TarInfo(member.name)
+            info.size = len(member.content)
+            info.mode = member.mode
+            info.mtime = epoch
+            archive.addfile(info, io.BytesIO(member.content))
     return gzip.compress(packed.getvalue(), mtime=0)
 
 
-def write_layout(layout: Path, tag: str, config: bytes, content: bytes) -> None:
-    """Write a chart as an OCI layout, as ``helm push`` stores it in a registry."""
+def write_layout(layout: Path, tag: str, config: Blob, content: Blob) -> None:
+    """Write an artifact as an OCI layout, as ``helm push`` or ``oras push`` stores it in a registry."""
 
-    def store(data: bytes, media_type: str) -> dict[str, Any]:
-        digest = hashlib.sha256(data).hexdigest()
+    def store(blob: Blob) -> dict[str, Any]:
+        digest = hashlib.sha256(blob.data).hexdigest()
         (layout / "blobs/sha256").mkdir(parents=True, exist_ok=True)
-        (layout / "blobs/sha256" / digest).write_bytes(data)
-        return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)}
+        (layout / "blobs/sha256" / digest).write_bytes(blob.data)
+        return {"mediaType": blob.media_type, "digest": f"sha256:{digest}", "size": len(blob.data)}
 
-    layers = {"config": store(config, CHART_CONFIG), "layers": [store(content, CHART_CONTENT)]}
+    layers = {"config": store(config), "layers": [store(content)]}
     manifest = json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, **layers}).encode()
-    named = store(manifest, MANIFEST) | {"annotations": {"org.opencontainers.image.ref.name": tag}}
+    named = store(Blob(MANIFEST, manifest)) | {"annotations": {"org.opencontainers.image.ref.name": tag}}
     (layout / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [named]}))
     (layout / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
 
@@ -213,13 +272,14 @@ def build(out: Path, folder: Path, revision: str, arguments: argparse.Namespace)
     with tarfile.open(fileobj=io.BytesIO(archive)) as sources:
         sources.extractall(folder, filter="data")
     committed = int(output("git", "log", "-1", "--format=%ct", revision))
-    made = Build(folder, out, arguments.registry, committed, revision)
+    made = Build(folder, out, arguments.registry, committed, revision, arguments.repository)
     made.packages()
     if not arguments.packages:
         if arguments.images:
             made.images(arguments.images)
         made.chart()
         made.manifests()
+        made.krew()
     return made.checksums()
 
 
@@ -227,6 +287,12 @@ def main() -> None:
     """Build, compare, and keep the first build in ``dist``."""
     parser = argparse.ArgumentParser(prog="release", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--registry", default="localhost", help="where the images will be, such as ghcr.io/team")
+    parser.add_argument(
+        "--repository",
+        default="",
+        metavar="URL",
+        help="address of the source code, such as https://github.com/team/repo",
+    )
     parser.add_argument("--images", nargs="*", default=["operator", "trainer"], help="which to build (default: both)")
     parser.add_argument("--packages", action="store_true", help="the wheel and the sdist alone")
     parser.add_argument("--once", action="store_true", help="do not build a second time to compare")

@@ -21,14 +21,19 @@ DIGEST = f"sha256:{'a' * 64}"
 OTHER = f"sha256:{'b' * 64}"
 
 
-@pytest.fixture(scope="module")
-def release() -> ModuleType:
+def load_release() -> ModuleType:
+    """Return ``.ci/release.py`` as a module."""
     spec = importlib.util.spec_from_file_location("release", ROOT / ".ci/release.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def release() -> ModuleType:
+    return load_release()
 
 
 @pytest.fixture
@@ -38,7 +43,9 @@ def built(release: ModuleType, tmp_path: Path) -> Any:
         layout = tmp_path / f"images/{name}-{__version__}"
         layout.mkdir(parents=True)
         (layout / "index.json").write_text(json.dumps({"manifests": [{"digest": digest}]}))
-    return release.Build(ROOT, tmp_path, "registry.example/team", 1_700_000_000, "0" * 40)
+    return release.Build(
+        ROOT, tmp_path, "registry.example/team", 1_700_000_000, "0" * 40, "https://github.com/team/ddp-operator/"
+    )
 
 
 def pack(path: Path, files: dict[str, bytes], mtime: int = 0) -> Path:
@@ -83,6 +90,35 @@ def test_chart_equals_registry_content_and_is_reproducible(built: Any, tmp_path:
     (layer,) = manifest["layers"]
     content = (layout / "blobs" / layer["digest"].replace(":", "/")).read_bytes()
     assert content == (tmp_path / f"ddp-operator-{__version__}.tgz").read_bytes()
+
+
+def test_packaged_chart_has_the_annotations_of_artifact_hub(built: Any, tmp_path: Path) -> None:
+    built.chart()
+    with tarfile.open(tmp_path / f"ddp-operator-{__version__}.tgz") as archive:
+        file = archive.extractfile("ddp-operator/Chart.yaml")
+        assert file is not None
+        chart = yaml.safe_load(file.read())
+        assert "ddp-operator/artifacthub-repo.yml" not in archive.getnames()
+    (operator, trainer) = yaml.safe_load(chart["annotations"]["artifacthub.io/images"])
+    assert operator["image"] == f"registry.example/team/ddp-operator/operator:{__version__}@{DIGEST}"
+    assert trainer["image"] == f"registry.example/team/ddp-operator/trainer:{__version__}@{OTHER}"
+    assert chart["home"] == "https://github.com/team/ddp-operator"
+    assert yaml.safe_load(chart["annotations"]["artifacthub.io/changes"])
+    (named,) = json.loads((tmp_path / f"chart-{__version__}/index.json").read_text())["manifests"]
+    manifest = json.loads((tmp_path / f"chart-{__version__}/blobs" / named["digest"].replace(":", "/")).read_text())
+    config = tmp_path / f"chart-{__version__}/blobs" / manifest["config"]["digest"].replace(":", "/")
+    assert json.loads(config.read_text())["annotations"] == chart["annotations"]
+
+
+def test_metadata_of_artifact_hub_is_an_artifact_with_its_tag(built: Any, tmp_path: Path) -> None:
+    built.artifact_hub()
+    layout = tmp_path / "artifacthub"
+    (named,) = json.loads((layout / "index.json").read_text())["manifests"]
+    assert named["annotations"] == {"org.opencontainers.image.ref.name": "artifacthub.io"}
+    (layer,) = json.loads((layout / "blobs" / named["digest"].replace(":", "/")).read_text())["layers"]
+    assert layer["mediaType"] == "application/vnd.cncf.artifacthub.repository-metadata.layer.v1.yaml"
+    content = (layout / "blobs" / layer["digest"].replace(":", "/")).read_bytes()
+    assert content == (ROOT / "charts/artifacthub-repo.yml").read_bytes()
 
 
 def test_manifests_are_complete_with_digest(built: Any, tmp_path: Path) -> None:

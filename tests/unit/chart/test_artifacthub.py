@@ -1,0 +1,122 @@
+"""What Artifact Hub shows of the chart: static annotations, and those that a release build adds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from charts.tooling.artifacthub import CHANGES_PER_KIND, SCREENSHOTS, Change, build_metadata, read_changes
+from tests.support import ROOT
+from tests.support.chart import CHART
+
+REPOSITORY = "https://github.com/team/ddp-operator"
+DIGEST = f"sha256:{'a' * 64}"
+KINDS = {"added", "changed", "deprecated", "removed", "fixed", "security"}
+CHANGELOG = """# Changelog
+
+## [1.1.0] - unreleased
+
+### Added
+
+- A field that
+  needs two lines.
+- A command.
+
+### Security
+
+- A fix.
+
+## [1.0.0] - 2026-01-01
+
+### Added
+
+- Everything.
+"""
+
+
+def read_chart() -> dict[str, Any]:
+    return yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+
+
+def read_annotation(metadata: dict[str, Any], name: str) -> Any:
+    """Return the value of an annotation that is a YAML text."""
+    return yaml.safe_load(metadata["annotations"][f"artifacthub.io/{name}"])
+
+
+def build(changes: list[Change] | None = None, repository: str = REPOSITORY) -> dict[str, Any]:
+    return build_metadata(read_chart(), changes or [], "ghcr.io/team", {"operator": DIGEST, "trainer": ""}, repository)
+
+
+def test_listed_definitions_are_those_of_the_chart() -> None:
+    listed = {entry["name"]: (entry["kind"], entry["version"]) for entry in read_annotation(read_chart(), "crds")}
+    definitions = [yaml.safe_load(path.read_text()) for path in (ROOT / "deploy/crds").iterdir()]
+    assert listed == {
+        crd["metadata"]["name"]: (crd["spec"]["names"]["kind"], crd["spec"]["versions"][0]["name"])
+        for crd in definitions
+    }
+
+
+def test_images_have_registry_version_digest_and_platforms() -> None:
+    version = read_chart()["appVersion"]
+    operator, trainer = read_annotation(build(), "images")
+    assert operator["image"] == f"ghcr.io/team/ddp-operator/operator:{version}@{DIGEST}"
+    assert operator["platforms"] == ["linux/amd64", "linux/arm64"]
+    assert trainer["image"] == f"ghcr.io/team/ddp-operator/trainer:{version}"
+
+
+def test_links_and_screenshots_name_the_tag_of_the_version() -> None:
+    metadata = build()
+    tag = f"v{read_chart()['appVersion']}"
+    links = {entry["name"]: entry["url"] for entry in read_annotation(metadata, "links")}
+    assert links["source"] == metadata["home"] == REPOSITORY
+    assert links["changelog"] == f"{REPOSITORY}/blob/{tag}/CHANGELOG.md"
+    assert set(links) == {"source", "documentation", "changelog", "support"}
+    screenshots = read_annotation(metadata, "screenshots")
+    assert all(entry["url"].startswith(f"{REPOSITORY}/raw/{tag}/docs/images/") for entry in screenshots)
+
+
+def test_screenshots_exist() -> None:
+    assert [path for path in SCREENSHOTS.values() if not (ROOT / path).is_file()] == []
+
+
+def test_no_address_is_invented_without_a_repository() -> None:
+    metadata = build(repository="")
+    assert "home" not in metadata
+    assert not {"artifacthub.io/links", "artifacthub.io/screenshots"} & set(metadata["annotations"])
+
+
+def test_changes_are_the_entries_of_the_version() -> None:
+    changes = read_changes(CHANGELOG, "1.1.0")
+    expected = [
+        {"kind": "added", "description": "A field that needs two lines."},
+        {"kind": "added", "description": "A command."},
+        {"kind": "security", "description": "A fix."},
+    ]
+    metadata = build(changes)
+    assert read_annotation(metadata, "changes") == expected
+    assert metadata["annotations"]["artifacthub.io/containsSecurityUpdates"] == "true"
+
+
+def test_many_changes_are_cut_in_each_kind_and_counted() -> None:
+    changes = [Change("added", str(number)) for number in range(CHANGES_PER_KIND + 3)] + [Change("fixed", "x")]
+    listed = read_annotation(build(changes), "changes")
+    assert [entry["kind"] for entry in listed] == ["added"] * CHANGES_PER_KIND + ["fixed", "changed"]
+    assert listed[-1]["description"] == "3 more entries in CHANGELOG.md"
+
+
+def test_changelog_without_the_version_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no section \[2\.0\.0\]"):
+        read_changes(CHANGELOG, "2.0.0")
+
+
+def test_own_changelog_has_changes_of_known_kinds() -> None:
+    changes = read_changes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), read_chart()["appVersion"])
+    assert changes
+    assert {change.kind for change in changes} <= KINDS
+
+
+def test_repository_metadata_has_the_known_fields() -> None:
+    metadata = yaml.safe_load((CHART / "artifacthub-repo.yml").read_text(encoding="utf-8"))
+    assert set(metadata) <= {"repositoryID", "owners", "ignore"}
