@@ -41,8 +41,9 @@ def read_changes(changelog: str, version: str) -> list[Change]:
     changes = []
     for part in re.split(r"(?m)^### ", section[0])[1:]:
         kind, _, text = part.partition("\n")
-        for entry in re.findall(r"(?ms)^- (.*?)(?=^- |\Z)", text):
-            changes.append(Change(kind.strip().lower(), " ".join(entry.split())))
+        for entry in re.findall(r"(?ms)^- (.*?)(?=^- |^\s*$|\Z)", text):
+            plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", entry)  # relative links lead nowhere on Artifact Hub
+            changes.append(Change(kind.strip().lower(), " ".join(plain.split())))
     return changes
 
 

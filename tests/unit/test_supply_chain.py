@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -85,3 +86,30 @@ def test_release_tools_are_locked_in_their_versions() -> None:
 def test_build_backend_is_pinned() -> None:
     build = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]
     assert all(re.fullmatch(r"[\w-]+==[\w.]+", requirement) for requirement in build["requires"])
+
+
+def find_locks() -> set[str]:
+    """Return the paths of all files of this repository that pin packages by hash, and PyTorch's."""
+    paths = [*(ROOT / ".ci").glob("**/*.txt"), *(ROOT / "images").glob("**/*.txt")]
+    return {str(path.relative_to(ROOT)) for path in paths}
+
+
+def test_nightly_scan_reads_every_lock() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/nightly.yml").read_text(encoding="utf-8"))["jobs"]
+    arguments = jobs["vulnerabilities"]["steps"][-1]["with"]["scan-args"]
+    assert set(re.findall(r"--lockfile=requirements\.txt:(\S+)", arguments)) == find_locks()
+
+
+def test_renovate_updates_every_lock_every_base_image_and_every_action() -> None:
+    config = json.loads((ROOT / ".github/renovate.json").read_text(encoding="utf-8"))
+    assert config["enabledManagers"] == ["dockerfile", "github-actions", "pip_requirements"]
+    patterns = [pattern.strip("/") for pattern in config["pip_requirements"]["managerFilePatterns"]]
+    locks = find_locks()
+    assert {path for path in locks if any(re.search(pattern, path) for pattern in patterns)} == locks
+
+
+def test_renovate_groups_the_locks_because_they_name_the_same_versions() -> None:
+    rules = json.loads((ROOT / ".github/renovate.json").read_text(encoding="utf-8"))["packageRules"]
+    (group, torch) = (rule for rule in rules if rule["matchManagers"] == ["pip_requirements"])
+    assert group["groupName"] == "Python packages"
+    assert (torch["matchPackageNames"], torch["enabled"]) == (["torch", "torchvision"], False)

@@ -21,8 +21,11 @@ CHANGELOG = """# Changelog
 ### Added
 
 - A field that
-  needs two lines.
-- A command.
+  needs [two lines](docs/api.md).
+- A command:
+
+  | before | now |
+  |---|---|
 
 ### Security
 
@@ -91,7 +94,7 @@ def test_changes_are_the_entries_of_the_version() -> None:
     changes = read_changes(CHANGELOG, "1.1.0")
     expected = [
         {"kind": "added", "description": "A field that needs two lines."},
-        {"kind": "added", "description": "A command."},
+        {"kind": "added", "description": "A command:"},
         {"kind": "security", "description": "A fix."},
     ]
     metadata = build(changes)
