@@ -1,10 +1,11 @@
 """Read the logs of all pods of a job, or of a run on this machine, as one stream of lines with ranks."""
 
 import heapq
+import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -22,7 +23,10 @@ from ddp_operator.local.screen import LogFile, Tail, find_logs, split_rank
 from ddp_operator.manifests.template import resolve_template
 
 _POLL_SECONDS: Final = 1.0
+_BLOCK_BYTES: Final = 1 << 16
 _FOLLOW_SECONDS: Final = 3600.0  # silence of a rank after which the stream is reopened
+TAIL_BYTES: Final = 8 << 20
+"""Of a log whose last lines are read, at most this much is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,10 @@ class PodLogs:
         If the stream breaks while the pod runs, reading resumes after the last line.
         """
         query = {"container": pod.container, "timestamps": "true", "follow": str(follow).lower()}
-        query |= {} if self.tail is None else {"tailLines": str(self.tail)}
+        if self.tail is not None:
+            query["tailLines"] = str(self.tail)
+            if not follow:
+                query["limitBytes"] = str(TAIL_BYTES)
         path = api_path("v1", "pods", self.api.namespace, pod.name, "log")
         last = ""
         while True:
@@ -150,6 +157,8 @@ class RunLogs:
         texts: list[str] = []
         reader = Tail(lambda: [LogFile(pod.attempt, pod.node, Path(pod.name))], lambda _, line: texts.append(line))
         limit = self._tail  # of the lines written so far
+        if limit is not None:
+            reader.skip_to(LogFile(pod.attempt, pod.node, Path(pod.name)), find_tail(Path(pod.name), limit))
         over = False
         while not over:
             over = not follow or self.is_over()
@@ -164,10 +173,51 @@ class RunLogs:
 
 def read_newest(source: Logs) -> Iterator[Line]:
     """Yield the lines of the newest attempt so far, in the order of their times. Raises: ClientError."""
+    yield from read_pods(source, find_newest(source))
+
+
+def find_newest(source: Logs) -> list[LogPod]:
+    """Return the pods of the newest attempt that has a log. Raises: ClientError."""
     pods = source.pods()
     last = max((pod.attempt for pod in pods), default=0)
-    streams = [source.lines(pod, follow=False) for pod in pods if pod.attempt == last]
+    return [pod for pod in pods if pod.attempt == last]
+
+
+def read_pods(source: Logs, pods: Iterable[LogPod]) -> Iterator[Line]:
+    """Yield the lines of these pods so far, in the order of their times. Raises: ClientError."""
+    streams = [source.lines(pod, follow=False) for pod in pods]
     yield from heapq.merge(*streams, key=lambda line: line.order)
+
+
+def find_tail(path: Path, lines: int) -> int:
+    """Return the offset of a file's last complete lines; 0 if it is not readable.
+
+    It reads backwards, ``TAIL_BYTES`` at most.
+    """
+    try:
+        with path.open("rb") as stream:
+            end = offset = stream.seek(0, os.SEEK_END)
+            wanted = lines + 1  # the newline before the first of them
+            while offset > max(0, end - TAIL_BYTES):
+                start = max(0, offset - _BLOCK_BYTES)
+                stream.seek(start)
+                block = stream.read(offset - start)
+                count = block.count(b"\n")
+                if count >= wanted:
+                    return start + _find_nth_last(block, wanted) + 1
+                wanted -= count
+                offset = start
+    except OSError:
+        return 0
+    return offset
+
+
+def _find_nth_last(block: bytes, number: int) -> int:
+    """Return the index of the newline that is ``number``-th from the end."""
+    index = len(block)
+    for _ in range(number):
+        index = block.rindex(b"\n", 0, index)
+    return index
 
 
 def follow(source: Logs, *, sleep: Callable[[float], None] = time.sleep, poll: float = _POLL_SECONDS) -> Iterator[Line]:

@@ -51,6 +51,10 @@ class Tail:
             self.read()
             await asyncio.sleep(_EVERY_SECONDS)
 
+    def skip_to(self, file: LogFile, offset: int) -> None:
+        """Read a file from this offset on."""
+        self._read[file] = (offset, b"")
+
     def read(self) -> None:
         """Read the lines written since the last call."""
         for file in self._files():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from ddp_operator.client import logs
 from ddp_operator.client.errors import ClientError
-from ddp_operator.client.logs import Line, LogPod, follow, log_pod, split_line
+from ddp_operator.client.logs import Line, LogPod, find_tail, follow, log_pod, split_line
 from tests.support.builders import child_pod
 from tests.support.launcher_config import encoded_config
 
@@ -76,3 +78,30 @@ class TestFollowLogs:
     def test_error_in_one_stream_ends_all_streams(self) -> None:
         with pytest.raises(ClientError, match="forbidden"):
             list(follow(FakeLogs(["forbidden"]), sleep=lambda _: None))
+
+
+class TestTail:
+    @pytest.mark.parametrize("block", [1, 3, 1 << 16])
+    @pytest.mark.parametrize("text", ["", "a", "a\n", "a\nbb\nccc\n", "a\nbb\nccc", "\n\n\n"])
+    def test_offset_is_that_of_the_last_complete_lines(
+        self, text: str, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(logs, "_BLOCK_BYTES", block)
+        path = tmp_path / "log"
+        path.write_text(text)
+        for lines in range(5):
+            complete = text.split("\n")[:-1]
+            rest = text[find_tail(path, lines) :].split("\n")[:-1]
+            assert rest == complete[max(0, len(complete) - lines) :]
+
+    def test_no_more_than_the_limit_is_read_of_a_line_without_end(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(logs, "TAIL_BYTES", 100)
+        monkeypatch.setattr(logs, "_BLOCK_BYTES", 10)
+        path = tmp_path / "log"
+        path.write_text("x" * 1000)
+        assert find_tail(path, 3) == 900
+
+    def test_offset_of_a_missing_file_is_its_start(self, tmp_path: Path) -> None:
+        assert find_tail(tmp_path / "none", 3) == 0
