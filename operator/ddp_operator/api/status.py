@@ -62,8 +62,18 @@ class Restarts(StatusFields, frozen=True, kw_only=True, omit_defaults=False):
     checkpoint_step: Annotated[int, Meta(description="Step of the checkpoint at the last counted failure.")] = 0
     in_place: Annotated[int, Meta(description="Restarts of the workers in the same pods, over all attempts.")] = 0
     in_place_before: Annotated[int, Meta(description="The part of inPlace that earlier attempts had.")] = 0
+    in_place_after_loss: Annotated[
+        int, Meta(description="The part of inPlace that followed the loss of a pod, which replaced counts.")
+    ] = 0
     replaced: Annotated[int, Meta(description="Single pods that the Job replaced while training waited.")] = 0
-    all: Annotated[int, Meta(description="All restarts: total, replaced and inPlace together.")] = 0
+    all: Annotated[
+        int, Meta(description="All restarts: total, replaced and inPlace together, without inPlaceAfterLoss.")
+    ] = 0
+
+    @property
+    def own_in_place(self) -> int:
+        """Restarts in the same pods that follow no loss of a pod."""
+        return self.in_place - self.in_place_after_loss
 
 
 class Progress(StatusFields, frozen=True, kw_only=True):

@@ -64,6 +64,8 @@ class Memory:
     ranks_compared: tuple[datetime, int, Ranks] | None = None
     """Time, attempt and progress of the ranks at the last comparison."""
     stall: Stall | None = None
+    failures_read: datetime | None = None
+    """Time of the last read of the pods' failures before a restart in the same pods."""
     unreachable: tuple[UnreachableReport, ...] = ()
     peers_read: datetime | None = None
     """Time of the last read of the peers' pages for what they cannot reach."""
@@ -359,9 +361,13 @@ class Observer:
 
         After a failure in one pod all pods restart their workers, but only the page of that pod has the cause.
         """
+        now = self._clock()
         restarts = job.status.restarts
         if page is None or restarts.in_place_before + page.in_place_restarts <= restarts.in_place:
             return ()
+        if page.joining and seconds_since(memory.failures_read, now) < unreachable.READ_INTERVAL * _EARLY:
+            return ()
+        memory.failures_read = now
         pods = children.pods_of(job.status.attempt)
         pages = [(pod, page) for pod in pods if pod.index == 0 and pod.phase == "Running"]
         sampled = stragglers.sample_pods(pods, MOST_FAILURES)

@@ -18,6 +18,8 @@ from ddp_operator.status.stragglers import describe_stall
 from ddp_operator.status.unreachable import describe_cut_off_training, describe_waiting
 from ddp_operator.status.usage import describe_idle
 
+_WITHOUT_STEPS = (c.STALLED, c.PEER_UNREACHABLE, c.NO_STEP_YET)
+
 
 @dataclass(frozen=True, slots=True)
 class AttemptConditions:
@@ -52,7 +54,7 @@ def describe_conditions(attempt: ObservedAttempt, accounting: RestartAccounting,
         Fact(c.SUCCEEDED, "False", c.NOT_FINISHED),
         Fact(c.FAILED, "False", c.NOT_FINISHED),
     )
-    has_stopped = progressing.status == "False" and progressing.reason in (c.STALLED, c.PEER_UNREACHABLE)
+    has_stopped = progressing.status != "True" and progressing.reason in _WITHOUT_STEPS
     return AttemptConditions(tuple(fact for fact in facts if fact is not None), restarting, has_stopped)
 
 

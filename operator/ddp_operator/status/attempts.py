@@ -19,11 +19,16 @@ from ddp_operator.status.budget import count_failure, find_limit
 from ddp_operator.status.conditions import Fact, set_conditions
 from ddp_operator.status.decision import AT_ONCE, Decision
 from ddp_operator.status.describe import describe
-from ddp_operator.status.diagnosis import build_node_failure, find_restart_cause, parse_restart_failures
+from ddp_operator.status.diagnosis import (
+    build_node_failure,
+    build_unseen_loss,
+    find_restart_cause,
+    parse_restart_failures,
+)
 from ddp_operator.status.failures import Termination, describe_failure, describe_restart
 from ddp_operator.status.observation import State
 from ddp_operator.status.progress import drop_eta, record_final_progress
-from ddp_operator.status.replacement import is_consequence, was_lost_lately
+from ddp_operator.status.replacement import find_unseen_successor, is_consequence, was_lost_lately
 from ddp_operator.status.restart_accounting import count_new_restarts, note_steps
 from ddp_operator.status.views import JobView, PodView
 from ddp_operator.status.waiting import is_queued, is_resize_waiting
@@ -92,6 +97,22 @@ def compute_start_delay(status: Status) -> timedelta:
     return min(_FIRST_DELAY * (1 << doublings), _LONGEST_DELAY)
 
 
+def note_unseen_replacement(state: State) -> Decision | None:
+    """Count the replacement of a pod that happened while no operator watched; None: all pods are known."""
+    status = state.status
+    successor = find_unseen_successor(state)
+    if successor is None:
+        return None
+    loss = build_unseen_loss(status.attempt, successor)
+    restarts = replace(status.restarts, replaced=status.restarts.replaced + 1)
+    page = state.observation.page
+    if page is not None and page.completed_restarts is not None:
+        restarts = _count_after_loss(restarts, count_new_restarts(status, page.completed_restarts))
+    restart = _last_restart(status, state.now, loss, c.POD_REPLACEMENT, level="ReplacedPod")
+    noted = replace(status, restarts=restarts, last_restart=restart, last_failure=loss)
+    return Decision(describe(state, noted), requeue_after=AT_ONCE)
+
+
 def note_restart_in_place(state: State) -> Decision | None:
     """Count restarts by the launchers in the same pods, and report them; None: there are no new ones.
 
@@ -100,7 +121,10 @@ def note_restart_in_place(state: State) -> Decision | None:
     job = state.job
     status = state.status
     page = state.observation.page
-    if page is None or not count_new_restarts(status, page.in_place_restarts):
+    if page is None or page.completed_restarts is None:
+        return None
+    new = count_new_restarts(status, page.completed_restarts)
+    if not new:
         return None
 
     cause, restarts = _count_in_place(state, state.observation.failures_in_place)
@@ -108,12 +132,18 @@ def note_restart_in_place(state: State) -> Decision | None:
     if limit is not None:
         return fail(state, cause, limit.reason, limit.conclusion)
 
-    described = describe(state, replace(status, restarts=restarts))
+    follows_loss = cause is None and status.last_restart is not None and was_lost_lately(state)
+    if follows_loss:
+        restarts = _count_after_loss(restarts, new)
     restart = _last_restart(status, state.now, cause, c.RESTARTED_IN_PLACE, level="SamePods")
-    if cause is None and status.last_restart is not None and was_lost_lately(state):
-        restart = replace(status.last_restart, recovery_seconds=None)  # the loss of a pod started it
-    described = replace(described, last_restart=restart)
+    if follows_loss and status.last_restart is not None:
+        restart = replace(status.last_restart, recovery_seconds=None)
+    described = describe(state, replace(status, restarts=restarts, last_restart=restart))
     return Decision(described, requeue_after=AT_ONCE)
+
+
+def _count_after_loss(restarts: Restarts, new: int) -> Restarts:
+    return replace(restarts, in_place_after_loss=restarts.in_place_after_loss + new)
 
 
 def _count_in_place(

@@ -351,7 +351,7 @@ def set_conditions(status: Status, facts: Iterable[Fact], now: datetime, generat
     status = replace(
         status,
         observed_generation=generation,
-        restarts=replace(restarts, all=restarts.total + restarts.replaced + restarts.in_place),
+        restarts=replace(restarts, all=restarts.total + restarts.replaced + restarts.own_in_place),
         conditions=merge_conditions(status.conditions, facts, now, generation),
     )
     return replace(status, reason=find_reason(status))

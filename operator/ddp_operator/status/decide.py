@@ -178,6 +178,7 @@ def _readmit_failed_nodes(state: State) -> Decision | None:
 
 _STEPS: Final[tuple[Callable[[State], Decision | None], ...]] = (
     _complete,
+    attempts.note_unseen_replacement,
     attempts.note_restart_in_place,
     _record_lost_nodes,
     _judge_failure,

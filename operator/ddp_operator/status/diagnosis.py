@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from msgspec.structs import replace
+
 from ddp_operator import constants
 from ddp_operator.api.job import SILENT_POD_SECONDS, SILENT_START_SECONDS
 from ddp_operator.api.status import LastFailure
@@ -156,6 +158,21 @@ def find_restart_cause(attempt: int, failures: tuple[PodEnd, ...]) -> LastFailur
     latest = max(failure.restarts for _, failure in roots)
     pod, failure = min(((pod, failure) for pod, failure in roots if failure.restarts == latest), key=_order)
     return build_last_failure(attempt, pod, failure)
+
+
+def find_first_symptom(attempt: int, failures: tuple[PodEnd, ...]) -> LastFailure | None:
+    """Return the earliest of the failures before a restart in the same pods, where all of them are secondary."""
+    if not failures:
+        return None
+    pod, failure = min(failures, key=_order)
+    return build_last_failure(attempt, pod, failure)
+
+
+def build_unseen_loss(attempt: int, successor: PodView) -> LastFailure:
+    """Return the loss of a pod of which only its ``successor`` was observed."""
+    message = f"the pod before {successor.name} was lost while no operator watched"
+    failure = _build_failure(attempt, successor, PREEMPTED, message, successor.created)
+    return replace(failure, pod="", node_name="")
 
 
 def build_node_failure(attempt: int, pod: PodView, message: str, now: datetime) -> LastFailure:

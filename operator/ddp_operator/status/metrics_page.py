@@ -227,6 +227,11 @@ class Page:
         return self.launcher_phase in ("Starting", "WaitingForMaster", "Rendezvous")
 
     @property
+    def completed_restarts(self) -> int | None:
+        """Restarts in the same pods; None while the last one may still fail, because the workers have not joined."""
+        return None if self.joining else self.in_place_restarts
+
+    @property
     def training(self) -> bool:
         """True if running workers have reported a step. Values from a log stay on the page after a restart."""
         step = self.values.get(constants.METRIC_GLOBAL_STEP, self.values.get(constants.METRIC_STEPS, 0.0))

@@ -1,12 +1,14 @@
 """Progress and checkpoint in the status, from what pods report. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from msgspec.structs import replace
 
+from ddp_operator import constants
 from ddp_operator.api.status import CheckpointStatus, Progress, Restarts, Status
 from ddp_operator.kubeobjects import truncate
+from ddp_operator.status.failures import Termination
 from ddp_operator.status.metrics_page import Rates, build_checkpoint, build_progress
 from ddp_operator.status.observation import Pods
 
@@ -26,8 +28,23 @@ def record_final_progress(status: Status, pods: Pods, now: datetime) -> Status:
     terminations = [pod.termination for pod in pods.newest.values() if pod.termination]
     values = next((termination.progress for termination in terminations if termination.progress), {})
     reported = apply_metrics(status, values, now)
-    restarts = max((termination.restarts for termination in terminations), default=0)
-    return replace(reported, restarts=count_in_place(status.restarts, restarts))
+    return replace(reported, restarts=count_in_place(status.restarts, _count_completed_restarts(terminations)))
+
+
+def _count_completed_restarts(terminations: Sequence[Termination]) -> int:
+    """Return the restarts in the same pods before these ends.
+
+    The pod with the root cause ends instead of a restart that its peers have counted already.
+    """
+    deciding = [end.restarts for end in terminations if not end.secondary and _fails_by_itself(end)]
+    if deciding:
+        return min(deciding)
+    return max((end.restarts for end in terminations), default=0)
+
+
+def _fails_by_itself(end: Termination) -> bool:
+    code = end.container_exit_code
+    return code not in (constants.EXIT_OK, constants.EXIT_PREEMPTED) and code <= 128
 
 
 def count_in_place(restarts: Restarts, in_attempt: int) -> Restarts:
@@ -44,11 +61,12 @@ def drop_eta(progress: Progress | None) -> Progress | None:
 
 
 def drop_pace(progress: Progress | None) -> Progress | None:
-    """Return the progress of a job whose steps have stopped, which has no rate and no remaining time."""
+    """Return the progress of a job whose steps have stopped, which has no throughput and no remaining time.
+
+    The last measured rates stay: the cost of repeated steps is computed from them.
+    """
     paceless = drop_eta(progress)
-    if paceless is None:
-        return None
-    return replace(paceless, throughput=None, samples_per_second=None, steps_per_second=None)
+    return None if paceless is None else replace(paceless, throughput=None)
 
 
 def _find_newest_checkpoint(

@@ -19,6 +19,7 @@ from ddp_operator.status.waiting import is_queued
 
 _SOON_LOST = timedelta(seconds=60)
 _LATELY = timedelta(minutes=10)
+_CLOCK_TOLERANCE = timedelta(seconds=10)
 
 
 def is_replaced(state: State, pod: PodView) -> bool:
@@ -56,6 +57,24 @@ def was_lost_lately(state: State) -> bool:
     if restart is None or (restart.attempt, restart.level) != (state.status.attempt, "ReplacedPod"):
         return False
     return state.now - restart.time <= _LATELY
+
+
+def find_unseen_successor(state: State) -> PodView | None:
+    """Return a running pod that was created after the workers had joined, although no loss was observed since.
+
+    Pods of an elastic job, or of one with spares, are created at any time.
+    """
+    rendezvoused = state.status.condition(c.RENDEZVOUSED)
+    if rendezvoused is None or rendezvoused.status != "True" or state.job.spares or state.spec.elastic is not None:
+        return None
+    if is_replacing(state) or was_lost_lately(state):
+        return None
+    known = rendezvoused.last_transition_time + _CLOCK_TOLERANCE
+    restart = state.status.last_restart
+    if restart is not None:
+        known = max(known, restart.time)
+    successors = [pod for pod in state.pods.newest.values() if pod.running and pod.created > known]
+    return min(successors, key=lambda pod: (pod.created, pod.index), default=None)
 
 
 def describe_replacement(status: Status, lost: LastFailure | None) -> str:

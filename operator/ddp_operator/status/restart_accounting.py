@@ -4,19 +4,22 @@ Restarts that start a new attempt are counted where that attempt is decided: ``a
 """
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
 from ddp_operator import constants
-from ddp_operator.api.status import LastFailure, LastRestart, Restarts, Status
+from ddp_operator.api.status import LastFailure, LastRestart, RecoveryLevel, Restarts, Status
+from ddp_operator.contract.failure_table import CATEGORIES, PREEMPTED
 from ddp_operator.kubeobjects import EPOCH, truncate
 from ddp_operator.status import conditions as c
-from ddp_operator.status.diagnosis import find_restart_cause
+from ddp_operator.status.diagnosis import find_first_symptom, find_restart_cause
 from ddp_operator.status.metrics_page import Page
 from ddp_operator.status.observed_attempt import ObservedAttempt
 from ddp_operator.status.progress import count_in_place, record_final_progress
 from ddp_operator.status.replacement import is_consequence
+
+_SAME_INCIDENT = timedelta(minutes=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,12 @@ def account_restarts(attempt: ObservedAttempt) -> RestartAccounting:
     replacement_starts = starts_replacement(attempt)
     if replacement_starts or _spare_took_over(attempt, last_failure):
         restarts = replace(restarts, replaced=restarts.replaced + 1)
-        last_restart = _record_replacement(attempt)
+        last_restart = _record_interruption(attempt, "ReplacedPod", c.POD_REPLACEMENT)
+        last_failure = attempt.lost or last_failure
+
+    elif is_requeued(attempt) and attempt.was_joined and not attempt.all_run:
+        restarts = replace(restarts, total=restarts.total + 1, free=restarts.free + 1)
+        last_restart = _record_interruption(attempt, "NewPods", PREEMPTED.name)
         last_failure = attempt.lost or last_failure
 
     return RestartAccounting(restarts, last_restart, last_failure, replacement_starts)
@@ -85,8 +93,8 @@ def note_steps(restart: LastRestart, status: Status, failed_at: int | None = Non
 def _count_restarts_in_same_pods(attempt: ObservedAttempt) -> Restarts:
     restarts = attempt.recorded.restarts
     page = attempt.state.observation.page
-    if page is not None:
-        restarts = count_in_place(restarts, page.in_place_restarts)
+    if page is not None and page.completed_restarts is not None:
+        restarts = count_in_place(restarts, page.completed_restarts)
     if attempt.state.spec.suspend:
         stopped = record_final_progress(replace(attempt.recorded, restarts=restarts), attempt.pods, attempt.state.now)
         restarts = stopped.restarts
@@ -126,17 +134,25 @@ def _finish_restart(restart: LastRestart | None, page: Page, now: datetime) -> L
 
 def _update_last_failure(attempt: ObservedAttempt) -> LastFailure | None:
     """Return the last failure; a newer one after which workers restarted in the same pods takes its place."""
+    number = attempt.recorded.attempt
     known = attempt.recorded.last_failure
-    failure = find_restart_cause(attempt.recorded.attempt, attempt.state.observation.failures_in_place)
-    if failure is None or is_consequence(attempt.state, failure) or _is_older(failure, known):
+    reported = attempt.state.observation.failures_in_place
+    latest = max((failure.restarts for _, failure in reported), default=0)
+    reported = tuple((pod, failure) for pod, failure in reported if failure.restarts == latest)
+    root = find_restart_cause(number, reported)
+    failure = root or find_first_symptom(number, reported)
+    if failure is None or is_consequence(attempt.state, failure):
+        return known
+    if known is None or known.attempt != number:
+        return failure
+
+    later = (failure.time or EPOCH) - (known.time or EPOCH)
+    if abs(later) > _SAME_INCIDENT:
+        return failure if later > timedelta(0) else known
+    # Pages of one incident are read in turn: its root cause replaces a symptom, and a symptom replaces nothing.
+    if root is None or (later < timedelta(0) and not CATEGORIES[known.category].symptom):
         return known
     return failure
-
-
-def _is_older(failure: LastFailure, known: LastFailure | None) -> bool:
-    if known is None or known.attempt != failure.attempt:
-        return False
-    return (failure.time or EPOCH) < (known.time or EPOCH)
 
 
 def _spare_took_over(attempt: ObservedAttempt, last_failure: LastFailure | None) -> bool:
@@ -146,11 +162,12 @@ def _spare_took_over(attempt: ObservedAttempt, last_failure: LastFailure | None)
     return last_failure is None or attempt.lost.pod != last_failure.pod
 
 
-def _record_replacement(attempt: ObservedAttempt) -> LastRestart:
+def _record_interruption(attempt: ObservedAttempt, level: RecoveryLevel, cause: str) -> LastRestart:
+    """Return a restart that begins now. ``cause``: where no loss of a pod was observed."""
     restart = LastRestart(
         attempt=attempt.recorded.attempt,
-        level="ReplacedPod",
+        level=level,
         time=truncate(attempt.state.now),
-        cause=attempt.lost.category if attempt.lost else c.POD_REPLACEMENT,
+        cause=attempt.lost.category if attempt.lost else cause,
     )
     return note_steps(restart, attempt.reported)

@@ -108,7 +108,7 @@ def _find_failure_category(old: Status, new: Status) -> str:
 
 def _list_restarts(old: Status, new: Status, category: str) -> Iterator[Restarted]:
     cause = UNKNOWN.name if category == NO_FAILURE else category
-    in_place = new.restarts.in_place - old.restarts.in_place
+    in_place = new.restarts.own_in_place - old.restarts.own_in_place
     if in_place > 0:
         yield Restarted("process", cause, in_place)
     if new.attempt > max(1, old.attempt):
@@ -225,7 +225,7 @@ def _report_failure(old: Status, new: Status) -> Iterator[Event]:
 
 
 def _report_restart_in_same_pods(old: Status, new: Status, limit: int | None) -> Iterator[Event]:
-    if new.attempt != old.attempt or new.restarts.in_place <= old.restarts.in_place:
+    if new.attempt != old.attempt or new.restarts.own_in_place <= old.restarts.own_in_place:
         return
     counted = new.restarts.counted > old.restarts.counted
     number = f"restart {new.restarts.used} of {limit}" if counted else "restart, not counted"

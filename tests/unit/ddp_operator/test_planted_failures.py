@@ -91,7 +91,7 @@ def settle(planted: Planted) -> tuple[Status, list[str]]:
 
 def check(planted: Planted) -> None:
     status, messages = settle(planted)
-    get = " ".join("" if cell is None else str(cell) for cell in render_columns(status))
+    get = " ".join(str(cell) for cell in render_columns(status) if cell is not None)
     describe = "\n".join([*messages, *(f"{part.reason}: {part.message}" for part in status.conditions)])
     created = format_time(NOW - timedelta(hours=1))
     raw = {"metadata": {"name": "train", "creationTimestamp": created}, "status": msgspec.to_builtins(status)}
@@ -198,7 +198,7 @@ RESTARTING = replace(
 NO_NAME = "cannot reach pod 0 at train-1-0.train: name does not resolve yet"
 NO_ROUTE = "cannot reach pod 0 at train-1-0.train:29400: no connection: timed out"
 SILENT_PEER = "10.0.0.2 does not acknowledge data"
-PODS = (child_pod(0), child_pod(1, status={"podIP": "10.0.0.2"}))
+PODS = (child_pod(0, age=3000), child_pod(1, age=3000, status={"podIP": "10.0.0.2"}))
 NETWORK = {
     "DNS at the start": Planted(
         pods=PODS,
@@ -280,3 +280,63 @@ def test_server_outside_the_job_counts_only_without_steps(age: int, reason: str)
     progressing = status.condition(c.PROGRESSING)
     assert progressing is not None
     assert progressing.reason == reason
+
+
+JOINED = condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED, age=50)
+RECENTLY_JOINED = replace(TRAINING, conditions=(*TRAINING.conditions[:3], JOINED, *TRAINING.conditions[4:]))
+VICTIM = last_words("Network", secondary=True, restarts=1)
+COUNTS = {
+    "victim counts a restart that its peer prevents": (
+        Planted(
+            pods=(
+                child_pod(0, "Failed", code=86, message=VICTIM),
+                failed_pod(1, "UserError", code=81, message="KeyError: 10", restarts=0),
+            ),
+            get="Failed UserError 1 steps/s 0",
+            describe=("KeyError: 10",),
+            why=("KeyError: 10",),
+            never=("in the same pods",),
+        ),
+        0,
+    ),
+    "victim waits for the pod that decides": (
+        Planted(
+            pods=PODS,
+            page=page(phase="Rendezvous", restarts=1),
+            get="Running WaitingForWorkers 0",
+            describe=("workers are restarting in the same pods, restart 1",),
+            why=("restart 1",),
+            never=("restart, not counted",),
+        ),
+        0,
+    ),
+    "pod deleted while no operator watched": (
+        Planted(
+            pods=(child_pod(0, age=3000), child_pod(1, suffix="fghij", age=20)),
+            page=page(phase="Running", restarts=1, ddp_step=48, ddp_steps_total=2),
+            status=RECENTLY_JOINED,
+            get="Running",
+            describe=("lost pod replaced, not counted", "the pod before train-1-1-fghij was lost"),
+            why=("It was restarted once", "the pod before train-1-1-fghij was lost"),
+            never=("in the same pods",),
+        ),
+        1,
+    ),
+    "queue preempts the workload": (
+        Planted(
+            pods=(),
+            jobs=(child_job(suspend=True, written=False, queue="q"),),
+            get="Pending QuotaPending 1 steps/s 1",
+            describe=("is waiting for admission by queue q",),
+            why=("train has waited for 0s",),
+        ),
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize(("planted", "restarts"), COUNTS.values(), ids=COUNTS)
+def test_interruption_is_counted_once(planted: Planted, restarts: int) -> None:
+    check(planted)
+    status, _ = settle(planted)
+    assert status.restarts.all == restarts

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from ddp_operator import constants
-from tests.support.builders import hand_over, last_words, page
+from tests.support.builders import NOW, hand_over, last_words, page
 from tests.support.fake_cluster import ReconcilerHarness
 
 TRAINING = page(ddp_step=7, ddp_planned_steps=10, ddp_loss=0.5, phase="Running")
@@ -64,9 +64,32 @@ class TestFailureInPlace:
         await harness.settle()
         assert asked == ["0"]
 
-    async def test_secondary_failure_is_not_shown(self) -> None:
+    async def test_secondary_failure_is_shown_where_no_pod_reports_another(self) -> None:
         harness = await self.train(self.page(1, category="NCCL", secondary=True, restarts=1), self.page(1))
-        assert harness.status.last_failure is None
+        assert harness.status.last_failure is not None
+        assert (harness.status.last_failure.category, harness.status.restarts.counted) == ("NCCL", 0)
+        told = [event.message for event in harness.cluster.events if event.reason == "RestartedInPlace"]
+        assert told == ["restart, not counted, in the same pods: NCCL (rank 0): NCCL happened"]
+
+    async def test_root_cause_replaces_symptom_of_same_incident_and_not_the_reverse(self) -> None:
+        symptom = self.page(1, category="NCCL", secondary=True, restarts=1, time=NOW.timestamp() + 5)
+        root = {"category": "UserError", "message": "KeyError: 10", "time": NOW.timestamp() + 2}
+        joining = symptom.replace(page(phase="Running"), page(phase="Rendezvous"))
+        pages = [joining, self.page(1)]
+        harness = await ReconcilerHarness(nodes=2).train(TRAINING)
+
+        async def scrape(pod: Any, port: int, take: Any) -> bool:
+            return hand_over(pages[int(pod["metadata"]["annotations"][constants.ANNOTATION_COMPLETION_INDEX])], take)
+
+        harness.cluster.scrape = scrape  # type: ignore[method-assign]
+        told = []
+        for pages[1] in (self.page(1), self.page(1, **root, restarts=1), self.page(1)):
+            harness.clock.advance(11)
+            await harness.settle()
+            assert harness.status.last_failure is not None
+            told.append(harness.status.last_failure.category)
+        assert told == ["NCCL", "UserError", "UserError"]
+        assert harness.status.restarts.in_place == 0, "the workers have not joined again"
 
     async def test_restart_is_counted_and_reported_as_in_place(self) -> None:
         words = {"category": "UserError", "rank": 1, "message": "KeyError: 10", "step": 10}

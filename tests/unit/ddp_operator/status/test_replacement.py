@@ -126,10 +126,12 @@ def test_restart_finishes_with_first_step_of_new_workers() -> None:
     gone = run(child_pod(0), status=again, text=training).status
     assert gone.last_restart == again.last_restart
     restarted = page(ddp_step=7, phase="Rendezvous", restarts=1)
-    noted = run(child_pod(0), child_pod(1, suffix="r1"), status=again, text=restarted).status
-    assert (noted.last_restart, noted.restarts.in_place) == (again.last_restart, 1)
     pods = (child_pod(0), child_pod(1, suffix="r1"))
-    over = run(*pods, status=noted, text=page(ddp_step=8, ddp_steps_total=1, phase="Running", restarts=1), now=LATER)
+    joining = run(*pods, status=again, text=restarted).status
+    assert (joining.last_restart, joining.restarts.in_place) == (again.last_restart, 0)
+    over = run(*pods, status=joining, text=page(ddp_step=8, ddp_steps_total=1, phase="Running", restarts=1), now=LATER)
+    restarts = over.status.restarts
+    assert (restarts.replaced, restarts.in_place, restarts.in_place_after_loss, restarts.all) == (1, 1, 1, 1)
     assert over.status.last_restart is not None
     assert (over.status.last_restart.level, over.status.last_restart.recovery_seconds) == ("ReplacedPod", 9)
 
