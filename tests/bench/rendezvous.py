@@ -1,9 +1,11 @@
-"""How long many torchrun agents take to meet at one store, and to meet again after a worker was killed.
+"""How long many agents take to join a rendezvous round, and to join the next after a worker was killed.
 
 All agents are on this machine, each at a loopback address of its own as with ``ddp run``: forked after one import of
-torch, with the launcher's store and patches, and a ``sleep`` as their worker. Asserts nothing:
+torch, with the launcher's store, and a ``sleep`` as their worker. Asserts nothing:
 
     python -m tests.bench.rendezvous --agents 64 256 1000
+    python -m tests.bench.rendezvous --agents 64 256 --elastic
+    python -m tests.bench.rendezvous --agents 64 256 --spares 4
 """
 
 from __future__ import annotations
@@ -21,15 +23,14 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import psutil
 
+from ddp_operator.launcher.network.master import count_connections
 from ddp_operator.launcher.pod import add_pod_flags, loopback_address
-from ddp_operator.launcher.torchrun.rendezvous import count_connections, fork_store
-from ddp_operator.launcher.torchrun.torchrun_patches import TorchrunPatches, adapt_torchrun
 from ddp_operator.local.adapt import hold_free_port
 from ddp_operator.manifests.torchrun import TorchrunPlan, UserCommand, build_torchrun_args
 from tests.support.launcher_config import launcher_pod
@@ -39,38 +40,74 @@ MEMORY_EACH: Final = 13 << 20
 WORKER: Final = ("sleep", "3600")
 
 
-def run_agent(index: int, agents: int, port: int, folder: str, reports: int, gate: int) -> None:
-    """Be the agent of one pod, until killed; write to ``reports`` when it is ready, has met, and runs its worker.
+class Job(NamedTuple):
+    """The pods of a job: ``nodes`` train, ``spares`` are on standby."""
 
-    Its first rendezvous begins when the other end of ``gate`` is closed.
-    """
-    import torch.distributed.run as torchrun
+    nodes: int
+    spares: int = 0
+    elastic: bool = False
+
+    @property
+    def pods(self) -> int:
+        """All pods."""
+        return self.nodes + self.spares
+
+    @property
+    def name(self) -> str:
+        """The job in words."""
+        kind = "elastic" if self.elastic else f"{self.spares} spares" if self.spares else "fixed size"
+        return f"{self.pods} agents, {kind}"
+
+
+class Channel:
+    """The agent's end of the channel to a launcher that restarts the workers after every failure."""
+
+    def __init__(self, index: int, reports: int, gate: int) -> None:
+        self._index = index
+        self._reports = reports
+        self._gate = gate
+
+    def report(self, event: Mapping[str, Any]) -> None:
+        """Pass a phase on. The first rendezvous begins when the other end of the gate is closed."""
+        if "phase" in event:
+            os.write(self._reports, f"{self._index} {event['phase']}\n".encode())
+        if event.get("phase") == "Rendezvous":
+            os.read(self._gate, 1)
+
+    def may_restart(self, event: Mapping[str, Any]) -> bool:
+        """Return whether to restart the workers."""
+        return True
+
+    def synchronize(self, known: str | None) -> str:
+        """Return the name of a snapshot."""
+        return ""
+
+
+def run_agent(index: int, job: Job, port: int, folder: str, reports: int, gate: int) -> None:
+    """Be the agent of one pod, until killed; write to ``reports`` when it is ready, has joined, and runs its worker."""
+    from ddp_operator.launcher.torchrun import agent
 
     logging.disable(logging.ERROR)  # a line of each agent for each round
     pod = launcher_pod(
-        folder, nodes=agents, node=index, port=port, in_place_restarts=100, restarts_without_progress=100,
-        master=loopback_address(0),
+        folder, nodes=job.nodes, spares=job.spares, elastic=job.elastic, node=index, port=port, in_place_restarts=100,
+        restarts_without_progress=100, master=loopback_address(0), secret="bench",
     )  # fmt: skip
+    channel = Channel(index, reports, gate)
+    join = agent.PodAgent._rendezvous
 
-    def report(event: dict[str, Any]) -> None:
-        if "phase" in event:
-            os.write(reports, f"{index} {event['phase']}\n".encode())
-        if event.get("phase") == "Rendezvous":
-            os.read(gate, 1)
+    def join_and_report(*arguments: Any) -> None:
+        join(*arguments)
+        channel.report({"phase": "Met"})
 
-    def meet(*arguments: Any) -> Any:
-        met = meet_as_ever(*arguments)
-        report({"phase": "Met"})
-        return met
-
-    meet_as_ever, TorchrunPatches._meet = TorchrunPatches._meet, meet  # type: ignore[method-assign]
-
-    adapt_torchrun(pod, report, lambda event: True, None)
-    plan = TorchrunPlan(agents, 1, "c10d", loopback_address(0), port, loopback_address(index), "bench")
+    agent.PodAgent._rendezvous = join_and_report  # type: ignore[method-assign]
+    least = max(1, job.nodes // 2) if job.elastic else job.nodes
+    most = job.pods if job.elastic else None
+    plan = TorchrunPlan(least, 1, "c10d", loopback_address(0), port, loopback_address(index), "bench", max_nodes=most)
     flags = add_pod_flags(build_torchrun_args(plan, UserCommand(WORKER[0], WORKER, program=True)), pod)
-    # A thousand agents that look at their workers ten times a second would have this machine for themselves.
-    flags.append(f"--monitor-interval={max(0.1, agents / 500)}")
-    torchrun.run(torchrun.parse_args([*flags, "--max-restarts=100", f"--log-dir={folder}", *WORKER]))
+    # A thousand agents that check their workers ten times a second would have this machine for themselves.
+    flags.append(f"--monitor-interval={max(0.1, job.pods / 500)}")
+    arguments = agent.torchrun.parse_args([*flags, "--max-restarts=100", f"--log-dir={folder}", *WORKER])
+    agent.run_torchrun(pod, arguments, channel, None, 0)  # type: ignore[arg-type]
 
 
 def fork_agent(release: int, *arguments: Any) -> int:
@@ -97,54 +134,56 @@ class Reports:
         self._unread = b""
         self._counts: Counter[tuple[str, str]] = Counter()
 
-    def wait_for(self, phase: str, times: int, limit: float) -> float:
-        """Return how many seconds pass until all agents have been in a phase so often. Raises: TimeoutError."""
+    def wait_for(self, phase: str, times: int, limit: float, *, agents: int | None = None) -> float:
+        """Return the seconds until ``agents``, by default all, have been in a phase so often. Raises: TimeoutError."""
+        needed = agents or self._agents
         since = time.monotonic()
         while True:
             there = sum(self._counts[str(index), phase] >= times for index in range(self._agents))
             left = limit - (time.monotonic() - since)
-            if there == self._agents:
+            if there >= needed:
                 return limit - left
             if left <= 0 or not select.select([self.read], [], [], left)[0]:
-                raise TimeoutError(f"{there} of {self._agents} in phase {phase} after {limit:.0f} s")
+                raise TimeoutError(f"{there} of {needed} in phase {phase} after {limit:.0f} s")
             self._unread += os.read(self.read, 1 << 16)
             *lines, self._unread = self._unread.split(b"\n")
             self._counts.update((index, what) for index, what in (line.decode().split() for line in lines))
 
 
-def measure(agents: int, limit: float, seconds: float) -> None:
-    """Let so many agents meet, look at what the store needs, and let them meet again."""
-    import torch
+def measure(job: Job, limit: float, seconds: float) -> None:
+    """Let the agents join a round, observe the store, and let them join another one."""
+    from ddp_operator.launcher.torchrun.store import fork_store
 
+    agents = job.pods
     port = hold_free_port()
     ours, theirs = socket.socketpair()
     guard, hold = os.pipe()
-    store = psutil.Process(fork_store(torch, "localhost", port, guard, theirs))
+    store = psutil.Process(fork_store(loopback_address(0), port, guard, theirs))
     gate, release = os.pipe()  # of which the store has no copy
     reports, pids = Reports(agents), []
     with tempfile.TemporaryDirectory() as folder:
         try:
             for index in range(agents):
                 os.makedirs(f"{folder}/{index}/metrics")
-                pids.append(fork_agent(release, index, agents, port, f"{folder}/{index}", reports.write, gate))
+                pids.append(fork_agent(release, index, job, port, f"{folder}/{index}", reports.write, gate))
             ready = reports.wait_for("Rendezvous", 1, limit)
             meter = Meter(store, pids)
             os.close(release)
-            met = reports.wait_for("Met", 1, limit)
-            print(f"{agents} agents (ready after {ready:.0f} s): first round {met:.1f} s; {meter.read()}", flush=True)
-            reports.wait_for("Running", 1, limit)
+            met = reports.wait_for("Met", 1, limit, agents=job.nodes)
+            print(f"{job.name} (ready after {ready:.0f} s): first round {met:.1f} s; {meter.read()}", flush=True)
+            reports.wait_for("Running", 1, limit, agents=job.nodes)
             meter = Meter(store, pids)
             time.sleep(seconds)
             rss = store.memory_info().rss / 2**20
             print(f"  at rest, {seconds:.0f} s: {meter.read()}; the store has {rss:.0f} MiB", end=" and ")
             print(f"{count_connections(port)} connections", flush=True)
-            (worker,) = psutil.Process(pids[agents // 2]).children()
+            (worker,) = psutil.Process(pids[job.nodes // 2]).children()
             meter = Meter(store, pids)
             worker.kill()
-            again = reports.wait_for("Met", 2, limit)
+            again = reports.wait_for("Met", 2, limit, agents=job.nodes)
             print(f"  next round {again:.1f} s after a worker was killed; {meter.read()}", flush=True)
         except TimeoutError as error:
-            print(f"{agents} agents: {error}; {Meter(store, pids, since=0).read()}", flush=True)
+            print(f"{job.name}: {error}; {Meter(store, pids, since=0).read()}", flush=True)
         finally:
             end([*pids, store.pid])
     for number in (guard, hold, gate, reports.read, reports.write):
@@ -190,18 +229,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", type=int, nargs="+", default=[64, 256, 1000])
-    parser.add_argument("--torchrun", action="store_true", help="meet as torchrun does, by one document")
+    parser.add_argument("--elastic", action="store_true", help="the size may be anything from half of the agents on")
+    parser.add_argument("--spares", type=int, default=0, help="further agents on standby")
     parser.add_argument("--limit", type=float, default=120, help="seconds until a rendezvous counts as failed")
     parser.add_argument("--seconds", type=float, default=10, help="how long the store is looked at in between")
     options = parser.parse_args(argv)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # for the store's connections
-    import torch.distributed.elastic.agent.server.local_elastic_agent
-    import torch.distributed.elastic.rendezvous.c10d_rendezvous_backend
-    import torch.distributed.run  # noqa: F401 - once, for all agents
+    import ddp_operator.launcher.torchrun.agent  # noqa: F401 - once, for all agents
 
-    if options.torchrun:
-        TorchrunPatches._has_fixed_group = property(lambda self: False)  # type: ignore[method-assign,assignment]
     gc.collect()
     gc.freeze()  # a collection in a child would write to all pages that it shares
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
@@ -210,7 +246,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if agents * MEMORY_EACH > free:
             print(f"{agents} agents: not run: they need {agents * MEMORY_EACH >> 30} GiB, {free >> 30} GiB are free")
             continue
-        measure(agents, options.limit, options.seconds)
+        measure(Job(agents, options.spares, options.elastic), options.limit, options.seconds)
 
 
 if __name__ == "__main__":

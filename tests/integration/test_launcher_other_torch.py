@@ -1,4 +1,4 @@
-"""Pods with another torch than this environment's: one whose private parts have changed, and the oldest supported."""
+"""Pods with the oldest supported Python and torch."""
 
 from __future__ import annotations
 
@@ -22,14 +22,6 @@ if "fail" in sys.argv and dist.get_rank() == 1 and os.environ["TORCHELASTIC_REST
 dist.barrier()
 dist.destroy_process_group()
 print("sum", int(one), sys.version_info[:2], torch.__version__, flush=True)
-"""
-# The agent is made as ever, and nobody can see any more which attributes it has.
-HIDES_ATTRIBUTES = """
-import sys
-if "forkserver" in sys.orig_argv:
-    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-    inner = LocalElasticAgent.__init__
-    LocalElasticAgent.__init__ = lambda self, *args, **kwargs: inner(self, *args, **kwargs)
 """
 
 
@@ -56,34 +48,6 @@ def run(job: LauncherPods) -> tuple[int, ...]:
     return tuple(one.code for one in ended)
 
 
-@pytest.mark.nightly
-def test_a_job_trains_where_torch_has_other_private_parts(folder: Path) -> None:
-    (folder / "site").mkdir()
-    (folder / "site" / "sitecustomize.py").write_text(HIDES_ATTRIBUTES)
-    job = LauncherPods(folder, ["train.py"], env={"PYTHONPATH": str(folder / "site")}, warm=False)
-    assert run(job) == (0, 0)
-    log = job.log(0)
-    assert log.count("torchrun runs as it is") == 1
-    assert "sum 2 " in log
-    assert "AttributeError" not in log
-
-
-@pytest.mark.nightly
-def test_a_failure_has_its_cause_where_torch_has_other_private_parts(folder: Path) -> None:
-    (folder / "site").mkdir()
-    (folder / "site" / "sitecustomize.py").write_text(HIDES_ATTRIBUTES)
-    site = {"PYTHONPATH": str(folder / "site")}
-    job = LauncherPods(folder, ["train.py", "fail", "0"], nodes=1, nproc=2, env=site, warm=False)
-    try:
-        (ended,) = job.run()
-    finally:
-        job.stop()
-    assert (ended.code, ended.message["category"]) == (82, "UserError"), ended.log
-    assert ended.message["message"] == "KeyError: 'a cause'"
-    assert ended.log.count("torchrun runs as it is") == 1
-    assert "AttributeError" not in ended.log
-
-
 class TestOldest:
     """Python 3.9 and torch 2.2, in pods passed by hand."""
 
@@ -96,7 +60,6 @@ class TestOldest:
         job = self.job(oldest, folder, nproc=2)
         assert run(job) == (0, 0)
         assert "sum 4 (3, 9) 2.2." in job.log(0)
-        assert "torchrun runs as it is" not in job.log(0)
 
     def test_restarts_in_place_after_a_failure(self, oldest: str, folder: Path) -> None:
         job = self.job(oldest, folder, "fail", "0", max_restarts=1)

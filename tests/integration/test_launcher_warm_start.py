@@ -25,13 +25,14 @@ pytestmark = pytest.mark.process
 
 # Stands in for the module of torchrun's agent: it runs one rank after the other, as it is told.
 AGENT = """
-import json
+import json, os
 def run_agent(request, channel, guards, problem, forker):
     for line in channel.makefile():
         job = json.loads(line)
         with open("../out", "wb") as out, open("../err", "wb") as err:
             rank = forker.fork(job["command"], job["environment"], (out, err))
-        channel.sendall(json.dumps(rank.wait() if rank else None).encode() + b"\\n")
+        code = os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) if rank else None
+        channel.sendall(json.dumps(code).encode() + b"\\n")
     return 0
 """
 # Stands in for the launcher.
@@ -144,7 +145,7 @@ class Forked:
         self.folder.mkdir()
         for name in ("workers", "errors", "metrics", "stacks", "groups"):
             (self.runtime / name).mkdir(parents=True)
-        agent = launcher.parent / "launcher.torchrun.agent.py"
+        agent = launcher.parent / "launcher.torchrun.launch.py"
         agent.unlink()
         agent.write_text(AGENT)
         self.launcher = str(launcher)
@@ -269,7 +270,7 @@ def test_ranks_differ_in_random_numbers_and_agree_in_hashes(forked: Forked) -> N
 
 def test_forked_rank_has_torch_and_few_modules_of_launcher(forked: Forked) -> None:
     code = "import sys; print('torch._dynamo' in sys.modules, *sorted(n for n in sys.modules if 'ddp_launcher' in n))"
-    names = [*RANK_MODULES, "launcher.torchrun.fork_server"]
+    names = [*RANK_MODULES, "launcher.torchrun", "launcher.torchrun.fork_server"]
     assert forked.fork("code", code).out.split() == [
         "True",
         *sorted(["ddp_launcher", *(f"ddp_launcher.{name}" for name in names)]),

@@ -76,7 +76,6 @@ class LauncherPods:
                 local_addr=f"job-1-{index}.job",
                 run_id="run-1",
                 join_timeout_seconds=TIMEOUT,
-                spares=self.spares,
             )
             config: dict[str, Any] = {
                 "nodes": self.nodes,
@@ -91,6 +90,7 @@ class LauncherPods:
             env = {
                 **os.environ,
                 **build_env(plan),
+                "DDP_RENDEZVOUS_SECRET": "of these pods",
                 "OMP_NUM_THREADS": "1",
                 "TMPDIR": str(self.temporary),
                 "JOB_COMPLETION_INDEX": str(index),

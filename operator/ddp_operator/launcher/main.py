@@ -11,7 +11,14 @@ from typing import NamedTuple, Optional, Sequence
 from ..contract.command_line import PythonLine, find_missing_program, split_python_line
 from ..contract.failure_record import Failure
 from ..contract.failure_table import EXIT_CODES
-from ..contract.names import ENV_COMPLETION_INDEX, ENV_OMP_NUM_THREADS, ENV_RUNTIME_DIR, EXIT_RETRYABLE, EXIT_USER_ERROR
+from ..contract.names import (
+    ENV_COMPLETION_INDEX,
+    ENV_OMP_NUM_THREADS,
+    ENV_RENDEZVOUS_SECRET,
+    ENV_RUNTIME_DIR,
+    EXIT_RETRYABLE,
+    EXIT_USER_ERROR,
+)
 from .failures.termination import finish
 from .failures.text import advise_on_program
 from .files import BOOTSTRAP, log
@@ -111,12 +118,11 @@ def _set_environment(pod: Pod) -> None:
     """Set the variables of torchrun and the ranks."""
     for name in [name for name in os.environ if name.startswith("PET_")]:
         del os.environ[name]  # torchrun would take defaults of its flags from them
+    os.environ.pop(ENV_RENDEZVOUS_SECRET, None)
     threads = default_threads(pod.nproc_per_node)
     if threads:
         os.environ.setdefault(ENV_OMP_NUM_THREADS, threads)
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
-    # With a shared store restarted workers would read the addresses of the former ones.
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     os.environ[ENV_RUNTIME_DIR] = pod.runtime
 
 

@@ -17,6 +17,8 @@ from ..contract.names import (
     ENV_MASTER_ADDR,
     ENV_MASTER_PORT,
     ENV_METRICS_PORT,
+    ENV_POD_IP,
+    ENV_RENDEZVOUS_SECRET,
     ENV_RUNTIME_DIR,
     EXIT_USER_ERROR,
     STOPPING_FILE,
@@ -173,7 +175,8 @@ class Pod(LauncherConfig):
     """One pod of the job.
 
     ``program``: whether the command is no Python program; ``oom_kills``: the cgroup's count before the ranks start;
-    ``steps``: the run's total, if an option of the script's command sets it.
+    ``steps``: the run's total, if an option of the script's command sets it. ``ip``: of this pod, empty if unknown;
+    ``secret``: with which the pods of the attempt sign what they exchange in the rendezvous store.
     """
 
     node: int
@@ -185,6 +188,8 @@ class Pod(LauncherConfig):
     oom_kills: int
     program: bool = False
     steps: Optional[int] = None
+    ip: str = ""
+    secret: str = ""
 
     @property
     def local(self) -> bool:
@@ -195,6 +200,18 @@ class Pod(LauncherConfig):
     def is_multi_node(self) -> bool:
         """Whether the pod has a rendezvous with other pods."""
         return self.nodes > 1 or self.elastic
+
+    @property
+    def store_address(self) -> str:
+        """The address on which pod 0 serves the rendezvous store; empty for all."""
+        return self.master if self.local else self.ip
+
+    @property
+    def store_host(self) -> str:
+        """The host at which this pod reaches the rendezvous store."""
+        if self.node == 0 and not self.local:
+            return self.ip or "localhost"
+        return self.master
 
 
 def read_pod(env: Mapping[str, str], runtime: str, *, program: bool = False) -> Pod:
@@ -216,11 +233,13 @@ def read_pod(env: Mapping[str, str], runtime: str, *, program: bool = False) -> 
         runtime=runtime,
         oom_kills=count_oom_kills(),
         program=program,
+        ip=env.get(ENV_POD_IP, ""),
+        secret=env.get(ENV_RENDEZVOUS_SECRET, ""),
     )
 
 
 def loopback_address(index: int) -> str:
-    """Return the address of a pod on this machine. torchrun ranks pods by the lexical order of their addresses."""
+    """Return the address of a pod on this machine."""
     return "127.0.0.1" if index == 0 else f"127.0.{100 + index // 100}.{100 + index % 100}"
 
 
@@ -232,9 +251,8 @@ def add_pod_flags(flags: Sequence[str], pod: Pod) -> list[str]:
         return [*flags, f"--master-addr={pod.master}", f"--master-port={pod.port}", f"--node-rank={pod.node}"]
     if not pod.is_multi_node:
         return [*flags, "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
-    host = "localhost" if pod.node == 0 and not pod.local else pod.master
     address = [f"--local-addr={loopback_address(pod.node)}"] if pod.local else []
-    return [*flags, f"--rdzv-endpoint={host}:{pod.port}", *address]
+    return [*flags, f"--rdzv-endpoint={pod.store_host}:{pod.port}", *address]
 
 
 def default_threads(nproc: int) -> Optional[str]:

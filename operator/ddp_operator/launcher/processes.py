@@ -138,6 +138,14 @@ def kill(pid: int, number: int) -> None:
         pass
 
 
+def kill_group(pid: int, number: int) -> None:
+    """Send a signal to the process group that a process leads; ignore one that has ended."""
+    try:
+        os.killpg(pid, number)
+    except OSError:
+        pass
+
+
 def list_children() -> set[int]:
     """Return the process ids of this process's children (Linux)."""
     try:

@@ -18,6 +18,7 @@ from ..contract.names import (
     METRIC_LAUNCHER_RESTARTS,
     STOPPING_FILE,
 )
+from .agent_process import AgentProcess
 from .failures.agent_failure import (
     STORE_ERRORS,
     STORE_PROBLEMS,
@@ -31,6 +32,7 @@ from .failures.restarts import InPlaceRestarts
 from .failures.termination import complete_worker_failure, conclude
 from .failures.worker_failure import find_root_cause
 from .files import log, try_write_json
+from .network.master import count_connections, wait_for_master
 from .network.preflight import PreflightReport, build_preflight_rows, decode_preflight, describe_preflight
 from .network.unreachable import UnreachablePeers
 from .pod import Pod
@@ -39,8 +41,7 @@ from .progress.metrics import MetricsEndpoint
 from .progress.output import OutputReader
 from .progress.trainer_status import TrainerStatus
 from .rank.tracking import build_tracking_rows
-from .torchrun.agent import END, RELEASE, RESTART, AgentEvent, AgentProcess
-from .torchrun.rendezvous import count_connections, wait_for_master
+from .torchrun.channel import END, RELEASE, RESTART, AgentEvent
 from .transfer.checkpoints import NEWEST, CheckpointMirror
 from .watchdog.monitor import StallMonitor
 from .watchdog.stall import decode_job_stall

@@ -246,6 +246,21 @@ def build_job(
     }
 
 
+def with_rendezvous_secret(job: Mapping[str, Any], secret: str) -> dict[str, Any]:
+    """Return an attempt's Job whose pods share a secret; other objects unchanged.
+
+    They sign with it what they exchange in the rendezvous store. The Job is the only place where it is stored.
+    """
+    manifest = copy.deepcopy(dict(job))
+    if job["kind"] != "Job":
+        return manifest
+    for container in manifest["spec"]["template"]["spec"]["containers"]:
+        env = container.get("env") or []
+        if any(variable["name"] == constants.ENV_LAUNCHER_CONFIG for variable in env):
+            container["env"] = [{"name": constants.ENV_RENDEZVOUS_SECRET, "value": secret}, *env]
+    return manifest
+
+
 def build_fetch_job(job: DDPTrainingJob, template: ResolvedTemplate, launcher: Launcher) -> dict[str, Any]:
     """Return the Job that fetches the inputs. It bypasses Kueue, because it requests no scarce resources."""
     metadata = _metadata(job, child_names.job_name(job.name, 0), attempt=0)

@@ -138,7 +138,6 @@ def _build_trainer(
         local_addr=child_names.pod_host(job.name, attempt, f"$({constants.ENV_COMPLETION_INDEX})"),
         run_id=f"{job.uid}-{attempt}",
         join_timeout_seconds=spec.rendezvous.join_timeout_seconds,
-        spares=job.spares,
     )
     trainer["command"] = [template.command.interpreter, launcher, "run"]
     trainer["args"] = [*torchrun.build_torchrun_args(plan, template.command), "--", *template.command.argv]
@@ -150,6 +149,7 @@ def _build_trainer(
     # The user's variables are last, so that they can refer to the operator's: `$(MASTER_ADDR)`.
     trainer["env"] = [
         *({"name": name, "value": value} for name, value in required.items()),
+        {"name": constants.ENV_POD_IP, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         *({"name": name, "value": value} for name, value in defaults.items() if name not in written_names),
         *written,
     ]

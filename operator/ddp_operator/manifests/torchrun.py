@@ -13,18 +13,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from ddp_operator import constants
-from ddp_operator.api.job import JobSize
 from ddp_operator.contract.command_line import split_python_line
 
 DEFAULT_INTERPRETER: Final = "python3"
-# torchrun removes an agent after this number of missed heartbeats; a replacement can join only then.
-_HEARTBEAT_SECONDS: Final = 2
-_HEARTBEATS_MISSED: Final = 5
-# Shorter for elastic jobs, whose pods wait for a dead agent. For few nodes only: each heartbeat rewrites the state.
-_ELASTIC_HEARTBEAT_SECONDS: Final = 1
-_FEW_NODES: Final = 64
-# Seconds that an elastic rendezvous waits for more nodes after the minimum has joined (torchrun's default is 30).
-_LAST_CALL_SECONDS: Final = 3
 
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)?)?")
 _SHELLS: Final = ("sh", "bash", "dash", "zsh", "ash")
@@ -104,8 +95,7 @@ class UserCommand:
 class TorchrunPlan:
     """Size and rendezvous of an attempt. ``local_addr`` may have ``$(JOB_COMPLETION_INDEX)``, which Kubernetes expands.
 
-    c10d assigns ranks in the lexical order of ``local_addr``, so that ``<job>-<index>.<service>`` makes pod 0 the
-    first. With ``max_nodes`` the job is elastic, and ``nodes`` is its minimum. ``spares``: further pods that wait.
+    With ``max_nodes`` the job is elastic, and ``nodes`` is its minimum.
     """
 
     nodes: int
@@ -117,7 +107,6 @@ class TorchrunPlan:
     run_id: str
     join_timeout_seconds: int = 600
     max_nodes: int | None = None
-    spares: int = 0
 
     @property
     def elastic(self) -> bool:
@@ -183,25 +172,14 @@ def build_torchrun_args(plan: TorchrunPlan, command: UserCommand) -> list[str]:
     The launcher adds the endpoint (from MASTER_ADDR and MASTER_PORT), the node rank and the worker command.
     """
     size = f"{plan.nodes}:{plan.max_nodes}" if plan.elastic else str(plan.nodes)
-    if plan.backend == "static":
-        conf = [f"timeout={plan.join_timeout_seconds}"]
-    else:
-        max_pods = plan.max_nodes or JobSize(plan.nodes, plan.spares).pods
-        beats_faster = (plan.elastic or plan.spares) and max_pods <= _FEW_NODES
-        # A separate process on pod 0 hosts the store. The agent of a job with one pod hosts its own store.
-        conf = [
-            f"is_host={int(size == '1')}",
-            f"join_timeout={plan.join_timeout_seconds}",
-            f"last_call_timeout={_LAST_CALL_SECONDS}",
-            f"keep_alive_interval={_ELASTIC_HEARTBEAT_SECONDS if beats_faster else _HEARTBEAT_SECONDS}",
-            f"keep_alive_max_attempt={_HEARTBEATS_MISSED}",
-        ]
+    # Only torch's static rendezvous reads it; the launcher's own has the limits in its configuration.
+    conf = [f"--rdzv-conf=timeout={plan.join_timeout_seconds}"] if plan.backend == "static" else []
     return [
         f"--nnodes={size}",
         f"--nproc-per-node={plan.nproc_per_node}",
         f"--rdzv-backend={plan.backend}",
         f"--rdzv-id={plan.run_id}",
-        f"--rdzv-conf={','.join(conf)}",
+        *conf,
         f"--local-addr={plan.local_addr}",
         *command.torchrun_flags,
         *(["--no-python"] if command.program else []),

@@ -8,6 +8,7 @@ and the operator needs permission to patch ConfigMaps of this name only.
 """
 
 import asyncio
+import secrets
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -26,6 +27,7 @@ from ddp_operator.manifests.children import (
     build_launcher_config_map,
     build_launcher_users,
     load_launcher,
+    with_rendezvous_secret,
 )
 from ddp_operator.manifests.job_pod import build_pod
 from ddp_operator.reconcile.observer import Memory, seconds_since
@@ -246,7 +248,7 @@ class Executor:
                 # The PodGroup of the previous attempt has no pods left, but may still hold quota of a queue.
                 former = child_names.job_name(job.name, action.attempt - 1)
                 await self._cluster.discard({**child, "metadata": child["metadata"] | {"name": former}})
-            outcome = await self._create(job, child)
+            outcome = await self._create(job, with_rendezvous_secret(child, secrets.token_hex()))
             if outcome is not None:
                 return outcome
         memory.failing_since = None

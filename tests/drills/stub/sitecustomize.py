@@ -1,7 +1,7 @@
 """Python finds this at its start: a stand-in for torchrun, so that the soak's jobs need not import PyTorch.
 
-It has as much of torch as the launcher touches, meets the other pods in a folder (``DRILL_MEETING``) and starts one
-worker. What soaks is ours: the launcher, its agent and store, the shim, the local cluster.
+It has as much of torch as the launcher uses, joins the other pods in a folder (``DRILL_MEETING``) and starts one
+worker. The soak tests the launcher, its agent and store, the shim and the local cluster.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import sys
 import time
 import types
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -24,94 +26,75 @@ def _nodes() -> int:
 
 
 class TCPStore:
-    """Listens, so that the other pods find that the master is there."""
+    """Listens, so that the other pods find that the master exists."""
 
-    def __init__(self, host: str, port: int, *_: Any, **__: Any) -> None:
-        self._socket = socket.create_server(("127.0.0.1", port), backlog=64)
-
-    def check(self, keys: list[str]) -> bool:
-        return False
+    def __init__(self, host: str, port: int, *_: Any, master_listen_fd: int | None = None, **__: Any) -> None:
+        self._socket = None if master_listen_fd is None else socket.socket(fileno=master_listen_fd)
 
 
-class ChildFailedError(Exception):
-    """A worker failed."""
+class MemoryStore:
+    """The methods of a store that agents of one pod call."""
+
+    def __init__(self, *_: Any) -> None:
+        self._values: dict[str, str] = {}
+
+    def add(self, key: str, amount: int) -> int:
+        self._values[key] = str(int(self._values.get(key, "0")) + amount)
+        return int(self._values[key])
+
+    def set(self, key: str, value: str) -> None:
+        self._values[key] = value
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        if key not in self._values and expected:
+            return expected.encode()
+        if self._values.get(key, "") == expected:
+            self._values[key] = desired
+        return self._values[key].encode()
 
 
 class SignalException(Exception):
     """The agent was told to stop."""
 
-    sigval = signal.SIGTERM
+    def __init__(self, message: str, number: signal.Signals) -> None:
+        super().__init__(message)
+        self.sigval = number
 
 
-class PContext:
-    def close(self, death_sig: Any = None, timeout: float = 30) -> None:
-        pass
-
-    def pids(self) -> dict[int, int]:
-        return {}
+class WorkerState(StrEnum):
+    HEALTHY = "HEALTHY"
+    FAILED = "FAILED"
+    SUCCEEDED = "SUCCEEDED"
 
 
-class SubprocessHandler:
-    def __init__(self) -> None:
-        self._stdout = self._stderr = None
-
-    def _popen(self, args: Any, env: Any) -> None:
-        pass
-
-
-class DynamicRendezvousHandler:
-    def __init__(self) -> None:
-        self._state_holder = self._op_executor = None
-
-    def num_nodes_waiting(self) -> int:
-        return 0
+@dataclass
+class RunResult:
+    state: WorkerState
+    failures: Any = None
+    return_values: Any = None
 
 
-class BackendRendezvousStateHolder:
-    def __init__(self, cache_duration: float = 1.0) -> None:
-        self._state = self._settings = self._backend = None
-
-    def _sanitize(self) -> None:
-        pass
-
-
-class DistributedRendezvousOpExecutor:
-    def __init__(self) -> None:
-        self._node = self._state_holder = None
-
-    def run(self) -> None:
-        pass
-
-
-class C10dRendezvousBackend:
-    def __init__(self) -> None:
-        self._key = ""
-
-    def _call_store(self) -> None:
-        pass
-
-
-class RendezvousJoinOp:
-    def __call__(self) -> None:
-        pass
-
-
-class Action:
-    SYNC = KEEP_ALIVE = MARK_RENDEZVOUS_COMPLETE = None
-
-
-class NodeDescGenerator:
-    def generate(self, local_addr: str | None = None) -> None:
-        pass
+@dataclass
+class WorkerSpec:
+    entrypoint: str
+    args: tuple[str, ...]
+    rdzv_handler: Any
+    local_world_size: int = 1
+    max_restarts: int = 0
+    master_addr: str | None = None
+    master_port: int | None = None
 
 
 class LocalElasticAgent:
     """Starts one worker and waits for it."""
 
-    def __init__(self) -> None:
-        self._store = self._worker_group = self._remaining_restarts = self._pcontext = None
+    def __init__(self, spec: WorkerSpec, logs_specs: Any = None) -> None:
+        self._group = types.SimpleNamespace(spec=spec, workers=[], store=MemoryStore(), group_world_size=1)
 
-    def _rendezvous(self) -> None:
+    def get_worker_group(self) -> Any:
+        return self._group
+
+    def _rendezvous(self, group: Any) -> None:
         nodes = _nodes()
         place = Path(os.environ["DRILL_MEETING"], os.environ["DDP_RUN_ID"])
         place.mkdir(exist_ok=True)
@@ -119,37 +102,53 @@ class LocalElasticAgent:
         while len(list(place.iterdir())) < nodes:
             time.sleep(0.01)
 
-    def _start_workers(self) -> None:
-        pass
-
-    def _restart_workers(self) -> None:
-        pass
-
-    def _monitor_workers(self) -> None:
-        pass
-
-    def _exit_barrier(self) -> None:
-        pass
-
-    def run(self, command: Sequence[str]) -> int:
-        """Run a worker; return its exit code."""
-        self._rendezvous()
+    def _start_workers(self, group: Any) -> dict[int, int]:
         rank = os.environ.get("JOB_COMPLETION_INDEX", "0")
         ranks = {"RANK": rank, "LOCAL_RANK": "0", "WORLD_SIZE": str(_nodes())}
-        worker = subprocess.Popen([word.replace("${local_rank}", "0") for word in command], env=os.environ | ranks)
-        self._start_workers()
-        return worker.wait()
+        command = [group.spec.entrypoint, *(word.replace("${local_rank}", "0") for word in group.spec.args)]
+        self._worker = subprocess.Popen(command, env=os.environ | ranks)
+        return {0: self._worker.pid}
+
+    def _shutdown(self, death_sig: Any = None) -> None:
+        pass
+
+    def run(self) -> RunResult:
+        """Run a worker to its end."""
+        self._rendezvous(self._group)
+        self._start_workers(self._group)
+        return RunResult(WorkerState.FAILED if self._worker.wait() else WorkerState.SUCCEEDED)
+
+
+class RendezvousHandler:
+    """Has nothing: the agents join in a folder."""
+
+    number = 0
+
+    def get_run_id(self) -> str:
+        return ""
+
+    def shutdown(self) -> bool:
+        return True
 
 
 def parse_args(words: Sequence[str]) -> Sequence[str]:
-    """Return the worker's command line: what stands behind the flags."""
+    """Return the worker's command line, which follows the flags."""
     return list(words[words.index("--no-python") + 1 :])
 
 
-def run(command: Sequence[str]) -> None:
-    """Be torchrun."""
-    if LocalElasticAgent().run(command):
-        raise ChildFailedError
+def config_from_args(command: Sequence[str]) -> tuple[Any, str, list[str]]:
+    """Return a configuration and the worker's command line."""
+    config = types.SimpleNamespace(
+        rdzv_backend="c10d",
+        rdzv_endpoint="",
+        run_id="",
+        min_nodes=1,
+        max_nodes=1,
+        local_addr="",
+        rdzv_configs={},
+        nproc_per_node=1,
+    )
+    return config, command[0], list(command[1:])
 
 
 def _module(name: str, **members: Any) -> None:
@@ -162,30 +161,31 @@ def _module(name: str, **members: Any) -> None:
         setattr(sys.modules[parent], last, module)
 
 
+def _nothing(*_: Any, **__: Any) -> Any:
+    return types.SimpleNamespace()
+
+
+_ELASTIC = "torch.distributed.elastic"
 _module("torch")
-_module("torch.distributed", TCPStore=TCPStore)
-_module("torch.distributed.run", parse_args=parse_args, run=run)
-_module("torch.distributed.elastic.multiprocessing.errors", ChildFailedError=ChildFailedError)
+_module("torch.distributed", TCPStore=TCPStore, HashStore=MemoryStore, PrefixStore=_nothing)
+_module("torch.distributed.run", parse_args=parse_args, config_from_args=config_from_args)
 _module(
-    "torch.distributed.elastic.multiprocessing.api",
-    PContext=PContext,
-    SubprocessHandler=SubprocessHandler,
-    SignalException=SignalException,
-    _terminate_process_handler=None,
+    f"{_ELASTIC}.agent.server.api",
+    RunResult=RunResult,
+    Worker=_nothing,
+    WorkerGroup=object,
+    WorkerSpec=WorkerSpec,
+    WorkerState=WorkerState,
 )
-_module("torch.distributed.elastic.agent.server.local_elastic_agent", LocalElasticAgent=LocalElasticAgent)
-_module("torch.distributed.elastic.rendezvous.c10d_rendezvous_backend", C10dRendezvousBackend=C10dRendezvousBackend)
+_module(f"{_ELASTIC}.agent.server.local_elastic_agent", LocalElasticAgent=LocalElasticAgent)
+_module(f"{_ELASTIC}.multiprocessing", SignalException=SignalException)
+_module(f"{_ELASTIC}.multiprocessing.errors", ProcessFailure=_nothing)
+_module(f"{_ELASTIC}.multiprocessing.tail_log", TailLog=_nothing)
+_module(f"{_ELASTIC}.utils", macros=None)
 _module(
-    "torch.distributed.elastic.rendezvous.dynamic_rendezvous",
-    DynamicRendezvousHandler=DynamicRendezvousHandler,
-    _NodeDescGenerator=NodeDescGenerator,
-    _BackendRendezvousStateHolder=BackendRendezvousStateHolder,
-    _RendezvousJoinOp=RendezvousJoinOp,
-    _DistributedRendezvousOpExecutor=DistributedRendezvousOpExecutor,
-    _RendezvousExitOp=None,
-    _RendezvousCloseOp=None,
-    _RendezvousState=None,
-    _Action=Action,
-    _delay=None,
-    _should_keep_alive=None,
+    f"{_ELASTIC}.rendezvous",
+    RendezvousParameters=_nothing,
+    rendezvous_handler_registry=types.SimpleNamespace(register=_nothing),
 )
+_module(f"{_ELASTIC}.rendezvous.api", RendezvousHandler=RendezvousHandler)
+_module(f"{_ELASTIC}.rendezvous.registry", get_rendezvous_handler=lambda parameters: RendezvousHandler())

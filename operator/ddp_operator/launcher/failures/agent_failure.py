@@ -11,7 +11,6 @@ from ...contract.names import EXIT_PEER_LOST, EXIT_RETRYABLE
 from ..pod import Pod
 from ..processes import count_oom_kills
 from ..rank.tracebacks import describe
-from ..torchrun.rendezvous import describe_absence
 from .rules import FATAL, WorkerEnd, classify, is_lost_rendezvous
 from .text import (
     FLAGS_REMEDY,
@@ -19,6 +18,7 @@ from .text import (
     STORE_REMEDY,
     SUPERSEDED_REMEDY,
     TORCH_REMEDY,
+    describe_absence,
     describe_exit,
     find_advice,
 )

@@ -12,9 +12,12 @@ from typing import Any, Final, Iterable, NamedTuple, Optional, Sequence
 
 from ...contract.failure_table import CATEGORIES, EXIT_CODES, HANG, UNKNOWN, Outcome
 from ...contract.names import ENV_LOCAL_POD
-from ..pod import CodeConfig
+from ..pod import CodeConfig, Pod
 from ..rank.tracebacks import PLACE
 
+UNRESOLVED: Final = "name does not resolve yet"
+REFUSED: Final = "nothing listens there yet"
+"""Problems of a connection to pod 0."""
 _SIGNALS_END: Final = 160  # shells report 128 + the number of a signal
 _MISSING_MODULE: Final = re.compile(r"No module named '?([\w.]+)")
 # The usage that argparse prints before it exits with code 2, and the exceptions of click and typer.
@@ -319,3 +322,21 @@ def format_failure(category: str, places: Iterable[tuple[str, Any]], message: st
 def format_place(places: Iterable[tuple[str, Any]]) -> str:
     """Return where a failure happened; unknown parts are omitted."""
     return ", ".join(f"{name} {value}" for name, value in places if value not in (None, ""))
+
+
+def describe_absence(pod: Pod, problem: str) -> tuple[str, str]:
+    """Return the message and the remedy for a pod 0 that was not reached. ``problem``: of the last try."""
+    master = f"{pod.master}:{pod.port}"
+    after = f"{pod.join_timeout_seconds:g} s"
+    if problem == UNRESOLVED:
+        return (
+            f"DNS has not resolved the name of pod 0, {pod.master}, within {after}",
+            "check the cluster's DNS (kubectl -n kube-system get pods -l k8s-app=kube-dns), dnsPolicy and dnsConfig in "
+            "spec.template, that the job's headless Service exists, and that no NetworkPolicy keeps the pods from DNS",
+        )
+    if problem == REFUSED:
+        return f"pod 0 has not served the rendezvous at {master} within {after}: {problem}", "check the log of pod 0"
+    return (
+        f"pod 0 was not reached at {master} within {after}: {problem}",
+        "check that it runs, and that no NetworkPolicy, firewall or service mesh closes the port",
+    )

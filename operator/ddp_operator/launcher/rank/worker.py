@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, NoReturn, Sequence
 from ...contract.names import ENV_AGENT_PID, ENV_RUNTIME_DIR, ENV_TRACKING_RUN, PAGES, TRAINER_STATUS_FILE
 from ..files import read_json, write_json
 from ..processes import STACK_SIGNAL, set_parent_death_signal
-from ..torchrun.loopback import StoreHook
 from .import_hook import ImportHook
+from .loopback import StoreHook
 from .tracebacks import hide_own_frames, record_exception
 
 _GROUPS_MODULE = "torch.distributed.distributed_c10d"

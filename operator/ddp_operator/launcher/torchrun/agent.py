@@ -1,251 +1,371 @@
-"""torchrun's agent: forked for the launcher from a process that has imported torch, and the channel of its reports."""
+"""torchrun's agent of one pod: a subclass of torch's that reports to the launcher and restarts as the launcher decides.
 
-import importlib
-import json
+It overrides methods that torch documents for subclasses, and uses public names otherwise.
+"""
+
+import dataclasses
+import inspect
 import os
-import select
 import signal
 import socket
-from contextlib import suppress
-from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
+import time
+from typing import Any, Iterable, Optional, Sequence
 
-from ..failures.agent_failure import ArgumentError, examine_agent_error
-from ..pod import Pod, decode_pod, encode_config
-from ..processes import kill
-from .fork_server import RankForker, request_fork, start_fork_server
-from .rendezvous import TrainingOver, fork_store
-from .torchrun_patches import adapt_torchrun, log_errors_only
+import torch
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-RESTART, END = b"r", b"e"  # the launcher's reply to the agent's report of failures
-RELEASE = b"g"  # the launcher sends it when the master is reachable and the checkpoints are ready
-_SECONDS_FOR_REPLY = 10.0
+from ...contract.names import EXIT_PREEMPTED, STOPPING_FILE
+from ..failures.rules import WorkerEnd
+from ..failures.worker_failure import EndedPeers, examine_worker
+from ..files import log
+from ..network.preflight import PreflightError, find_fatal, run_preflight
+from ..pod import Pod
+from .agreement import (
+    RestartCount,
+    RunStep,
+    SharedSnapshot,
+    SharedStall,
+    count_ended_pods,
+    wait_for_ended_pods,
+)
+from .channel import LauncherChannel
+from .fork_server import RankForker
+from .membership import FreeRestarts, GroupSize
+from .ranks import ForkedRanks, InterceptedLogs, RankProcesses, RanksPrepared, StopSignals, fork_ranks
+from .rendezvous import BACKEND, PodRendezvous
+from .store import SignedStore, host_store
 
-AgentEvent = Mapping[str, Any]
-"""A JSON object that an agent reports; ``Supervisor`` handles each of its keys."""
-
-
-class AgentRequest(NamedTuple):
-    """What the launcher asks its fork server for: an agent. ``pod``: encoded; ``restarts``: of the workers so far."""
-
-    pod: str
-    flags: list[str]
-    entry: list[str]
-    restarts: int
-
-
-class _LauncherChannel:
-    """The agent's end of the channel to the launcher."""
-
-    def __init__(self, channel: socket.socket) -> None:
-        self._channel = channel
-
-    def report(self, event: AgentEvent) -> None:
-        """Send an event."""
-        self._channel.sendall(json.dumps(event).encode() + b"\n")
-
-    def may_restart(self, event: AgentEvent) -> bool:
-        """Report failures. Returns whether to restart the workers: the launcher's reply, or yes without any."""
-        self.report(event)
-        has_reply = bool(select.select([self._channel], [], [], _SECONDS_FOR_REPLY)[0])
-        return not has_reply or self._channel.recv(1) == RESTART
-
-    def synchronize(self, known: Optional[str]) -> str:
-        """Make the checkpoint folder equal a snapshot; for None, upload the folder as one. Returns its name."""
-        self.report({"snapshot": known})
-        with self._channel.makefile("r", encoding="utf-8") as reply:
-            return reply.readline().strip()
-
-    def wait_for_release(self) -> bool:
-        """Wait for the launcher. Returns False if it has closed the channel instead."""
-        return self._channel.recv(1) == RELEASE
+_STATIC = "static"
+_STORES: list[Any] = []  # hosted for torch's static rendezvous, as long as this process lives
+_SECONDS_TO_STOP = 30.0  # for ranks that have nothing to save
+_SECONDS_FOR_PEERS = 300.0  # that a pod whose ranks have ended waits for those of its peers
+_SECONDS_FOR_PEERS_OF_RANK_0 = 5.0  # the same if the success of rank 0 is enough
 
 
-class _Torchrun(NamedTuple):
-    """The modules of torchrun, and the function with which the pod leaves the rendezvous."""
+class PodAgent(LocalElasticAgent):
+    """The agent of a pod. ``forker``: forks its ranks; None: torchrun starts them as interpreters.
 
-    run: Any
-    errors: Any
-    processes: Any
-    leave: Callable[[], None]
-
-
-def run_agent(
-    raw: Mapping[str, Any],
-    channel: socket.socket,
-    guards: Sequence[int],
-    problem: Optional[Exception],
-    forker: Optional[RankForker],
-) -> int:
-    """Run torchrun in this process and report to the launcher over ``channel``. Returns the exit code.
-
-    ``raw``: an AgentRequest; ``guards``: of the store that this agent hosts; ``problem``: why torch could not be
-    imported.
-    """
-    request = AgentRequest(**raw)
-    pod = decode_pod(request.pod)
-    launcher = _LauncherChannel(channel)
-    try:
-        if problem is not None:
-            raise problem
-        torchrun = _prepare_torchrun(pod, request, channel, launcher, guards, forker)
-        if not launcher.wait_for_release():
-            return 1
-    except Exception as error:
-        launcher.report(_build_error_event(pod, error))
-        return 1
-    try:
-        arguments = torchrun.run.parse_args([*request.flags, "--no-python", *request.entry])
-    except SystemExit:
-        launcher.report(_build_error_event(pod, ArgumentError()))
-        return 2
-    return _run_torchrun(pod, torchrun, arguments, launcher)
-
-
-def _prepare_torchrun(
-    pod: Pod,
-    request: AgentRequest,
-    channel: socket.socket,
-    launcher: _LauncherChannel,
-    guards: Sequence[int],
-    forker: Optional[RankForker],
-) -> _Torchrun:
-    """Host the rendezvous store, import torchrun and adapt it."""
-    torch = importlib.import_module("torch")
-    # A store that ends before its clients logs C++ stacks, even in a successful run.
-    log_errors_only(torch)
-    host = pod.master if pod.local else "localhost"
-    for guard in guards:
-        launcher.report({"store": fork_store(torch, host, pod.port, guard, channel)})
-        os.close(guard)
-    run = importlib.import_module("torch.distributed.run")
-    leave = adapt_torchrun(pod, launcher.report, launcher.may_restart, forker, request.restarts, launcher.synchronize)
-    errors = importlib.import_module("torch.distributed.elastic.multiprocessing.errors")
-    processes = importlib.import_module("torch.distributed.elastic.multiprocessing.api")
-    return _Torchrun(run, errors, processes, leave)
-
-
-def _run_torchrun(pod: Pod, torchrun: _Torchrun, arguments: Any, launcher: _LauncherChannel) -> int:
-    """Run the workers and report how they ended. Returns the exit code."""
-    try:
-        torchrun.run.run(arguments)
-    except torchrun.errors.ChildFailedError:
-        launcher.report({"result": "failed"})  # the failures were reported when they happened
-        return 1
-    except TrainingOver:
-        launcher.report({"result": "ok"})
-        return 0
-    except torchrun.processes.SignalException as error:
-        torchrun.leave()
-        launcher.report({"result": "signal", "signal": int(error.sigval)})
-        return 1
-    except Exception as error:
-        launcher.report(_build_error_event(pod, error))
-        return 1
-    launcher.report({"result": "ok"})
-    return 0
-
-
-def _build_error_event(pod: Pod, error: BaseException) -> AgentEvent:
-    return {"result": "error", "failure": examine_agent_error(pod, error).to_json()}
-
-
-class AgentProcess:
-    """The agent that runs now, or ran last, from the launcher's side.
-
-    ``status``: its exit code, negative for a signal; None while it runs. ``pid`` is 0 without an agent, and that of
-    ``server``, from which it is forked, until the agent has reported its own.
+    The launcher decides about restarts after failures. Restarts for other pods that join or leave are free.
     """
 
-    def __init__(self, pod: Pod, entry: Sequence[str], *, warm: bool) -> None:
+    def __init__(
+        self,
+        pod: Pod,
+        launcher: LauncherChannel,
+        forker: Optional[RankForker],
+        restarts: int,
+        spec: WorkerSpec,
+        **options: Any,
+    ) -> None:
+        super().__init__(spec, **options)
         self._pod = pod
-        self._entry = list(entry)
-        self._worker = self._entry[self._entry.index("worker") + 1 :] if warm else []
-        self.pid = 0
-        self.server = 0
-        self.rank_server = 0
-        self.status: Optional[int] = None
-        self.channel: Optional[socket.socket] = None  # None once the agent has closed its end
-        self._requests: Optional[socket.socket] = None
-        self._unread = b""
-        self._early_signal = 0  # that its server received instead
+        self._launcher = launcher
+        self._forker = forker
+        self._logs: Optional[InterceptedLogs] = options.get("logs_specs") if forker is not None else None
+        self._signals = StopSignals()
+        self._signals.install()
+        self._shared: Any = None  # of the current round
+        self._ranks = RankProcesses({})
+        self._forked: Optional[ForkedRanks] = None
+        self._has_failed = False
+        self._restarts = 0
+        self._free_restarts = FreeRestarts()
+        self._count = RestartCount(restarts)
+        self._snapshot = SharedSnapshot(pod, launcher.synchronize)
+        self._stall = SharedStall(pod)
+        self._run_step = RunStep(pod)
 
-    def start(self, flags: Sequence[str], store_guard: Optional[int], restarts: int) -> None:
-        """Request an agent. The first one, and one after the server's end, waits for the import of torch.
+    @property
+    def _is_stopping(self) -> bool:
+        return os.path.exists(os.path.join(self._pod.runtime, STOPPING_FILE))
 
-        ``restarts``: of the workers so far.
-        """
-        if self.channel is not None:
-            self.channel.close()
-        self.status = None
-        self._unread = b""
-        self._early_signal = 0
-        self.channel, theirs = socket.socketpair()
-        requests = self._start_server()
-        self.pid = self.server
-        self.rank_server = 0
-        request = AgentRequest(encode_config(self._pod), list(flags), self._entry, restarts)
-        guards = [] if store_guard is None else [store_guard]
-        with suppress(OSError):  # the server has ended, as the channel will show
-            request_fork(requests, request._asdict(), [theirs.fileno(), *guards])
-        theirs.close()
-        for guard in guards:
-            os.close(guard)
-        self.channel.setblocking(False)
+    @property
+    def _saves(self) -> bool:
+        """Whether ranks that are stopped may save a checkpoint."""
+        return self._is_stopping or self._pod.elastic
 
-    def _start_server(self) -> socket.socket:
-        """Start a fork server, unless one runs. Returns the socket for requests."""
-        if self.server and self._requests is not None:
-            return self._requests
-        if self._requests is not None:
-            self._requests.close()
-        self.server, self._requests = start_fork_server(self._worker)
-        return self._requests
+    # -- start
 
-    def send(self, message: bytes) -> None:
-        """Send to the agent, unless it has ended."""
-        with suppress(OSError):  # it has ended just now
-            if self.channel is not None:
-                self.channel.sendall(message)
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        self._launcher.report({"phase": "Rendezvous"})
+        super()._rendezvous(worker_group)
+        handler = worker_group.spec.rdzv_handler
+        if isinstance(handler, PodRendezvous):
+            self._shared = handler.share()
+        else:
+            self._shared = SignedStore(worker_group.store, self._pod.secret, _STATIC)
 
-    def receive(self) -> list[AgentEvent]:
-        """Return the events that the agent has reported since the last call."""
-        while self.channel is not None:
-            try:
-                data = self.channel.recv(65536)
-            except BlockingIOError:
-                break
-            except OSError:
-                data = b""
-            if not data:
-                self.channel.close()
-                self.channel = None
-            self._unread += data
-        *lines, self._unread = self._unread.split(b"\n")
-        events: list[AgentEvent] = [json.loads(line) for line in lines]
-        for event in events:
-            if "server" in event:
-                self._note_start(event["pid"], event["server"])
-        if self.channel is None and not self.rank_server:
-            self.kill()  # the agent was never forked: its server's end counts as its own
-        return events
+    def _assign_worker_ranks(
+        self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
+    ) -> list[Worker]:
+        """Number the ranks in the order of the pods. All pods have the same number of ranks."""
+        size = spec.local_world_size
+        first = group_rank * size
+        total = group_world_size * size
+        return [Worker(local, first + local, first + local, total, total) for local in range(size)]
 
-    def _note_start(self, pid: int, server: int) -> None:
-        """Note an agent's process id. Forward a signal that its server received before the fork."""
-        server_pid = self.pid
-        self.pid = pid
-        self.rank_server = server
-        if self._early_signal and pid != server_pid:
-            kill(pid, self._early_signal)
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self._check_network(worker_group)
+        self._snapshot.share(self._shared)
+        with self._signals.hold():
+            pids = self._fork_workers(worker_group) or super()._start_workers(worker_group)
+            self._ranks = RankProcesses(pids)
+        self._launcher.report({"phase": "Running"})
+        if self._pod.is_multi_node:
+            self._count.start_round(self._shared, time.monotonic())
+        return pids
 
-    def note_end(self, pid: int, status: int) -> None:
-        """Note that a child of the launcher has ended."""
-        if pid == self.pid:
-            self.status = os.waitstatus_to_exitcode(status)
-        if pid == self.server:
-            self.server = 0
+    def _check_network(self, worker_group: WorkerGroup) -> None:
+        """Run the preflight when all pods have met for the first time. Raises: PreflightError."""
+        plan = self._pod.preflight
+        if plan is None or getattr(worker_group.spec.rdzv_handler, "number", 0) != 0:
+            return
+        ranks = [(worker.local_rank, worker.global_rank, worker.world_size) for worker in worker_group.workers]
+        report = run_preflight(torch, self._pod, plan, ranks)
+        self._launcher.report({"preflight": report})
+        fatal = find_fatal(report, plan)
+        if fatal:
+            raise PreflightError(fatal, report)
 
-    def kill(self, number: int = signal.SIGKILL) -> None:
-        """Send a signal to the agent, also to one that is being forked."""
-        if not self.rank_server:
-            self._early_signal = number
-        kill(self.pid, number)
+    def _fork_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        """Start the ranks by the fork server. Returns their process ids; empty if torchrun has to start them."""
+        self._forked = None
+        if self._forker is None or self._logs is None:
+            return {}
+        self._logs.intercepts = True
+        try:
+            super()._start_workers(worker_group)
+        except RanksPrepared as prepared:
+            spec = worker_group.spec
+            self._forked = fork_ranks(self._forker, [str(spec.entrypoint), *spec.args], prepared, spec.role)
+        finally:
+            self._logs.intercepts = False
+        return {} if self._forked is None else dict(self._forked.pids)
+
+    # -- monitoring
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._share_state(worker_group)
+        exit_codes = dict(self._ranks.poll())
+        self._has_failed = any(exit_codes.values())
+        if not self._has_failed:
+            return self._collect_result(worker_group)
+        ended_peers = EndedPeers() if self._pod.elastic else self._find_ended_peers(worker_group, exit_codes)
+        self._stop_ranks(signal.SIGTERM)
+        result = self._collect_result(worker_group)
+        self._report_failures(result, ended_peers)
+        return result
+
+    def _share_state(self, worker_group: WorkerGroup) -> None:
+        if not self._pod.is_multi_node:
+            return
+        now = time.monotonic()
+        job_stall = self._stall.exchange(self._shared, worker_group.group_world_size or 1, now)
+        if job_stall is not None:
+            self._launcher.report({"board": job_stall})
+        if self._pod.node == 0:
+            self._run_step.post(self._shared, now)
+        if self._count.learn(now):
+            self._launcher.report({"count": self._count.count})
+
+    def _find_ended_peers(self, worker_group: WorkerGroup, exit_codes: dict[int, int]) -> EndedPeers:
+        """Return the ranks of this pod and the number of other pods that have ended with exit code 0."""
+        ranks = [worker.global_rank for worker in worker_group.workers if exit_codes.get(worker.local_rank) == 0]
+        return EndedPeers(sorted(ranks), count_ended_pods(self._shared))
+
+    def _collect_result(self, worker_group: WorkerGroup) -> RunResult:
+        """Return how the ranks are. torchrun itself reaps those that it has started."""
+        if self._forked is None:
+            result: RunResult = super()._monitor_workers(worker_group)
+            return result
+        exit_codes = self._ranks.poll()
+        if any(exit_codes.values()):
+            failures = {
+                worker_group.workers[rank].global_rank: ProcessFailure(
+                    rank, self._forked.pids[rank], code, self._forked.error_files[rank]
+                )
+                for rank, code in exit_codes.items()
+                if code != 0
+            }
+            return RunResult(WorkerState.FAILED, failures=failures)
+        if len(exit_codes) < len(self._forked.pids):
+            return RunResult(WorkerState.HEALTHY)
+        self._close_forked()
+        return RunResult(WorkerState.SUCCEEDED, return_values={w.global_rank: None for w in worker_group.workers})
+
+    def _report_failures(self, result: RunResult, ended_peers: EndedPeers) -> None:
+        """Report the failures to the launcher, and restart the ranks or not as it decides."""
+        ends = [read_process_failure(rank, failure, self._ranks.failed_at) for rank, failure in result.failures.items()]
+        failures = [examine_worker(self._pod, end, ended_peers) for end in ends]
+        not_counted = all(failure.secondary or failure.container_exit_code == EXIT_PREEMPTED for failure in failures)
+        may_be_free = bool(failures) and self._pod.awaits_peers and not_counted and not self._is_stopping
+        has_step = self._pod.node != 0 and self._pod.is_multi_node
+        event = {
+            "failures": [failure.to_json() for failure in failures],
+            "free": may_be_free and self._free_restarts.take(),
+            "step": self._run_step.read(self._shared) if has_step else None,
+        }
+        restarts = self._launcher.may_restart(event)
+        # Pods that have ended join no further round: it would only time out.
+        self._remaining_restarts = int(restarts and not ended_peers.pods)
+
+    # -- restart and end
+
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        if not self._has_failed and any(self._ranks.poll().values()):
+            return  # this pod's own failure is reported before the restart that other pods request
+        if self._count.learn():
+            self._launcher.report({"count": self._count.count})
+        self._launcher.report({"restart": True})
+        self._restarts += 1
+        self._count.count += 1
+        # torchrun computes TORCHELASTIC_RESTART_COUNT from it, and counts only failures of its own ranks.
+        self._remaining_restarts = worker_group.spec.max_restarts - self._restarts
+        super()._restart_workers(worker_group)
+
+    def _shutdown(self, death_sig: Any = signal.SIGTERM, timeout: float = _SECONDS_TO_STOP) -> None:
+        self._stop_ranks(death_sig)
+        super()._shutdown(death_sig)
+        self._close_forked()
+
+    def _stop_ranks(self, number: int) -> None:
+        grace = self._pod.grace if self._saves else _SECONDS_TO_STOP
+        self._ranks.stop(number, grace, saves=self._saves)
+
+    def _close_forked(self) -> None:
+        if self._forked is not None:
+            self._forked.close()
+
+    def _exit_barrier(self) -> None:
+        if not self._pod.is_multi_node:
+            return
+        rank_0_is_enough = self._pod.success_policy == "RankZero" and self._pod.node == 0
+        patience = _SECONDS_FOR_PEERS_OF_RANK_0 if rank_0_is_enough else _SECONDS_FOR_PEERS
+        pods = self.get_worker_group().group_world_size or 1
+        if not wait_for_ended_pods(self._shared, pods, patience) and rank_0_is_enough:
+            log("rank 0 has succeeded, which is enough by spec.successPolicy: the other pods are not waited for")
+
+
+def read_process_failure(rank: int, failure: Any, failed_at: dict[int, float]) -> WorkerEnd:
+    """Return torchrun's ProcessFailure; of a script under @record its message contains a traceback.
+
+    ``failed_at``: Unix seconds by local rank; torchrun's own times are of the check that found all failures.
+    """
+    message = failure.message
+    traceback = ""
+    if isinstance(message, dict):
+        traceback = str(message.get("extraInfo", {}).get("py_callstack", ""))
+        message = str(message.get("message", ""))
+    elif failure.error_file_data.get("message") == "<NONE>":
+        message = ""  # torchrun's own advice to use @record
+    return WorkerEnd(
+        failure.exitcode,
+        message=message,
+        traceback=traceback,
+        time=failed_at.get(failure.local_rank, failure.timestamp),
+        rank=rank,
+        local_rank=failure.local_rank,
+    )
+
+
+def run_torchrun(
+    pod: Pod, arguments: Any, launcher: LauncherChannel, forker: Optional[RankForker], restarts: int
+) -> bool:
+    """Run an agent to its end. Returns whether the ranks have succeeded.
+
+    ``arguments``: of torchrun, parsed; ``restarts``: of the workers so far.
+
+    Raises: SignalException, PreflightError, TrainingOver, and the errors of the rendezvous.
+    """
+    config, entrypoint, args = torchrun.config_from_args(arguments)
+    handler = _create_rendezvous(pod, config)
+    obstacle = _find_obstacle(config)
+    if forker is not None and obstacle:
+        log(f"ranks start in fresh interpreters, and each imports PyTorch: {obstacle}")
+        forker = None
+    options = _select(config, inspect.signature(LocalElasticAgent.__init__).parameters)
+    if forker is not None:
+        options["logs_specs"] = InterceptedLogs(options["logs_specs"])
+    spec = _build_worker_spec(pod, config, str(entrypoint), args, handler)
+    agent = PodAgent(pod, launcher, forker, restarts, spec, **options)
+
+    try:
+        result = agent.run()
+    except SignalException:
+        if isinstance(handler, PodRendezvous):
+            _leave(handler)
+        raise
+    except Exception:
+        handler.shutdown()
+        raise
+    handler.shutdown()
+    return bool(result.state == WorkerState.SUCCEEDED)
+
+
+def _leave(handler: PodRendezvous) -> None:
+    try:
+        handler.leave()
+    except Exception as error:  # the store has ended
+        log(f"could not leave the rendezvous, so the other pods wait for missing heartbeats: {error}")
+
+
+def _find_obstacle(config: Any) -> str:
+    """Return why torchrun has to start the ranks itself; empty if it does not."""
+    if not hasattr(config, "logs_specs"):
+        return "this needs PyTorch 2.3 or later"
+    flags = {
+        "--numa-binding": "numa_options",
+        "--duplicate-stdout-filters": "duplicate_stdout_filters",
+        "--duplicate-stderr-filters": "duplicate_stderr_filters",
+        "a template of the log's prefix": "log_line_prefix_template",
+    }
+    return ", ".join(flag for flag, name in flags.items() if getattr(config, name, None))
+
+
+def _create_rendezvous(pod: Pod, config: Any) -> Any:
+    """Return the handler of the rendezvous: torch's own for the static one."""
+    is_static = config.rdzv_backend == _STATIC
+    if not is_static:
+        address = config.local_addr or socket.getfqdn()
+        size = GroupSize(pod.nodes, config.min_nodes, config.max_nodes, pod.elastic)
+        rendezvous_handler_registry.register(
+            BACKEND, lambda parameters: PodRendezvous(pod, parameters.run_id, address, size)
+        )
+    elif pod.local and pod.node == 0:
+        # torch's own store would listen on all addresses. It uses one that this process hosts already.
+        _STORES.append(host_store(pod.store_address, pod.port, multi_tenant=True))
+    parameters = RendezvousParameters(
+        config.rdzv_backend if is_static else BACKEND,
+        config.rdzv_endpoint,
+        config.run_id,
+        config.min_nodes,
+        config.max_nodes,
+        config.local_addr,
+        **config.rdzv_configs,
+    )
+    return get_rendezvous_handler(parameters)
+
+
+def _build_worker_spec(pod: Pod, config: Any, entrypoint: str, args: Sequence[str], handler: Any) -> WorkerSpec:
+    is_static = config.rdzv_backend == _STATIC
+    fields = _select(config, [field.name for field in dataclasses.fields(WorkerSpec)])
+    fields.update(
+        local_world_size=config.nproc_per_node,
+        entrypoint=entrypoint,
+        args=tuple(args),
+        rdzv_handler=handler,
+        master_addr=pod.master if is_static else None,
+        master_port=pod.port if is_static else None,
+    )
+    return WorkerSpec(**fields)
+
+
+def _select(config: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Return the attributes of torchrun's LaunchConfig that another of its classes takes, in any version."""
+    return {name: getattr(config, name) for name in names if hasattr(config, name)}

@@ -1,97 +1,182 @@
-"""What the pods of a job tell each other through the store of a round: how far the run is, how often it restarted."""
+"""What the pods of a job share in a rendezvous round: step, restarts, snapshot, stall, and their end."""
 
-import json
 import math
+import os
 import time
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Mapping, Optional
 
+from ...contract.names import RUN_STEP_FILE, STALL_REPORT_FILE
 from ..files import read_json
 from ..pod import Pod
-from .rendezvous import query_store
+from ..watchdog.stall import JobStall, decode_activity
+from .store import SignedStore, query_store
 
-_SECONDS_TO_POST = 2.0  # that other pods may take to start their workers after this one
+_SECONDS_TO_POST = 2.0  # that peers may take to start their workers after this pod
+_LONGEST_PAUSE = 5.0  # between two exchanges of a stall
+_ENDED = "ddp/ended"
 
 
 class RunStep:
-    """How far the run is, by pod 0, in the store of their round: most scripts report it in rank 0 alone."""
+    """The step of the run, which pod 0 shares: most scripts report it in rank 0 only."""
 
     _KEY = "ddp/step"
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._last = -math.inf
-        self._posted: tuple[Any, Any] = (None, None)
+    def __init__(self, pod: Pod) -> None:
+        self._path = os.path.join(pod.runtime, RUN_STEP_FILE)
+        self._read_at = -math.inf
+        self._posted: tuple[Optional[SignedStore], Any] = (None, None)
 
-    def post(self, store: Any, now: float) -> None:
-        """Let the other pods know what the launcher of pod 0 has left in its file, at most once a second."""
-        if store is None or now - self._last < 1.0:
+    def post(self, store: SignedStore, now: float) -> None:
+        """Share what the launcher of pod 0 has left in its file, at most once a second."""
+        if now - self._read_at < 1.0:
             return
-        self._last = now
+        self._read_at = now
         step = read_json(self._path).get("step")
         if step is not None and self._posted != (store, step):
             self._posted = store, step
-            query_store(lambda: store.set(self._KEY, json.dumps(step)))
+            query_store(lambda: store.write(self._KEY, step))
 
-    def read(self, store: Any) -> Optional[float]:
-        """Return what pod 0 has posted; None where it has not, or the store does not respond."""
-        found = query_store(lambda: float(store.get(self._KEY)) if store.check([self._KEY]) else None)
-        return next((step for step in found if step is not None and math.isfinite(step)), None)
+    def read(self, store: SignedStore) -> Optional[float]:
+        """Return the step that pod 0 has shared; None if it has not, or if the store does not respond."""
+        step = query_store(lambda: store.read(self._KEY))
+        return step if isinstance(step, (int, float)) and math.isfinite(step) else None
 
 
 class RestartCount:
-    """How often the workers of the group were restarted, in the store of each round.
+    """How often the workers of the group were restarted.
 
-    All pods restart together, so all of them count the same, but for one that took another's place: it learns from the
-    others what they have counted, so that whoever reads the pods' counters knows which failures are new.
+    All pods restart together and count the same. Only a pod that took another's place begins at 0: it learns the number
+    from its peers, so that the operator, which reads all pods' counters, can tell which restarts are new.
     """
 
     _KEY = "ddp/restarts"
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._store: Any = None
-        self._ask_at = math.inf
+        self._store: Optional[SignedStore] = None
+        self._learn_at = math.inf
 
-    def start_round(self, store: Any, now: float) -> None:
-        """Let the others know what this pod has counted. ``now`` is of a monotonic clock."""
-
-        def post() -> None:
-            known = b""
-            while int(known or -1) < self.count:
-                known = store.compare_set(self._KEY, known.decode(), str(self.count))
-
-        self._store, self._ask_at = store, now + _SECONDS_TO_POST
-        query_store(post)
+    def start_round(self, store: SignedStore, now: float) -> None:
+        """Share what this pod has counted. ``now`` is of a monotonic clock."""
+        self._store = store
+        self._learn_at = now + _SECONDS_TO_POST
+        query_store(lambda: store.raise_to(self._KEY, self.count))
 
     def learn(self, now: float = math.inf) -> bool:
-        """Ask once a round, after the others have posted, or at its end. Returns whether they have counted more."""
-        if now < self._ask_at or self._ask_at == math.inf:
+        """Read the number once in a round, after the peers have shared theirs. Returns whether it is higher."""
+        store = self._store
+        if store is None or now < self._learn_at:
             return False
-        self._ask_at = math.inf
-        before, found = self.count, query_store(lambda: int(self._store.get(self._KEY)))
-        self.count = max([before, *found])
+        self._store = None
+        before = self.count
+        shared = query_store(lambda: store.read(self._KEY))
+        self.count = max(before, shared if isinstance(shared, int) else 0)
         return self.count > before
 
 
 class SharedSnapshot:
-    """The snapshot of ``checkpoint.url`` from which a round begins: all ranks may read the folder, so all are alike.
+    """The snapshot of ``checkpoint.url`` with which all pods start a round.
 
-    Pod 0's folder is the newest, as its rank 0 has saved there: it is uploaded first, if it is not yet, and the others
-    fetch that snapshot, if they have another. ``synchronize`` does either, and returns the snapshot's name.
+    The folder of pod 0 is the newest, because rank 0 saves there. Pod 0 uploads it first, and the other pods fetch that
+    snapshot. ``synchronize`` does either, and returns the snapshot's name.
     """
 
     _KEY = "ddp/snapshot"
 
     def __init__(self, pod: Pod, synchronize: Callable[[Optional[str]], str]) -> None:
-        self._pod, self._synchronize = pod, synchronize
+        self._pod = pod
+        self._synchronize = synchronize
 
-    def share(self, store: Any) -> None:
-        """Agree before the workers of a round start; the launcher ends this process where that takes too long."""
+    def share(self, store: SignedStore) -> None:
+        """Agree before the workers start. The launcher ends this process if that takes too long."""
         if self._pod.checkpoint is None or not self._pod.is_multi_node:
             return
         if self._pod.node == 0:
-            store.set(self._KEY, self._synchronize(None))
+            store.write(self._KEY, self._synchronize(None))
             return
-        while not store.check([self._KEY]):
+        snapshot = store.read(self._KEY)
+        while snapshot is None:
             time.sleep(0.1)
-        self._synchronize(store.get(self._KEY).decode())
+            snapshot = store.read(self._KEY)
+        self._synchronize(snapshot)
+
+
+class SharedStall:
+    """The pods' reports of a stall. Without a stall the store is not queried.
+
+    The launcher leaves this pod's report in a file; see ``StallReport``.
+    """
+
+    _KEY = "ddp/stall"
+    _FLAGS = ("known", "stuck", "idle")
+
+    def __init__(self, pod: Pod) -> None:
+        self._path = os.path.join(pod.runtime, STALL_REPORT_FILE)
+        self._interval = max(0.5, min(_LONGEST_PAUSE, pod.nodes / 100))
+        self._read_at = -math.inf
+        self._store: Optional[SignedStore] = None
+        self._counted: dict[str, bool] = {}  # the flags of this pod that are counted in the store
+        self._posted_cause: Optional[dict[str, Any]] = None
+        self._pending: list[bool] = []  # a store that does not respond gets no second query
+
+    def exchange(self, store: SignedStore, pods: int, now: float) -> Optional[JobStall]:
+        """Share this pod's report and return those of all; None if there is none to share, or no response."""
+        if now - self._read_at < self._interval:
+            return None
+        self._read_at = now
+        report = read_json(self._path)
+        if store is not self._store:
+            self._store = store
+            self._counted = {}
+            self._posted_cause = None
+            self._pending = []
+        if self._pending or not (report or self._counted):
+            return None
+        pending = self._pending
+
+        def exchange() -> JobStall:
+            pending.append(True)
+            job_stall = self._post(store, report, pods)
+            pending.clear()
+            return job_stall
+
+        return query_store(exchange)
+
+    def _post(self, store: SignedStore, report: Mapping[str, Any], pods: int) -> JobStall:
+        """Update the store. ``report``: empty to withdraw this pod's."""
+        counts = {}
+        for flag in self._FLAGS:
+            before = self._counted.get(flag, False)
+            value = bool(report.get(flag))
+            counts[flag] = store.add(f"{self._KEY}/{flag}", value - before)
+            self._counted[flag] = value
+        stored = store.read(f"{self._KEY}/cause")
+        own = report.get("cause")
+        if own != stored and stored in (None, self._posted_cause):
+            store.write(f"{self._KEY}/cause", own)
+            stored = own
+        self._posted_cause = own
+        if not report:
+            self._counted = {}
+        return JobStall(pods=pods, cause=decode_activity(stored), **counts)
+
+
+def count_ended_pods(store: SignedStore) -> int:
+    """Return the number of pods whose ranks have all ended with exit code 0; 0 if the store does not respond."""
+    return query_store(lambda: store.add(_ENDED, 0)) or 0
+
+
+def wait_for_ended_pods(store: SignedStore, pods: int, patience: float) -> bool:
+    """Count this pod as ended and wait for its peers. Returns False after ``patience`` seconds, or without a store."""
+    deadline = time.monotonic() + patience
+    pause = max(0.1, min(1.0, pods / 100))
+    try:
+        ended = store.add(_ENDED, 1)
+        while ended < pods:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(pause)
+            ended = store.add(_ENDED, 0)
+    except RuntimeError:  # the store has ended
+        return False
+    return True

@@ -17,7 +17,6 @@ import os
 import re
 import socket
 import struct
-import subprocess
 import sys
 import time
 import traceback
@@ -28,7 +27,6 @@ from typing import Any, Iterable, Mapping, NamedTuple, NoReturn, Optional, Seque
 from ...contract.names import ENV_AGENT_PID
 from ..files import BOOTSTRAP, log
 from ..processes import adopt_orphans, set_parent_death_signal
-from .loopback import bind_stores
 
 _LENGTH = struct.Struct("!I")
 # Variables that PyTorch or one of its libraries reads only once, at its import.
@@ -110,7 +108,6 @@ def _import_torch(*, with_optimizer: bool) -> Optional[Exception]:
     gc.disable()  # collections during the import take a fifth of its time
     try:
         torch = importlib.import_module("torch")
-        bind_stores()
         if with_optimizer:
             _load_optimizer(torch)
     except Exception as error:  # a broken installation may raise anything; the agent reports it
@@ -135,11 +132,11 @@ def _run_agent(
     code = 1
     try:
         os.environ[ENV_AGENT_PID] = str(os.getpid())
-        agent = importlib.import_module(".agent", __package__)
+        launch = importlib.import_module(".launch", __package__)
         channel_descriptor, *guards = received.descriptors
         channel = socket.socket(fileno=channel_descriptor)
         channel.sendall(json.dumps({"pid": os.getpid(), "server": server}).encode() + b"\n")
-        code = agent.run_agent(received.request, channel, guards, problem, forker)
+        code = launch.run_agent(received.request, channel, guards, problem, forker)
     except BaseException as error:
         log("".join(traceback.format_exception(type(error), error, error.__traceback__)))
     finally:
@@ -195,48 +192,18 @@ def _count_lasting_threads() -> int:
 # -- the agent's side
 
 
-class ForkedRank:
-    """A rank that was forked for this process, with the methods of ``subprocess.Popen`` that torchrun calls."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: Optional[int] = None
-
-    def poll(self) -> Optional[int]:
-        """Return the exit code, negative for a signal; None while the rank runs."""
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-        return self.returncode
-
-    def wait(self, timeout: Optional[float] = None) -> int:
-        """Wait for the end, at most ``timeout`` seconds. Raises: subprocess.TimeoutExpired."""
-        start = time.monotonic()
-        while self.poll() is None:
-            if timeout is not None and time.monotonic() - start > timeout:
-                raise subprocess.TimeoutExpired(f"pid {self.pid}", timeout)
-            time.sleep(0.01)
-        return self.returncode or 0
-
-    def send_signal(self, number: int) -> None:
-        """Send a signal, unless the rank has ended."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-
 class RankForker:
     """Forks an agent's ranks while its fork server lives."""
 
     def __init__(self, requests: socket.socket) -> None:
         self._requests: Optional[socket.socket] = requests
 
-    def fork(self, command: Sequence[str], environment: dict[str, str], output: Sequence[Any]) -> Optional[ForkedRank]:
-        """Fork a rank equivalent to ``command``. Returns None if the command has to be started instead.
+    def fork(self, command: Sequence[str], environment: dict[str, str], output: Sequence[Any]) -> Optional[int]:
+        """Fork a rank equivalent to ``command``. Returns its process id; None if the server has ended.
 
-        ``output``: the files for stdout and stderr, or None for the agent's own.
+        ``output``: the files for stdout and stderr, or None for the agent's own. The rank is a child of this process.
         """
-        is_wrapped = command[0] != sys.executable  # as by numactl
-        if self._requests is None or is_wrapped:
+        if self._requests is None:
             return None
         pid_start, pid_end = os.pipe()
         files = [file.fileno() if file else number for number, file in enumerate(output, 1)]
@@ -252,7 +219,7 @@ class RankForker:
             os.close(pid_start)
             adopt_orphans(enabled=False)  # the launcher reaps a rank's orphans
         if pid:
-            return ForkedRank(int(pid))
+            return int(pid)
         self._requests = None
         log("the ranks' fork server has ended: ranks start in fresh interpreters")
         return None

@@ -1,293 +1,291 @@
-"""The rendezvous: its store on pod 0, which pods an elastic job waits for, and which it takes for dead."""
+"""The rendezvous of a job's pods: each registers in the log of a round, and pod 0 publishes the list of members.
 
-import errno
-import os
-import signal
+Keys in the store, below the run's id:
+
+    rounds             how many rounds have been published
+    <round>/pods       log of the pods that register for the round, or leave before it
+    <round>/restart    exists once the members of the round before have to join this one
+    <round>/members    the members, and the address of rank 0's store
+    beats/<pod>        a counter that rises while the pod lives; only if pods can join and leave
+    closed             exists once a pod has ended
+
+A pod that takes another's place has the same index, and thus the same place in these lists.
+"""
+
 import socket
 import threading
 import time
 from contextlib import suppress
-from typing import Any, Callable, Optional
+from datetime import timedelta
+from typing import Any, NamedTuple, Optional, Sequence
 
-from ...contract.failure_record import KnownFailure
-from ...contract.failure_table import EXIT_CODES
-from ...contract.names import EXIT_RETRYABLE
-from ..failures.text import PORT_REMEDY
-from ..files import log
+from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.rendezvous import api
+
+from ..clock import AwakeClock
 from ..pod import Pod
+from .membership import GroupSize, Heartbeats, choose_members, read_registrations
+from .store import SignedStore, host_store
 
-_SECONDS_FOR_STORE = 2.0
-_UNRESOLVED = "name does not resolve yet"
-_REFUSED = "nothing listens there yet"
-FREE_RESTARTS = 100  # in the same pods and after losing a peer, in an elastic job: more than that is no accident
-_FIRST_CALL_SECONDS = 30.0  # how long an elastic job waits for its first pods once there are enough to begin
-_GONE_SECONDS = 1.0  # after which a pod that shows no sign of life is not waited for when the others meet again
-
-
-class AwakeClock:
-    """Seconds that this process has been there to see; of a pause in which it was frozen no more than ``most`` count.
-
-    A budget that is used up by such a pause (a suspended laptop, `docker pause`, a machine without a free CPU) says
-    nothing about those who are watched: they may have been frozen as well, and nothing has checked meanwhile. Times are
-    of a monotonic clock.
-    """
-
-    def __init__(self, most: float, now: float) -> None:
-        self._most, self._last, self._seen = most, now, 0.0
-
-    def tick(self, now: float) -> float:
-        """Note a check, and return the time of it."""
-        self._seen, self._last = self.read(now), now
-        return self._seen
-
-    def read(self, now: float) -> float:
-        """Return the time between two checks."""
-        return self._seen + min(max(0.0, now - self._last), self._most)
-
-
-class PortTakenError(KnownFailure):
-    """The rendezvous store cannot listen on its port."""
-
-    def __init__(self, port: int, problem: str) -> None:
-        message = f"cannot serve the rendezvous on port {port}: {problem}"
-        super().__init__(message, EXIT_CODES[EXIT_RETRYABLE], PORT_REMEDY)
-
-
-def fork_store(torch: Any, host: str, port: int, guard: int, channel: socket.socket) -> int:
-    """Host the rendezvous store in a process of its own, so that it outlives the agent but not the launcher.
-
-    ``host``: a loopback address, to listen there alone (``loopback``), or any other, to listen everywhere.
-    Raises: PortTakenError.
-    """
-    ready, ready_end = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(ready_end)
-        problem = os.read(ready, 4096)
-        os.close(ready)
-        if problem != b"ok":
-            raise PortTakenError(port, problem.decode(errors="replace"))
-        return pid
-    try:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        channel.close()
-        try:
-            store = torch.distributed.TCPStore(host, port, None, True, wait_for_workers=False)
-        except Exception as error:
-            os.write(ready_end, str(error).encode()[:4096] or b"?")
-            os._exit(1)
-        os.write(ready_end, b"ok")
-        os.close(ready_end)
-        os.read(guard, 1)  # returns when the launcher lets go or is gone
-        del store
-    finally:
-        os._exit(0)
-
-
-def query_store(question: Callable[[], Any]) -> list[Any]:
-    """Return the result of a store's call as a list of one; nothing where the store does not respond in time."""
-    results: list[Any] = []
-
-    def call() -> None:
-        with suppress(Exception):  # there is no store any more
-            results.append(question())
-
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    thread.join(_SECONDS_FOR_STORE)
-    return results
-
-
-def wait_for_master(
-    host: str, port: Optional[int], timeout: float, report: Callable[[Optional[str]], None] = lambda problem: None
-) -> Optional[str]:
-    """Return None once ``host`` resolves and, given a port, answers; else the last problem. Logs while it waits.
-
-    ``report`` gets the problem with each line of the log, and None at the end.
-    """
-    start = time.monotonic()
-    pause, next_log, logged = 0.01, 3.0, False
-    target = host if port is None else f"{host}:{port}"
-    while True:
-        problem = _probe(host, port)
-        waited = time.monotonic() - start
-        if problem is None:
-            if logged:
-                log(f"{target} is reachable after {waited:.1f} s")
-                report(None)
-            return None
-        if waited >= timeout:
-            return problem
-        if waited >= next_log:
-            log(f"waiting for master {target} ({problem}); {timeout - waited:.0f} s left")
-            report(problem)
-            next_log, logged = waited + max(5.0, min(60.0, waited)), True
-        time.sleep(pause)
-        pause = min(pause * 1.2, 0.25)
-
-
-def describe_absence(pod: Pod, problem: str) -> tuple[str, str]:
-    """Return in words that pod 0 was not found, and what to check for this problem."""
-    master, after = f"{pod.master}:{pod.port}", f"{pod.join_timeout_seconds:g} s"
-    if problem == _UNRESOLVED:
-        return (
-            f"DNS has not resolved the name of pod 0, {pod.master}, within {after}",
-            "check the cluster's DNS (kubectl -n kube-system get pods -l k8s-app=kube-dns), dnsPolicy and dnsConfig in "
-            "spec.template, that the job's headless Service exists, and that no NetworkPolicy keeps the pods from DNS",
-        )
-    if problem == _REFUSED:
-        return f"pod 0 has not served the rendezvous at {master} within {after}: {problem}", "look at the log of pod 0"
-    return (
-        f"pod 0 was not reached at {master} within {after}: {problem}",
-        "check that it runs, and that no NetworkPolicy, firewall or service mesh closes the port",
-    )
-
-
-def _probe(host: str, port: Optional[int]) -> Optional[str]:
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError:
-        return _UNRESOLVED
-    if port is None:
-        return None
-    problem = ""
-    for family, kind, protocol, _, address in found:
-        with socket.socket(family, kind, protocol) as connection:
-            connection.settimeout(2)
-            try:
-                connection.connect(address)
-            except OSError as error:
-                refused = error.errno == errno.ECONNREFUSED
-                problem = _REFUSED if refused else f"no connection: {error.strerror or error}"
-            else:
-                return None
-    return problem
-
-
-def count_connections(port: int) -> int:
-    """Return how many established TCP connections this machine has at a local port (Linux)."""
-    count = 0
-    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with suppress(OSError), open(path, encoding="ascii") as file:
-            rows = [line.split() for line in file][1:]
-            count += sum(row[3] == "01" and row[1].endswith(f":{port:04X}") for row in rows)
-    return count
-
-
-class RendezvousQuorum:
-    """When an elastic job's pods have met: whom to wait for, and for how long.
-
-    torchrun knows a least and a greatest number. In between it waits a fixed time, too short for the first start and
-    too long for every other. We know better: at first the pods that were asked for, later those that were there.
-    """
-
-    def __init__(self, nodes: int) -> None:
-        self._nodes = nodes
-        self._known: set[Any] = set()
-        self._since: tuple[int, float] = (-1, 0.0)
-        self._free = 0
-
-    def start_round(self, state: Any) -> None:
-        """Note who is there before this pod leaves the round that it was in."""
-        self._known = {*state.participants, *state.wait_list} if state.complete else set()
-
-    def take_free_restart(self) -> bool:
-        """Take one of the free restarts. Returns whether there was one."""
-        self._free += 1
-        return self._free <= FREE_RESTARTS
-
-    def decide(self, state: Any, node: Any, least: int, now: float) -> Optional[bool]:
-        """Return whether the round is complete now; None: as torchrun sees it. Times are of a monotonic clock."""
-        if state.complete or node not in state.participants or len(state.participants) < least:
-            return None
-        if self._since[0] != state.round:
-            self._since = (state.round, now)
-        waited = now - self._since[1]
-        if state.round == 0:
-            return True if len(state.participants) >= self._nodes else None if waited > _FIRST_CALL_SECONDS else False
-        missing = self._known - set(state.participants)
-        if not self._known or (missing and waited <= _GONE_SECONDS):
-            return None
-        return True if all(one not in state.last_heartbeats for one in missing) else None
+BACKEND = "ddp"
+_SECONDS_WITHOUT_STORE = 5.0
+_SECONDS_FOR_CALL = 60.0
+_BEAT_SECONDS = 1.0
+_PATIENCE_SECONDS = 5.0  # without a heartbeat, after which a pod is dead
+_LONGEST_PAUSE = 1.0  # between two reads of the store
+_LONGEST_PAUSE_OF_POD_0 = 0.3
+_PAUSE_PER_POD = 0.01
 
 
 class TrainingOver(Exception):
-    """The rendezvous was closed while this pod waited for a seat."""
+    """The run has ended while this pod was on standby."""
 
 
-class Seats:
-    """Who takes part in a job with spares: who did before, pod 0 in any case, and a spare for who is lost."""
+class Round(NamedTuple):
+    """A published round. ``members``: pod indices by rank; ``address``, ``port``: of rank 0's store."""
 
-    def __init__(self, pod: Pod) -> None:
-        self._pod = pod
-        self._members: set[Any] = set()
-        """Of the last round that was complete."""
-        self._round = -1
-        self._since: tuple[int, float] = (-1, 0.0)
-        self._full = 0.0  # when all seats were taken last
-
-    def note(self, state: Any) -> None:
-        """Note who takes part: some may have left the round already, but it goes on until all have."""
-        if state.complete and state.round != self._round:
-            self._members, self._round = set(), int(state.round)
-        if state.complete:
-            self._members |= set(state.participants)
-
-    def waits(self, state: Any, node: Any, now: float) -> bool:
-        """Return whether a pod that is no participant has to wait; ``now`` is of a monotonic clock.
-
-        Raises: TrainingOver.
-        """
-        self.note(state)
-        if state.closed and node not in self._members:
-            raise TrainingOver
-        if not state.complete and self._since[0] != state.round:
-            self._since = (state.round, now)
-        seats = self._pod.nodes - len(state.participants)
-        if state.complete:
-            waits = seats <= 0
-        elif self._pod.node == 0 or node in self._members:
-            waits = False
-        else:
-            seats -= all(one.addr != self._pod.master for one in state.participants)
-            waits = seats <= self._count_expected(state, now - self._since[1])
-        if waits:
-            self._full = now
-        return waits
-
-    def deadline(self, deadline: float) -> float:
-        """Return until when to wait for the others: time in which nobody was needed does not count."""
-        return max(deadline, self._full + self._pod.join_timeout_seconds)
-
-    def _count_expected(self, state: Any, waited: float) -> int:
-        """Return how many seats, pod 0's aside, are kept for others that may still come."""
-        if not self._members:  # the first meeting is that of the lower indexes
-            spare = self._pod.node >= self._pod.nodes and waited <= _FIRST_CALL_SECONDS
-            return self._pod.nodes if spare else 0
-        absent = {one for one in self._members if one not in state.participants and one.addr != self._pod.master}
-        # Who leaves the round before comes back at once, and is not to be seen in between.
-        return len(absent if waited <= _GONE_SECONDS else absent & set(state.last_heartbeats))
+    number: int
+    members: Sequence[int]
+    address: str
+    port: int
 
 
-class Heartbeats:
-    """Whose heartbeats have ended, as far as this pod has been there to see.
+class PodRendezvous(api.RendezvousHandler):
+    """One pod's part in all rounds of a run. ``number``: of the current round, -1 before the first.
 
-    torchrun goes by the time in the store: where that, or a busy machine, has held up everybody for long enough, the
-    first to get on takes all others for dead and meets without them, while they train on: two groups, one checkpoint.
-    So a pod counts as dead only when its last heartbeat was seen, and seen again, for as long as torchrun waits.
+    A job with one pod needs no network: its rounds are complete at once. Raises: RendezvousConnectionError.
     """
 
-    def __init__(self, patience: float, now: float) -> None:
-        self._patience = patience
-        self._clock = AwakeClock(patience / 3, now)
-        self._seen: dict[Any, tuple[Any, float]] = {}
+    def __init__(self, pod: Pod, run: str, address: str, size: GroupSize) -> None:
+        self._pod = pod
+        self._run = run
+        self._address = address
+        self._size = size
+        self._store = _connect(pod)
+        self._shared = SignedStore(self._store, pod.secret, run)
+        self._rank_stores = RankStores(pod, address)
+        self._pause = min(_LONGEST_PAUSE, pod.nodes * _PAUSE_PER_POD)
+        self._read_at = 0.0
+        self._lost_store: Optional[tuple[AwakeClock, Exception]] = None
+        self._heartbeats = Heartbeats(_PATIENCE_SECONDS, time.monotonic())
+        self.number = -1
+        self._has_left = threading.Event()
+        if pod.regroups:
+            self._beat()
+            threading.Thread(target=self._keep_beating, daemon=True, name="heartbeat").start()
 
-    def live_nodes(self, beats: dict[Any, Any], now: float) -> list[Any]:
-        """Take in the last heartbeat of each pod; return those that may live. ``now`` is of a monotonic clock."""
-        time_ = self._clock.tick(now)
-        before, self._seen = self._seen, {}
-        for node, beat in beats.items():
-            same = node in before and before[node][0] == beat
-            self._seen[node] = before[node] if same else (beat, time_)
-        return [node for node, (_, since) in self._seen.items() if time_ - since < self._patience]
+    def get_backend(self) -> str:
+        """Return the name of the backend."""
+        return BACKEND
+
+    def get_run_id(self) -> str:
+        """Return the run's id."""
+        return self._run
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether the agent hosts rank 0's store."""
+        return self._rank_stores.are_hosted
+
+    # -- joining
+
+    def next_rendezvous(self) -> Any:
+        """Join the next round that has a place for this pod.
+
+        Raises: RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError, TrainingOver.
+        """
+        try:
+            joined = self._join()
+        except RuntimeError as error:
+            raise api.RendezvousConnectionError(f"lost the store: {error}") from error
+        self.number = joined.number
+        store = PrefixStore(f"{self._run}/{joined.number}/torch", self._store)
+        rank = joined.members.index(self._pod.node)
+        return _build_info(store, rank, len(joined.members), joined.address, joined.port)
+
+    def _join(self) -> Round:
+        number = self._shared.add("rounds", 0)
+        last = self._read_round(number - 1)
+        current = self._read_round(number)
+        while current is not None:  # pod 0 ended before it counted the round
+            last = current
+            number += 1
+            current = self._read_round(number)
+        while True:
+            joined = self._await_round(number, () if last is None else last.members)
+            if self._pod.node in joined.members:
+                return joined
+            last = joined
+            number += 1
+
+    def _await_round(self, number: int, previous: Sequence[int]) -> Round:
+        """Register for a round and wait until it is published, with this pod or without it."""
+        wait = _Wait(self._pod, number, previous, time.monotonic())
+        pause = min(self._pause, _LONGEST_PAUSE_OF_POD_0) if self._pod.node == 0 else self._pause
+        self._shared.append(f"{number}/pods", [self._pod.node, self._address])
+        if not wait.is_standby:
+            self._request_restart(number)
+        try:
+            while True:
+                published = self._publish(wait) if self._pod.node == 0 else self._read_round(number)
+                if published is not None:
+                    return published
+                self._check_wait(wait, time.monotonic())
+                time.sleep(pause)
+        except BaseException:
+            with suppress(Exception):  # the store may be what has ended
+                self._shared.append(f"{number}/pods", [self._pod.node, ""])
+            raise
+
+    def _check_wait(self, wait: "_Wait", now: float) -> None:
+        """Raise if the run has ended or the time limit is over. A spare makes the others restart for a lost member."""
+        if self.is_closed():
+            raise TrainingOver if wait.is_standby else api.RendezvousClosedError
+        if wait.is_standby and not self._is_restart_requested(wait.number):
+            wait.since = now
+            left = read_registrations(self._shared.read_log(f"{wait.number}/pods")).left
+            if left.intersection(wait.previous) or self._find_dead(wait.previous):
+                self._request_restart(wait.number)
+        if now - wait.since > self._pod.join_timeout_seconds:
+            raise api.RendezvousTimeoutError
+
+    def _publish(self, wait: "_Wait") -> Optional[Round]:
+        """Publish a round if it is complete. Only pod 0 does."""
+        registrations = read_registrations(self._shared.read_log(f"{wait.number}/pods"))
+        dead = self._find_dead(sorted(registrations.indices.union(wait.previous)))
+        waited = time.monotonic() - wait.since
+        members = choose_members(self._size, registrations, wait.previous, dead, waited)
+        if members is None:
+            return None
+        address, port = self._rank_stores.prepare()
+        self._shared.write(f"{wait.number}/members", [members, address, port])
+        self._shared.add("rounds", 1)
+        return Round(wait.number, members, address, port)
+
+    def _read_round(self, number: int) -> Optional[Round]:
+        value = self._shared.read(f"{number}/members")
+        return None if value is None else Round(number, *value)
+
+    def share(self) -> SignedStore:
+        """Return the values that the pods share in the current round."""
+        return SignedStore(self._store, self._pod.secret, f"{self._run}/{self.number}/shared")
+
+    # -- changes of the group
+
+    def num_nodes_waiting(self) -> int:
+        """Return 1 if this pod has to join another round. Reads the store once in a pause.
+
+        Raises: RendezvousConnectionError after some seconds without the store.
+        """
+        now = time.monotonic()
+        if now - self._read_at < self._pause:
+            return 0
+        self._read_at = now
+        if self._lost_store is None:
+            try:
+                return int(self._is_restart_requested(self.number + 1))
+            except RuntimeError as error:
+                self._lost_store = AwakeClock(1.0, now), error
+        clock, problem = self._lost_store
+        if clock.tick(now) > _SECONDS_WITHOUT_STORE:  # until then the ranks may end and report why
+            raise api.RendezvousConnectionError(f"lost the store: {problem}") from problem
+        return 0
+
+    def leave(self) -> None:
+        """Leave the run, so that its other pods do not wait for this one."""
+        self._has_left.set()
+        if self._pod.regroups and self.number >= 0:
+            self._shared.append(f"{self.number + 1}/pods", [self._pod.node, ""])
+            self._request_restart(self.number + 1)
+
+    def _request_restart(self, number: int) -> None:
+        self._shared.write(f"{number}/restart", True)
+
+    def _is_restart_requested(self, number: int) -> bool:
+        return self._shared.read(f"{number}/restart") is not None
+
+    def _find_dead(self, pods: Sequence[int]) -> set[int]:
+        """Return the pods whose heartbeats have stopped; none in a job whose pods do not join and leave."""
+        if not self._pod.regroups or not pods:
+            return set()
+        counts = self._store.multi_get([f"{self._run}/beats/{pod}" for pod in pods])
+        beats = {pod: counts[place] for place, pod in enumerate(pods)}
+        return self._heartbeats.find_dead(beats, time.monotonic()) - {self._pod.node}
+
+    def _beat(self) -> None:
+        self._shared.add(f"beats/{self._pod.node}", 1)
+
+    def _keep_beating(self) -> None:
+        with suppress(RuntimeError):  # the store has ended, as the main thread will notice
+            while not self._has_left.wait(_BEAT_SECONDS):
+                self._beat()
+
+    # -- the end
+
+    def is_closed(self) -> bool:
+        """Return whether a pod has ended, so that there is no further round."""
+        return self._shared.read("closed") is not None
+
+    def set_closed(self) -> None:
+        """Let no pod join another round."""
+        self._shared.write("closed", True)
+
+    def shutdown(self) -> bool:
+        """End the run for all pods. Returns whether that succeeded."""
+        with suppress(RuntimeError):  # the store has ended
+            self.set_closed()
+            return True
+        return False
+
+
+def _connect(pod: Pod) -> Any:
+    if not pod.is_multi_node:
+        return HashStore()
+    try:
+        timeout = timedelta(seconds=_SECONDS_FOR_CALL)
+        return TCPStore(pod.store_host, pod.port, timeout=timeout, wait_for_workers=False)
+    except RuntimeError as error:
+        raise api.RendezvousConnectionError(f"no connection to the store: {error}") from error
+
+
+class _Wait:
+    """A pod's wait for a round. ``previous``: the members of the round before; ``since``: of a monotonic clock.
+
+    A pod on standby is a spare that the round before does not need. Its time limit begins when that is lost.
+    """
+
+    def __init__(self, pod: Pod, number: int, previous: Sequence[int], now: float) -> None:
+        self.number = number
+        self.previous = previous
+        self.since = now
+        self.is_standby = bool(pod.spares and previous and pod.node not in previous)
+
+
+class RankStores:
+    """The address of rank 0's store in each round, and the store where the agent hosts it.
+
+    Rank 0 itself hosts it, except for programs other than Python if all pods are on this machine: what they start would
+    listen on all addresses, which ``rank.loopback`` prevents in Python.
+    """
+
+    def __init__(self, pod: Pod, address: str) -> None:
+        self._is_local = pod.local
+        self._address = address
+        # A program of one rank may be a launcher of ranks with a store of their own.
+        self.are_hosted = pod.program and pod.local and pod.nodes * pod.nproc_per_node > 1
+        self._store: Any = None
+
+    def prepare(self) -> tuple[str, int]:
+        """Return address and port of a new store: restarted ranks would read the peers' addresses from the old one."""
+        if self.are_hosted:
+            self._store = host_store(self._address, 0)
+            return self._address, int(self._store.port)
+        with socket.create_server((self._address if self._is_local else "", 0)) as server:
+            return self._address, int(server.getsockname()[1])
+
+
+def _build_info(store: Any, rank: int, size: int, address: str, port: int) -> Any:
+    """Return the result of ``next_rendezvous``. Before torch 2.4 the agent chooses rank 0's address itself."""
+    if not hasattr(api, "RendezvousInfo"):
+        return store, rank, size
+    return api.RendezvousInfo(store, rank, size, api.RendezvousStoreInfo(address, port))

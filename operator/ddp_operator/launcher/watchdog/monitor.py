@@ -9,11 +9,11 @@ from typing import Callable, Mapping, NamedTuple, Optional, Sequence
 
 from ...contract.failure_table import HANG
 from ...contract.names import METRIC_HANGS, METRIC_HEARTBEAT_AGE, RUN_STEP_FILE, STALL_REPORT_FILE
+from ..clock import AwakeClock
 from ..files import log, try_write_json
 from ..pod import Pod, WatchdogConfig, WorkerRecord, list_workers
 from ..processes import STOPPED_STATES, count_cpu_seconds, find_family, kill, process_state
 from ..progress.metrics import PAGE_TIMEOUT, MetricsEndpoint, read_step
-from ..torchrun.rendezvous import AwakeClock
 from .stacks import Stack, collect_stacks
 from .stall import (
     ACTIVITY_LIMIT,

@@ -1,6 +1,5 @@
 """Whether this pod's ranks make progress, by pages, log or CPU, and what all pods of the job conclude from a stall."""
 
-import json
 import math
 import re
 from typing import Any, Mapping, NamedTuple, Optional, Sequence
@@ -13,10 +12,8 @@ from ...contract.names import (
     METRIC_STEPS,
     STALLED_STATES,
 )
-from ..files import read_json
 from ..pod import WatchdogConfig
 from ..progress.metrics import is_number
-from ..torchrun.rendezvous import query_store
 
 ACTIVITY_LIMIT = 200  # characters
 _STALLED_RANKS_SHOWN = 8
@@ -102,77 +99,11 @@ def decode_job_stall(raw: Sequence[Any]) -> JobStall:
     return JobStall(known, stuck, idle, pods, None if cause is None else RankActivity(*cause))
 
 
-def _decode_activity(raw: Any) -> Optional[RankActivity]:
-    """Read an activity from the store, to which every rank can write; None if it is invalid."""
+def decode_activity(raw: Any) -> Optional[RankActivity]:
+    """Read an activity that a peer pod has shared; None if it is invalid."""
     if not isinstance(raw, dict) or set(raw) != set(RankActivity._fields) or raw["state"] not in STALLED_STATES:
         return None
     return RankActivity(**raw)
-
-
-class SharedStallState:
-    """The pods' reports of a stall, in the store of their rendezvous round.
-
-    The launcher leaves this pod's report in a file; see ``StallReport``. Without a stall the store is not queried.
-    """
-
-    _KEY = "ddp/stall/"
-    _FLAGS = ("known", "stuck", "idle")
-
-    def __init__(self, path: str, interval: float) -> None:
-        self._path = path
-        self._interval = interval
-        self._last = -math.inf
-        self._store: Any = None
-        self._counted: dict[str, bool] = {}  # the flags of this pod that are counted in the store
-        self._posted_cause: Optional[dict[str, Any]] = None
-        self._pending: list[bool] = []  # a store that does not respond gets no second query
-
-    def exchange(self, store: Any, pods: int, now: float) -> Optional[JobStall]:
-        """Post this pod's report and return those of all; None if there is none to post, or no response."""
-        if now - self._last < self._interval:
-            return None
-        self._last = now
-        report = read_json(self._path)
-        if store is not self._store:
-            self._store = store
-            self._counted = {}
-            self._posted_cause = None
-            self._pending = []
-        if store is None or self._pending or not (report or self._counted):
-            return None
-        pending = self._pending
-
-        def exchange() -> JobStall:
-            pending.append(True)
-            job_stall = self._post(store, report, pods)
-            pending.clear()
-            return job_stall
-
-        results = query_store(exchange)
-        return results[0] if results else None
-
-    def _post(self, store: Any, report: Mapping[str, Any], pods: int) -> JobStall:
-        """Update the store. ``report``: empty to withdraw this pod's."""
-        counts = {}
-        for flag in self._FLAGS:
-            before = self._counted.get(flag, False)
-            value = bool(report.get(flag))
-            counts[flag] = int(store.add(self._KEY + flag, value - before))
-            self._counted[flag] = value
-        cause = self._post_cause(store, report.get("cause"))
-        if not report:
-            self._counted = {}
-        return JobStall(pods=pods, cause=cause, **counts)
-
-    def _post_cause(self, store: Any, own: Optional[dict[str, Any]]) -> Optional[RankActivity]:
-        """Post this pod's root cause, unless another pod's is stored. Returns the stored one."""
-        key = f"{self._KEY}cause"
-        stored = json.loads(store.get(key)) if store.check([key]) else None
-        if own != stored and stored in (None, self._posted_cause):
-            store.set(key, json.dumps(own))
-            stored = own
-        self._posted_cause = own
-        return _decode_activity(stored)
 
 
 def report_stall(stall: RankStall, ranks: Sequence[RankActivity]) -> StallReport:

@@ -8,7 +8,7 @@ import pytest
 from ddp_operator.api.crd import build_resource_schema
 from ddp_operator.api.job import CRASH_LOOP_FAILURES
 from ddp_operator.api.status import LastFailure, Restarts, Status
-from ddp_operator.launcher.torchrun.rendezvous import FREE_RESTARTS, RendezvousQuorum
+from ddp_operator.launcher.torchrun.membership import FREE_RESTARTS, FreeRestarts
 from ddp_operator.status import conditions as c
 from ddp_operator.status.budget import find_limit
 from docs.pages.api import write_page
@@ -70,5 +70,5 @@ def test_launchers_get_remaining_restarts_of_attempt(recovery: dict[str, int], l
 
 
 def test_free_restarts_are_as_documented() -> None:
-    quorum = RendezvousQuorum(2)
-    assert [quorum.take_free_restart() for _ in range(FREE_RESTARTS + 1)] == [True] * FREE_RESTARTS + [False]
+    restarts = FreeRestarts()
+    assert [restarts.take() for _ in range(FREE_RESTARTS + 1)] == [True] * FREE_RESTARTS + [False]

@@ -1,89 +1,168 @@
-"""What the pods of a job tell each other through the rendezvous' store."""
+"""What the pods of a job share in a rendezvous round."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from ddp_operator.launcher.files import write_json
 from ddp_operator.launcher.pod import CheckpointStoreConfig
-from ddp_operator.launcher.torchrun.agreement import RestartCount, RunStep, SharedSnapshot
+from ddp_operator.launcher.torchrun.agreement import (
+    RestartCount,
+    RunStep,
+    SharedSnapshot,
+    SharedStall,
+    count_ended_pods,
+    wait_for_ended_pods,
+)
+from ddp_operator.launcher.torchrun.store import SignedStore
+from ddp_operator.launcher.watchdog.stall import JobStall, RankActivity, RankStall, report_stall
 from tests.support.launcher_config import launcher_pod
 
-
-class Store(dict[str, bytes]):
-    """As much of torch's store as pods need to agree."""
-
-    def set(self, key: str, value: str) -> None:
-        self[key] = value.encode()
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self for key in keys)
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        if self.get(key, b"") == expected.encode():
-            self[key] = desired.encode()
-        return self.get(key) or expected.encode()
+WAITS = RankActivity(0, 0, "Waiting", "rank 0 waits for other ranks in all_reduce")
+SLEEPS = RankActivity(1, 0, "Behind", "rank 1 is in sleep (train.py:3)")
+SILENT = RankStall(100.0, "no step for 10 s", certain=False, known=True, idle=frozenset({0}))
+IDLE = RankStall(100.0, "no CPU for 10 s", certain=False, known=False, idle=frozenset({0}))
 
 
-def test_pods_learn_from_pod_0_how_far_the_run_is(tmp_path: Path) -> None:
-    store, path = Store(), tmp_path / "step.json"
-    mine, theirs = RunStep(str(path)), RunStep("")
-    mine.post(store, 1.0)
-    assert theirs.read(store) is None, "nothing is known yet"
+def round_store() -> SignedStore:
+    return SignedStore(HashStore(), "secret", "run/0")
+
+
+class NoStore:
+    """A store that has ended."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("connection reset")
+
+
+LOST = SignedStore(NoStore(), "secret", "run/0")
+
+
+def test_peers_learn_the_step_of_the_run_from_pod_0(tmp_path: Path) -> None:
+    store = round_store()
+    path = tmp_path / "step.json"
+    first = RunStep(launcher_pod(tmp_path))
+    second = RunStep(launcher_pod(tmp_path / "other"))
+    first.post(store, 1.0)
+    assert second.read(store) is None, "nothing is known yet"
     write_json(str(path), {"step": 40.0})
-    mine.post(store, 1.5)
-    assert theirs.read(store) is None, "not so soon again"
-    mine.post(store, 2.0)
-    assert theirs.read(store) == 40
-    mine.post(Store(), 2.5)
-    other = Store()
-    mine.post(other, 4.0)
-    assert theirs.read(other) == 40, "a new round begins with an empty store"
-    store.set("ddp/step", "what a script has written")
-    assert (theirs.read(store), theirs.read(object())) == (None, None)
+    first.post(store, 1.5)
+    assert second.read(store) is None, "not so soon again"
+    first.post(store, 2.0)
+    assert second.read(store) == 40
+    following = round_store()
+    first.post(following, 4.0)
+    assert second.read(following) == 40, "a new round starts with an empty store"
+    assert second.read(LOST) is None
+
+
+@pytest.mark.parametrize("step", ["what a script has written", float("inf"), None])
+def test_invalid_step_is_ignored(tmp_path: Path, step: Any) -> None:
+    store = round_store()
+    store.write("ddp/step", step)
+    assert RunStep(launcher_pod(tmp_path)).read(store) is None
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_a_pod_that_took_anothers_place_goes_on_from_what_the_others_have_counted(order: tuple[int, int]) -> None:
-    store, counts = Store(), (RestartCount(5), RestartCount(0))
+def test_pod_that_took_anothers_place_learns_the_restarts_from_its_peers(order: tuple[int, int]) -> None:
+    store = round_store()
+    counts = (RestartCount(5), RestartCount(0))
     for index in order:
         counts[index].start_round(store, 10.0)
-    stayed, came = counts
-    assert not came.learn(11.0), "the others may still start their workers"
-    assert (came.learn(12.5), stayed.learn(12.5)) == (True, False)
-    assert (came.count, stayed.count) == (5, 5)
-    store.clear()
-    assert not came.learn(), "once a round"
+    stayed, newcomer = counts
+    assert not newcomer.learn(11.0), "the peers may still start their workers"
+    assert (newcomer.learn(12.5), stayed.learn(12.5)) == (True, False)
+    assert (newcomer.count, stayed.count) == (5, 5)
+    store.write("ddp/restarts", 9)
+    assert not newcomer.learn(), "once in a round"
 
 
-def test_a_pod_learns_the_count_before_its_next_restart_and_keeps_its_own_where_the_store_is_gone() -> None:
-    store, came = Store(), RestartCount(1)
-    came.start_round(store, 10.0)
+def test_pod_learns_the_restarts_before_its_next_one_and_keeps_its_own_without_a_store() -> None:
+    store = round_store()
+    newcomer = RestartCount(1)
+    newcomer.start_round(store, 10.0)
     RestartCount(4).start_round(store, 10.1)
-    assert (came.learn(), came.count) == (True, 4)
-    came.start_round(None, 20.0)
-    assert (came.learn(), came.count) == (False, 4)
+    assert (newcomer.learn(), newcomer.count) == (True, 4)
+    newcomer.start_round(LOST, 20.0)
+    assert (newcomer.learn(), newcomer.count) == (False, 4)
 
 
 @pytest.mark.parametrize("newest", ["000000001-000000007", ""])
-def test_all_pods_begin_a_round_from_the_snapshot_of_pod_0(tmp_path: Path, newest: str) -> None:
-    store, asked = Store(), []
+def test_all_pods_start_a_round_from_the_snapshot_of_pod_0(tmp_path: Path, newest: str) -> None:
+    store = round_store()
+    requested = []
     job = {"nodes": 2, "checkpoint": CheckpointStoreConfig("s3://b/p", 3)}
 
     def synchronize(known: str | None) -> str:
-        asked.append(known)
+        requested.append(known)
         return newest
 
     for node in (0, 1):
         SharedSnapshot(launcher_pod(tmp_path, node=node, **job), synchronize).share(store)
-    assert asked == [None, newest]
+    assert requested == [None, newest]
 
 
-def test_a_pod_alone_and_a_job_without_a_store_agree_on_nothing(tmp_path: Path) -> None:
+def test_single_pod_and_job_without_a_store_share_no_snapshot(tmp_path: Path) -> None:
     def synchronize(known: str | None) -> str:
         raise AssertionError
 
     for job in ({"nodes": 2}, {"nodes": 1, "checkpoint": CheckpointStoreConfig("s3://b/p", 3)}):
-        SharedSnapshot(launcher_pod(tmp_path, node=0, **job), synchronize).share(None)
+        SharedSnapshot(launcher_pod(tmp_path, node=0, **job), synchronize).share(LOST)
+
+
+class TestSharedStall:
+    def pods(self, folder: Path) -> list[tuple[Path, SharedStall]]:
+        folders = [folder / "pod-0", folder / "pod-1"]
+        for path in folders:
+            path.mkdir()
+        return [(path / "stall.json", SharedStall(launcher_pod(path, nodes=2))) for path in folders]
+
+    def test_pods_share_the_root_cause_and_withdraw_it(self, tmp_path: Path) -> None:
+        store = round_store()
+        (own, first), (others, second) = self.pods(tmp_path)
+        assert first.exchange(store, 2, 0) is None, "nothing to report"
+        write_json(str(own), report_stall(SILENT, [WAITS]).encode())
+        assert first.exchange(store, 2, 1) == JobStall(1, 1, 1, 2, None)
+        assert first.exchange(store, 2, 1.1) is None, "not so soon again"
+        write_json(str(others), report_stall(IDLE, [SLEEPS]).encode())
+        second.exchange(store, 2, 1)
+        assert first.exchange(store, 2, 2) == JobStall(1, 2, 2, 2, SLEEPS)
+        others.unlink()
+        second.exchange(store, 2, 2)
+        assert first.exchange(store, 2, 3) == JobStall(1, 1, 1, 2, None)
+
+    def test_new_round_starts_with_an_empty_state(self, tmp_path: Path) -> None:
+        (own, first), _ = self.pods(tmp_path)
+        write_json(str(own), report_stall(SILENT, [WAITS]).encode())
+        first.exchange(round_store(), 2, 1)
+        job_stall = first.exchange(round_store(), 2, 2)
+        assert job_stall is not None
+        assert job_stall.known == 1
+
+    def test_lost_store_reports_nothing(self, tmp_path: Path) -> None:
+        (own, first), _ = self.pods(tmp_path)
+        write_json(str(own), report_stall(SILENT, [WAITS]).encode())
+        assert first.exchange(LOST, 2, 1) is None
+
+
+class TestEndedPods:
+    def test_pod_waits_until_all_have_ended(self) -> None:
+        store = round_store()
+        assert count_ended_pods(store) == 0
+        with ThreadPoolExecutor(1) as threads:
+            first = threads.submit(wait_for_ended_pods, store, 2, 60.0)
+            assert wait_for_ended_pods(store, 2, 60.0)
+            assert first.result(60.0)
+        assert count_ended_pods(store) == 2
+
+    def test_patience_has_an_end(self) -> None:
+        assert not wait_for_ended_pods(round_store(), 2, 0.0)
+
+    def test_lost_store_ends_the_wait(self) -> None:
+        assert not wait_for_ended_pods(LOST, 2, 60.0)
+        assert count_ended_pods(LOST) == 0

@@ -13,11 +13,10 @@ from ddp_operator.contract.failure_record import Failure
 from ddp_operator.contract.failure_table import CATEGORIES, Outcome
 from ddp_operator.contract.names import ENV_LOCAL_POD
 from ddp_operator.launcher.failures.rules import WorkerEnd, classify
-from ddp_operator.launcher.failures.text import ARGUMENTS_REMEDY, advise, advise_on_program
+from ddp_operator.launcher.failures.text import ARGUMENTS_REMEDY, advise, advise_on_program, describe_absence
 from ddp_operator.launcher.failures.worker_failure import add_last_lines, shorten_mismatch
 from ddp_operator.launcher.pod import CodeConfig
 from ddp_operator.launcher.rank.tracebacks import record_exception
-from ddp_operator.launcher.torchrun.rendezvous import describe_absence
 from tests.support.launcher_config import launcher_pod
 
 PREAMBLE = (

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from ddp_operator.launcher.torchrun.fork_server import ForkedRank, find_obstacle
+from ddp_operator.launcher.torchrun.fork_server import find_obstacle
 
 
 @pytest.fixture(autouse=True)
@@ -61,16 +60,3 @@ def test_file_shadowing_imported_module_is_obstacle(folder: Path, shadow: str) -
     (folder / "src" / shadow).write_text("")
     assert f"src/{shadow} shadows" in (find_obstacle("script", "train.py", threads=1) or "")
     assert find_obstacle("code", "pass", threads=1) is None
-
-
-def test_forked_rank_is_waited_for_like_popen() -> None:
-    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read(); sys.exit(3)"], stdin=-1) as process:
-        rank = ForkedRank(process.pid)
-        assert rank.poll() is None
-        with pytest.raises(subprocess.TimeoutExpired):
-            rank.wait(0.01)
-        assert process.stdin is not None
-        process.stdin.close()
-        assert (rank.wait(), rank.poll()) == (3, 3)
-        rank.send_signal(9)  # ignored
-        process.returncode = 3

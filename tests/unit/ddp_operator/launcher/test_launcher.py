@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from ddp_operator.contract.command_line import PythonLine, split_python_line
 from ddp_operator.contract.failure_record import Failure, encode_message
 from ddp_operator.contract.names import COMMENT_LAST_FAILURE
+from ddp_operator.launcher.agent_process import AgentProcess
 from ddp_operator.launcher.failures.rules import WorkerEnd
 from ddp_operator.launcher.failures.worker_failure import examine_worker
 from ddp_operator.launcher.files import write_json
@@ -38,7 +39,6 @@ from ddp_operator.launcher.pod import (
 from ddp_operator.launcher.progress.metrics import MetricsEndpoint, fetch_page, merge_pages, read_progress
 from ddp_operator.launcher.rank.worker import _UNOBSERVED_MODULES, GroupRecorder
 from ddp_operator.launcher.supervisor import Supervisor
-from ddp_operator.launcher.torchrun.agent import AgentProcess
 from ddp_operator.status.metrics_page import parse_page
 from tests.support.launcher_config import CONFIG, encoded_config, launcher_pod
 
@@ -372,8 +372,8 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Age
     """A requested agent, the end of its channel, and the pids that received signals. Its server has pid 4321."""
     requests, theirs = socket.socketpair()
     killed: list[int] = []
-    monkeypatch.setattr("ddp_operator.launcher.torchrun.agent.start_fork_server", lambda worker: (4321, requests))
-    monkeypatch.setattr("ddp_operator.launcher.torchrun.agent.kill", lambda pid, number: killed.append(pid))
+    monkeypatch.setattr("ddp_operator.launcher.agent_process.start_fork_server", lambda worker: (4321, requests))
+    monkeypatch.setattr("ddp_operator.launcher.agent_process.kill", lambda pid, number: killed.append(pid))
     process = AgentProcess(launcher_pod(tmp_path), ["python", "worker", "script", "0", "train.py"], warm=True)
     process.start(["--nnodes=1"], None, 0)
     _, (descriptor,), _, _ = socket.recv_fds(theirs, 4, 1)

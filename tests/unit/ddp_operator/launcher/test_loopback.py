@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.launcher.torchrun import loopback
-from ddp_operator.launcher.torchrun.loopback import ProgramStore, bind_stores
+from ddp_operator.launcher.rank import loopback
+from ddp_operator.launcher.rank.loopback import bind_stores
 from tests.support.listeners import is_loopback, list_listeners
 
 
@@ -65,27 +65,3 @@ def test_torch_without_a_changeable_store_is_logged(
     monkeypatch.setattr(loopback.importlib, "import_module", lambda name: object())
     bind_stores()
     assert "[launcher] torch's stores of this process listen on all addresses: " in capsys.readouterr().err
-
-
-def rank_environment(**changes: str) -> dict[str, str]:
-    return {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", **changes}
-
-
-def test_agent_hosts_store_of_shell_script_in_rank_zero_only(store_type: Any) -> None:
-    before = list_listeners([os.getpid()])
-    assert ProgramStore().share(rank_environment(RANK="1"))["TORCHELASTIC_USE_AGENT_STORE"] == "True"
-    assert list_listeners([os.getpid()]) == before
-    hosted = ProgramStore()
-    assert hosted.share(rank_environment())["TORCHELASTIC_USE_AGENT_STORE"] == "True"
-    (listener,) = set(list_listeners([os.getpid()])) - set(before)
-    assert is_loopback(listener[0])
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"WORLD_SIZE": "1"}, {"MASTER_ADDR": "job-1-0.job"}, {"TORCHELASTIC_USE_AGENT_STORE": "True"}],
-    ids=["one rank", "other hosts", "shared already"],
-)
-def test_variables_of_shell_script_are_unchanged_without_need(changes: dict[str, str]) -> None:
-    environment = rank_environment(**changes)
-    assert ProgramStore().share(environment) == environment

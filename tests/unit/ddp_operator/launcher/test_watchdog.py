@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 
 from ddp_operator.contract.failure_table import Outcome
 from ddp_operator.contract.names import METRIC_STALLED
+from ddp_operator.launcher.clock import AwakeClock
 from ddp_operator.launcher.failures.rules import WorkerEnd
 from ddp_operator.launcher.failures.worker_failure import examine_worker
 from ddp_operator.launcher.files import write_json
@@ -21,8 +21,6 @@ from ddp_operator.launcher.pod import Pod, WatchdogConfig, WorkerRecord
 from ddp_operator.launcher.processes import catches, count_cpu_seconds, count_oom_kills, find_family, process_state
 from ddp_operator.launcher.progress.metrics import PAGE_TIMEOUT, MetricsEndpoint
 from ddp_operator.launcher.rank import worker
-from ddp_operator.launcher.torchrun.rendezvous import AwakeClock
-from ddp_operator.launcher.torchrun.torchrun_patches import release_stopped
 from ddp_operator.launcher.watchdog.stacks import SECONDS_FOR_STACKS, Stack, collect_stacks, read_stack
 from ddp_operator.launcher.watchdog.stall import (
     HeartbeatWatchdog,
@@ -31,8 +29,8 @@ from ddp_operator.launcher.watchdog.stall import (
     LogSteps,
     RankActivity,
     RankStall,
-    SharedStallState,
     build_stall_rows,
+    decode_activity,
     decode_job_stall,
     report_stall,
     should_kill_workers,
@@ -244,64 +242,16 @@ class TestPodsAgree:
         assert not should_kill_workers(report_stall(self.HUNG, [self.WAITS]), None, certain=True)
 
 
-class Store(dict[str, bytes]):
-    """The methods of torch's store that the launcher calls."""
-
-    def add(self, key: str, amount: int) -> int:
-        self[key] = str(int(self.get(key, b"0")) + amount).encode()
-        return int(self[key])
-
-    def set(self, key: str, value: str) -> None:
-        self[key] = value.encode()
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self for key in keys)
+@pytest.mark.parametrize("cause", [None, TestPodsAgree.SLEEPS])
+def test_job_stall_survives_json(cause: RankActivity | None) -> None:
+    job_stall = JobStall(1, 2, 0, 2, cause)
+    assert decode_job_stall(json.loads(json.dumps(job_stall))) == job_stall
 
 
-class TestSharedStallState:
-    def pods(self, folder: Path) -> list[tuple[Path, SharedStallState]]:
-        return [(folder / name, SharedStallState(str(folder / name), 0.5)) for name in ("pod-0", "pod-1")]
-
-    def test_pods_share_root_cause_and_withdraw_it(self, tmp_path: Path) -> None:
-        store = Store()
-        (mine, first), (theirs, second) = self.pods(tmp_path)
-        assert first.exchange(store, 2, 0) is None, "nothing to report"
-        write_json(str(mine), report_stall(TestPodsAgree.SILENT, [TestPodsAgree.WAITS]).encode())
-        assert first.exchange(store, 2, 1) == JobStall(1, 1, 1, 2, None)
-        assert first.exchange(store, 2, 1.1) is None, "not so soon again"
-        write_json(str(theirs), report_stall(TestPodsAgree.IDLE, [TestPodsAgree.SLEEPS]).encode())
-        cause = TestPodsAgree.SLEEPS
-        second.exchange(store, 2, 1)
-        assert first.exchange(store, 2, 2) == JobStall(1, 2, 2, 2, cause)
-        theirs.unlink()
-        second.exchange(store, 2, 2)
-        assert first.exchange(store, 2, 3) == JobStall(1, 1, 1, 2, None)
-
-    def test_new_round_starts_with_empty_state(self, tmp_path: Path) -> None:
-        (mine, first), _ = self.pods(tmp_path)
-        write_json(str(mine), report_stall(TestPodsAgree.SILENT, [TestPodsAgree.WAITS]).encode())
-        first.exchange(Store(), 2, 1)
-        job_stall = first.exchange(Store(), 2, 2)
-        assert job_stall is not None
-        assert job_stall.known == 1
-
-    def test_failing_store_reports_nothing(self, tmp_path: Path) -> None:
-        (mine, first), _ = self.pods(tmp_path)
-        write_json(str(mine), report_stall(TestPodsAgree.SILENT, [TestPodsAgree.WAITS]).encode())
-        assert first.exchange(object(), 2, 1) is None
-
-    @pytest.mark.parametrize("cause", [1, "text", {"what": "x"}, {**TestPodsAgree.SLEEPS._asdict(), "state": "Odd"}])
-    def test_invalid_cause_in_store_is_ignored(self, cause: Any, tmp_path: Path) -> None:
-        store = Store()
-        store.set("ddp/stall/cause", json.dumps(cause))
-        (mine, first), _ = self.pods(tmp_path)
-        write_json(str(mine), report_stall(TestPodsAgree.SILENT, [TestPodsAgree.SLEEPS]).encode())
-        assert first.exchange(store, 2, 1) == JobStall(1, 1, 1, 2, None)
-
-    @pytest.mark.parametrize("cause", [None, TestPodsAgree.SLEEPS])
-    def test_job_stall_survives_json(self, cause: RankActivity | None) -> None:
-        job_stall = JobStall(1, 2, 0, 2, cause)
-        assert decode_job_stall(json.loads(json.dumps(job_stall))) == job_stall
+@pytest.mark.parametrize("cause", [1, "text", {"what": "x"}, {**TestPodsAgree.SLEEPS._asdict(), "state": "Odd"}])
+def test_invalid_activity_of_a_peer_is_ignored(cause: Any) -> None:
+    assert decode_activity(cause) is None
+    assert decode_activity(TestPodsAgree.SLEEPS._asdict()) == TestPodsAgree.SLEEPS
 
 
 def test_stall_shows_ranks_for_which_peers_wait_first() -> None:
@@ -462,21 +412,6 @@ def test_worker_killed_by_watchdog_is_hang(tmp_path: Path, action: str, secondar
 def test_an_exit_code_83_of_a_script_is_a_hang_that_fails_the_job_where_asked(tmp_path: Path) -> None:
     assert examine_worker(pod(tmp_path, "Restart"), WorkerEnd(83)).container_exit_code == 83
     assert examine_worker(pod(tmp_path, "Fail"), WorkerEnd(83)).container_exit_code == 81
-
-
-@pytest.mark.parametrize(("saves", "number"), [(True, signal.SIGTERM), (False, signal.SIGKILL)])
-def test_stopped_worker_is_continued_to_save_or_killed(saves: bool, number: int) -> None:
-    with subprocess.Popen(["sleep", "1000"]) as process, subprocess.Popen(["sleep", "1000"]) as running:
-        process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-        release_stopped([process.pid, running.pid], saves=saves)
-        process.send_signal(signal.SIGTERM)
-        try:
-            assert process.wait(60) == -number
-            assert running.poll() is None
-        finally:
-            process.kill()
-            running.kill()
 
 
 def test_process_state_is_read() -> None:

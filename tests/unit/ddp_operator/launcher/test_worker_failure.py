@@ -36,7 +36,7 @@ from ddp_operator.launcher.failures.worker_failure import (
 )
 from ddp_operator.launcher.network.preflight import PreflightError, PreflightReport
 from ddp_operator.launcher.rank.tracebacks import find_exceptions, fold_libraries, record_exception
-from ddp_operator.launcher.torchrun.rendezvous import PortTakenError
+from ddp_operator.launcher.torchrun.store import PortTakenError
 from tests.support.launcher_config import launcher_pod
 
 GLOO = "[pair.cc:553] Connection closed by peer [10.0.0.1]:2456. gloo/transport/tcp"

@@ -14,7 +14,7 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.status import Status
 from ddp_operator.kube.client import SEND_BUFFER
 from ddp_operator.launcher import bootstrap
-from ddp_operator.manifests.children import build_children, load_launcher, pack_source
+from ddp_operator.manifests.children import build_children, load_launcher, pack_source, with_rendezvous_secret
 from ddp_operator.manifests.job_pod import build_pod
 from tests.support.builders import UID, job, template, trainer
 
@@ -383,8 +383,16 @@ class TestPod:
         patterns = {"logPatterns": ["(?P<step>.)"], "epochs": 2}
         made = template(trainer(resources=limits))
         env = env_of(checkpoint={"path": "/c"}, metrics=patterns, tracking={"wandb": {}}, template=made)
-        assert wanted <= set(env)
-        assert all(isinstance(value, str) for value in env.values())
+        assert wanted - {constants.ENV_RENDEZVOUS_SECRET} <= set(env)
+        assert all(isinstance(value, str) for name, value in env.items() if name != constants.ENV_POD_IP)
+
+    def test_only_the_pods_of_a_job_share_a_secret(self) -> None:
+        *others, child = build_children(job(nodes=2), attempt=1, nodes=2)
+        assert [with_rendezvous_secret(other, "s3") for other in others] == others
+        secret = with_rendezvous_secret(child, "s3")
+        containers = secret["spec"]["template"]["spec"]["containers"]
+        assert {"name": "DDP_RENDEZVOUS_SECRET", "value": "s3"} in containers[0]["env"]
+        assert "DDP_RENDEZVOUS_SECRET" not in str(child), "the argument is unchanged"
 
     def test_variables_of_user_may_reference_operator_variables(self) -> None:
         made = template(trainer(env=[{"name": "URL", "value": "tcp://$(MASTER_ADDR)"}]))

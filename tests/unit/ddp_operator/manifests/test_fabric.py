@@ -48,7 +48,7 @@ def trainer_of(*arguments: Any, **spec: Any) -> Any:
 
 
 def variables(container: Any) -> dict[str, str]:
-    return {item["name"]: item["value"] for item in container["env"]}
+    return {item["name"]: item["value"] for item in container["env"] if "value" in item}
 
 
 def preflight(**spec: Any) -> Any:

@@ -154,7 +154,6 @@ def test_whole_argv_of_pod() -> None:
         "--nproc-per-node=4",
         "--rdzv-backend=c10d",
         "--rdzv-id=uid-1",
-        "--rdzv-conf=is_host=0,join_timeout=600,last_call_timeout=3,keep_alive_interval=2,keep_alive_max_attempt=5",
         "--local-addr=digits-1-$(JOB_COMPLETION_INDEX).digits",
     ]
 
@@ -162,13 +161,8 @@ def test_whole_argv_of_pod() -> None:
 def test_argv_of_lone_pod_elastic_job_and_static_rendezvous() -> None:
     lone = build_torchrun_args(replace(PLAN, nodes=1), SCRIPT)
     assert lone[0] == "--nnodes=1"
-    assert "is_host=1" in lone[4]
     elastic = build_torchrun_args(replace(PLAN, nodes=1, max_nodes=4), SCRIPT)
     assert elastic[0] == "--nnodes=1:4"
-    assert "is_host=0" in elastic[4]
-    assert "keep_alive_interval=1," in elastic[4]  # the others wait for a dead pod's heartbeats to end
-    many = build_torchrun_args(replace(PLAN, nodes=1, max_nodes=500), SCRIPT)
-    assert "keep_alive_interval=2," in many[4]
     static = build_torchrun_args(replace(PLAN, backend="static"), SCRIPT)
     assert static[2:5] == ["--rdzv-backend=static", "--rdzv-id=uid-1", "--rdzv-conf=timeout=600"]
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from copy import deepcopy
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,8 +11,6 @@ from msgspec.structs import replace
 
 from ddp_operator.api.status import Status
 from ddp_operator.launcher.pod import decode_config
-from ddp_operator.launcher.torchrun.rendezvous import Heartbeats, RendezvousQuorum
-from ddp_operator.launcher.torchrun.torchrun_patches import TorchrunPatches
 from ddp_operator.manifests.children import build_children
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decide import decide
@@ -22,7 +18,6 @@ from ddp_operator.status.decision import AT_ONCE, Decision, ResizeJob
 from ddp_operator.status.metrics_page import parse_page
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
 from tests.support.fake_cluster import ReconcilerHarness
-from tests.support.launcher_config import launcher_pod
 
 ELASTIC = {"minNodes": 2, "maxNodes": 4}
 TRAINING = page(ddp_step=7, ddp_planned_steps=10, phase="Running")
@@ -201,96 +196,6 @@ def test_torchrun_gets_bounds_and_pods_get_size() -> None:
     config = decode_config(env["DDP_LAUNCHER_CONFIG"])
     assert (config.nodes, config.elastic) == (3, True)
     assert (child["spec"]["completions"], child["spec"]["parallelism"]) == (3, 3)
-
-
-class Round:
-    """The rendezvous as torchrun keeps it."""
-
-    def __init__(self, number: int, here: str, waiting: str = "", alive: str = "", complete: bool = False) -> None:
-        self.round = number
-        self.complete = complete
-        self.participants = dict.fromkeys(here, 0)
-        self.wait_list = set(waiting)
-        self.last_heartbeats = dict.fromkeys(alive or here + waiting)
-
-
-class TestRendezvousQuorum:
-    def test_first_round_waits_for_requested_pods_with_limit(self) -> None:
-        quorum = RendezvousQuorum(3)
-        quorum.start_round(Round(0, ""))
-        assert quorum.decide(Round(0, ""), "a", 1, 0) is None
-        assert quorum.decide(Round(0, "ab"), "a", 1, 1) is False
-        assert quorum.decide(Round(0, "ab"), "a", 1, 32) is None  # torchrun's own last call has long passed
-        assert quorum.decide(Round(0, "abc"), "a", 1, 2) is True
-
-    def test_later_round_waits_for_former_members_and_newcomers(self) -> None:
-        quorum = RendezvousQuorum(2)
-        quorum.start_round(Round(0, "ab", "c", complete=True))
-        assert quorum.decide(Round(1, "ab", "c"), "a", 1, 0) is None
-        assert quorum.decide(Round(1, "ab", "c"), "a", 1, 2) is None  # c is alive
-        assert quorum.decide(Round(1, "abc"), "a", 1, 2) is True
-
-    def test_round_does_not_wait_for_nodes_that_left(self) -> None:
-        quorum = RendezvousQuorum(3)
-        quorum.start_round(Round(4, "abc", complete=True))
-        assert quorum.decide(Round(5, "ab"), "a", 1, 10.0) is None  # it may be between two rounds
-        assert quorum.decide(Round(5, "ab"), "a", 1, 11.1) is True
-        assert quorum.decide(Round(5, "a"), "a", 2, 20.0) is None
-
-    def test_newcomer_evicts_no_node(self) -> None:
-        quorum = RendezvousQuorum(2)
-        quorum.start_round(Round(3, "ab"))
-        assert quorum.decide(Round(3, "abc"), "c", 1, 9) is None
-
-    def test_free_restarts_have_end(self) -> None:
-        quorum = RendezvousQuorum(2)
-        assert [quorum.take_free_restart() for _ in range(101)].count(False) == 1
-
-
-class TestHeartbeats:
-    def test_newcomer_does_not_evict_unwatched_node(self) -> None:
-        beats = Heartbeats(10.0, 100.0)
-        assert beats.live_nodes({"a": 1, "b": 1}, 100.0) == ["a", "b"]
-        for now in (103.0, 106.0, 109.0):
-            assert beats.live_nodes({"a": 1, "b": now}, now) == ["a", "b"]
-        assert beats.live_nodes({"a": 1, "b": 109.0}, 110.1) == ["b"]
-        assert beats.live_nodes({"a": 2, "b": 109.0}, 111.0) == ["a", "b"]
-
-    def test_resumed_node_does_not_evict_peers(self) -> None:
-        beats = Heartbeats(10.0, 100.0)
-        beats.live_nodes({"a": 1}, 100.0)
-        assert beats.live_nodes({"a": 1}, 500.0) == ["a"]
-        assert beats.live_nodes({"a": 1}, 503.0) == ["a"]
-        assert beats.live_nodes({"a": 1}, 506.0) == ["a"]
-        assert beats.live_nodes({"a": 1}, 510.0) == []
-
-    def test_torchrun_keeps_live_nodes_and_evicts_dead_ones(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        rounds: Any = importlib.import_module("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
-        clock = [100.0]
-        monkeypatch.setattr("time.monotonic", lambda: clock[0])
-        timeout = rounds.RendezvousTimeout()
-        settings = rounds.RendezvousSettings("run", 1, 4, timeout, timedelta(seconds=2), 5)
-        holder = rounds._BackendRendezvousStateHolder(None, settings)
-        long_ago = datetime(2024, 2, 29, tzinfo=UTC)
-        state = holder.state
-        patches = TorchrunPatches(launcher_pod(tmp_path, elastic=True), print, lambda event: False, None)
-        state.complete = True
-        state.round = 3
-        for name in ("a", "b"):  # as a newcomer finds them when the store has been held up
-            node = rounds._NodeDesc(name, 0, 0)
-            state.participants[node] = 0
-            state.last_heartbeats[node] = long_ago
-        inner = rounds._BackendRendezvousStateHolder._sanitize
-        for second in (0, 3, 6, 9):
-            clock[0] = 100.0 + second
-            patches._remove_dead_nodes(inner, holder)
-            assert (len(state.participants), state.complete, state.round) == (2, True, 3)
-            assert set(state.last_heartbeats.values()) == {long_ago}
-        clock[0] = 111.0
-        patches._remove_dead_nodes(inner, holder)
-        assert (len(state.participants), state.complete, state.round) == (0, False, 4)
 
 
 def test_gang_needs_no_more_than_least_size() -> None:

@@ -1,7 +1,7 @@
-"""Keep torch's stores off the network where all ranks are on one machine.
+"""Keep a rank's stores off the network where all ranks are on one machine.
 
-torch's TCPStore listens on all addresses, whatever its host is. Here a store whose host is a loopback address listens
-on that address alone.
+torch's TCPStore listens on all addresses, whatever its host is. In a rank's program a store whose host is a loopback
+address listens on that address alone.
 """
 
 import errno
@@ -12,10 +12,9 @@ import socket
 from typing import Any, Callable
 
 from ..files import log
-from ..rank.import_hook import ImportHook
+from .import_hook import ImportHook
 
 _GROUPS_MODULE = "torch.distributed.distributed_c10d"  # by whose import the store's class is loaded
-_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _BACKLOG = 2048
 _PARAMETERS = (
     "host_name",
@@ -44,31 +43,6 @@ class StoreHook(ImportHook):
     def watch(self, module: Any) -> None:
         """Bind them."""
         bind_stores()
-
-
-class ProgramStore:
-    """The store at which the ranks of one machine meet where their program is no Python, such as a shell script.
-
-    What such a program starts has no hook, so the agent of rank 0 hosts the store: a new one for each round, since
-    restarted ranks would read the addresses of the former ones.
-    """
-
-    def __init__(self) -> None:
-        self._store: Any = None
-
-    def share(self, env: "dict[str, str]") -> "dict[str, str]":
-        """Host the store if a rank with these variables would. Returns the variables by which it does not.
-
-        A program of one rank keeps its own: it may be a launcher of ranks that meet elsewhere.
-        """
-        shared = env.get(_AGENT_STORE) == "True" or env.get("WORLD_SIZE") == "1"
-        if shared or not is_loopback(env.get("MASTER_ADDR")):
-            return env
-        if env.get("RANK") == "0":
-            self._store = None  # its port may be that of the new one
-            kind: Any = importlib.import_module("torch.distributed").TCPStore
-            self._store = kind(env["MASTER_ADDR"], int(env["MASTER_PORT"]), None, True, wait_for_workers=False)
-        return {**env, _AGENT_STORE: "True"}
 
 
 def bind_stores() -> None:

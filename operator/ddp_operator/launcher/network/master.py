@@ -1,0 +1,72 @@
+"""Whether pod 0, which hosts the rendezvous store, can be reached from this pod."""
+
+import errno
+import socket
+import time
+from contextlib import suppress
+from typing import Callable, Optional
+
+from ..failures.text import REFUSED, UNRESOLVED
+from ..files import log
+
+
+def wait_for_master(
+    host: str, port: Optional[int], timeout: float, report: Callable[[Optional[str]], None] = lambda problem: None
+) -> Optional[str]:
+    """Wait until ``host`` resolves and, with a port, accepts a connection. Returns None, or the problem at the end.
+
+    ``report`` gets the problem with each line of the log, and None at the end.
+    """
+    start = time.monotonic()
+    pause = 0.01
+    next_log = 3.0
+    logged = False
+    target = host if port is None else f"{host}:{port}"
+    while True:
+        problem = _probe(host, port)
+        waited = time.monotonic() - start
+        if problem is None:
+            if logged:
+                log(f"{target} is reachable after {waited:.1f} s")
+                report(None)
+            return None
+        if waited >= timeout:
+            return problem
+        if waited >= next_log:
+            log(f"waiting for master {target} ({problem}); {timeout - waited:.0f} s left")
+            report(problem)
+            next_log = waited + max(5.0, min(60.0, waited))
+            logged = True
+        time.sleep(pause)
+        pause = min(pause * 1.2, 0.25)
+
+
+def _probe(host: str, port: Optional[int]) -> Optional[str]:
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return UNRESOLVED
+    if port is None:
+        return None
+    problem = ""
+    for family, kind, protocol, _, address in addresses:
+        with socket.socket(family, kind, protocol) as connection:
+            connection.settimeout(2)
+            try:
+                connection.connect(address)
+            except OSError as error:
+                refused = error.errno == errno.ECONNREFUSED
+                problem = REFUSED if refused else f"no connection: {error.strerror or error}"
+            else:
+                return None
+    return problem
+
+
+def count_connections(port: int) -> int:
+    """Return how many established TCP connections this machine has at a local port (Linux)."""
+    count = 0
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError), open(path, encoding="ascii") as file:
+            rows = [line.split() for line in file][1:]
+            count += sum(row[3] == "01" and row[1].endswith(f":{port:04X}") for row in rows)
+    return count

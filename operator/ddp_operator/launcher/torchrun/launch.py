@@ -1,0 +1,96 @@
+"""The process of torchrun's agent, which the fork server forks for the launcher."""
+
+import ctypes
+import importlib
+import os
+import socket
+from contextlib import suppress
+from typing import Any, Mapping, Optional, Sequence
+
+from ..failures.agent_failure import ArgumentError, examine_agent_error
+from ..pod import Pod, decode_pod
+from .channel import AgentEvent, AgentRequest, LauncherChannel
+from .fork_server import RankForker
+
+_CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
+
+
+def run_agent(
+    raw: Mapping[str, Any],
+    channel: socket.socket,
+    guards: Sequence[int],
+    problem: Optional[Exception],
+    forker: Optional[RankForker],
+) -> int:
+    """Run torchrun in this process and report to the launcher over ``channel``. Returns the exit code.
+
+    ``raw``: an AgentRequest; ``guards``: of the store that this agent hosts; ``problem``: why torch could not be
+    imported.
+    """
+    request = AgentRequest(**raw)
+    pod = decode_pod(request.pod)
+    launcher = LauncherChannel(channel)
+    try:
+        if problem is not None:
+            raise problem
+        _host_store(pod, channel, launcher, guards)
+        agent: Any = importlib.import_module(".agent", __package__)
+        if not launcher.wait_for_release():
+            return 1
+    except Exception as error:
+        launcher.report(_build_error_event(pod, error))
+        return 1
+    try:
+        arguments = agent.torchrun.parse_args([*request.flags, "--no-python", *request.entry])
+    except SystemExit:
+        launcher.report(_build_error_event(pod, ArgumentError()))
+        return 2
+    return _run_torchrun(pod, request, agent, arguments, launcher, forker)
+
+
+def _host_store(pod: Pod, channel: socket.socket, launcher: LauncherChannel, guards: Sequence[int]) -> None:
+    torch: Any = importlib.import_module("torch")
+    # A store that ends before its clients logs C++ stacks, even in a successful run.
+    log_errors_only(torch)
+    for guard in guards:
+        store: Any = importlib.import_module(".store", __package__)
+        launcher.report({"store": store.fork_store(pod.store_address, pod.port, guard, channel)})
+        os.close(guard)
+
+
+def log_errors_only(torch: Any) -> None:
+    """Let C++ code of this process log errors only, unless the pod's environment sets the level."""
+    if os.environ.get(_CPP_LOG_LEVEL):
+        return
+    os.environ[_CPP_LOG_LEVEL] = "ERROR"
+    with suppress(OSError, AttributeError):  # where the symbol has another name the log is longer
+        ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libc10.so"))._ZN3c1011initLoggingEv()
+    del os.environ[_CPP_LOG_LEVEL]
+
+
+def _run_torchrun(
+    pod: Pod,
+    request: AgentRequest,
+    agent: Any,
+    arguments: Any,
+    launcher: LauncherChannel,
+    forker: Optional[RankForker],
+) -> int:
+    """Run the workers and report how they ended. Returns the exit code."""
+    rendezvous: Any = importlib.import_module(".rendezvous", __package__)
+    try:
+        succeeded = agent.run_torchrun(pod, arguments, launcher, forker, request.restarts)
+    except rendezvous.TrainingOver:
+        succeeded = True
+    except agent.SignalException as error:
+        launcher.report({"result": "signal", "signal": int(error.sigval)})
+        return 1
+    except Exception as error:
+        launcher.report(_build_error_event(pod, error))
+        return 1
+    launcher.report({"result": "ok" if succeeded else "failed"})  # failures were reported when they happened
+    return 0 if succeeded else 1
+
+
+def _build_error_event(pod: Pod, error: BaseException) -> AgentEvent:
+    return {"result": "error", "failure": examine_agent_error(pod, error).to_json()}

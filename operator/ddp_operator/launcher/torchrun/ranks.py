@@ -1,0 +1,183 @@
+"""The processes of a pod's ranks: their exit codes, their end, and those that a fork server starts for torchrun."""
+
+import os
+import signal
+import sys
+import time
+from contextlib import ExitStack, contextmanager
+from typing import Any, Iterator, Mapping, Optional, Sequence
+
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.tail_log import TailLog
+from torch.distributed.elastic.utils import macros  # type: ignore[attr-defined]
+
+from ..processes import STOP_SIGNALS, STOPPED_STATES, kill, kill_group, process_state
+from .fork_server import RankForker
+
+_POLL_SECONDS = 0.02
+_SECONDS_TO_DIE = 5.0  # after SIGKILL; a process in an uninterruptible system call does not die
+
+
+class RankProcesses:
+    """The ranks of a pod by local rank. ``failed_at``: when each was seen to have failed, in Unix seconds.
+
+    It reads exit codes without reaping the processes, as torchrun reaps those that it has started.
+    """
+
+    def __init__(self, pids: Mapping[int, int]) -> None:
+        self.pids = pids
+        self.exit_codes: dict[int, int] = {}
+        self.failed_at: dict[int, float] = {}
+
+    def poll(self) -> dict[int, int]:
+        """Return the exit codes of the ranks that have ended, negative for a signal."""
+        for local_rank, pid in self.pids.items():
+            if local_rank in self.exit_codes:
+                continue
+            code = _read_exit_code(pid)
+            if code is None:
+                continue
+            self.exit_codes[local_rank] = code
+            if code != 0:
+                self.failed_at[local_rank] = time.time()
+        return self.exit_codes
+
+    def stop(self, number: int, grace: float, *, saves: bool) -> None:
+        """Send a signal to the running ranks, wait for their end for ``grace`` seconds, and kill the others.
+
+        A stopped rank does not react to a signal. It continues if it ``saves`` a checkpoint, and is killed otherwise.
+        """
+        for pid in self._list_running():
+            if process_state(pid) in STOPPED_STATES:
+                kill(pid, signal.SIGCONT if saves else signal.SIGKILL)
+            kill_group(pid, number)
+        self._wait(grace)
+        for pid in self._list_running():
+            kill_group(pid, signal.SIGKILL)
+        self._wait(_SECONDS_TO_DIE)
+
+    def _list_running(self) -> list[int]:
+        ended = self.poll()
+        return [pid for local_rank, pid in self.pids.items() if local_rank not in ended]
+
+    def _wait(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self._list_running() and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+
+
+def _read_exit_code(pid: int) -> Optional[int]:
+    try:
+        end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return 0  # it was reaped already, after its exit code was read
+    if end is None:
+        return None
+    return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+
+
+class RanksPrepared(Exception):
+    """torchrun is about to start the ranks. ``environments``: by local rank; ``logs``: the files of their output."""
+
+    def __init__(self, environments: Mapping[int, Mapping[str, str]], logs: Any) -> None:
+        super().__init__("the fork server starts the ranks")
+        self.environments = environments
+        self.logs = logs
+
+
+class InterceptedLogs:
+    """A ``LogsSpecs`` through which the agent gets the ranks' environments before torchrun starts interpreters.
+
+    torchrun computes them in ``_start_workers``, and calls ``reify`` with them right before the start.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.intercepts = False
+
+    @property
+    def root_log_dir(self) -> Any:
+        """The folder of all logs."""
+        return self._inner.root_log_dir
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> Any:
+        """Return the log files. Raises: RanksPrepared."""
+        logs = self._inner.reify(envs)
+        if self.intercepts:
+            raise RanksPrepared(envs, logs)
+        return logs
+
+
+class ForkedRanks:
+    """Ranks that the fork server has started, and what copies their log files to the pod's output (``--tee``)."""
+
+    def __init__(self, pids: Mapping[int, int], prepared: RanksPrepared, role: str) -> None:
+        self.pids = pids
+        self.error_files = prepared.logs.error_files
+        self._tails = [
+            TailLog(role, prepared.logs.tee_stdouts, sys.stdout),
+            TailLog(role, prepared.logs.tee_stderrs, sys.stderr),
+        ]
+        for tail in self._tails:
+            tail.start()
+
+    def close(self) -> None:
+        """Reap the ranks, which have ended, and copy the rest of their output."""
+        for pid in self.pids.values():
+            try:
+                os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                pass  # it was reaped before
+        for tail in self._tails:
+            tail.stop()
+
+
+def fork_ranks(forker: RankForker, entry: Sequence[str], prepared: RanksPrepared, role: str) -> Optional[ForkedRanks]:
+    """Fork the ranks. Returns None if the fork server has ended. ``entry``: their command line."""
+    pids: dict[int, int] = {}
+    for local_rank, environment in prepared.environments.items():
+        command = macros.substitute(list(entry), str(local_rank))
+        with ExitStack() as files:
+            paths = (prepared.logs.stdouts[local_rank], prepared.logs.stderrs[local_rank])
+            output = [files.enter_context(open(path, "w")) if path else None for path in paths]
+            pid = forker.fork(command, {**os.environ, **environment}, output)
+        if pid is None:
+            RankProcesses(pids).stop(signal.SIGKILL, 0.0, saves=False)
+            return None
+        pids[local_rank] = pid
+    return ForkedRanks(pids, prepared, role)
+
+
+class StopSignals:
+    """Turns signals to the agent into torchrun's exception, but not while it starts the ranks.
+
+    Each rank must be known before it can be stopped with its grace period. Ranks that torchrun itself starts have no
+    such protection, as it then handles the signals itself.
+    """
+
+    def __init__(self) -> None:
+        self._is_holding = False
+        self._held: list[int] = []
+
+    def install(self) -> None:
+        """Handle the signals."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._on_signal)
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Hold signals back. Raises: SignalException at the end, for one that was received meanwhile."""
+        self._is_holding = True
+        try:
+            yield
+        finally:
+            self._is_holding = False
+        if self._held:
+            self._on_signal(self._held.pop(0), None)
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        if self._is_holding:
+            self._held.append(number)
+            return
+        received = signal.Signals(number)
+        raise SignalException(f"the agent received {received.name}", received)

@@ -1,0 +1,166 @@
+"""The rendezvous store: the process on pod 0 that hosts it, and the signed values that pods exchange through it.
+
+Anyone who reaches the port can write to a TCPStore. So the pods sign their values with the attempt's secret, and ignore
+all others. Only values with a valid signature are parsed, as JSON.
+"""
+
+import hashlib
+import hmac
+import json
+import os
+import signal
+import socket
+import threading
+from contextlib import suppress
+from typing import Any, Callable, Optional
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from ...contract.failure_record import KnownFailure
+from ...contract.failure_table import EXIT_CODES
+from ...contract.names import EXIT_RETRYABLE
+from ..failures.text import PORT_REMEDY
+
+VALUE_LIMIT = 4 << 20  # bytes; the log of 5,000 pods has less than one MiB
+_MAC_LENGTH = 64  # hexadecimal digits
+_BACKLOG = 2048
+_SECONDS_FOR_STORE = 2.0
+_TRIES_TO_RAISE = 10
+# compare_set returns it for a key that does not exist: so it reads without waiting for the key, also on torch 2.2.
+_ABSENT = "absent"
+
+
+class PortTakenError(KnownFailure):
+    """The rendezvous store cannot listen on its port."""
+
+    def __init__(self, port: int, problem: str) -> None:
+        message = f"cannot serve the rendezvous on port {port}: {problem}"
+        super().__init__(message, EXIT_CODES[EXIT_RETRYABLE], PORT_REMEDY)
+
+
+class SignedStore:
+    """Values in a torch store as signed JSON. ``scope``: the run and the round; a value copied from another is invalid.
+
+    No method waits for a key. All raise what the store's calls raise.
+    """
+
+    def __init__(self, store: Any, secret: str, scope: str) -> None:
+        self._store = store
+        self._secret = secret.encode()
+        self._scope = scope
+
+    def read(self, key: str) -> Any:
+        """Return a value; None if there is none, or none with a valid signature."""
+        return self._verify(key, self._fetch(key))
+
+    def write(self, key: str, value: Any) -> None:
+        """Set a value."""
+        self._store.set(self._name(key), self._sign(key, value))
+
+    def append(self, key: str, value: Any) -> None:
+        """Append a value to a log."""
+        self._store.append(self._name(key), f"\n{self._sign(key, value)}\n")
+
+    def read_log(self, key: str) -> list[Any]:
+        """Return the valid values of a log, in the order in which they were appended."""
+        values = [self._verify(key, line) for line in self._fetch(key).split("\n")]
+        return [value for value in values if value is not None]
+
+    def raise_to(self, key: str, number: int) -> None:
+        """Set a number, unless the stored one is as high."""
+        before = self._fetch(key)
+        for _ in range(_TRIES_TO_RAISE):
+            stored = self._verify(key, before)
+            if isinstance(stored, int) and stored >= number:
+                return
+            after = self._store.compare_set(self._name(key), before, self._sign(key, number)).decode(errors="replace")
+            if after == before:
+                return
+            before = after
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter, which is not signed. Returns its value."""
+        return int(self._store.add(self._name(key), amount))
+
+    def _name(self, key: str) -> str:
+        return f"{self._scope}/{key}"
+
+    def _fetch(self, key: str) -> str:
+        """Return a stored text; empty if there is none, or one beyond the limit."""
+        raw = self._store.compare_set(self._name(key), _ABSENT, _ABSENT)
+        if raw == _ABSENT.encode() or len(raw) > VALUE_LIMIT:
+            return ""
+        return str(raw.decode(errors="replace"))
+
+    def _sign(self, key: str, value: Any) -> str:
+        text = json.dumps(value, separators=(",", ":"))
+        return self._compute_mac(key, text) + text
+
+    def _verify(self, key: str, signed: str) -> Any:
+        mac = signed[:_MAC_LENGTH]
+        text = signed[_MAC_LENGTH:]
+        if not hmac.compare_digest(mac.encode(), self._compute_mac(key, text).encode()):
+            return None
+        return json.loads(text)
+
+    def _compute_mac(self, key: str, text: str) -> str:
+        message = f"{self._scope}\n{key}\n{text}".encode()
+        return hmac.new(self._secret, message, hashlib.sha256).hexdigest()
+
+
+def host_store(address: str, port: int, **options: Any) -> Any:
+    """Host a store that listens on one address only; on all if it is empty. Raises: OSError, RuntimeError."""
+    if not address:
+        return TCPStore("localhost", port, None, True, wait_for_workers=False, **options)
+    listener = socket.create_server(
+        (address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET, backlog=_BACKLOG
+    )
+    port = listener.getsockname()[1]
+    descriptor = listener.detach()  # the store closes it
+    return TCPStore(address, port, None, True, wait_for_workers=False, master_listen_fd=descriptor, **options)
+
+
+def fork_store(address: str, port: int, guard: int, channel: socket.socket) -> int:
+    """Host the rendezvous store in a process of its own, which outlives the agent but not the launcher.
+
+    ``address``: see ``host_store``; ``guard``: a pipe that the launcher keeps open. Returns the process id.
+    Raises: PortTakenError.
+    """
+    ready, ready_end = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(ready_end)
+        problem = os.read(ready, 4096)
+        os.close(ready)
+        if problem != b"ok":
+            raise PortTakenError(port, problem.decode(errors="replace"))
+        return pid
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        channel.close()
+        try:
+            store = host_store(address, port)
+        except Exception as error:
+            os.write(ready_end, str(error).encode()[:4096] or b"?")
+            os._exit(1)
+        os.write(ready_end, b"ok")
+        os.close(ready_end)
+        os.read(guard, 1)  # returns when the launcher closes its end or has ended
+        del store
+    finally:
+        os._exit(0)
+
+
+def query_store(query: Callable[[], Any]) -> Optional[Any]:
+    """Return the result of a store's call; None if the store does not respond in time."""
+    results: list[Any] = []
+
+    def call() -> None:
+        with suppress(Exception):  # the store has ended
+            results.append(query())
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(_SECONDS_FOR_STORE)
+    return results[0] if results else None
