@@ -56,14 +56,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     pytest-xdist cuts the list into one part for each of its workers; the longest are dealt out among the parts.
     """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    others = [item for item in items if item.path.name not in LONGEST]
+    peers = [item for item in items if item.path.name not in LONGEST]
     dealt: list[pytest.Item] = []
     for worker in range(workers):
         dealt += [item for name in LONGEST[worker::workers] for item in items if item.path.name == name]
         room = max(0, len(items) * (worker + 1) // workers - len(dealt))
-        dealt += others[:room]
-        del others[:room]
-    items[:] = dealt + others
+        dealt += peers[:room]
+        del peers[:room]
+    items[:] = dealt + peers
 
 
 def pytest_collection_finish() -> None:
@@ -132,9 +132,9 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A real control plane with the CRD and the operator's account; asked for by tests marked ``apiserver``."""
     from .support.control_plane import ControlPlane
 
-    with ControlPlane(tmp_path_factory.mktemp("control-plane")) as found:
-        found.kubectl("apply", "--server-side", "-f", str(ROOT / "deploy" / "crds" / "ddptrainingjobs.yaml"))
+    with ControlPlane(tmp_path_factory.mktemp("control-plane")) as control_plane:
+        control_plane.kubectl("apply", "--server-side", "-f", str(ROOT / "deploy" / "crds" / "ddptrainingjobs.yaml"))
         for name in ("namespace.yaml", "rbac.yaml"):
-            found.kubectl("apply", "-f", str(ROOT / "deploy" / "manifests" / name))
-        found.kubectl("wait", "--for=condition=Established", "crd/ddptrainingjobs.ddp-operator.dev")
-        yield found
+            control_plane.kubectl("apply", "-f", str(ROOT / "deploy" / "manifests" / name))
+        control_plane.kubectl("wait", "--for=condition=Established", "crd/ddptrainingjobs.ddp-operator.dev")
+        yield control_plane

@@ -104,7 +104,9 @@ async def measure(options: argparse.Namespace, kubeconfig: Path) -> None:
     theirs = "JobSet"
     took: dict[str, list[float]] = {ours: [], theirs: []}
     spent: dict[str, list[float]] = {ours: [], theirs: []}
-    apiserver = next((one.pid for one in psutil.process_iter(["name"]) if one.info["name"] == "kube-apiserver"), None)
+    apiserver = next(
+        (item.pid for item in psutil.process_iter(["name"]) if item.info["name"] == "kube-apiserver"), None
+    )
     loads: dict[str, list[float]] = {ours: [], theirs: []}
     labels = dict(pair.split("=", 1) for pair in options.label)
     with tempfile.TemporaryDirectory() as folder:

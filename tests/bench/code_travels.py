@@ -57,7 +57,7 @@ def measure_packing(folder: Path, size: int) -> None:
         line = f"tar -C {folder} -cf - . | zstd -q -o {folder}.zst -f"
         subprocess.run(line, shell=True, check=True)
         theirs.append(time.perf_counter() - since)
-    ratio = statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
+    ratio = statistics.median(item / second for item, second in zip(ours, theirs, strict=True))
     print(
         f"10,000 files of {size} bytes: {min(ours):.2f} s, tar | zstd {min(theirs):.2f} s, ratio {ratio:.2f} (median)"
     )
@@ -80,11 +80,11 @@ def measure_first_step(folder: Path) -> None:
             since = time.time()
             line = [sys.executable, "-m", "ddp_operator.cli", "run", "job.yaml", "--plain", *options]
             done = subprocess.run(line, cwd=folder, capture_output=True, text=True, check=True)
-            found = re.search(r"first step at ([0-9.]+)", done.stdout)
-            assert found, done.stdout
-            took[travels].append(float(found[1]) - since)
+            result = re.search(r"first step at ([0-9.]+)", done.stdout)
+            assert result, done.stdout
+            took[travels].append(float(result[1]) - since)
     packed = pack(folder)
-    added = statistics.median(one - other for one, other in zip(took[True], took[False], strict=True))
+    added = statistics.median(item - second for item, second in zip(took[True], took[False], strict=True))
     print(
         f"a folder of {format_size(packed.size)}, {format_size(len(packed.data))} packed, adds {added:.2f} s (median)"
     )

@@ -170,11 +170,11 @@ def write_history(prometheus: LoopbackPrometheus, ranks: int, times: Sequence[fl
 
 def write_recorded(prometheus: LoopbackPrometheus, ranks: int, times: Sequence[float]) -> int:
     """Give what the rules have recorded a history as well: the values that they have now, at all of these times."""
-    found: list[Any] = []
-    while sum(item["metric"]["__name__"] == "ddp:rank_work:seconds" for item in found) < ranks:
+    results: list[Any] = []
+    while sum(item["metric"]["__name__"] == "ddp:rank_work:seconds" for item in results) < ranks:
         time.sleep(STEP)  # rules were at work while ranks were still written
-        found = prometheus.get("/api/v1/query", query='{__name__=~"ddp:.*"}')["result"]
-    batch = [time_series(item["metric"], encode(times, [float(item["value"][1])] * len(times))) for item in found]
+        results = prometheus.get("/api/v1/query", query='{__name__=~"ddp:.*"}')["result"]
+    batch = [time_series(item["metric"], encode(times, [float(item["value"][1])] * len(times))) for item in results]
     for at in range(0, len(batch), BATCH):
         prometheus.write(batch[at : at + BATCH])
     return len(batch)
@@ -213,12 +213,12 @@ def measure(ranks: int, minutes: int, rounds: int) -> None:
             window = {"time": end} if instant else {"start": end - minutes * 60, "end": end, "step": STEP}
             path = "/api/v1/query" if instant else "/api/v1/query_range"
             took_each = []
-            found = []
+            results = []
             for _ in range(rounds):
                 since = time.perf_counter()
-                found = prometheus.get(path, query=expr, **window)["result"]
+                results = prometheus.get(path, query=expr, **window)["result"]
                 took_each.append(time.perf_counter() - since)
-            rows.append((statistics.median(took_each), panel, len(found), expr))
+            rows.append((statistics.median(took_each), panel, len(results), expr))
         for group in prometheus.groups:
             print(f"rules {group['name']}: {group['evaluationTime']:.2f} s every {group['interval']:.0f} s")
             for rule in sorted(group["rules"], key=lambda rule: -rule["evaluationTime"])[:3]:

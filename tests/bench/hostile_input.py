@@ -149,9 +149,9 @@ async def read_pages(port: int) -> None:
     """Read the pages of all pods as the operator does when a job reports a restart in the same pods."""
     cluster = KubeCluster(build_client(port))
     observer = Observer(cluster, utc_now, 10.0)
-    found = await observer._read_pages(job(metrics={"port": port}), build_pods(), PageBudget())
+    result = await observer._read_pages(job(metrics={"port": port}), build_pods(), PageBudget())
     await cluster.close()
-    print(f"pages read within the budget: {len(found)} of {PODS}", file=sys.stderr)
+    print(f"pages read within the budget: {len(result)} of {PODS}", file=sys.stderr)
 
 
 async def read_pages_before(port: int) -> None:

@@ -214,7 +214,7 @@ class LargeJobs:
                 since = time.perf_counter()
                 await self._fail(actors, nodes // 2, 1)
                 await until(lambda: "lastFailure" in seen.status["train"], 0.02)
-                told = time.perf_counter() - since
+                report = time.perf_counter() - since
                 async with UsageMeter(operator) as failing:
                     again = await seen.phase(1, "Running", 2) - since
                 failing.report(f"{name}, failure to Running")
@@ -235,7 +235,7 @@ class LargeJobs:
             ScaleRow(f"{name}: the same in seconds", starting.cpu, "s", 5),
             ScaleRow(f"{name}: status writes until then", starting.statuses, "", 12),
             ScaleRow(f"{name}: operator's CPU while it trains, of a core", steady.share, "%", 2),
-            ScaleRow(f"{name}: a pod's failure to lastFailure", told, "s", 5),
+            ScaleRow(f"{name}: a pod's failure to lastFailure", report, "s", 5),
             ScaleRow(f"{name}: a pod's failure to Running again", again, "s", 90),
             ScaleRow(f"{name}: operator's CPU until then, of a core", failing.share, "%", 10),
             ScaleRow(f"{name}: status writes until then", failing.statuses, "", 12),
@@ -314,8 +314,8 @@ async def has_passed_over(operator: OperatorProcess, count: int) -> bool:
 
 async def jobs_there(actors: ClusterActors, count: int) -> bool:
     """Tell whether there are so many Jobs."""
-    found = await actors.client.request("GET", path("Job", actors.namespace), params={"limit": "1"})
-    return len(found["items"]) + int(found["metadata"].get("remainingItemCount", 0)) >= count
+    result = await actors.client.request("GET", path("Job", actors.namespace), params={"limit": "1"})
+    return len(result["items"]) + int(result["metadata"].get("remainingItemCount", 0)) >= count
 
 
 async def measure(options: argparse.Namespace) -> None:

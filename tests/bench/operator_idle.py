@@ -54,11 +54,11 @@ def run_operator(server: StandIn, settle: float, *, with_job: bool) -> tuple[flo
             [sys.executable, "-m", "ddp_operator"], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
         try:
-            wanted = ("create", "jobs") if with_job else ("watch", constants.PLURAL)
-            while not any(call[:2] == wanted for call in server.calls):
+            expected = ("create", "jobs") if with_job else ("watch", constants.PLURAL)
+            while not any(call[:2] == expected for call in server.calls):
                 if process.poll() is not None or time.perf_counter() - since > 60:
                     process.kill()
-                    raise SystemExit(f"no {' '.join(wanted)} came: {process.communicate()[1].decode()[-2000:]}")
+                    raise SystemExit(f"no {' '.join(expected)} came: {process.communicate()[1].decode()[-2000:]}")
                 time.sleep(0.002)
             first = time.perf_counter() - since
             time.sleep(settle)

@@ -113,7 +113,7 @@ class Bench:
                 spent = difference(spent, cpu_seconds())
                 made = difference(before, await calls(operator))
             statuses = round(writes_of_status(made) / count)
-            status = (await actors.resource("job-0", lambda found: "status" in found))["status"]
+            status = (await actors.resource("job-0", lambda resource: "status" in resource))["status"]
         async with self.actors("bare") as actors:
             since = time.perf_counter()
             spent_bare = cpu_seconds()
@@ -177,7 +177,7 @@ class Bench:
                     await actors.finish_pod(
                         f"job-{number}-1", 1, exit_code=EXIT_RETRYABLE, message='{"category":"OOM"}'
                     )
-                    await actors.resource(f"job-{number}", lambda found: "lastFailure" in found.get("status", {}))
+                    await actors.resource(f"job-{number}", lambda resource: "lastFailure" in resource.get("status", {}))
                     took.append(time.perf_counter() - since)
         self.rows.append(ScaleRow("create to Running: objects created a job", created / count, "", 4))
         self.rows.append(ScaleRow("create to Running, two pods: status updates a job", updates / count, "", 3))
@@ -298,11 +298,11 @@ async def note_jobs(actors: ClusterActors, seen: dict[str, float]) -> None:
 
 async def versions_of(actors: ClusterActors) -> dict[tuple[str, str], str]:
     """Return the resourceVersion of every resource and child."""
-    found = {}
+    results = {}
     for kind in (KIND, *CHILDREN):
         for item in await actors.list(kind):
-            found[kind, item["metadata"]["name"]] = item["metadata"]["resourceVersion"]
-    return found
+            results[kind, item["metadata"]["name"]] = item["metadata"]["resourceVersion"]
+    return results
 
 
 async def scrape(operator: OperatorProcess) -> list[Any]:

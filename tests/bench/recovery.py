@@ -84,9 +84,9 @@ def first_step(log: Path, known: set[int]) -> tuple[int, float]:
     """Wait for a step by a process that is not known yet; return the process, and when it was made."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
-        for found in STEP.finditer(log.read_text(errors="replace") if log.exists() else ""):
-            if int(found[1]) not in known:
-                return int(found[1]), float(found[2])
+        for result in STEP.finditer(log.read_text(errors="replace") if log.exists() else ""):
+            if int(result[1]) not in known:
+                return int(result[1]), float(result[2])
         time.sleep(0.02)
     raise TimeoutError(f"no step: {log.read_text(errors='replace')[-2000:]}")
 

@@ -52,9 +52,9 @@ def steps(log: Path, known: set[str], ranks: int) -> dict[str, float]:
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         first: dict[str, float] = {}
-        for found in STEP.finditer(log.read_text(errors="replace")):
-            if found[1] not in known:
-                first.setdefault(found[1], float(found[2]))
+        for result in STEP.finditer(log.read_text(errors="replace")):
+            if result[1] not in known:
+                first.setdefault(result[1], float(result[2]))
         if len(first) >= ranks:
             return first
         time.sleep(0.02)
@@ -77,7 +77,7 @@ def measure(folder: Path, ranks: int, *, warm: bool) -> tuple[float, float, floa
         killed = time.time()
         os.kill(int(next(iter(first))), signal.SIGKILL)
         second = steps(log, set(first), ranks)
-        held = [(int(found[1]), int(found[2])) for found in HOLDS.finditer(log.read_text())][:ranks]
+        held = [(int(result[1]), int(result[2])) for result in HOLDS.finditer(log.read_text())][:ranks]
     shared, private = (sum(column) / 1024 for column in zip(*held, strict=True))
     return max(first.values()) - begun, max(second.values()) - killed, shared, private
 

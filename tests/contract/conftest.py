@@ -51,5 +51,5 @@ def trace(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Trace]]:
         return opened[-1]
 
     yield open_trace
-    for found in opened:
-        found.close()
+    for result in opened:
+        result.close()

@@ -303,13 +303,13 @@ def without_chance(body: Any) -> Any:
     meta = body["metadata"]
     name = re.sub(r"^(j-\d-)\w+$", r"\1*", meta.get("name", ""))
     owners = [[owner["kind"], owner["name"], owner.get("controller")] for owner in meta.get("ownerReferences") or ()]
-    found = {"kind": kind, "name": name, "deleted": "deletionTimestamp" in meta, "owners": owners}
-    found["finalizers"] = meta.get("finalizers")
+    results = {"kind": kind, "name": name, "deleted": "deletionTimestamp" in meta, "owners": owners}
+    results["finalizers"] = meta.get("finalizers")
     if kind in ("Job", KIND):
-        found["generation"] = meta["generation"]
+        results["generation"] = meta["generation"]
     if kind in ("Pod", "Namespace"):
-        found |= {"phase": body["status"].get("phase"), "grace": meta.get("deletionGracePeriodSeconds")}
-    return {key: value for key, value in found.items() if value not in (None, [], {})}
+        results |= {"phase": body["status"].get("phase"), "grace": meta.get("deletionGracePeriodSeconds")}
+    return {key: value for key, value in results.items() if value not in (None, [], {})}
 
 
 @pytest_asyncio.fixture(params=["standin", pytest.param("control-plane", marks=pytest.mark.apiserver)])
@@ -323,11 +323,11 @@ async def api(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[T
         else:
             kubeconfig = request.getfixturevalue("plane").admin
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        found = TracedServer(session, await login(str(kubeconfig)), is_standin=request.param == "standin")
-        await found.send(create({"kind": "Namespace", "metadata": {"name": NAMESPACE}}))
-        yield found
+        traced_server = TracedServer(session, await login(str(kubeconfig)), is_standin=request.param == "standin")
+        await traced_server.send(create({"kind": "Namespace", "metadata": {"name": NAMESPACE}}))
+        yield traced_server
         if request.param != "standin":
-            await empty(found)
+            await empty(traced_server)
 
 
 async def empty(api: TracedServer) -> None:

@@ -262,8 +262,8 @@ async def test_node_of_pod_is_readable(driver: ClusterDriver) -> None:
 async def test_resources_with_checkpoint_claim_are_listed(driver: ClusterDriver) -> None:
     for name, claim in (("one", "weights"), ("two", "weights"), ("three", "weights-2"), ("four", None)):
         await driver.add_resource(name, **({"checkpoint": {"path": "/ckpt", "claimName": claim}} if claim else {}))
-    found = await driver.cluster.resources_on_claim("default", "weights")
-    assert sorted(item["metadata"]["name"] for item in found) == ["one", "two"]
+    resources_on_claim = await driver.cluster.resources_on_claim("default", "weights")
+    assert sorted(item["metadata"]["name"] for item in resources_on_claim) == ["one", "two"]
     assert list(await driver.cluster.resources_on_claim("another", "weights")) == []
 
 
@@ -274,9 +274,9 @@ async def test_missing_resource_is_observed_as_none(driver: ClusterDriver) -> No
 async def test_only_children_with_label_are_observed(driver: ClusterDriver) -> None:
     owner = await driver.add_resource(KEY.name)
     await driver.cluster.create(service(owner))
-    other = service(owner, name="other")
-    other["metadata"]["labels"] = {constants.LABEL_JOB_NAME: "another"}
-    await driver.cluster.create(other)
+    second = service(owner, name="other")
+    second["metadata"]["labels"] = {constants.LABEL_JOB_NAME: "another"}
+    await driver.cluster.create(second)
     await driver.cluster.create(config_map(owner))
     snapshot = await driver.until(KEY, lambda seen: seen.services and seen.config_maps, "both children")
     assert [s["metadata"]["name"] for s in snapshot.services] == ["train"]
@@ -441,10 +441,10 @@ async def test_shared_object_is_deleted_with_last_owner(driver: ClusterDriver) -
     meta = {"name": "users", "namespace": KEY.namespace, "labels": labels, "ownerReferences": references[:1]}
     users = await driver.cluster.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta})
     users = {**users, "apiVersion": "v1", "kind": "ConfigMap"}
-    joined = await asyncio.gather(*(driver.cluster.add_owners(users, [one]) for one in (*references, references[1])))
+    joined = await asyncio.gather(*(driver.cluster.add_owners(users, [item]) for item in (*references, references[1])))
     uids = {owner["metadata"]["uid"] for owner in (first, second)}
-    assert [len(one["metadata"]["ownerReferences"]) for one in joined if one is not None][-1] == 2
-    assert all(one is not None and owner_uids(one) <= uids for one in joined)
+    assert [len(item["metadata"]["ownerReferences"]) for item in joined if item is not None][-1] == 2
+    assert all(item is not None and owner_uids(item) <= uids for item in joined)
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "users", "uid": users["metadata"]["uid"]}
     meta = meta | {"name": "shared", "ownerReferences": [owner]}
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "immutable": True, "data": {"a": "b"}}
@@ -452,13 +452,13 @@ async def test_shared_object_is_deleted_with_last_owner(driver: ClusterDriver) -
     await driver.cluster.create(service(first, name="first"))
 
     await driver.cluster.delete_resource(Key(KEY.namespace, "first"), uid=first["metadata"]["uid"])
-    other = await driver.add_resource(KEY.name)  # whoever is in the namespace sees what is shared
+    add_resource = await driver.add_resource(KEY.name)  # whoever is in the namespace sees what is shared
     await driver.until(KEY, lambda seen: not seen.services, "the end of what the first one owns alone")
     seen = await driver.until(KEY, lambda seen: seen.config_maps, "what is shared")
-    assert {one["metadata"]["name"] for one in seen.config_maps} == {"shared", "users"}
+    assert {item["metadata"]["name"] for item in seen.config_maps} == {"shared", "users"}
     await driver.cluster.delete_resource(Key(KEY.namespace, "second"), uid=second["metadata"]["uid"])
     await driver.until(KEY, lambda seen: not seen.config_maps, "the end of what both owned")
-    gone = owner_reference(parse_resource(other), controller=False)
+    gone = owner_reference(parse_resource(add_resource), controller=False)
     assert await driver.cluster.add_owners(users, [gone]) is None
     await driver.cluster.create({**body, "metadata": meta | {"name": "users", "ownerReferences": [gone]}})
     assert await driver.cluster.add_owners(users, [gone]) is None, "another object of that name"

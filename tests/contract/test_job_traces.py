@@ -123,8 +123,8 @@ class TracedJob:
         }
         env = [item for item in spec["containers"][0]["env"] if item["name"] == constants.ENV_COMPLETION_INDEX]
         made = kept | {"hostname": spec["hostname"], "env": env}
-        found: dict[str, Any] = json.loads(json.dumps(made).replace(meta["ownerReferences"][0]["uid"], "UID"))
-        return found
+        result: dict[str, Any] = json.loads(json.dumps(made).replace(meta["ownerReferences"][0]["uid"], "UID"))
+        return result
 
     async def _observe(self) -> Snapshot:
         seen = await self._driver.cluster.observe(KEY)
@@ -138,8 +138,8 @@ class TracedJob:
 
 def state_of(seen: Snapshot) -> dict[str, Any]:
     """Return what there is of a Job and its pods, without names and times."""
-    (found,) = seen.jobs
-    status = found.get("status") or {}
+    (result,) = seen.jobs
+    status = result.get("status") or {}
     conditions = [
         [item["type"], item["status"], item.get("reason", ""), re.sub(rf"{JOB}-(\d+)-\w+", rf"{JOB}-\1-*", message)]
         for item in status.get("conditions") or ()

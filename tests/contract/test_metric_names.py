@@ -78,7 +78,7 @@ def test_dashboards_and_alerts_read_series_that_are_exported() -> None:
 def test_no_file_has_former_name() -> None:
     pattern = "|".join(rf"\b{name}(_bucket|_sum|_count)?\b" for name in FORMER)
     ours = ["operator", "trainer", "deploy", "charts", "docs", "tests", ":!tests/contract/test_metric_names.py"]
-    found = subprocess.run(
+    result = subprocess.run(
         ["git", "grep", "-nP", pattern, "--", *ours], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert found.returncode == 1, found.stdout + found.stderr
+    assert result.returncode == 1, result.stdout + result.stderr

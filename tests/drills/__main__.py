@@ -37,12 +37,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--keep", action="store_true", help="keep the folder of the runs")
     parser.add_argument("--list", action="store_true", help="say what there is")
     arguments = parser.parse_args(argv)
-    chosen = [one for one in DRILLS.values() if _is_chosen(one, arguments.only, arguments.fast)]
+    chosen = [drill for drill in DRILLS.values() if _is_chosen(drill, arguments.only, arguments.fast)]
     if arguments.store:
-        chosen = [one for one in chosen if one.act.__module__ != "tests.drills.disks"]
+        chosen = [drill for drill in chosen if drill.act.__module__ != "tests.drills.disks"]
     if arguments.list:
         width = max(map(len, DRILLS))
-        print("\n".join(f"{one.name:{width}}  {one.about}" for one in chosen))
+        print("\n".join(f"{drill.name:{width}}  {drill.about}" for drill in chosen))
         return 0
     if arguments.store and not PACKAGES.exists():
         parser.error("--store needs moto and s3fs: `make s3` installs them")
@@ -63,17 +63,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_all(chosen: Sequence[Drill], session: Session, *, runs: int, fast: bool, floors: bool) -> int:
     """Make the drills in order; return the exit code."""
     folder = session.folder
-    if any(one.trains for one in chosen):
+    if any(entry.trains for entry in chosen):
         session.reference = train(folder / "reference")
     rows = []
-    for one in chosen:
-        row = DrillRow(one)
+    for item in chosen:
+        row = DrillRow(item)
         rows.append(row)
         for _ in range(runs):
             run_once(row, session, fast=fast)
             if floors and row.outcomes and row.outcomes[-1].floor and row.outcomes[-1].by_hand is None:
                 assert session.reference is not None
-                own = folder / f"floor-{one.name}-{len(row.outcomes)}"
+                own = folder / f"floor-{item.name}-{len(row.outcomes)}"
                 row.outcomes[-1].by_hand = measure_floor(row.outcomes[-1].floor, own, session.reference)
     print(f"\n{build_table(rows)}")
     failed = [(row.drill.name, problem) for row in rows for problem in row.problems]

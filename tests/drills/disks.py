@@ -132,7 +132,7 @@ def _saved(claims: Path) -> list[int]:
 def _insist_on(scene: Scene, run: Running, step: int) -> None:
     """Insist that training went on from this checkpoint."""
     first = scene.steps()[0].pid
-    begun = next(one.step for one in scene.steps() if one.pid != first)
+    begun = next(item.step for item in scene.steps() if item.pid != first)
     if begun != step:
         raise Perished(f"training went on from step {begun}, not {step}\n{run.output}")
 

@@ -93,7 +93,7 @@ def kill_run(scene: Scene) -> DrillOutcome:
     for name in ("status.yaml.tmp", "metrics/attempt-1-pod-0.prom.tmp"):
         (first.run_folder / name).write_text("half a sta")  # as where the kill meets the writing
     page = first.report()
-    reasons = {one["type"]: one["reason"] for one in first.status()["conditions"]}
+    reasons = {condition["type"]: condition["reason"] for condition in first.status()["conditions"]}
     if reasons.get("Failed") != "Interrupted":
         raise Perished(f"the status of a run that was killed says {reasons}")
     if (

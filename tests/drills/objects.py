@@ -11,7 +11,7 @@ from tests.drills.scene import STEPS, Running, Scene, kill
 
 
 def _expect_no_step_twice(scene: Scene, run: Running) -> None:
-    made = [one.step for one in scene.steps()]
+    made = [step.step for step in scene.steps()]
     if made != list(range(STEPS)):
         raise Perished(f"the steps of rank 0 are not 0 to {STEPS - 1}, each once: {made}\n{run.output}")
 

@@ -165,8 +165,8 @@ class Scene:
         deadline = time.monotonic() + PATIENCE
         while True:
             ended = alive is not None and alive.process.poll() is not None  # looked at first: both may happen meanwhile
-            if found := probe():
-                return found
+            if result := probe():
+                return result
             if alive is not None and ended:
                 raise Perished(f"the run ended before {what}\n{alive.output}")
             if time.monotonic() > deadline:
@@ -212,10 +212,10 @@ class Scene:
         """Insist that no process and no listening port is left, and no temporary file where they are asked for."""
         ports = {port for run in self.runs for port in run.ports}
         deadline = time.monotonic() + PATIENCE / 4
-        while (left := find_left(self.mark, ports)) and time.monotonic() < deadline:
+        while (remaining := find_left(self.mark, ports)) and time.monotonic() < deadline:
             time.sleep(0.05)
-        if left:
-            raise Perished("left: " + "; ".join(left))
+        if remaining:
+            raise Perished("left: " + "; ".join(remaining))
         if not temporary:
             return
         strays = [path for path in self.temporary.rglob("*") if not path.is_dir()]
@@ -269,14 +269,14 @@ class Running:
     def run_folder(self) -> Path | None:
         """Its run folder, once there is one."""
         runs = self.folder / "ddp-runs"
-        found = [p for p in runs.iterdir() if p not in self._before and p.name != "claims"] if runs.exists() else []
-        return found[0] if found else None
+        result = [p for p in runs.iterdir() if p not in self._before and p.name != "claims"] if runs.exists() else []
+        return result[0] if result else None
 
     def logs(self) -> dict[str, str]:
         """Return the pods' logs by name."""
         folder = self.run_folder
-        found = sorted((folder / "logs").glob("*.log")) if folder else []
-        return {path.stem: path.read_text(errors="replace") for path in found}
+        result = sorted((folder / "logs").glob("*.log")) if folder else []
+        return {path.stem: path.read_text(errors="replace") for path in result}
 
     def said(self, words: str) -> bool:
         """Tell whether a pod has written this."""
@@ -299,7 +299,11 @@ class Running:
         for pid in find_marked(self.scene.mark):
             with contextlib.suppress(psutil.Error):
                 connections = psutil.Process(pid).net_connections("tcp")
-                self.ports |= {one.laddr.port for one in connections if one.laddr and one.status == psutil.CONN_LISTEN}
+                self.ports |= {
+                    connection.laddr.port
+                    for connection in connections
+                    if connection.laddr and connection.status == psutil.CONN_LISTEN
+                }
 
     def tree(self) -> ProcessTree:
         """Return who is who among its processes."""
@@ -309,11 +313,11 @@ class Running:
     def end(self, code: int = 0) -> dict[str, Any]:
         """Wait for the end, insist on the exit code, and return the status."""
         try:
-            found = self.process.wait(PATIENCE)
+            result = self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             raise Perished(f"the run does not end\n{self.output}") from None
-        if found != code:
-            raise Perished(f"the run ended with {found}, not {code}\n{self.output}")
+        if result != code:
+            raise Perished(f"the run ended with {result}, not {code}\n{self.output}")
         return self.status()
 
     def succeed(self, *, restarts: int | None = None, in_place: int | None = None) -> dict[str, Any]:
@@ -395,7 +399,7 @@ def read_newest_state(folder: Path, step: int) -> Any:
     manifests = [json.loads(path.read_text()) for path in folder.glob("step-*.json")]
     if not manifests:
         raise Perished("there is no checkpoint")
-    newest = max(manifests, key=lambda one: (one["step"], one["attempt"]))
+    newest = max(manifests, key=lambda item: (item["step"], item["attempt"]))
     if newest["step"] != step:
         raise Perished(f"the last checkpoint is of step {newest['step']}, not {step}")
     return load_state(folder / newest["file"])
@@ -418,25 +422,25 @@ def compare(mine: Any, other: Any, path: str = "state") -> str:
     if isinstance(mine, dict):
         if not isinstance(other, dict) or mine.keys() != other.keys():
             return path
-        return next((found for key in mine if (found := compare(mine[key], other[key], f"{path}.{key}"))), "")
+        return next((result for key in mine if (result := compare(mine[key], other[key], f"{path}.{key}"))), "")
     if isinstance(mine, list | tuple):
         if len(mine) != len(other):
             return path
         pairs = enumerate(zip(mine, other, strict=True))
-        return next((found for i, (a, b) in pairs if (found := compare(a, b, f"{path}[{i}]"))), "")
+        return next((result for i, (a, b) in pairs if (result := compare(a, b, f"{path}[{i}]"))), "")
     return "" if mine == other else path
 
 
 def find_marked(mark: str) -> list[int]:
     """Return the living processes that inherited a drill's mark."""
-    wanted = f"{MARK}={mark}".encode()
-    found = []
+    expected = f"{MARK}={mark}".encode()
+    results = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):
-                if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-    return found
+                if expected in (entry / "environ").read_bytes().split(b"\0"):
+                    results.append(int(entry.name))
+    return results
 
 
 def describe_process(pid: int) -> str:
@@ -448,14 +452,14 @@ def describe_process(pid: int) -> str:
 
 def find_left(mark: str, ports: set[int]) -> list[str]:
     """Return what is left of a drill: its processes, and whoever listens on its ports and is no stranger."""
-    left = find_marked(mark)
-    found = [describe_process(pid) for pid in left]
-    for one in psutil.net_connections("tcp") if ports else ():
+    marked = find_marked(mark)
+    results = [describe_process(pid) for pid in marked]
+    for item in psutil.net_connections("tcp") if ports else ():
         # A dying process loses its environment before its sockets. With one, it is a stranger with our former port.
-        port = one.laddr.port if one.laddr and one.status == psutil.CONN_LISTEN else None
-        if port in ports and (one.pid is None or one.pid in left):
-            found.append(f"somebody who listens on {port}")
-    return found
+        port = item.laddr.port if item.laddr and item.status == psutil.CONN_LISTEN else None
+        if port in ports and (item.pid is None or item.pid in marked):
+            results.append(f"somebody who listens on {port}")
+    return results
 
 
 def kill(pids: Sequence[int] | Iterator[int], number: int = signal.SIGKILL) -> float:

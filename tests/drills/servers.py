@@ -37,16 +37,16 @@ class ServerStage:
     async def until(self, probe: Callable[[], Any], what: str) -> Any:
         """Look into the storage, which is there also while the server is not, until something is so."""
         deadline = time.monotonic() + PATIENCE
-        while not (found := await asyncio.to_thread(probe)):
+        while not (to_thread := await asyncio.to_thread(probe)):
             if time.monotonic() > deadline or self.operator.process is None or self.operator.process.poll() is not None:
                 raise Perished(f"never: {what}; {self.status()}\n{self.operator.log[-4000:]}")
             await asyncio.sleep(0.02)
-        return found
+        return to_thread
 
     def status(self) -> Json:
         """Return the job's status."""
-        found = self.server.get(KIND, NAME) or {}
-        return dict(found.get("status") or {})
+        result = self.server.get(KIND, NAME) or {}
+        return dict(result.get("status") or {})
 
     def jobs(self) -> list[str]:
         """Return the names of the Jobs that were ever made, in order."""

@@ -53,7 +53,7 @@ class Samples:
 
     def take(self, jobs: int, process: psutil.Process, **more: float) -> None:
         """Look at a process."""
-        found = {
+        results = {
             "RSS, KiB": process.memory_info().rss / 1024,
             "open files": float(process.num_fds()),
             "threads": float(process.num_threads()),
@@ -61,7 +61,7 @@ class Samples:
             **more,
         }
         self.jobs.append(jobs)
-        for name, value in found.items():
+        for name, value in results.items():
             self.figures.setdefault(name, []).append(value)
 
     def table(self) -> str:
@@ -158,26 +158,26 @@ async def soak_local(folder: Path, in_sequence: int, at_once: int, *, real: bool
         kept = sum(not path.is_dir() for path in temporary.rglob("*"))
         samples.take(jobs, me, **{"temporary files": kept, "objects kept": len(farm.store.list("Pod"))})
 
-    found = []
+    results = []
     try:
         if in_sequence:
-            found.append(Samples("one after another"))
+            results.append(Samples("one after another"))
             every = max(1, in_sequence // 40)
             for number in range(in_sequence):
                 await farm.run_job(build_job(f"one-{number}", nodes=2))
                 if number % every == 0:
-                    look(found[-1], number + 1)
+                    look(results[-1], number + 1)
         if at_once:
-            found.append(Samples(f"{at_once} at once"))
+            results.append(Samples(f"{at_once} at once"))
             for turn in range(4):
                 await asyncio.gather(*(farm.run_job(build_job(f"many-{turn}-{n}", nodes=1)) for n in range(at_once)))
-                look(found[-1], (turn + 1) * at_once)
+                look(results[-1], (turn + 1) * at_once)
     finally:
         await farm.queue.stop()
         await farm.close()
-    if left := find_marked(mark):
-        raise AssertionError("left running: " + "; ".join(map(describe_process, left)))
-    return found
+    if marked := find_marked(mark):
+        raise AssertionError("left running: " + "; ".join(map(describe_process, marked)))
+    return results
 
 
 async def soak_operator(folder: Path, count: int) -> Samples:

@@ -81,19 +81,19 @@ class UserNamespace:
     def get(self, name: str) -> dict[str, Any] | None:
         """Return the training job, or None."""
         try:
-            found: dict[str, Any] = self.custom.get_namespaced_custom_object(
+            namespaced_custom_object: dict[str, Any] = self.custom.get_namespaced_custom_object(
                 GROUP, VERSION, self.namespace, PLURAL, name
             )
         except ApiException as error:
             if error.status == 404:
                 return None
             raise
-        return found
+        return namespaced_custom_object
 
     def status(self, name: str) -> dict[str, Any]:
         """Return the training job's status."""
-        found: dict[str, Any] = (self.get(name) or {}).get("status") or {}
-        return found
+        result: dict[str, Any] = (self.get(name) or {}).get("status") or {}
+        return result
 
     def why(self, name: str) -> str:
         """Return what `ddp why` says of the training job."""
@@ -105,9 +105,9 @@ class UserNamespace:
         """Call ``probe`` until it returns something true."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
-            found = probe()
-            if found:
-                return found
+            result = probe()
+            if result:
+                return result
             time.sleep(0.5)
         jobs = self.kubectl("get", "ddp,job,pods", "-o", "wide").stdout
         raise AssertionError(f"never happened: {what}\n{jobs}\n{self.kubectl('describe', 'ddp').stdout}")
@@ -119,15 +119,15 @@ class UserNamespace:
             status = self.status(name)
             return status if status.get("phase") in phases else None
 
-        found: dict[str, Any] = self.until(probe, f"{name} in phase {' or '.join(phases)}")
-        return found
+        result: dict[str, Any] = self.until(probe, f"{name} in phase {' or '.join(phases)}")
+        return result
 
     def pods(self, name: str) -> list[Any]:
         """Return the training job's pods."""
-        found: list[Any] = self.core.list_namespaced_pod(
+        items: list[Any] = self.core.list_namespaced_pod(
             self.namespace, label_selector=f"{LABEL_JOB_NAME}={name}"
         ).items
-        return found
+        return items
 
 
 def _merge(base: Any, patch: Any) -> Any:
@@ -204,13 +204,13 @@ def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CheckoutOpera
             release.uninstall()
         return
     apply_crds(kubeconfig)
-    found = CheckoutOperator(kubeconfig, tmp_path_factory.mktemp("operator") / "operator.log")
+    checkout_operator = CheckoutOperator(kubeconfig, tmp_path_factory.mktemp("operator") / "operator.log")
     try:
-        yield found
+        yield checkout_operator
     finally:
-        found.process.terminate()
-        found.process.wait(30)
-    assert "Traceback" not in found.log.read_text(), found.log.read_text()
+        checkout_operator.process.terminate()
+        checkout_operator.process.wait(30)
+    assert "Traceback" not in checkout_operator.log.read_text(), checkout_operator.log.read_text()
 
 
 @pytest.fixture
@@ -218,33 +218,33 @@ def release(operator: CheckoutOperator | None) -> Iterator[Release]:
     """The release of the chart whose operator works."""
     if operator is not None:
         pytest.skip("the operator is a process of these tests and no release of the chart (DDP_E2E_OPERATOR)")
-    with Release(os.environ["DDP_E2E_KUBECONFIG"]) as found:
-        if not found.exists():
-            pytest.skip(f"the operator is not installed as the Helm release {found.namespace}/{found.name}")
-        yield found
+    with Release(os.environ["DDP_E2E_KUBECONFIG"]) as result:
+        if not result.exists():
+            pytest.skip(f"the operator is not installed as the Helm release {result.namespace}/{result.name}")
+        yield result
 
 
 @contextmanager
 def new_namespace() -> Iterator[UserNamespace]:
     """Make a namespace, deleted afterwards."""
     name = f"ddp-e2e-{uuid.uuid4().hex[:8]}"
-    found = UserNamespace(os.environ["DDP_E2E_KUBECONFIG"], name)
-    found.core.create_namespace({"metadata": {"name": name}})
+    user_namespace = UserNamespace(os.environ["DDP_E2E_KUBECONFIG"], name)
+    user_namespace.core.create_namespace({"metadata": {"name": name}})
     try:
-        yield found
+        yield user_namespace
     finally:
         # Shown by pytest where the test failed; the namespace takes them along.
-        print(found.kubectl("get", "ddp,job,pods", "-o", "wide").stdout)
-        print(found.kubectl("logs", "--selector", LABEL_JOB_NAME, "--prefix", "--tail", "100").stdout)
+        print(user_namespace.kubectl("get", "ddp,job,pods", "-o", "wide").stdout)
+        print(user_namespace.kubectl("logs", "--selector", LABEL_JOB_NAME, "--prefix", "--tail", "100").stdout)
         with suppress(NotFoundException):  # a test may have deleted it
-            found.core.delete_namespace(name, grace_period_seconds=0)
+            user_namespace.core.delete_namespace(name, grace_period_seconds=0)
 
 
 @pytest.fixture
 def cluster(operator: CheckoutOperator | None) -> Iterator[UserNamespace]:
     """A new namespace, deleted afterwards."""
-    with new_namespace() as found:
-        yield found
+    with new_namespace() as result:
+        yield result
 
 
 def make_claim(cluster: UserNamespace, name: str, source: dict[str, Any]) -> Iterator[str]:
@@ -266,7 +266,7 @@ def make_claim(cluster: UserNamespace, name: str, source: dict[str, Any]) -> Ite
 def here(cluster: UserNamespace) -> str:
     """Return the address by which the cluster's nodes know this machine."""
     [node, *_] = cluster.core.list_node().items
-    [address] = [one.address for one in node.status.addresses if one.type == "InternalIP"]
+    [address] = [item.address for item in node.status.addresses if item.type == "InternalIP"]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))
         return str(probe.getsockname()[0])

@@ -87,8 +87,8 @@ class Release(Stoppable):
     def list_pods(self) -> list[dict[str, Any]]:
         """Return the pods of the operator that are not being deleted."""
         selector = f"app.kubernetes.io/instance={self.name},app.kubernetes.io/component=operator"
-        found = json.loads(self.kubectl("get", "pods", "--selector", selector, "--output", "json").stdout)
-        return [pod for pod in found["items"] if "deletionTimestamp" not in pod["metadata"]]
+        result = json.loads(self.kubectl("get", "pods", "--selector", selector, "--output", "json").stdout)
+        return [pod for pod in result["items"] if "deletionTimestamp" not in pod["metadata"]]
 
     def wait_until_ready(self) -> None:
         """Wait for the rollout of the Deployment; a failure shows the pods and their logs."""

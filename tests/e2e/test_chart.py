@@ -76,5 +76,7 @@ def assert_progress(cluster: UserNamespace, name: str, change: str) -> None:
 def test_helm_test_trains_job_and_deletes_it(release: Release) -> None:
     log = release.test()
     assert log.rstrip().endswith("Succeeded"), log
-    left: Any = release.kubectl("get", "ddp,pods", "--selector", "app.kubernetes.io/component=test", "--output", "name")
-    assert left.stdout == "", left.stdout
+    kubectl: Any = release.kubectl(
+        "get", "ddp,pods", "--selector", "app.kubernetes.io/component=test", "--output", "name"
+    )
+    assert kubectl.stdout == "", kubectl.stdout

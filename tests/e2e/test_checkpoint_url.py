@@ -54,8 +54,8 @@ def store(cluster: UserNamespace, tmp_path: Path) -> Iterator[ObjectStore]:
 
 def begun(cluster: UserNamespace, pod: str) -> int | None:
     """Return the step at which a pod's rank has begun last."""
-    found = re.findall(r"rank \d begins at (\d+)", cluster.kubectl("logs", pod).stdout)
-    return int(found[-1]) if found else None
+    result = re.findall(r"rank \d begins at (\d+)", cluster.kubectl("logs", pod).stdout)
+    return int(result[-1]) if result else None
 
 
 def test_pods_without_shared_disk_resume_from_store(cluster: UserNamespace, store: ObjectStore) -> None:
@@ -81,10 +81,10 @@ def test_pods_without_shared_disk_resume_from_store(cluster: UserNamespace, stor
         pods = [pod.metadata.name for pod in cluster.pods("stored") if pod.status.phase == "Running"]
         return {begun(cluster, pod) for pod in pods} if len({victim.metadata.name, *pods}) == 3 else set()
 
-    steps = cluster.until(lambda: found if (found := beginnings()) and not found & {None, 1} else None, "both go on")
+    steps = cluster.until(lambda: result if (result := beginnings()) and not result & {None, 1} else None, "both go on")
     assert len(steps) == 1, steps
     status = cluster.phase("stored", "Succeeded", "Failed")
     assert status["phase"] == "Succeeded", status
-    (uploaded,) = (one for one in status["conditions"] if one["type"] == "CheckpointsUploaded")
+    (uploaded,) = (condition for condition in status["conditions"] if condition["type"] == "CheckpointsUploaded")
     assert uploaded["status"] == "True", uploaded
     assert len(store.keys("snapshots")) == 2

@@ -142,7 +142,7 @@ def test_missing_image_is_reported_once(cluster: UserNamespace) -> None:
     container = job["spec"]["template"]["spec"]["containers"][0]
     container |= {"image": "localhost/nobody/has-this:1", "imagePullPolicy": "IfNotPresent"}
     assert cluster.apply(job).returncode == 0
-    said: set[str] = set()
+    messages: set[str] = set()
     seen: list[str] = []
 
     def told_through_a_pause() -> bool:
@@ -152,11 +152,11 @@ def test_missing_image_is_reported_once(cluster: UserNamespace) -> None:
                 if state.state.waiting is not None and state.state.waiting.reason not in seen[-1:]:
                     seen.append(state.state.waiting.reason)
         scheduled = [c for c in cluster.status("imageless").get("conditions", ()) if c["type"] == "Scheduled"]
-        said.update(c["message"] for c in scheduled if c["reason"] == "ImagePull" and "and 1 more" in c["message"])
-        return bool(said) and seen.count("ImagePullBackOff") >= 1 and seen[-1] == "ErrImagePull"
+        messages.update(c["message"] for c in scheduled if c["reason"] == "ImagePull" and "and 1 more" in c["message"])
+        return bool(messages) and seen.count("ImagePullBackOff") >= 1 and seen[-1] == "ErrImagePull"
 
     cluster.until(told_through_a_pause, "a try, a pause and another try")
-    assert len(said) == 1, said
+    assert len(messages) == 1, messages
 
 
 def test_deleted_job_leaves_no_object(cluster: UserNamespace) -> None:
@@ -164,8 +164,8 @@ def test_deleted_job_leaves_no_object(cluster: UserNamespace) -> None:
     cluster.phase("digits", "Running")
     assert cluster.kubectl("delete", "ddp", "digits").returncode == 0
     kinds = "job,pod,svc,cm"
-    left = ("get", kinds, "-l", "ddp-operator.dev/job-name=digits", "-o", "name")
-    cluster.until(lambda: not cluster.kubectl(*left).stdout, "the end of every child")
+    remaining = ("get", kinds, "-l", "ddp-operator.dev/job-name=digits", "-o", "name")
+    cluster.until(lambda: not cluster.kubectl(*remaining).stdout, "the end of every child")
 
 
 def _joined(cluster: UserNamespace, name: str) -> bool:

@@ -146,7 +146,8 @@ def test_folder_trains_on_two_pods_through_lost_pod_and_suspension(cluster: User
     cluster.custom.delete_namespaced_custom_object(GROUP, VERSION, cluster.namespace, PLURAL, "folder")
     cluster.until(
         lambda: (
-            name not in [one.metadata.name for one in cluster.core.list_namespaced_config_map(cluster.namespace).items]
+            name
+            not in [item.metadata.name for item in cluster.core.list_namespaced_config_map(cluster.namespace).items]
         ),
         "the code going with its job",
     )

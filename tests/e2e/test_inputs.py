@@ -38,10 +38,10 @@ def foreign(cluster: UserNamespace) -> Iterator[str]:
 
 
 def job_of(name: str, server: FileServer, claim: str, **changes: Any) -> dict[str, Any]:
-    one = {"url": f"{server.url}/set/data.bin", "mountPath": "/data", "claimName": claim, **changes}
-    found = script_job(name, SHOW, nodes=2, inputs=[one], processGroupPolicy="Ignore")
-    found["spec"]["template"]["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "100m"}}
-    return found
+    first = {"url": f"{server.url}/set/data.bin", "mountPath": "/data", "claimName": claim, **changes}
+    result = script_job(name, SHOW, nodes=2, inputs=[first], processGroupPolicy="Ignore")
+    result["spec"]["template"]["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "100m"}}
+    return result
 
 
 def attempts(cluster: UserNamespace, name: str) -> set[str]:
@@ -66,11 +66,11 @@ def test_interrupted_download_is_complete_before_pods_read_it(cluster: UserNames
         status = cluster.phase("big", "Succeeded", "Failed")
     assert status["phase"] == "Succeeded", status
     assert seen
-    assert all(one == {"0"} for one in seen)
+    assert all(item == {"0"} for item in seen)
     assert server.starts == [0, 90_000_000]
     assert server.sent == SIZE + 1
-    [one] = status["inputs"]
-    assert (one["phase"], one["bytes"], one["etag"]) == ("Fetched", SIZE, '"v1"')
+    [entry] = status["inputs"]
+    assert (entry["phase"], entry["bytes"], entry["etag"]) == ("Fetched", SIZE, '"v1"')
     for pod in cluster.pods("big"):
         log = cluster.kubectl("logs", pod.metadata.name).stdout
         assert f"sum {sha.hexdigest()}" in log
@@ -103,7 +103,7 @@ def test_invalid_input_fails_job_before_training_pods_start(
         assert cluster.apply(job).returncode == 0
         status = cluster.phase(name, "Succeeded", "Failed")
     assert (status["phase"], status["reason"], status.get("attempt", 0)) == ("Failed", reason, 0), status
-    [ready] = [one for one in status["conditions"] if one["type"] == "InputsReady"]
+    [ready] = [condition for condition in status["conditions"] if condition["type"] == "InputsReady"]
     assert (ready["status"], ready["reason"]) == ("False", reason)
     assert f"({reason})" in cluster.why(name)
     assert attempts(cluster, name) == {"0"}

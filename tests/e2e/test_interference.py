@@ -26,8 +26,8 @@ def test_evicted_pod_loses_no_saved_step_and_is_not_counted(cluster: UserNamespa
 
     job.recovered(done, evict, "a pod was evicted")
     status = job.status
-    told = status["restarts"]
-    assert (status["attempt"], told["replaced"], told["counted"]) == (1, 1, 0), status
+    report = status["restarts"]
+    assert (status["attempt"], report["replaced"], report["counted"]) == (1, 1, 0), status
     failure = status["lastFailure"]
     assert (failure["category"], failure["node"]) == ("Preempted", 1), failure
     assert "EvictionByEvictionAPI" in failure["message"], failure
@@ -51,7 +51,7 @@ def test_killed_operator_loses_nothing(cluster: UserNamespace, operator: Checkou
     job.recovered(done, interfere, "the operator was killed, then a pod deleted, then the operator started")
     status = job.status
     # Whether it is free depends on what was left to see: a pod that is gone when the operator comes back told nobody.
-    jobs = [one.metadata.name for one in cluster.batch.list_namespaced_job(cluster.namespace).items]
+    jobs = [item.metadata.name for item in cluster.batch.list_namespaced_job(cluster.namespace).items]
     if status["attempt"] == 1:  # the operator took longer to start than the Job controller to replace the pods
         assert jobs == ["orphan-1"], jobs
         return

@@ -29,7 +29,7 @@ pytestmark = [
 
 def test_notebook_trains_in_cluster(cluster: UserNamespace, claim: str, tmp_path: Path) -> None:
     config = yaml.safe_load(Path(cluster.kubeconfig).read_text())
-    (context,) = (one["context"] for one in config["contexts"] if one["name"] == config["current-context"])
+    (context,) = (item["context"] for item in config["contexts"] if item["name"] == config["current-context"])
     context["namespace"] = cluster.namespace
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
     process = start_notebook(

@@ -179,8 +179,8 @@ def test_refused_attempt_reports_refusal_and_starts_once_allowed(
     name = job.pod(1).metadata.name
 
     def told() -> bool:
-        found = condition(job.status, where[0])
-        return (found["status"], found["reason"]) == where[1:] and words in found.get("message", "")
+        result = condition(job.status, where[0])
+        return (result["status"], result["reason"]) == where[1:] and words in result.get("message", "")
 
     with ExitStack() as stack:
         remove = obstacle(cluster)
@@ -221,7 +221,7 @@ def test_drained_nodes_are_avoided_until_uncordoned(cluster: UserNamespace) -> N
         for node in {pod.spec.node_name for pod in job.living()}:
             drain(node)
         waiting = cluster.until(
-            lambda: (found := condition(job.status, "Scheduled"))["reason"] == "Unschedulable" and found,
+            lambda: (result := condition(job.status, "Scheduled"))["reason"] == "Unschedulable" and result,
             "the new pods find no room",
         )
         assert "unschedulable" in waiting["message"], waiting

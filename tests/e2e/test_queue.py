@@ -111,9 +111,9 @@ class Queue:
 
     def workload(self, name: str) -> dict[str, Any]:
         """Return the newest Workload of a job's first attempt, or nothing."""
-        found = self.cluster.custom.list_namespaced_custom_object(KUEUE, self.version, self.name, "workloads")["items"]
-        mine = [one for one in found if one["metadata"]["ownerReferences"][0]["name"] == f"{name}-1"]
-        return max(mine, key=lambda one: str(one["metadata"]["creationTimestamp"]), default={})
+        items = self.cluster.custom.list_namespaced_custom_object(KUEUE, self.version, self.name, "workloads")["items"]
+        mine = [item for item in items if item["metadata"]["ownerReferences"][0]["name"] == f"{name}-1"]
+        return max(mine, key=lambda item: str(item["metadata"]["creationTimestamp"]), default={})
 
     def submit(
         self,
@@ -144,15 +144,15 @@ class Queue:
     def scheduled(self, name: str) -> dict[str, Any]:
         """Return a job's condition Scheduled."""
         conditions = self.cluster.status(name).get("conditions") or []
-        return next((one for one in conditions if one["type"] == "Scheduled"), {})
+        return next((condition for condition in conditions if condition["type"] == "Scheduled"), {})
 
     def waits(self, name: str, words: str = "", reason: str = "QuotaPending") -> str:
         """Wait until a job waits for this reason without a pod; return what it says, which has these words."""
 
         def probe() -> str:
-            found = self.scheduled(name)
-            waits = found.get("reason") == reason and words in found["message"] and not self.cluster.pods(name)
-            return str(found["message"]) if waits else ""
+            scheduled = self.scheduled(name)
+            waits = scheduled.get("reason") == reason and words in scheduled["message"] and not self.cluster.pods(name)
+            return str(scheduled["message"]) if waits else ""
 
         return str(self.cluster.until(probe, f"{name} waits: {reason}, {words}"))
 
@@ -179,11 +179,11 @@ def queue(cluster: UserNamespace) -> Iterator[Queue]:
     versions = [group.preferred_version.version for group in groups if group.name == KUEUE]
     if not versions:
         pytest.skip("Kueue is not installed in the cluster")
-    found = Queue(cluster, versions[0])
+    result = Queue(cluster, versions[0])
     try:
-        yield found
+        yield result
     finally:
-        found.remove()
+        result.remove()
 
 
 def test_job_without_queue_label_waits_for_quota_and_loses_nothing(cluster: UserNamespace, queue: Queue) -> None:
@@ -333,8 +333,8 @@ def test_job_deleted_while_waiting_leaves_queue(cluster: UserNamespace, queue: Q
 
 def test_lost_pod_is_replaced_at_once_in_same_job_and_workload(cluster: UserNamespace, queue: Queue) -> None:
     def workloads() -> set[str]:
-        found = cluster.kubectl("get", "workloads", "-o", "jsonpath={.items[*].metadata.uid}")
-        return set(found.stdout.split())
+        uids = cluster.kubectl("get", "workloads", "-o", "jsonpath={.items[*].metadata.uid}")
+        return set(uids.stdout.split())
 
     job = Training(cluster, "keeps")
     done = job.trained()
@@ -345,8 +345,8 @@ def test_lost_pod_is_replaced_at_once_in_same_job_and_workload(cluster: UserName
         job.recovered(done, partial(cluster.core.delete_namespaced_pod, name, cluster.namespace), what)
         done = job.trained(since=done)
     status = job.status
-    told = status["restarts"]
-    assert (status["attempt"], told["total"], told["counted"], told["replaced"]) == (1, 0, 0, 2), status
+    report = status["restarts"]
+    assert (status["attempt"], report["total"], report["counted"], report["replaced"]) == (1, 0, 0, 2), status
     assert (status["lastRestart"]["level"], workloads()) == ("ReplacedPod", held)
 
 
@@ -389,13 +389,13 @@ def test_failure_keeps_workload_and_healthy_pods(cluster: UserNamespace, queue: 
     for counted, (deed, category) in enumerate((("raise", "UserError"), ("hang", "Hang"), ("die", "Killed")), 1):
         done = fail(done, deed, category, counted)
     for index, world in ((1, 1 if elastic else 2), (0, 2)):
-        other = job.pod(1 - index).metadata.uid
+        second = job.pod(1 - index).metadata.uid
         lost = job.pod(index).metadata
         delete = partial(cluster.core.delete_namespaced_pod, lost.name, cluster.namespace)
         job.recovered(done, delete, f"the loss of pod {index}", world=world)
         done = job.trained(since=done)
         assert held() == before
-        assert job.pod(1 - index).metadata.uid == other
+        assert job.pod(1 - index).metadata.uid == second
         assert job.pod(index).metadata.uid != lost.uid
         if not elastic:  # what a pod that took another's place does counts as well
             done = fail(done, "raise", "UserError", 5 - index)
@@ -426,8 +426,8 @@ def test_spare_is_in_quota_from_start_and_replaces_lost_pod(cluster: UserNamespa
         cluster.until(lambda: job.status["nodes"].get("spares") == 1, "a spare is ready again")
         assert len({pod.metadata.uid for pod in job.living()} & taking.keys()) == 2
     status = job.status
-    told = status["restarts"]
-    assert (status["attempt"], told["replaced"], told["total"], told["counted"]) == (1, 2, 0, 0), status
+    report = status["restarts"]
+    assert (status["attempt"], report["replaced"], report["total"], report["counted"]) == (1, 2, 0, 0), status
     assert queue.workload("spared")["metadata"]["uid"] == before["metadata"]["uid"]
 
 
@@ -443,9 +443,9 @@ def test_queue_does_not_delay_replacement_of_lost_pod(cluster: UserNamespace, qu
                 delete = partial(job.cluster.core.delete_namespaced_pod, lost, job.cluster.namespace)
                 seconds[where].append(job.recovered(done, delete, f"the loss of a pod {where}"))
         for where, job in jobs.items():
-            told = job.status["restarts"]
-            assert (told["replaced"], told["total"], told["counted"]) == (3, 0, 0), where
-    queued, free = (statistics.median(found) for found in seconds.values())
+            report = job.status["restarts"]
+            assert (report["replaced"], report["total"], report["counted"]) == (3, 0, 0), where
+    queued, free = (statistics.median(second) for second in seconds.values())
     print(
         f"medians: {queued:.1f} s in a queue, {free:.1f} s without one, ratio {queued / free:.2f} (target: at most 1.3)"
     )

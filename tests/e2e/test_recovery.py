@@ -139,8 +139,8 @@ class Training:
         """Wait until that many steps beyond one have been made by so many ranks; return the last."""
 
         def probe() -> int | None:
-            found = [int(step) for step, ranks, _ in STEP.findall(self.log()) if int(ranks) == world]
-            return found[-1] if len(found) >= steps and found[-1] >= since + steps else None
+            results = [int(step) for step, ranks, _ in STEP.findall(self.log()) if int(ranks) == world]
+            return results[-1] if len(results) >= steps and results[-1] >= since + steps else None
 
         return int(self.cluster.until(probe, f"{self.name}: {steps} steps after {since} by {world} ranks"))
 
@@ -172,7 +172,7 @@ def condition(status: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def restarts(job: Training) -> bool:
-    return any(one["type"] == "Restarting" and one["status"] == "True" for one in job.status["conditions"])
+    return any(item["type"] == "Restarting" and item["status"] == "True" for item in job.status["conditions"])
 
 
 def test_deleted_pod_loses_no_saved_step_and_is_not_counted(cluster: UserNamespace) -> None:
@@ -184,8 +184,8 @@ def test_deleted_pod_loses_no_saved_step_and_is_not_counted(cluster: UserNamespa
         # Another loss before it is seen that training goes on would be of the same interruption.
         cluster.until(lambda: not restarts(job), "the recovery is told")
     status = job.status
-    told = status["restarts"]
-    assert (status["attempt"], told["replaced"], told["total"], told["counted"]) == (1, 2, 0, 0), status
+    report = status["restarts"]
+    assert (status["attempt"], report["replaced"], report["total"], report["counted"]) == (1, 2, 0, 0), status
     assert status["lastRestart"]["level"] == "ReplacedPod"
 
 
@@ -199,8 +199,8 @@ def test_spare_replaces_deleted_pod(cluster: UserNamespace) -> None:
     )
     cluster.until(lambda: job.status["nodes"].get("spares") == 1, "the successor of the deleted pod is the next spare")
     status = job.status
-    told = status["restarts"]
-    assert (status["attempt"], told["replaced"], told["total"], told["counted"]) == (1, 1, 0, 0), status
+    report = status["restarts"]
+    assert (status["attempt"], report["replaced"], report["total"], report["counted"]) == (1, 1, 0, 0), status
     assert status["phase"] == "Running", status
 
 
@@ -212,11 +212,11 @@ def test_drill_kills_rank_and_measures_its_restart_in_place(cluster: UserNamespa
     ddp += ["--kubeconfig", cluster.kubeconfig, "--namespace", cluster.namespace]
     drill = subprocess.run(ddp, text=True, capture_output=True, timeout=600, check=False)
     assert drill.returncode == 0, drill.stderr
-    said = json.loads(drill.stdout)
-    print(said)
-    assert said["level"] == "process"
-    assert said["stepsLost"] == 0
-    assert said["resumedFrom"] >= done
+    message = json.loads(drill.stdout)
+    print(message)
+    assert message["level"] == "process"
+    assert message["stepsLost"] == 0
+    assert message["resumedFrom"] >= done
     assert [job.pod(index).metadata.name for index in range(2)] == pods
 
 
@@ -242,17 +242,17 @@ def test_elastic_job_grows_shrinks_and_loses_pod_without_losing_its_job(cluster:
 def test_preflight_measures_network_between_pods(cluster: UserNamespace) -> None:
     job = Training(cluster, "before", preflight={"mode": "Fail", "checks": ["dns", "tcp", "allreduce", "pairs"]})
     job.trained(steps=1)
-    found = cluster.until(lambda: job.status.get("preflight"), "the preflight's figures in status")
-    assert "failed" not in found
+    result = cluster.until(lambda: job.status.get("preflight"), "the preflight's figures in status")
+    assert "failed" not in result
     for figure in ("dnsMilliseconds", "tcpMilliseconds", "allReduceMegabytesPerSecond"):
-        assert float(found[figure]) >= 0, found
-    assert float(found["allReduceMegabytesPerSecond"]) > 0
-    assert found["transport"] == "Socket"
-    pair = found["slowestPair"]
+        assert float(result[figure]) >= 0, result
+    assert float(result["allReduceMegabytesPerSecond"]) > 0
+    assert result["transport"] == "Socket"
+    pair = result["slowestPair"]
     assert pair["pods"] == [0, 1]
     assert pair["nodes"] == [job.pod(index).spec.node_name for index in (0, 1)]
     assert float(pair["megabytesPerSecond"]) > 0
-    print(found)
+    print(result)
 
 
 @pytest.mark.parametrize(
@@ -326,8 +326,8 @@ def report_trouble(cluster: UserNamespace) -> Iterator[Callable[[str], None]]:
 
     def write(node: str, **members: Any) -> None:
         # By its type: a strategic merge leaves the kubelet's own conditions alone.
-        said = {"type": "XidCriticalError", **members}
-        cluster.core.patch_node_status(node, {"status": {"conditions": [said]}})
+        messages = {"type": "XidCriticalError", **members}
+        cluster.core.patch_node_status(node, {"status": {"conditions": [messages]}})
 
     def report(node: str) -> None:
         ill.append(node)

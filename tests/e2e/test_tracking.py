@@ -99,7 +99,7 @@ def test_lost_pod_and_suspension_stay_one_run_on_board(cluster: UserNamespace, c
     applied = cluster.apply(job_of(claim))
     assert applied.returncode == 0, applied.stderr
 
-    status = cluster.until(lambda: found if (found := cluster.status("tracked")).get("progress") else None, "steps")
+    status = cluster.until(lambda: result if (result := cluster.status("tracked")).get("progress") else None, "steps")
     identity = status["tracking"]["runId"]
     victim = next(pod for pod in cluster.pods("tracked") if pod.metadata.name.startswith("tracked-1-1-"))
     cluster.core.delete_namespaced_pod(victim.metadata.name, cluster.namespace, grace_period_seconds=0)
@@ -115,11 +115,11 @@ def test_lost_pod_and_suspension_stay_one_run_on_board(cluster: UserNamespace, c
     status = cluster.phase("tracked", "Succeeded", "Failed")
     assert (status["phase"], status["tracking"]["runId"]) == ("Succeeded", identity), status
 
-    (line,) = (one for one in ddp(cluster, tmp_path, "logs", "tracked").splitlines() if "tracked {" in one)
-    found = json.loads(line[line.index("{") :])
-    assert found.pop("starts") >= 3
+    (line,) = (item for item in ddp(cluster, tmp_path, "logs", "tracked").splitlines() if "tracked {" in item)
+    result = json.loads(line[line.index("{") :])
+    assert result.pop("starts") >= 3
     every = list(range(1, 101))
-    assert found == {
+    assert result == {
         "run": identity, "folders": [identity], "events": every, "mlflow run": identity, "mlflow": every
     }  # fmt: skip
 

@@ -147,5 +147,5 @@ def test_failed_recording_is_undone_and_run_continues_eagerly(
 
 def test_trace_of_graph_run_starts_after_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(tmp_path / "run", *GRAPH, "--epochs", "12", "--profile", str(tmp_path / "traces"))
-    said = capsys.readouterr().out
-    assert said.index("recorded after 11 steps") < said.index("traces of steps 23 to 27")
+    message = capsys.readouterr().out
+    assert message.index("recorded after 11 steps") < message.index("traces of steps 23 to 27")

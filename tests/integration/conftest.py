@@ -31,8 +31,8 @@ def kubeconfig(server: StandIn, tmp_path: Path) -> Path:
 @pytest_asyncio.fixture
 async def actors(kubeconfig: Path) -> AsyncIterator[ClusterActors]:
     """Users and kubelets."""
-    async with ClusterActors(kubeconfig) as found:
-        yield found
+    async with ClusterActors(kubeconfig) as cluster_actors:
+        yield cluster_actors
 
 
 @pytest.fixture
@@ -41,8 +41,8 @@ def start(kubeconfig: Path) -> Iterator[Start]:
     with ExitStack() as stack:
 
         def begin(*, call_timeout: float = 120.0, **settings: Any) -> RunningOperator:
-            wanted: dict[str, Any] = {"kubeconfig": str(kubeconfig), "health_port": 0} | settings
-            operator = RunningOperator(Settings(**wanted)).start()
+            expected: dict[str, Any] = {"kubeconfig": str(kubeconfig), "health_port": 0} | settings
+            operator = RunningOperator(Settings(**expected)).start()
             stack.enter_context(operator)
             # What is late is asked for again, but for the checks at the start: after them a call may be given up early.
             operator.operator.client._timeout = call_timeout

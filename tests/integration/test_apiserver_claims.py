@@ -30,8 +30,8 @@ def four(device: str = "gpu.nvidia.com") -> Json:
 def older(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """An API server that has the versions before v1 too."""
     api = [f"resource.k8s.io/{version}" for version in ("v1beta1", "v1beta2")]
-    with ControlPlane(tmp_path_factory.mktemp("older"), controllers=False, api=api) as found:
-        yield found
+    with ControlPlane(tmp_path_factory.mktemp("older"), controllers=False, api=api) as control_plane:
+        yield control_plane
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ async def test_job_waits_for_claims_and_keeps_counted_gpus(
     await actors.create(
         resource("j", namespace=actors.namespace, template=claiming({"name": "gpus"}, kind=kind), procPerNode="gpu")
     )
-    waits = await actors.resource("j", lambda found: reason_of(found) == "ResourceClaimNotFound")
+    waits = await actors.resource("j", lambda result: reason_of(result) == "ResourceClaimNotFound")
     assert waits["status"]["phase"] == "Pending"
     apply(plane, gpu_claim(four(), kind=kind, namespace=actors.namespace))
     first = await actors.child_job("j-1")
@@ -83,8 +83,8 @@ async def test_uncountable_claims_are_reported_with_field_to_set(
     every = {"name": "r", "exactly": {"deviceClassName": "gpu.amd.com", "allocationMode": "All"}}
     apply(plane, gpu_claim(every, namespace=actors.namespace))
     await actors.create(resource("j", namespace=actors.namespace, template=claiming({"name": "gpus"})))
-    found = await actors.resource("j", lambda found: reason_of(found) == "InvalidSpec")
-    assert "requests All devices; set spec.procPerNode to a number" in str(found["status"]["conditions"])
+    results = await actors.resource("j", lambda result: reason_of(result) == "InvalidSpec")
+    assert "requests All devices; set spec.procPerNode to a number" in str(results["status"]["conditions"])
 
 
 @pytest.mark.parametrize("kind", [CLAIM_KIND, CLAIM_TEMPLATE_KIND])
@@ -95,7 +95,7 @@ async def test_each_api_version_gives_same_count(older: ControlPlane, kind: str)
     forms = []
     async with ClusterActors(older.admin) as actors:
         for version in ("", ".v1beta2", ".v1beta1"):
-            found = await actors.client.request("GET", path(f"{kind}{version}", "default", "h100"))
-            assert count_claimed(spec, [(one, found) for one in find_claims(spec)]) == 8
-            forms.append(found["spec"])
+            result = await actors.client.request("GET", path(f"{kind}{version}", "default", "h100"))
+            assert count_claimed(spec, [(claim, result) for claim in find_claims(spec)]) == 8
+            forms.append(result["spec"])
     assert forms[0] == forms[1] != forms[2]

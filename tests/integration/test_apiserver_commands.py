@@ -75,16 +75,20 @@ async def test_folder_pushed_to_registry_is_mounted_in_pods(
         words = ["submit", "job.yaml", *options, "--kubeconfig", str(plane.admin), "-n", namespace]
         assert await in_thread(main, words) == ExitCode.OK
     assert registry.pushed() == 6
-    job = await actors.resource("image", lambda found: found.get("status", {}).get("code"))
+    job = await actors.resource("image", lambda result: result.get("status", {}).get("code"))
     code = job["spec"]["code"]
     assert job["status"]["code"]["digest"] == code["digest"]
     made = await actors.run_pod("image-1", 0)
-    [volume] = [one for one in made["spec"]["volumes"] if one["name"] == CODE_VOLUME]
+    [volume] = [item for item in made["spec"]["volumes"] if item["name"] == CODE_VOLUME]
     assert volume["image"] == {"reference": code["image"], "pullPolicy": "IfNotPresent"}
     assert made["spec"]["imagePullSecrets"] == [{"name": "registry"}]
     [container] = made["spec"]["containers"]
     assert CODE_VOLUME in [mount["name"] for mount in container["volumeMounts"]]
-    assert [one for one in await actors.list("ConfigMap") if one["metadata"]["name"].startswith(CODE_PREFIX)] == []
+    assert [
+        config_map
+        for config_map in await actors.list("ConfigMap")
+        if config_map["metadata"]["name"].startswith(CODE_PREFIX)
+    ] == []
 
 
 def test_forbidden_action_is_reported_in_one_sentence(

@@ -26,14 +26,14 @@ async def actors(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     """A namespace of each of the two."""
     if request.param == "stand-in":
         with StandIn() as server:
-            async with ClusterActors(server.write_kubeconfig(tmp_path)) as found:
-                yield found
+            async with ClusterActors(server.write_kubeconfig(tmp_path)) as cluster_actors:
+                yield cluster_actors
         return
     plane = request.getfixturevalue("plane")
     name = f"f-{abs(hash(request.node.nodeid)) % 10**8}"
     plane.kubectl("create", "namespace", name)
-    async with ClusterActors(plane.admin, name) as found:
-        yield found
+    async with ClusterActors(plane.admin, name) as cluster_actors:
+        yield cluster_actors
     plane.kubectl("delete", "namespace", name, "--wait=false")
 
 
@@ -212,15 +212,26 @@ async def test_strategic_merge_adds_and_removes_owners_by_uid_at_any_version(act
             "PATCH", path("ConfigMap", actors.namespace, "child"), body=body, content_type=STRATEGIC
         )
 
-    found = [await patch(references[1]), await patch(references[1]), await patch({**references[0], "controller": True})]
-    assert len({one["metadata"]["resourceVersion"] for one in found[:2]}) == 1, "what is there already is no change"
-    assert sorted(one["name"] for one in found[1]["metadata"]["ownerReferences"]) == ["a", "b"]
-    (changed,) = [one for one in found[2]["metadata"]["ownerReferences"] if one["name"] == "a"]
+    results = [
+        await patch(references[1]),
+        await patch(references[1]),
+        await patch({**references[0], "controller": True}),
+    ]
+    assert len({item["metadata"]["resourceVersion"] for item in results[:2]}) == 1, "what is there already is no change"
+    assert sorted(owner_reference["name"] for owner_reference in results[1]["metadata"]["ownerReferences"]) == [
+        "a",
+        "b",
+    ]
+    (changed,) = [
+        owner_reference
+        for owner_reference in results[2]["metadata"]["ownerReferences"]
+        if owner_reference["name"] == "a"
+    ]
     assert changed == references[0] | {"controller": True}
     await actors.delete("ConfigMap", "a")
-    left = await patch({"$patch": "delete", "uid": references[0]["uid"]})
-    assert left["metadata"]["ownerReferences"] == references[1:]
-    assert left["data"] == made["data"]
+    remaining = await patch({"$patch": "delete", "uid": references[0]["uid"]})
+    assert remaining["metadata"]["ownerReferences"] == references[1:]
+    assert remaining["data"] == made["data"]
     with pytest.raises(ResponseError) as caught:
         await patch(references[1], uid="another")
     assert (caught.value.status, "metadata.uid" in caught.value.message) == (422, True)
@@ -288,11 +299,11 @@ async def test_scale_subresource_is_another_view(actors: ClusterActors) -> None:
 async def test_job_creates_tracked_and_owned_pods(actors: ClusterActors) -> None:
     created = await actors.create(job())
     await actors.patch("Job", "j", {"spec": {"suspend": False}})
-    found = await actors.pod("j", 0)
-    (owner,) = found["metadata"]["ownerReferences"]
+    pod = await actors.pod("j", 0)
+    (owner,) = pod["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["uid"], owner["controller"]) == ("Job", created["metadata"]["uid"], True)
-    assert found["metadata"]["finalizers"] == ["batch.kubernetes.io/job-tracking"]
-    assert found["spec"]["hostname"] == "j-0"
+    assert pod["metadata"]["finalizers"] == ["batch.kubernetes.io/job-tracking"]
+    assert pod["spec"]["hostname"] == "j-0"
     await actors.run_pod("j", 0)
     await actors.finish_pod("j", 0)
 

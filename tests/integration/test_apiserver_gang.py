@@ -44,8 +44,8 @@ def gang_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlan
 
 @pytest_asyncio.fixture
 async def users(gang_plane: ControlPlane) -> AsyncIterator[ClusterActors]:
-    async with ClusterActors(gang_plane.admin) as found:
-        yield found
+    async with ClusterActors(gang_plane.admin) as cluster_actors:
+        yield cluster_actors
 
 
 async def start(users: ClusterActors, name: str, nodes: int) -> None:
@@ -70,8 +70,8 @@ async def test_all_pods_of_attempt_are_placed_or_none(users: ClusterActors) -> N
 
     async def judged() -> list[Any] | None:
         pods = await pods_of(users, "big")
-        told = [condition for pod in pods for condition in pod["status"].get("conditions", ())]
-        return pods if len(pods) == 3 and len(told) == 3 else None
+        reports = [condition for pod in pods for condition in pod["status"].get("conditions", ())]
+        return pods if len(pods) == 3 and len(reports) == 3 else None
 
     pods = await users.until(judged, "the scheduler's word on three pods")
     await asyncio.sleep(1)

@@ -25,7 +25,7 @@ from tests.support.standin import ClusterActors
 from tests.support.strategies import FULL, json, mutated
 
 pytestmark = pytest.mark.apiserver
-FABRICS = [one for one in get_args(get_type_hints(Network)["profile"]) if one != "auto"]
+FABRICS = [arg for arg in get_args(get_type_hints(Network)["profile"]) if arg != "auto"]
 NAMES = st.text(st.sampled_from("ab-.9A_é "), max_size=55) | st.sampled_from(["a" * 50, "a" * 51, "digits-1"])
 
 
@@ -58,9 +58,9 @@ def test_api_server_accepts_job_on_each_fabric(server: tuple[asyncio.Runner, Clu
     pods = {"apiVersion": "v1", "kind": "Pod", **child["spec"]["template"]}
     pods["metadata"] = {**pods["metadata"], "name": "a-pod"}
     params = {"dryRun": "All", "fieldValidation": "Strict"}
-    for one in (child, pods):
-        stored = runner.run(actors.client.request("POST", path(one["kind"], "default"), params=params, body=one))
-        assert stored["kind"] == one["kind"]
+    for item in (child, pods):
+        stored = runner.run(actors.client.request("POST", path(item["kind"], "default"), params=params, body=item))
+        assert stored["kind"] == item["kind"]
 
 
 def test_api_server_keeps_null_that_drops_device(server: tuple[asyncio.Runner, ClusterActors]) -> None:
@@ -69,7 +69,7 @@ def test_api_server_keeps_null_that_drops_device(server: tuple[asyncio.Runner, C
     raw = resource(nodes=2, network={"profile": "efa"}, template=template(trainer(resources={"limits": limits})))
     made = actors.client.request("POST", path(KIND, "default"), params={"dryRun": "All"}, body=raw)
     stored = parse_resource(runner.run(made))
-    [child] = [one for one in build_children(stored, attempt=1, nodes=2) if one["kind"] == "Job"]
+    [child] = [item for item in build_children(stored, attempt=1, nodes=2) if item["kind"] == "Job"]
     [container] = child["spec"]["template"]["spec"]["containers"]
     assert container["resources"]["limits"].keys() == {"nvidia.com/gpu", "memory", "hugepages-2Mi"}
 
@@ -102,6 +102,6 @@ def test_api_server_accepts_offline_valid_manifests(server: tuple[asyncio.Runner
     namespace = raw["metadata"].get("namespace")
     if isinstance(namespace, str) and namespace not in ("", "default"):
         return  # kubectl would send it to that namespace, which is not there
-    said = runner.run(refusal(actors, as_kubectl_sends(raw)))
-    assert taken(raw) == (not said), said or "the API server takes it"
+    message = runner.run(refusal(actors, as_kubectl_sends(raw)))
+    assert taken(raw) == (not message), message or "the API server takes it"
     tally("manifest held against a real API server")

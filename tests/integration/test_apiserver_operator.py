@@ -41,8 +41,8 @@ def namespace(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[s
 @pytest_asyncio.fixture
 async def actors(plane: ControlPlane, namespace: str) -> AsyncIterator[ClusterActors]:
     """Users, and kubelets that let deleted pods go."""
-    async with ClusterActors(plane.admin, namespace) as found, found.kubelet():
-        yield found
+    async with ClusterActors(plane.admin, namespace) as cluster_actors, cluster_actors.kubelet():
+        yield cluster_actors
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ async def test_failed_attempt_is_followed_by_another(actors: ClusterActors, star
     for index in (0, 1):
         await actors.run_pod("digits-2", index)
     again = await actors.resource(
-        "digits", lambda found: (found["status"]["attempt"], found["status"]["nodes"]["ready"]) == (2, 2)
+        "digits", lambda resource: (resource["status"]["attempt"], resource["status"]["nodes"]["ready"]) == (2, 2)
     )
     assert again["status"]["restarts"]["counted"] == 1
     failure = again["status"]["lastFailure"]
@@ -129,10 +129,10 @@ async def test_pods_of_dead_node_are_declared_failed_and_released(
         ends: dict[str, tuple[str, str]] = {}
         watching = asyncio.create_task(note_ends(users, ends))
         await users.delete("Pod", lost[1]["metadata"]["name"])
-        names = {found["metadata"]["name"] for found in lost}
+        names = {result["metadata"]["name"] for result in lost}
         for name in names:
             await users.gone("Pod", name)
-        after = await users.resource("digits", lambda found: found["status"].get("attempt") == 2)
+        after = await users.resource("digits", lambda resource: resource["status"].get("attempt") == 2)
         await users.until(lambda: names <= set(ends), "news of the lost pods' ends")
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
@@ -162,18 +162,18 @@ async def test_deletion_needs_no_operator(
 
     async def both_use_it() -> bool:
         shared = await actors.list("ConfigMap", f"{LABEL_JOB_NAME}=")
-        return sorted(len(owner_uids(found)) for found in shared) == [1, 2]
+        return sorted(len(owner_uids(result)) for result in shared) == [1, 2]
 
     await actors.until(both_use_it, "what is made after the Jobs, and no pod here waits for")
     operator.stop()
     launcher, users = await actors.list("ConfigMap", f"{LABEL_JOB_NAME}=")
-    assert owner_uids(users) == {found["metadata"]["uid"] for found in jobs}
+    assert owner_uids(users) == {job["metadata"]["uid"] for job in jobs}
     assert owner_uids(launcher) == {users["metadata"]["uid"]}
     plane.kubectl("delete", "ddp", "digits", "-n", namespace, "--cascade=foreground")
 
     async def one_owner_left() -> bool:
-        found = await actors.get("ConfigMap", LAUNCHER_USERS)
-        return found is not None and owner_uids(found) == {jobs[1]["metadata"]["uid"]}
+        results = await actors.get("ConfigMap", LAUNCHER_USERS)
+        return results is not None and owner_uids(results) == {jobs[1]["metadata"]["uid"]}
 
     await actors.until(one_owner_left, "the garbage collector has taken the first job's reference away")
     assert (await actors.list("ConfigMap", f"{LABEL_JOB_NAME}="))[0] == launcher
@@ -234,7 +234,9 @@ async def test_progress_is_shown_by_kubectl_get(
         await actors.create(job_manifest(metrics={"port": port}))
         for index in (0, 1):
             await actors.run_pod("digits-1", index)
-        resource = await actors.resource("digits", lambda found: found.get("status", {}).get("progress", {}).get("eta"))
+        resource = await actors.resource(
+            "digits", lambda result: result.get("status", {}).get("progress", {}).get("eta")
+        )
     assert resource["status"]["progress"]["epoch"] == 3
     table = plane.kubectl("get", "ddp", "-n", namespace, "-o", "wide").stdout
     head, row = table.strip().splitlines()
@@ -275,7 +277,7 @@ async def test_invalid_pod_template_is_refused_with_api_server_message(
     manifest = job_manifest()
     manifest["spec"]["template"]["spec"]["containers"][0]["resorces"] = {}
     await actors.create(manifest)
-    resource = await actors.resource("digits", lambda found: found.get("status", {}).get("conditions"))
+    resource = await actors.resource("digits", lambda result: result.get("status", {}).get("conditions"))
     (accepted,) = [entry for entry in resource["status"]["conditions"] if entry["type"] == "Accepted"]
     assert (accepted["status"], accepted["reason"]) == ("False", "InvalidSpec")
     assert "resorces" in accepted["message"]
@@ -324,7 +326,7 @@ async def test_template_can_be_changed_until_pod_has_run(
     start()
     manifest = job_manifest()
     plane.kubectl("apply", "-n", namespace, "-f", "-", stdin=yaml.safe_dump(manifest))
-    await actors.resource("digits", lambda found: found.get("status", {}).get("attempt"))
+    await actors.resource("digits", lambda resource: resource.get("status", {}).get("attempt"))
     container = manifest["spec"]["template"]["spec"]["containers"][0]
     container["image"] = "train:2"
     plane.kubectl("apply", "-n", namespace, "-f", "-", stdin=yaml.safe_dump(manifest))
@@ -335,7 +337,7 @@ async def test_template_can_be_changed_until_pod_has_run(
 
     await actors.until(has_new_image, "a Job of the new template")
     await actors.run_pod("digits-1", 0)
-    await actors.resource("digits", lambda found: found["status"].get("firstRunTime"))
+    await actors.resource("digits", lambda result: result["status"].get("firstRunTime"))
     container["image"] = "train:3"
     done = plane.kubectl("apply", "-n", namespace, "-f", "-", stdin=yaml.safe_dump(manifest), check=False)
     assert done.returncode != 0

@@ -206,7 +206,7 @@ OWN = template({"name": "trainer", "command": ["python", "own.py"]})
 
 
 def reason_is(reason: str) -> Callable[[Json], bool]:
-    return lambda found: bool((found.get("status") or {}).get("reason") == reason)
+    return lambda result: bool((result.get("status") or {}).get("reason") == reason)
 
 
 async def test_job_copies_profile_once(
@@ -246,8 +246,8 @@ async def test_required_field_may_be_set_by_profile(
         return resource(name, namespace=actors.namespace, profileRef={"name": "gpu"}, **spec)
 
     start()
-    given = {"checkpoint": {"path": "/ckpt", "url": "s3://bucket/prefix"}}
-    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(profile(given)))
+    source = {"checkpoint": {"path": "/ckpt", "url": "s3://bucket/prefix"}}
+    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(profile(source)))
     await actors.create(with_profile("kept", checkpoint={"keep": 5}))
     await actors.child_job("kept-1")
     await actors.create(with_profile("queued", scheduling={"queue": "q"}))
@@ -331,8 +331,8 @@ async def test_namespace_can_require_profile(plane: ControlPlane, actors: Cluste
             return "needs a profile" in await refusal(resource("without", namespace=actors.namespace))
 
         await actors.until(enforced, "the policy is enforced")
-        other = allowed | {"spec": allowed["spec"] | {"profileRef": {"kind": PROFILE_KIND, "name": "own"}}}
-        assert "ClusterDDPTrainingProfile" in await refusal(other)
+        second = allowed | {"spec": allowed["spec"] | {"profileRef": {"kind": PROFILE_KIND, "name": "own"}}}
+        assert "ClusterDDPTrainingProfile" in await refusal(second)
         assert await refusal(allowed) == ""
     finally:
         plane.kubectl("delete", "-f", str(POLICY))

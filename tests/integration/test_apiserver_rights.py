@@ -135,11 +135,11 @@ def test_account_of_operator_lacks_right(operator: Ask, admin: Ask, method: str,
 
 
 def test_account_of_operator_cannot_impersonate(operator: Ask, admin: Ask) -> None:
-    for ask, wanted in ((operator, 403), (admin, 200)):
+    for ask, expected in ((operator, 403), (admin, 200)):
         status, answer = ask(
             "GET", "/api/v1/nodes", **{"Impersonate-User": "root", "Impersonate-Group": "system:masters"}
         )
-        assert status == wanted, answer
+        assert status == expected, answer
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ class TestPodSecurity:
 
     @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
     def test_pods_of_every_sample(self, admin: Ask, standard: str, path: Path) -> None:
-        (manifest,) = (found for found in yaml.safe_load_all(path.read_text()) if found["kind"] == "DDPTrainingJob")
+        (manifest,) = (result for result in yaml.safe_load_all(path.read_text()) if result["kind"] == "DDPTrainingJob")
         manifest["metadata"].pop("namespace", None)
         status, answer = self.admitted(admin, standard, manifest)
         if manifest["spec"].get("network"):  # locked memory for InfiniBand: docs/fabric.md says what must admit it

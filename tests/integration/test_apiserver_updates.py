@@ -148,9 +148,7 @@ def server(plane: ControlPlane) -> Iterator[UpdateServer]:
                 await actors.create(manifest | {"metadata": {"name": name}})
                 if status is not None:
                     await actors.patch(KIND, name, {"status": status}, "status")
-        return {
-            found["metadata"]["name"]: found for found in await actors.list(KIND) if "-" in found["metadata"]["name"]
-        }
+        return {item["metadata"]["name"]: item for item in await actors.list(KIND) if "-" in item["metadata"]["name"]}
 
     with asyncio.Runner() as runner:
         actors = ClusterActors(plane.admin)
@@ -192,9 +190,9 @@ def test_api_server_accepts_offline_valid_changes(server: UpdateServer, change: 
         return  # the API server drops what a user says of status; another kind is another place
     old = server.stored[name]
     raw = as_kubectl_sends(raw | {"metadata": {"name": name, "resourceVersion": old["metadata"]["resourceVersion"]}})
-    said = server.runner.run(refusal(server.actors, name, raw))
-    assert taken_for(old, raw) == (not said), said or "the API server takes it"
-    tally(f"update held against a real API server, which {'refused' if said else 'took'} it")
+    message = server.runner.run(refusal(server.actors, name, raw))
+    assert taken_for(old, raw) == (not message), message or "the API server takes it"
+    tally(f"update held against a real API server, which {'refused' if message else 'took'} it")
 
 
 @pytest.mark.parametrize("field", ["template", "networkPolicy"])
@@ -203,8 +201,8 @@ def test_fixed_field_accepts_no_other_value(server: UpdateServer, field: str) ->
         old = server.stored[f"{base}-running"]
         for value in VALUES[field]:
             raw = old | {"spec": old["spec"] | {field: value}}
-            said = server.runner.run(refusal(server.actors, f"{base}-running", raw))
-            assert taken_for(old, raw) == (not said), f"{field} {value}: {said or 'the API server takes it'}"
+            message = server.runner.run(refusal(server.actors, f"{base}-running", raw))
+            assert taken_for(old, raw) == (not message), f"{field} {value}: {message or 'the API server takes it'}"
 
 
 def test_job_of_older_schema_can_still_be_changed(server: UpdateServer, plane: ControlPlane) -> None:
@@ -230,10 +228,10 @@ def test_job_of_older_schema_can_still_be_changed(server: UpdateServer, plane: C
         await patch(f"{where}/started/status", {"status": STATUSES["running"]})
 
         plane.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(crd))
-        other = bare | {"metadata": {"name": "other"}}
+        second = bare | {"metadata": {"name": "other"}}
 
         async def refused() -> bool:
-            return not await takes(call("POST", where, body=other, params={"dryRun": "All"}))
+            return not await takes(call("POST", where, body=second, params={"dryRun": "All"}))
 
         await server.actors.until(refused, "the newer definition")
         assert "spec" in strict["required"]

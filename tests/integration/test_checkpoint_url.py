@@ -88,8 +88,8 @@ def until_uploaded(pods: LauncherPods, store: Store, snapshots: int) -> None:
 
 def find_mirror(pods: LauncherPods) -> psutil.Process:
     children = psutil.Process(pods.running[0].pid).children()
-    (found,) = (child for child in children if "mirror" in child.cmdline())
-    return found
+    (result,) = (child for child in children if "mirror" in child.cmdline())
+    return result
 
 
 def test_all_ranks_resume_from_checkpoint_of_rank_0(attempt: Attempt, store: Store) -> None:
@@ -168,7 +168,7 @@ def test_success_needs_last_checkpoint_in_store(attempt: Attempt, store: Store, 
     Path(pods.folder / "ckpt-0" / "more").write_text("x")
     pods.until(lambda: "ddp_checkpoint_upload_problem" in pods.page(), "the page tells the problem")
     (worker,) = (
-        one for one in psutil.Process(pods.running[0].pid).children(recursive=True) if "worker" in one.cmdline()
+        child for child in psutil.Process(pods.running[0].pid).children(recursive=True) if "worker" in child.cmdline()
     )
     worker.terminate()
     end = pods.wait(0)

@@ -188,14 +188,14 @@ def test_delivered_pod_without_token_names_missing_credentials(run: Run, contain
 def test_container_has_only_what_pod_defines(run: Run, container: Container) -> None:
     process = run(command=["python", "-c", INSPECT])
     assert process.wait() == 0, process.log
-    found = json.loads(process.log)
-    env = found.pop("env")
+    result = json.loads(process.log)
+    env = result.pop("env")
     env.pop("LC_CTYPE", None)  # Python sets it where no locale is set
     assert env == container.env
-    user, group, *groups = found.pop("user")
+    user, group, *groups = result.pop("user")
     assert (user, group) == (65532, 65532)
     assert set(groups) <= {65532}
-    assert found == {
+    assert result == {
         "login": None,
         "process": 1,
         "capabilities": [0, 0, 0, 0, 0],
@@ -215,5 +215,5 @@ def test_values_of_references_are_resolved(surroundings: PodContext) -> None:
     by_map = {"configMapKeyRef": {"name": "proxy", "key": "address"}}
     by_secret = {"secretKeyRef": {"name": "login", "key": "password"}}
     by_field = {"fieldRef": {"fieldPath": "metadata.namespace"}}
-    found = [resolve_env({"name": "A", "valueFrom": source}, around) for source in (by_map, by_secret, by_field)]
-    assert found == ["http://proxy:3128", "hidden", NAMESPACE]
+    results = [resolve_env({"name": "A", "valueFrom": source}, around) for source in (by_map, by_secret, by_field)]
+    assert results == ["http://proxy:3128", "hidden", NAMESPACE]

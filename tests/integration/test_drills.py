@@ -50,11 +50,11 @@ def test_drill_that_is_not_survived_fails_whole(tmp_path: Path, capsys: pytest.C
     chosen = [Drill("good", "", lambda scene: DrillOutcome(3, 4.0, "ranks"), trains=False)]
     chosen += [Drill("bad", "", perish, trains=False), Drill("absent", "", lack, trains=False)]
     assert drills.run_all(chosen, Session(tmp_path), runs=2, fast=True, floors=False) == 1
-    told = capsys.readouterr()
-    assert "DRILLS 2/4" in told.out
-    assert "absent  0     -" in told.out
-    assert "not run here: needs wings" in told.out
-    assert "bad: Perished: the state differs" in told.err
+    report = capsys.readouterr()
+    assert "DRILLS 2/4" in report.out
+    assert "absent  0     -" in report.out
+    assert "not run here: needs wings" in report.out
+    assert "bad: Perished: the state differs" in report.err
 
 
 def test_table_compares_recoveries_with_floors() -> None:

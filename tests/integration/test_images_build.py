@@ -63,8 +63,8 @@ def download(folder: Path, *wanted: str, architecture: str = "amd64") -> Path:
     ]  # fmt: skip
     # PyTorch has no hash, and pip wants all or none.
     pytorch = [name for name in wanted if name.startswith("torch")]
-    others = [name for name in wanted if name not in pytorch]
-    commands = [[*pip, "--constraint", ROOT / ".ci/constraints.txt", *chosen, *others, *built_with]]
+    peers = [name for name in wanted if name not in pytorch]
+    commands = [[*pip, "--constraint", ROOT / ".ci/constraints.txt", *chosen, *peers, *built_with]]
     if pytorch:
         commands.append([*pip, *chosen, *pytorch])
     for command in commands:
@@ -94,18 +94,18 @@ def make_root(folder: Path) -> None:
     library = home / "lib" / version
     shutil.copytree(sysconfig.get_path("stdlib"), library, ignore=left_out)
     (library / "site-packages").mkdir()
-    programs = [Path(found).resolve() for name in PROGRAMS if (found := shutil.which(name))]
+    programs = [Path(results).resolve() for name in PROGRAMS if (results := shutil.which(name))]
     for program, name in zip(programs, PROGRAMS, strict=True):
         shutil.copy2(program, folder / "bin" / name)
     asked = subprocess.run(
         ["ldd", python, *programs, *library.glob("lib-dynload/*.so")], capture_output=True, text=True, check=False
     )
-    found = {Path(name) for name in re.findall(r"(/\S+\.so\S*) \(0x", asked.stdout)}
+    results = {Path(name) for name in re.findall(r"(/\S+\.so\S*) \(0x", asked.stdout)}
     # Wheels are linked to the older parts of the C library, too.
     parts = ("libpthread.so.0", "libdl.so.2", "librt.so.1", "libutil.so.1", "libm.so.6", "libgcc_s.so.1",
              "libstdc++.so.6")  # fmt: skip
-    found |= {path.with_name(part) for path in found if path.name == "libc.so.6" for part in parts}
-    for shared in sorted(path for path in found if path.exists()):
+    results |= {path.with_name(part) for path in results if path.name == "libc.so.6" for part in parts}
+    for shared in sorted(path for path in results if path.exists()):
         target = folder / str(shared).lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(shared.resolve(), target)
@@ -128,9 +128,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             buildah("copy", "--quiet", container, root, "/")
             buildah("config", "--env", "PATH=/usr/local/bin:/bin", container)
         version = "import sys, site; print(*sys.version_info[:2]); print(site.getsitepackages()[0])"
-        said, folder = buildah("run", "--isolation=chroot", container, "--", "python3", "-c", version).splitlines()
-        if said.split() != [str(number) for number in sys.version_info[:2]]:
-            pytest.skip(f"DDP_TEST_BASE_IMAGE has Python {said}, the wheels are for that of the tests")
+        message, folder = buildah("run", "--isolation=chroot", container, "--", "python3", "-c", version).splitlines()
+        if message.split() != [str(number) for number in sys.version_info[:2]]:
+            pytest.skip(f"DDP_TEST_BASE_IMAGE has Python {message}, the wheels are for that of the tests")
         buildah("copy", container, Path(pip.__file__).parent, f"{folder}/pip")
         buildah("commit", "--quiet", container, BASE)
     finally:
@@ -169,7 +169,7 @@ def test_packages_are_compiled_reproducibly_and_once(
     def compile_and_hold(*arguments: Any, **options: Any) -> CodeType:
         code: CodeType = compile(*arguments, **options)
         if held is not None:
-            held.extend(one for one in code.co_consts if isinstance(one, CodeType))
+            held.extend(co_const for co_const in code.co_consts if isinstance(co_const, CodeType))
         return code
 
     monkeypatch.setattr(install, "compile", compile_and_hold, raising=False)
@@ -200,8 +200,8 @@ def test_operator_image_runs_without_torch_and_root(base: str, tmp_path: Path) -
             "print(os.getuid(), [name for name in names if importlib.util.find_spec(name)]); "
             "[print(d.name.lower() + '==' + d.version) for d in importlib.metadata.distributions()]"
         )
-        said, *packages = run("/opt/venv/bin/python", "-I", "-c", code).replace("_", "-").splitlines()
-        assert said == "65532 []"
+        message, *packages = run("/opt/venv/bin/python", "-I", "-c", code).replace("_", "-").splitlines()
+        assert message == "65532 []"
         constraints = (ROOT / ".ci/constraints.txt").read_text().splitlines()
         pinned = {line.split()[0].lower().replace("_", "-") for line in constraints if "==" in line}
         assert set(packages) - pinned == {f"ddp-operator=={__version__}"}
@@ -269,7 +269,7 @@ def test_trainer_image_is_reproducible_and_trains_without_root(base: str, tmp_pa
         assert images[0] == images[1], "the same bits"
         assert config["User"] == "65532:65532"
         assert config["Labels"]["org.opencontainers.image.version"] == __version__
-        said = run("python", "-m", "ddp_trainer", "--preset", "digits-resnet", "--max-steps", "4")
-        assert "loss" in said
+        message = run("python", "-m", "ddp_trainer", "--preset", "digits-resnet", "--max-steps", "4")
+        assert "loss" in message
         code = "import importlib.util, os; print(os.getuid(), importlib.util.find_spec('ddp_operator'))"
         assert run("/opt/venv/bin/python", "-I", "-c", code) == "65532 None"

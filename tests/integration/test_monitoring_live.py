@@ -90,8 +90,8 @@ class ScrapedRun:
             .replace('="$namespace"', '="local"').replace('"$ddp_job"', '"run"')
             .replace("$namespace", ".*").replace("$cluster", "test")
         )  # fmt: skip
-        found = self.prometheus.get("query_range", query=filled, start=str(self.begin), end=str(self.end), step="1")
-        values = [float(value) for series in found["result"] for _, value in series["values"]]
+        result = self.prometheus.get("query_range", query=filled, start=str(self.begin), end=str(self.end), step="1")
+        values = [float(value) for series in result["result"] for _, value in series["values"]]
         return [value for value in values if math.isfinite(value)]
 
 
@@ -126,8 +126,8 @@ def configure(folder: Path, ddp_ports: list[int], operator_port: int, gpu_port: 
     job["static_configs"][0]["targets"] = [f"127.0.0.1:{port}" for port in ddp_ports]
     job["static_configs"][0]["labels"]["cluster"] = "test"
     for name, port in (("operator", operator_port), ("dcgm-exporter", gpu_port)):
-        found = {"targets": [f"127.0.0.1:{port}"], "labels": {"cluster": "test"}}
-        config["scrape_configs"].append({"job_name": name, "honor_labels": True, "static_configs": [found]})
+        results = {"targets": [f"127.0.0.1:{port}"], "labels": {"cluster": "test"}}
+        config["scrape_configs"].append({"job_name": name, "honor_labels": True, "static_configs": [results]})
     path = folder / "prometheus.yaml"
     path.write_text(yaml.safe_dump(config))
     return path
@@ -201,23 +201,23 @@ def test_every_annotation_and_variable_query_is_valid(watched: ScrapedRun) -> No
                 assert variable["type"] == "datasource"
                 continue
             series = asked[1].replace('="$namespace"', '="local"').replace("$cluster", "test")
-            found = watched.prometheus.get(
+            result = watched.prometheus.get(
                 f"label/{asked[2]}/values", **{"match[]": series, "start": str(watched.begin), "end": str(watched.end)}
             )
-            assert found, variable["query"]
+            assert result, variable["query"]
 
 
 def test_every_rule_is_evaluated_and_its_series_exist(watched: ScrapedRun) -> None:
     groups = watched.prometheus.get("rules")["groups"]
     evaluated = {rule["name"]: rule for group in groups for rule in group["rules"]}
-    wanted = [rule for path in sorted((MONITORING / "alerts").glob("*.yaml")) for rule in rules(path)]
-    for rule in wanted:
-        found = evaluated[rule.get("alert") or rule["record"]]
-        assert (found["health"], found.get("lastError")) == ("ok", None), rule
+    expected = [rule for path in sorted((MONITORING / "alerts").glob("*.yaml")) for rule in rules(path)]
+    for rule in expected:
+        result = evaluated[rule.get("alert") or rule["record"]]
+        assert (result["health"], result.get("lastError")) == ("ok", None), rule
         series = set(SERIES.findall(rule["expr"])) - NEEDS_A_LOG - NEEDS_A_GPU
         for name in series | set(re.findall(r"\bddp:[\w:]+", rule["expr"])):
             assert watched.values(f"count({name})"), name
-    for rule in wanted:
+    for rule in expected:
         of_gpus = "DCGM" in rule["expr"] or set(SERIES.findall(rule["expr"])) & NEEDS_A_GPU
         if "record" in rule and not of_gpus:
             assert watched.values(rule["record"])
@@ -253,6 +253,6 @@ def test_report_of_job_is_written_from_prometheus(watched: ScrapedRun, monkeypat
     written = [loss for part in own.series("loss") for _, loss in part]
     assert len(scraped) > 2
     assert scraped[-1] == pytest.approx(written[-1])
-    assert [one.rank for one in run.ranks] == [0, 1]
-    assert all(one.steps > 0 for one in run.ranks)
+    assert [rank.rank for rank in run.ranks] == [0, 1]
+    assert all(rank.steps > 0 for rank in run.ranks)
     assert "<figure>" in build_page(run, datetime.now(UTC))

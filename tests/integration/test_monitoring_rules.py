@@ -116,32 +116,32 @@ class TestDashboards:
     )  # fmt: skip
     def test_each_dashboard_shows_its_purpose(self, name: str, shown: dict[str, str]) -> None:
         path = MONITORING / "dashboards" / f"{name}.json"
-        found = {panel["title"]: panel["type"] for panel in panels(path)}
-        assert shown.items() <= found.items()
+        results = {panel["title"]: panel["type"] for panel in panels(path)}
+        assert shown.items() <= results.items()
 
     def test_restarts_are_annotations_of_job(self) -> None:
         annotations = json.loads((MONITORING / "dashboards" / "job.json").read_text())["annotations"]["list"]
-        assert [found["name"] for found in annotations] == ["Restart in the same pods", "New attempt"]
-        assert all(found["enable"] for found in annotations)
+        assert [annotation["name"] for annotation in annotations] == ["Restart in the same pods", "New attempt"]
+        assert all(annotation["enable"] for annotation in annotations)
 
     @pytest.mark.prometheus
     def test_queries_about_restarts_and_goodput_match_history(self, tmp_path: Path) -> None:
         """A job whose attempt 1 restarts in the same pods at 5 min and dies at 10; attempt 2 goes on from step 480."""
         labels = 'namespace="a", ddp_job="j"'
-        one = f'{labels}, ddp_attempt="1"'
+        first = f'{labels}, ddp_attempt="1"'
         two = f'{labels}, ddp_attempt="2"'
         series = {
             # A step a second, half of which is the step itself; the last 120 steps of attempt 1 are taken once more.
-            f"ddp_step{{{one}}}": "0+60x10", f"ddp_step{{{two}}}": "_x12 480+60x10",
-            f"ddp_step_duration_seconds_sum{{{one}}}": "0+30x10",
+            f"ddp_step{{{first}}}": "0+60x10", f"ddp_step{{{two}}}": "_x12 480+60x10",
+            f"ddp_step_duration_seconds_sum{{{first}}}": "0+30x10",
             f"ddp_step_duration_seconds_sum{{{two}}}": "_x12 0+30x10",
-            f"ddp_step_duration_seconds_count{{{one}}}": "0+60x10",
+            f"ddp_step_duration_seconds_count{{{first}}}": "0+60x10",
             f"ddp_step_duration_seconds_count{{{two}}}": "_x12 0+60x10",
-            f'ddp_launcher_in_place_restarts_total{{{one}, pod="0"}}': "0x4 1x5",
+            f'ddp_launcher_in_place_restarts_total{{{first}, pod="0"}}': "0x4 1x5",
             f'ddp_launcher_in_place_restarts_total{{{two}, pod="0"}}': "_x12 0x10",
         }  # fmt: skip
         board = json.loads((MONITORING / "dashboards" / "job.json").read_text())
-        restarted, attempted = (found["expr"] for found in board["annotations"]["list"])
+        restarted, attempted = (result["expr"] for result in board["annotations"]["list"])
         fleet = json.loads((MONITORING / "dashboards" / "fleet.json").read_text())["panels"]
         (goodput,) = (p["targets"][0]["expr"] for p in fleet if p["title"] == "Goodput" and p["type"] == "timeseries")
 
@@ -166,7 +166,7 @@ class TestDashboards:
 
     def test_variables_choose_namespace_and_job(self) -> None:
         variables = {
-            path.stem: [found["name"] for found in json.loads(path.read_text())["templating"]["list"]]
+            path.stem: [result["name"] for result in json.loads(path.read_text())["templating"]["list"]]
             for path in BOARDS
         }
         assert variables["fleet"] == ["datasource", "cluster", "namespace"]
@@ -175,7 +175,7 @@ class TestDashboards:
 
     def test_jobs_of_same_name_are_drawn_separately(self) -> None:
         chosen = json.loads((MONITORING / "dashboards" / "job.json").read_text())["templating"]["list"]
-        assert not any(found.get("multi") for found in chosen), "one cluster, one namespace, one job"
+        assert not any(result.get("multi") for result in chosen), "one cluster, one namespace, one job"
         for panel in panels(MONITORING / "dashboards" / "fleet.json"):
             for target in panel["targets"]:
                 if "ddp_job" in target["expr"]:

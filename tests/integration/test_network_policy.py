@@ -135,14 +135,14 @@ OPEN = [
 CLOSED = [
     # The rendezvous has no password: nobody else may come near it.
     *(
-        found
+        result
         for who in ("other-job", "neighbour", "impostor", "prometheus", "grafana", "operator", "apiserver")
-        for found in tcp(who, "train-0", ports=(RENDEZVOUS, GLOO))
+        for result in tcp(who, "train-0", ports=(RENDEZVOUS, GLOO))
     ),
     *(
-        found
+        result
         for who in ("other-job", "neighbour", "impostor", "grafana")
-        for found in tcp(who, "train-0", ports=(METRICS,))
+        for result in tcp(who, "train-0", ports=(METRICS,))
     ),
     # What runs in a training pod gets nowhere else.
     *tcp("train-0", "other-job", "neighbour", "impostor", "prometheus", "operator", ports=(METRICS, GLOO, 8080)),
@@ -159,14 +159,14 @@ TO_STORAGE = tcp("train-0", "storage", ports=(STORAGE,))
 def test_without_policy_all_pods_connect() -> None:
     """Else the refusals below would show nothing."""
     asked = [*OPEN, *CLOSED, *BY_PROMETHEUS, *TO_STORAGE]
-    assert [found for found, through in probe("", asked).items() if not through] == []
+    assert [result for result, through in probe("", asked).items() if not through] == []
 
 
 def test_pods_of_job_connect_only_to_required_peers() -> None:
     ruleset = build_ruleset(policies(), list(pods().values()), NAMESPACES)
     through = probe(ruleset, [*OPEN, *CLOSED, *BY_PROMETHEUS])
-    assert [found for found in (*OPEN, *BY_PROMETHEUS) if not through[found]] == []
-    assert [found for found in CLOSED if through[found]] == []
+    assert [result for result in (*OPEN, *BY_PROMETHEUS) if not through[result]] == []
+    assert [result for result in CLOSED if through[result]] == []
 
 
 def test_readers_of_metrics_and_networks_are_those_that_are_named() -> None:
@@ -174,17 +174,17 @@ def test_readers_of_metrics_and_networks_are_those_that_are_named() -> None:
     named = policies(metricsFrom=[grafana], egressCidrs=["192.168.7.0/24"])
     reads = tcp("grafana", "train-0", ports=(METRICS,))
     open_now = [*OPEN, *TO_STORAGE, *reads]
-    closed_now = [*BY_PROMETHEUS, *(found for found in CLOSED if found not in open_now)]
+    closed_now = [*BY_PROMETHEUS, *(result for result in CLOSED if result not in open_now)]
     through = probe(build_ruleset(named, list(pods().values()), NAMESPACES), [*open_now, *closed_now])
-    assert [found for found in open_now if not through[found]] == []
-    assert [found for found in closed_now if through[found]] == []
+    assert [result for result in open_now if not through[result]] == []
+    assert [result for result in closed_now if through[result]] == []
 
 
 def test_only_own_pods_reach_rendezvous() -> None:
     everybody = policies(metricsFrom=[{"namespaceSelector": {}}, {"ipBlock": {"cidr": "0.0.0.0/0"}}])
     reads = tcp("grafana", "train-0", ports=(METRICS,))
     strangers = [name for name in pods() if name not in ("train-0", "train-1")]
-    closed = [found for who in strangers for found in tcp(who, "train-0", ports=(RENDEZVOUS, GLOO))]
+    closed = [result for who in strangers for result in tcp(who, "train-0", ports=(RENDEZVOUS, GLOO))]
     through = probe(build_ruleset(everybody, list(pods().values()), NAMESPACES), [*reads, *OPEN, *closed])
-    assert [found for found in (*reads, *OPEN) if not through[found]] == []
-    assert [found for found in closed if through[found]] == []
+    assert [result for result in (*reads, *OPEN) if not through[result]] == []
+    assert [result for result in closed if through[result]] == []

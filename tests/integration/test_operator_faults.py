@@ -82,7 +82,7 @@ async def test_refused_job_reports_server_message(
     start()
     server.faults.add(fault, verb="create", resource="jobs", times=1_000_000)
     await actors.create(job_manifest())
-    resource = await actors.resource("digits", lambda found: found.get("status", {}).get("conditions"))
+    resource = await actors.resource("digits", lambda result: result.get("status", {}).get("conditions"))
     (accepted,) = [entry for entry in resource["status"]["conditions"] if entry["type"] == "Accepted"]
     assert (accepted["status"], "injected fault" in accepted["message"]) == ("False", True)
 
@@ -96,9 +96,9 @@ async def test_unavailable_webhook_is_reported_and_retried(
     words = 'Internal error occurred: failed calling webhook "audit.example.com": connection refused'
     server.faults.add(500, verb="create", resource="jobs", times=1_000_000, message=words)
     await actors.create(job_manifest())
-    told = await actors.resource("digits", lambda found: found.get("status", {}).get("conditions"))
-    (accepted,) = [entry for entry in told["status"]["conditions"] if entry["type"] == "Accepted"]
-    assert (accepted["status"], accepted["reason"], told["status"]["phase"]) == ("Unknown", "ServerError", "Pending")
+    report = await actors.resource("digits", lambda resource: resource.get("status", {}).get("conditions"))
+    (accepted,) = [entry for entry in report["status"]["conditions"] if entry["type"] == "Accepted"]
+    assert (accepted["status"], accepted["reason"], report["status"]["phase"]) == ("Unknown", "ServerError", "Pending")
     assert words in accepted["message"]
     server.faults.clear()
     done = await run_to_the_end(actors)
@@ -113,12 +113,14 @@ async def test_deleted_shared_child_is_recreated(server: StandIn, actors: Cluste
         await actors.run_pod("digits-1", index)
     launcher, users = (item["metadata"]["name"] for item in server.list("ConfigMap"))
     for kind, name in (("Service", "digits"), ("ConfigMap", launcher), ("ConfigMap", users)):
-        left = len(server.list("ConfigMap"))
+        count = len(server.list("ConfigMap"))
         server.remove(kind, name)
         running.operator.sync.nudge()
         what = f"{kind} {name} is made anew beside the running Job"
         await actors.until(lambda kind=kind, name=name: actors.get(kind, name), what)
-        await actors.until(lambda left=left: len(server.list("ConfigMap")) == left, "the launcher has an owner again")
+        await actors.until(
+            lambda count=count: len(server.list("ConfigMap")) == count, "the launcher has an owner again"
+        )
     server.remove("Service", "digits")
     server.remove("ConfigMap", launcher)
     # Nobody tells of it; the next attempt must not count on what was there.
@@ -268,7 +270,7 @@ async def test_foreign_deletion_of_jobs_and_pods_is_recovered(
     await actors.delete("Job", "digits-1")
 
     async def new_job() -> bool:
-        found = server.list("Job")
-        return len(found) == 1 and found[0]["metadata"]["uid"] != job["metadata"]["uid"]
+        results = server.list("Job")
+        return len(results) == 1 and results[0]["metadata"]["uid"] != job["metadata"]["uid"]
 
     await actors.until(new_job, "another Job")

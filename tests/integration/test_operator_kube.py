@@ -70,16 +70,16 @@ def store() -> ObjectCache:
 @pytest_asyncio.fixture
 async def cluster(actors: ClusterActors, store: ObjectCache) -> AsyncIterator[KubeCluster]:
     """A cluster whose store no watch feeds: what it knows it knows from its own writes."""
-    found = KubeCluster(actors.client, store)
+    kube_cluster = KubeCluster(actors.client, store)
     store.apply(KIND, await actors.create(job_manifest()))
-    yield found
-    await found.close()
+    yield kube_cluster
+    await kube_cluster.close()
 
 
 async def seen(cluster: KubeCluster) -> Snapshot:
-    found = await cluster.observe(KEY)
-    assert found is not None
-    return found
+    snapshot = await cluster.observe(KEY)
+    assert snapshot is not None
+    return snapshot
 
 
 def names(objects: tuple[Any, ...]) -> list[str]:
@@ -115,8 +115,8 @@ async def test_own_writes_are_observed_at_once(cluster: KubeCluster) -> None:
     )  # fmt: skip
     await cluster.patch_job("default", "digits-1", {"spec": {"suspend": True}})
     assert (await seen(cluster)).jobs[0]["spec"]["suspend"] is True
-    (found,) = (await seen(cluster)).jobs
-    await cluster.delete("Job", "default", "digits-1", uid=found["metadata"]["uid"])
+    (result,) = (await seen(cluster)).jobs
+    await cluster.delete("Job", "default", "digits-1", uid=result["metadata"]["uid"])
     assert (await seen(cluster)).jobs == ()
 
 
@@ -263,8 +263,8 @@ async def test_slowly_ending_pod_is_observed_as_terminating(
         child("Pod", "p", spec={"nodeName": "node-0", "containers": [{"name": "c", "image": "i"}]})
     )
     await cluster.delete("Pod", "default", "p", uid=pod["metadata"]["uid"])
-    (found,) = (await seen(cluster)).pods
-    assert found["metadata"]["deletionTimestamp"]
+    (result,) = (await seen(cluster)).pods
+    assert result["metadata"]["deletionTimestamp"]
 
 
 async def test_resource_itself_can_be_deleted(cluster: KubeCluster, actors: ClusterActors) -> None:

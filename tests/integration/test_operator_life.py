@@ -45,12 +45,12 @@ def rests(server: StandIn, operator: Operator) -> bool:
     if not operator.sync.synced.is_set() or not queue.alive or len(queue) or queue.active:
         return False
     for kind in (KIND, "Job", "Pod"):
-        found = [obj["metadata"] for obj in server.list(kind)]
+        results = [obj["metadata"] for obj in server.list(kind)]
         if operator.settings.namespaces:
-            found = [meta for meta in found if meta["namespace"] in operator.settings.namespaces]
-        if set(store.entries(kind)) != {meta["uid"] for meta in found}:
+            results = [meta for meta in results if meta["namespace"] in operator.settings.namespaces]
+        if set(store.entries(kind)) != {meta["uid"] for meta in results}:
             return False
-        if not all(store.is_current(kind, meta) for meta in found):
+        if not all(store.is_current(kind, meta) for meta in results):
             return False
     return not writer._queue._unfinished_tasks  # type: ignore[attr-defined]
 
@@ -101,8 +101,8 @@ async def test_job_gets_its_children_runs_and_succeeds(server: StandIn, actors: 
     await actors.until(lambda: server.list("Event"), "events")
     events = await actors.list("Event")
     assert {event["involvedObject"]["uid"] for event in events} == {resource["metadata"]["uid"]}
-    said = [(event["reason"], event["message"]) for event in events]
-    assert len(said) == len(set(said))
+    messages = [(event["reason"], event["message"]) for event in events]
+    assert len(messages) == len(set(messages))
 
 
 async def test_resource_has_no_operator_metadata_and_is_deleted_at_once(
@@ -187,7 +187,7 @@ async def test_failure_during_downtime_is_handled_after_start(
     await actors.finish_pod("digits-1", 1, exit_code=EXIT_RETRYABLE, message=message)
     start()
     await actors.child_job("digits-2")
-    again = await actors.resource("digits", lambda found: found["status"]["attempt"] == 2)
+    again = await actors.resource("digits", lambda resource: resource["status"]["attempt"] == 2)
     assert again["status"]["restarts"]["counted"] == 1
 
 
@@ -217,9 +217,9 @@ async def test_foreign_service_of_same_name_is_unchanged(server: StandIn, actors
     await actors.create(job_manifest())
     await actors.resource(
         "digits",
-        lambda found: any(
+        lambda resource: any(
             (condition["type"], condition["reason"]) == ("Accepted", "NameConflict")
-            for condition in found.get("status", {}).get("conditions", [])
+            for condition in resource.get("status", {}).get("conditions", [])
         ),
     )
     assert await actors.get("Service", "digits") == kept
@@ -233,7 +233,7 @@ async def test_misspelt_template_field_is_reported_and_nothing_created(
     manifest = job_manifest()
     manifest["spec"]["template"]["spec"]["containers"][0]["resorces"] = {}
     await actors.create(manifest)
-    resource = await actors.resource("digits", lambda found: found.get("status", {}).get("conditions"))
+    resource = await actors.resource("digits", lambda result: result.get("status", {}).get("conditions"))
     (accepted,) = [entry for entry in resource["status"]["conditions"] if entry["type"] == "Accepted"]
     assert accepted["status"] == "False"
     assert "resorces" in accepted["message"]

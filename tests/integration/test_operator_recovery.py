@@ -37,12 +37,17 @@ async def test_pod_evicted_before_rendezvous_starts_uncounted_attempt(
     start()
     await running(actors)
     pod = await actors.pod("digits-1", 1)
-    told = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "Eviction API"}
-    conditions = [*pod["status"]["conditions"], told | {"lastTransitionTime": None}]
+    reports = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "EvictionByEvictionAPI",
+        "message": "Eviction API",
+    }
+    conditions = [*pod["status"]["conditions"], reports | {"lastTransitionTime": None}]
     await actors.patch("Pod", pod["metadata"]["name"], {"status": {"conditions": conditions}}, "status")
     server.controllers.ends_pods = False  # as long as it takes to end
     await actors.delete("Pod", pod["metadata"]["name"])
-    await actors.resource("digits", lambda found: found["status"]["attempt"] == 2)
+    await actors.resource("digits", lambda resource: resource["status"]["attempt"] == 2)
     server.controllers.ends_pods = True
     await actors.child_job("digits-2")
     status = await finish(actors, "digits-2")
@@ -94,7 +99,7 @@ async def test_pod_on_live_node_keeps_grace_period(server: StandIn, actors: Clus
     pod = await actors.pod("digits-1", 1)
     await actors.delete("Pod", pod["metadata"]["name"])
     await actors.until(lambda: asked.hits, "a look at the node")
-    waiting = await actors.resource("digits", lambda found: "WaitingForFormerPods" in str(found.get("status")))
+    waiting = await actors.resource("digits", lambda resource: "WaitingForFormerPods" in str(resource.get("status")))
     assert "failedNodes" not in waiting["status"]
     assert await actors.get("Job", "digits-2") is None
     assert len([pod for pod in server.list("Pod") if pod["status"]["phase"] == "Running"]) == 2
@@ -123,8 +128,10 @@ async def test_pod_creation_failure_reports_job_controller_message(
         "lastTimestamp": "2026-11-20T12:00:00Z",
     }
     await actors.create(event)
-    told = await actors.resource("digits", lambda found: "PodsForbidden" in str(found.get("status")), "PodsForbidden")
-    (scheduled,) = [item for item in told["status"]["conditions"] if item["type"] == "Scheduled"]
+    report = await actors.resource(
+        "digits", lambda resource: "PodsForbidden" in str(resource.get("status")), "PodsForbidden"
+    )
+    (scheduled,) = [item for item in report["status"]["conditions"] if item["type"] == "Scheduled"]
     assert scheduled["message"] == words.replace("0-x7k2p", "*") + " (0/2 pods scheduled)"
 
 
@@ -143,8 +150,8 @@ async def test_missing_admission_reports_kueue_message(server: StandIn, actors: 
         workload | {"metadata": {"name": "job-digits-1-0a1b2", "labels": labels}, "status": {"conditions": [reserved]}}
     )
     await actors.patch("Job", "digits-1", {"spec": {"suspend": True}})  # as Kueue's webhook would
-    told = await actors.resource("digits", lambda found: words in str(found.get("status")), "Kueue's words")
-    (scheduled,) = [item for item in told["status"]["conditions"] if item["type"] == "Scheduled"]
+    report = await actors.resource("digits", lambda resource: words in str(resource.get("status")), "Kueue's words")
+    (scheduled,) = [item for item in report["status"]["conditions"] if item["type"] == "Scheduled"]
     assert scheduled["reason"] == "Inadmissible"
     assert scheduled["message"].startswith(f"Job digits-1 is waiting for admission by queue gpu: {words}")
 
@@ -164,8 +171,8 @@ async def test_removed_labels_are_restored(actors: ClusterActors, start: Start, 
     await actors.patch(kind, name, {"metadata": {"labels": taken}})
 
     async def labelled() -> bool:
-        found = await actors.get(kind, name)
-        labels = found["metadata"]["labels"] if found else {}
+        result = await actors.get(kind, name)
+        labels = result["metadata"]["labels"] if result else {}
         return (labels.get("ddp-operator.dev/job-name"), labels.get("ddp-operator.dev/attempt")) == ("digits", "1")
 
     await actors.until(labelled, "the labels are back")

@@ -16,7 +16,7 @@ POLICY = {"enabled": True}
 
 
 async def refusal(actors: ClusterActors) -> tuple[str, str]:
-    resource = await actors.resource("digits", lambda found: found.get("status", {}).get("conditions"))
+    resource = await actors.resource("digits", lambda result: result.get("status", {}).get("conditions"))
     (accepted,) = [entry for entry in resource["status"]["conditions"] if entry["type"] == "Accepted"]
     assert accepted["status"] == "False"
     return accepted["reason"], accepted["message"]
@@ -111,4 +111,4 @@ async def test_pods_of_large_job_share_status_writes(
     # What could wait is written all the same, once its time has come.
     monkeypatch.setattr(reconciler, "MINOR_INTERVAL", 0.1)
     await actors.patch(KIND, "digits", {"metadata": {"labels": {"a": "b"}}})
-    await actors.resource("digits", lambda found: found["status"]["nodes"].get("ready") == nodes)
+    await actors.resource("digits", lambda resource: resource["status"]["nodes"].get("ready") == nodes)

@@ -24,11 +24,11 @@ WAYS = [pytest.param(MODULE, id="module"), pytest.param((*KOPF, "-A"), id="kopf"
 
 def run(command: Sequence[str], **env: str) -> subprocess.CompletedProcess[str]:
     """Run the operator to its end; what it says is the result's ``stdout``."""
-    wanted = {"DDP_OPERATOR_HEALTH_PORT": "0", **env}
+    expected = {"DDP_OPERATOR_HEALTH_PORT": "0", **env}
     inherited = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"}
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "output"
-        process = WarmProcess(command, output=output, folder=ROOT, environ=inherited | wanted)
+        process = WarmProcess(command, output=output, folder=ROOT, environ=inherited | expected)
         try:
             return subprocess.CompletedProcess(command, process.wait(PATIENCE), output.read_text())
         finally:
@@ -103,14 +103,14 @@ async def test_deleted_crd_ends_operator_and_its_return_allows_start(
 
 
 def test_missing_permissions_are_named(server: StandIn, kubeconfig: Path) -> None:
-    server.allow(lambda wanted: (wanted["resource"], wanted["verb"]) not in {("jobs", "create"), ("pods", "watch")})
+    server.allow(lambda name: (name["resource"], name["verb"]) not in {("jobs", "create"), ("pods", "watch")})
     done = run(MODULE, KUBECONFIG=str(kubeconfig))
     assert_one_line(done, "create jobs.batch in all namespaces", "watch pods in all namespaces", "rbac.yaml")
     assert "services" not in done.stdout
 
 
 def test_permissions_are_checked_for_served_namespaces(server: StandIn, kubeconfig: Path) -> None:
-    server.allow(lambda wanted: wanted.get("namespace") == "a")
+    server.allow(lambda name: name.get("namespace") == "a")
     done = run(MODULE, KUBECONFIG=str(kubeconfig), DDP_OPERATOR_NAMESPACES="a,b")
     assert_one_line(done, "get, list, watch, create, patch, delete jobs.batch in namespace b")
     assert "namespace a" not in done.stdout
@@ -149,7 +149,7 @@ def test_process_imports_no_unneeded_module(server: StandIn, kubeconfig: Path) -
         "try: main()\nfinally: print([name for name in ('kubernetes', 'torch', 'rich', 'cel_expr_python', 'jsonschema')"
         " if sys.modules.get(name)])"
     )
-    server.allow(lambda wanted: False)
+    server.allow(lambda name: False)
     environ = os.environ | {"KUBECONFIG": str(kubeconfig), "DDP_OPERATOR_HEALTH_PORT": "0"}
     command = [MODULE[0], "-c", code]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE)

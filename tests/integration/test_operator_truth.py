@@ -83,11 +83,13 @@ async def test_slow_rank_goodput_and_stall_are_in_status_and_on_operators_page(
         await actors.create(job_manifest(metrics={"port": port}, watchdog={"stallSeconds": 300}))
         for index, address in enumerate(ADDRESSES):
             await actors.run_pod("digits-1", index, ip=address)
-        told = await actors.resource("digits", lambda found: found.get("status", {}).get("stragglers"), "a straggler")
-        (slow,) = told["status"]["stragglers"]
+        report = await actors.resource(
+            "digits", lambda resource: resource.get("status", {}).get("stragglers"), "a straggler"
+        )
+        (slow,) = report["status"]["stragglers"]
         assert (slow["rank"], slow["cause"]) == (1, "compute")
-        assert 0 < float(told["status"]["goodput"]) <= 1
-        assert progressing(told)[:2] == ("True", "Training")
+        assert 0 < float(report["status"]["goodput"]) <= 1
+        assert progressing(report)[:2] == ("True", "Training")
         async with aiohttp.ClientSession() as session, session.get(f"{running.url}/metrics") as answer:
             text = await answer.text()
         assert 'ddp_operator_goodput_ratio{namespace="default",of="lowest"}' in text
@@ -96,10 +98,12 @@ async def test_slow_rank_goodput_and_stall_are_in_status_and_on_operators_page(
         # The first word of it may come from pages of which one was read before, the other after.
         words = f"ranks 1 are behind step {pages.step}"
         stalled = await actors.resource(
-            "digits", lambda found: progressing(found)[1] == "Stalled" and progressing(found)[2].endswith(words), words
+            "digits",
+            lambda result: progressing(result)[1] == "Stalled" and progressing(result)[2].endswith(words),
+            words,
         )
         assert stalled["status"]["phase"] == "Running"
         pages.age = 0.0
-        await actors.resource("digits", lambda found: progressing(found)[1] == "Training", "training again")
+        await actors.resource("digits", lambda results: progressing(results)[1] == "Training", "training again")
     events = [event["reason"] for event in await actors.list("Event")]
     assert events.count("Stalled") == 1

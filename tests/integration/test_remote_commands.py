@@ -52,7 +52,7 @@ async def test_job_is_submitted_watched_scaled_and_explained_to_its_end(
     assert await ddp("submit", str(manifest)) == ExitCode.FAILED
     assert 'the job "digits" already exists' in capsys.readouterr().err
 
-    await actors.resource("digits", lambda found: found.get("status", {}).get("conditions"))
+    await actors.resource("digits", lambda resource: resource.get("status", {}).get("conditions"))
     assert await ddp("why", "digits", "-o", "json") == ExitCode.OK
     assert json.loads(capsys.readouterr().out)["reason"] in ("WaitingForPods", "WaitingForRanks")
     assert await ddp("list") == ExitCode.OK
@@ -63,7 +63,7 @@ async def test_job_is_submitted_watched_scaled_and_explained_to_its_end(
 
     assert await ddp("scale", "digits", "1") == ExitCode.OK
     assert "scaled from 2 to 1 nodes" in capsys.readouterr().out
-    resized = await actors.resource("digits", lambda found: found["status"].get("attemptNodes") == 1)
+    resized = await actors.resource("digits", lambda result: result["status"].get("attemptNodes") == 1)
     job = resized["status"]["jobName"]
     assert await ddp("suspend", "digits") == ExitCode.OK
     await actors.phase("digits", "Suspended")
@@ -75,7 +75,7 @@ async def test_job_is_submitted_watched_scaled_and_explained_to_its_end(
     pod = await actors.run_pod(job, 0)
     server.write_log(pod["metadata"]["name"], "2026-01-01T00:00:01Z loss 0.5", "2026-01-01T00:00:02Z loss 0.4")
     following = asyncio.create_task(ddp("logs", "digits", "-f"))
-    await actors.resource("digits", lambda found: found["status"]["nodes"]["ready"] == 1)
+    await actors.resource("digits", lambda results: results["status"]["nodes"]["ready"] == 1)
     await actors.finish_pod(job, 0)
     assert (await watching, await following) == (ExitCode.OK, ExitCode.OK)
     shown = capsys.readouterr()
@@ -153,8 +153,8 @@ def test_unreachable_cluster_and_missing_operator_are_errors_with_remedy(
 ) -> None:
     with StandIn(crd=False) as bare:
         (tmp_path / "bare").mkdir()
-        other = bare.write_kubeconfig(tmp_path / "bare")
-        assert main(["list", "--kubeconfig", str(other)]) == ExitCode.CLUSTER
+        second = bare.write_kubeconfig(tmp_path / "bare")
+        assert main(["list", "--kubeconfig", str(second)]) == ExitCode.CLUSTER
         assert "install the operator" in capsys.readouterr().err
     server.stop()
     assert main(["list", "--kubeconfig", str(kubeconfig)]) == ExitCode.CLUSTER
@@ -200,7 +200,7 @@ async def test_folder_of_script_is_stored_in_config_map_owned_by_jobs(
     shown = capsys.readouterr().err
     assert "code: 2 files of " in shown
     assert "left out possible secrets: .env, kubeconfig;" in shown
-    job = await actors.resource("train", lambda found: found.get("status", {}).get("code"))
+    job = await actors.resource("train", lambda resource: resource.get("status", {}).get("code"))
     name = job["spec"]["code"]["configMapName"]
     config_map = await actors.get("ConfigMap", name)
     assert config_map is not None
@@ -217,6 +217,6 @@ async def test_folder_of_script_is_stored_in_config_map_owned_by_jobs(
 
     (tmp_path / "train.py").write_text("print(2)")
     assert await ddp("submit", "train.py", *options) == ExitCode.FAILED
-    named_so = [one for one in await actors.list("ConfigMap") if one["metadata"]["name"].startswith("ddp-code-")]
+    named_so = [item for item in await actors.list("ConfigMap") if item["metadata"]["name"].startswith("ddp-code-")]
     assert len(named_so) == 1  # nothing is left of the job that was refused
     assert await ddp("submit", "train.py", "--workdir", str(tmp_path / "missing")) == ExitCode.BAD_INPUT

@@ -20,11 +20,11 @@ SAMPLE = (ROOT / "deploy" / "samples" / "digits.yaml").read_text()
 
 def read_page(run: DdpRun) -> str:
     """Return the page whose address the run has printed, once it shows training."""
-    found = re.search(r"curl (http://\S+)", run.output)
-    if found is None:
+    result = re.search(r"curl (http://\S+)", run.output)
+    if result is None:
         return ""
     try:
-        with urllib.request.urlopen(found[1], timeout=60) as answer:
+        with urllib.request.urlopen(result[1], timeout=60) as answer:
             page: str = answer.read().decode()
     except OSError:
         return ""

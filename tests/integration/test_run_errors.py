@@ -60,8 +60,8 @@ class FailingRun:
         return path.read_text()
 
     def resource(self) -> dict[str, Any]:
-        found: dict[str, Any] = yaml.safe_load(self.read("status.yaml"))
-        return found
+        safe_load: dict[str, Any] = yaml.safe_load(self.read("status.yaml"))
+        return safe_load
 
 
 def test_transient_or_auxiliary_error_is_reported_and_run_continues(

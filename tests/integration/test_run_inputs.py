@@ -23,14 +23,14 @@ SHA = hashlib.sha256(pattern(0, SIZE)).hexdigest()
 
 
 def text(server: FileServer, **changes: Any) -> str:
-    one = {"url": f"{server.url}/set/data.bin", "mountPath": "/data", "claimName": "datasets", **changes}
-    return manifest([sys.executable, "-c", SHOW, "/data/data.bin"], nodes=1, inputs=[one])
+    first = {"url": f"{server.url}/set/data.bin", "mountPath": "/data", "claimName": "datasets", **changes}
+    return manifest([sys.executable, "-c", SHOW, "/data/data.bin"], nodes=1, inputs=[first])
 
 
 def status(run: DdpRun) -> dict[str, Any]:
     [folder] = (run.folder / "ddp-runs").glob("toy-*")
-    found: dict[str, Any] = yaml.safe_load((folder / "status.yaml").read_text())["status"]
-    return found
+    result: dict[str, Any] = yaml.safe_load((folder / "status.yaml").read_text())["status"]
+    return result
 
 
 def test_interrupted_download_is_complete_at_script_start_and_in_next_run(tmp_path: Path) -> None:
@@ -43,8 +43,8 @@ def test_interrupted_download_is_complete_at_script_start_and_in_next_run(tmp_pa
         with DdpRun(tmp_path, text(server, checksum=f"sha256:{SHA}"), options=["--name", "again"]) as run:
             assert run.wait() == 0, run.output
         assert server.sent == SIZE + 1
-    [one] = status(run)["inputs"]
-    assert (one["phase"], one["bytes"], one["etag"]) == ("Fetched", SIZE, '"v1"')
+    [item] = status(run)["inputs"]
+    assert (item["phase"], item["bytes"], item["etag"]) == ("Fetched", SIZE, '"v1"')
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def test_invalid_input_ends_run_before_any_pod(
         DdpRun(tmp_path, text(server, **changes)) as run,
     ):
         assert run.wait() == 1, run.output
-    found = status(run)
-    assert (found["phase"], found["reason"], found.get("attempt", 0)) == ("Failed", reason, 0)
+    result = status(run)
+    assert (result["phase"], result["reason"], result.get("attempt", 0)) == ("Failed", reason, 0)
     assert words in run.output
     assert not list((run.folder / "ddp-runs").glob("toy-*/logs/attempt-1*"))
 

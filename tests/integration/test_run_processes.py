@@ -115,7 +115,9 @@ def test_missing_script_fails_at_once_and_is_named(tmp_path: Path) -> None:
 
 
 def conditions(run: DdpRun) -> dict[str, tuple[str, str]]:
-    return {one["type"]: (one["status"], one["reason"]) for one in run.read_status()["conditions"]}
+    return {
+        condition["type"]: (condition["status"], condition["reason"]) for condition in run.read_status()["conditions"]
+    }
 
 
 def test_run_without_output_reader_trains_and_returns_exit_code(tmp_path: Path) -> None:
@@ -214,14 +216,14 @@ def test_drill_of_file_runs_it_kills_rank_and_reports_loss(tmp_path: Path) -> No
         cwd=tmp_path, text=True, capture_output=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert said["killed"].startswith("rank 1 (process ")
-    assert said["level"] == "process"
-    assert said["recoverySeconds"] > 0
+    message = json.loads(done.stdout)
+    assert message["killed"].startswith("rank 1 (process ")
+    assert message["level"] == "process"
+    assert message["recoverySeconds"] > 0
     # Every step is saved: none is lost but one that was made and not seen on the page.
-    assert said["stepsLost"] == 0
-    assert said["resumedFrom"] >= said["stepBefore"] >= 3
-    assert said["fromBeginning"] is False
+    assert message["stepsLost"] == 0
+    assert message["resumedFrom"] >= message["stepBefore"] >= 3
+    assert message["fromBeginning"] is False
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job.yaml", "train.py"]
 
 

@@ -55,12 +55,12 @@ def test_restarted_job_is_one_run_in_each_tracker(tmp_path: Path, monkeypatch: p
     identity = status["tracking"]["runId"]
     folder = tmp_path / "ddp-runs" / "claims" / "weights" / "tb" / identity
     events = accumulator.EventAccumulator(str(folder)).Reload()
-    assert [one.step for one in events.Scalars("loss")] == list(range(1, 9))
+    assert [Scalar.step for Scalar in events.Scalars("loss")] == list(range(1, 9))
     client = mlflow.MlflowClient(store)
     (kept,) = client.search_runs(["0"])
     history = client.get_metric_history(kept.info.run_id, "loss")
     assert kept.data.tags["ddp.run"] == identity
-    assert [one.step for one in history] == [1, 2, 3, 4, 5, 4, 5, 6, 7, 8]
+    assert [item.step for item in history] == [1, 2, 3, 4, 5, 4, 5, 6, 7, 8]
     offline = sorted((tmp_path / "wandb").glob("offline-run-*"))
     assert len(offline) == 2
-    assert all(one.name.endswith(f"-{identity}") for one in offline)
+    assert all(item.name.endswith(f"-{identity}") for item in offline)

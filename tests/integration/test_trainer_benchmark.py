@@ -19,10 +19,10 @@ def test_quick_run_on_two_ranks_measures_all_contenders_and_link(
     sizes = ["--ranks", "2", "--rounds", "1", "--seconds", "0.01"]
     flags = ["--quick", "--device", "cpu", "--systems", "fashion-mnist-wideresnet", *sizes]
     assert main([*flags, "--output-dir", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
-    assert "data: fashion-mnist is noise in the true format" in said
+    message = capsys.readouterr().out
+    assert "data: fashion-mnist is noise in the true format" in message
     (case,) = json.loads((tmp_path / "benchmark.json").read_text())["cases"]
-    assert case["notAvailable"] is None, said
+    assert case["notAvailable"] is None, message
     assert [row["who"] for row in case["rows"]] == ["documents", "ours:preset", "bare:preset", "mute:preset"]
     for row in case["rows"]:
         assert row["images_per_second"] > 0
@@ -33,4 +33,4 @@ def test_quick_run_on_two_ranks_measures_all_contenders_and_link(
     assert ours["compute"] > 0
     assert ours["communication"] >= 0
     assert case["link"]["bandwidth"] > 0
-    assert "ring all-reduce" in said
+    assert "ring all-reduce" in message

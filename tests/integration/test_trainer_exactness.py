@@ -35,8 +35,8 @@ def test_two_ranks_equal_one_process_on_global_batch(tmp_path: Path) -> None:
         tmp_path / "acc", [*common, "--batch-size", "8", "--accumulate", "2", "--output-dir", str(tmp_path / "acc")], 2
     )
     alone = weights(tmp_path / "1")
-    for other in ("2", "acc"):
-        for name, value in weights(tmp_path / other).items():
+    for second in ("2", "acc"):
+        for name, value in weights(tmp_path / second).items():
             torch.testing.assert_close(value, alone[name], atol=2e-5, rtol=1e-4)
 
 
@@ -62,9 +62,9 @@ def test_validation_of_two_ranks_is_that_of_saved_model_on_all_samples(uninterru
         outputs = model(images)
     loss = float(torch.nn.functional.cross_entropy(outputs, datasets.validation.labels))
     accuracy = float((outputs.argmax(1) == datasets.validation.labels).float().mean())
-    said = re.findall(r"validation: loss (\S+) accuracy (\S+)", (uninterrupted / "rank-0.txt").read_text())[-1]
-    assert float(said[0]) == pytest.approx(loss, abs=2e-4)
-    assert float(said[1]) == pytest.approx(accuracy, abs=1e-4)
+    message = re.findall(r"validation: loss (\S+) accuracy (\S+)", (uninterrupted / "rank-0.txt").read_text())[-1]
+    assert float(message[0]) == pytest.approx(loss, abs=2e-4)
+    assert float(message[1]) == pytest.approx(accuracy, abs=1e-4)
 
 
 def test_killed_run_resumes_to_bitwise_same_state(tmp_path: Path, uninterrupted: Path) -> None:

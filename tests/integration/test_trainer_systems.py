@@ -81,7 +81,7 @@ def test_run_ends_on_all_ranks_when_its_target_is_reached(tmp_path: Path) -> Non
     arguments = ["--preset", "digits-resnet", "--model-width", "8", "--epochs", "20", "--target-accuracy", "0.5"]
     arguments += ["--checkpoint-dir", str(tmp_path / "ckpt"), "--patience", "2"]
     output = train(tmp_path, arguments, 2).output(0)
-    accuracies = [float(one) for one in re.findall(r"validation: loss \S+ accuracy (\S+)", output)]
+    accuracies = [float(item) for item in re.findall(r"validation: loss \S+ accuracy (\S+)", output)]
     assert accuracies[-2] >= 0.5
     assert accuracies[-1] >= 0.5
     assert len(accuracies) < 20
@@ -113,13 +113,13 @@ def test_run_with_all_features_resumes_bitwise(tmp_path: Path) -> None:
     first = torch.load(max(parts.glob("step-*.pt")), weights_only=True)
     assert (first["position"]["step"], first["position"]["epoch"]) == (8, 1)
     train(parts, [*EVERYTHING, "--checkpoint-dir", str(parts)], 2)
-    one, other = (torch.load(max(folder.glob("step-*.pt")), weights_only=True)["engine"] for folder in (parts, whole))
-    assert same(one, other)
+    item, second = (torch.load(max(folder.glob("step-*.pt")), weights_only=True)["engine"] for folder in (parts, whole))
+    assert same(item, second)
     assert same(weights(parts), weights(whole))
     # What is saved for use is the average, not the weights of the last step.
-    assert not same(weights(parts), one["model"])
+    assert not same(weights(parts), item["model"])
     average = {f"module.{name}": tensor for name, tensor in weights(parts).items()}
-    assert same(average, {name: tensor for name, tensor in one["ema"].items() if name != "n_averaged"})
+    assert same(average, {name: tensor for name, tensor in item["ema"].items() if name != "n_averaged"})
 
 
 def test_readers_outlive_signal_to_whole_process_group_until_rank_has_saved(tmp_path: Path) -> None:

@@ -24,13 +24,13 @@ def test_every_rank_serves_metrics_while_training(tmp_path: Path) -> None:
             port = int((tmp_path / "metrics" / f"{rank}.port").read_text())
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as response:
                 page = response.read().decode()
-            found = dict(re.findall(rf'^(\w+){{rank="{rank}"}} (\S+)$', page, re.MULTILINE))
-            assert float(found["ddp_samples_total"]) > 0
-            assert 0 < float(found["ddp_progress_ratio"]) < 1
-            assert float(found["ddp_loss"]) > 0
-            assert 0 < float(found["ddp_validation_accuracy_ratio"]) <= 1
-            assert float(found["ddp_compute_seconds_total"]) > 0
-            assert found["ddp_world_size"] == "2.0"
+            result = dict(re.findall(rf'^(\w+){{rank="{rank}"}} (\S+)$', page, re.MULTILINE))
+            assert float(result["ddp_samples_total"]) > 0
+            assert 0 < float(result["ddp_progress_ratio"]) < 1
+            assert float(result["ddp_loss"]) > 0
+            assert 0 < float(result["ddp_validation_accuracy_ratio"]) <= 1
+            assert float(result["ddp_compute_seconds_total"]) > 0
+            assert result["ddp_world_size"] == "2.0"
 
 
 def test_cifar10_is_read_from_its_real_format_and_trains(tmp_path: Path) -> None:

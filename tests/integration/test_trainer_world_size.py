@@ -39,9 +39,9 @@ def test_other_number_of_ranks_resumes_without_repeated_or_skipped_sample(
     rest = run(tmp_path, after, samples)
     assert [len(batches) for batches in first] == [steps] * before
     # What is left of the first epoch, and then the whole second, dealt out evenly.
-    left = samples - steps * before * 4
-    assert [sum(map(len, batches)) for batches in rest] == [(left + samples) // after] * after
-    steps_left = -(-left // after // 4)
+    remaining = samples - steps * before * 4
+    assert [sum(map(len, batches)) for batches in rest] == [(remaining + samples) // after] * after
+    steps_left = -(-remaining // after // 4)
     of_the_first = [batches[:steps_left] for batches in rest]
     of_the_second = [batches[steps_left:] for batches in rest]
     assert sorted(flat(first) + flat(of_the_first)) == list(range(samples))

@@ -59,12 +59,12 @@ def main() -> int:
         importlib.import_module(name)
     killed = 0
     failed = []
-    for package, some in groupby(tries, lambda one: one.module.split("/")[0]):
+    for package, some in groupby(tries, lambda item: item.module.split("/")[0]):
         tests, noticed = run_mutations(list(some), options.tests or find_tests(package), options.jobs)
         failed += tests.failed
-        for module, group in groupby(sorted(noticed, key=tries.index), lambda one: one.module):
+        for module, group in groupby(sorted(noticed, key=tries.index), lambda entry: entry.module):
             tried = list(group)
-            count = sum(noticed[one] for one in tried)
+            count = sum(noticed[element] for element in tried)
             killed += count
             print(f"{count:>4}/{len(tried):<4} {module}", flush=True)
     for test in failed:

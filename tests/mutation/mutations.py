@@ -57,8 +57,8 @@ def _below(node: ast.AST, statement: range) -> Iterator[Mutation]:
             if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
                 statement = _head(child)
             if isinstance(child, ast.stmt):
-                yield from (replace(one, statement=statement) for one in _dropped(value, index, child))
-            yield from (replace(one, statement=statement) for one in _of(child))
+                yield from (replace(item, statement=statement) for item in _dropped(value, index, child))
+            yield from (replace(item, statement=statement) for item in _of(child))
             yield from _below(child, statement)
 
 

@@ -70,15 +70,15 @@ def choose(module: str, running: Mapping[str, float]) -> list[str]:
     folder = PurePosixPath(module).parent.name
     name = PurePosixPath(module).stem
     chosen = []
-    left = SECONDS
+    remaining = SECONDS
 
     def distance(test: str) -> tuple[bool, bool, float]:
         path = PurePosixPath(test.split("::")[0])
         return path.stem != f"test_{name}", path.parent.name != folder, running[test]
 
     for test in sorted(running, key=distance):
-        left -= running[test]
-        if chosen and left < 0:
+        remaining -= running[test]
+        if chosen and remaining < 0:
             break
         chosen.append(test)
     return chosen

@@ -135,7 +135,7 @@ class Warm:
         if not session.testsfailed:
             # Wherever they have been imported to.
             gc.unfreeze()  # or none of what was imported would be found
-            functions = [one for one in gc.get_objects() if type(one) is FunctionType]
+            functions = [item for item in gc.get_objects() if type(item) is FunctionType]
             session.config.pluginmanager.unregister(name="terminalreporter")  # it keeps a terminal of its own
             gc.freeze()  # a test file's tests end with a collection
             list(fork([Child(lambda: self._watch(session.items), 3600)], 1))
@@ -181,7 +181,9 @@ class Chosen:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Drop what was not chosen."""
-        items[:] = sorted((one for one in items if one.nodeid in self.order), key=lambda one: self.order[one.nodeid])
+        items[:] = sorted(
+            (item for item in items if item.nodeid in self.order), key=lambda item: self.order[item.nodeid]
+        )
 
 
 def run_mutations(tries: Sequence[Try], paths: Sequence[str], jobs: int) -> tuple[Tests, dict[Try, bool]]:

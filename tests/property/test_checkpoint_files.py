@@ -35,11 +35,11 @@ def checkpointer(folder: Path) -> Checkpointer:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three checkpoints, whose files are damaged in copies."""
     path = tmp_path_factory.mktemp("checkpoints")
-    one = checkpointer(path)
-    one.prepare()
+    store = checkpointer(path)
+    store.prepare()
     for step in STEPS:
-        one.save({"weights": torch.full((64,), float(step))}, step, 0.5 + step / 10, {"preset": "digits"})
-        one.wait()
+        store.save({"weights": torch.full((64,), float(step))}, step, 0.5 + step / 10, {"preset": "digits"})
+        store.wait()
     return path
 
 
@@ -83,9 +83,9 @@ def damage(path: Path, kind: str, detail: Any) -> None:
         with contextlib.suppress(ValueError, RecursionError):
             manifest = json.loads(data)
             number, new, how = detail
-            found = places(manifest) if isinstance(manifest, dict) else []
-            if found:
-                data = bytearray(json.dumps(mutate(manifest, found[number % len(found)], new, how)).encode())
+            result = places(manifest) if isinstance(manifest, dict) else []
+            if result:
+                data = bytearray(json.dumps(mutate(manifest, result[number % len(result)], new, how)).encode())
     elif kind == "remove":
         path.unlink()
         return
@@ -101,8 +101,8 @@ def test_resumed_checkpoint_is_complete(folder: Path, found: list[tuple[str, int
     try:
         for file, step, kind, detail in found:
             damage(copy / f"step-{step:09d}.{file}", kind, detail)
-        said = io.StringIO()
-        with contextlib.redirect_stderr(said):
+        message = io.StringIO()
+        with contextlib.redirect_stderr(message):
             data = checkpointer(copy).read_newest()
         untouched = max(set(STEPS) - {step for _, step, _, _ in found}, default=0)
         assert data is None or data in whole.values()
@@ -113,14 +113,14 @@ def test_resumed_checkpoint_is_complete(folder: Path, found: list[tuple[str, int
             assert step >= untouched
             for newer in range(step + 1, STEPS[-1] + 1):
                 gone = not (copy / f"step-{newer:09d}.json").exists()
-                assert gone or f"step-{newer:09d}" in said.getvalue(), "skipped without a word"
+                assert gone or f"step-{newer:09d}" in message.getvalue(), "skipped without a word"
         # What remains of them does not keep the next one from being saved, and nothing beside the folder is touched.
-        with contextlib.redirect_stderr(said):
-            one = checkpointer(copy)
-            one.save({"weights": torch.zeros(1)}, 4, None, {})
-            one.wait()
-            assert load_newest(one, WORLD) is not None
-        assert "not saved" not in said.getvalue()
+        with contextlib.redirect_stderr(message):
+            store = checkpointer(copy)
+            store.save({"weights": torch.zeros(1)}, 4, None, {})
+            store.wait()
+            assert load_newest(store, WORLD) is not None
+        assert "not saved" not in message.getvalue()
     finally:
         shutil.rmtree(copy)
     tally("checkpoint damaged")

@@ -60,11 +60,11 @@ class PassInput:
             shuffle.shuffle(jobs)
             shuffle.shuffle(pods)
         seen = observe(typed, jobs, pods, self.page, page_requested=self.asked, nodes=self.nodes)
-        told = page(answered=self.answered)
+        report = page(answered=self.answered)
         return dataclasses.replace(
             seen,
             failures_in_place=parse_restart_failures(
-                (pod, parse_page(told)) for pod in seen.pods_of(typed.status.attempt)
+                (pod, parse_page(report)) for pod in seen.pods_of(typed.status.attempt)
             ),
         )
 

@@ -127,5 +127,5 @@ def test_hostile_neighbour_has_no_effect(text: Long, message: Long, code: int) -
 
 
 def test_hostile_neighbour_without_limits_has_effect() -> None:
-    found: Any = asyncio.run(beside_each_other(TRAINING, "", 1))
-    assert found.status("bad").attempt == 2
+    result: Any = asyncio.run(beside_each_other(TRAINING, "", 1))
+    assert result.status("bad").attempt == 2

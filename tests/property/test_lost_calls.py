@@ -68,12 +68,12 @@ def undisturbed(scenario: Scenario) -> tuple[Any, list[str]]:
 
 def check(scenario: Scenario, wanted: Any, sim: OperatorSimulation, what: str, *, besides: Sequence[Any] = ()) -> None:
     """Compare how a scenario has ended. ``besides``: writes that were late; of them some may stand for others."""
-    found = end_of(sim)
-    more = list((Counter(found["made"]) - Counter(wanted["made"])).elements())
+    result = end_of(sim)
+    more = list((Counter(result["made"]) - Counter(wanted["made"])).elements())
     if besides and not Counter(more) - Counter(besides):
-        found["made"] = sorted((Counter(found["made"]) - Counter(more)).elements())
+        result["made"] = sorted((Counter(result["made"]) - Counter(more)).elements())
     for part, value in wanted.items():
-        assert found[part] == value, f"{scenario.__name__}: {part} differs after {what}"
+        assert result[part] == value, f"{scenario.__name__}: {part} differs after {what}"
     assert sim.kueue is None or not sim.kueue.bypassed(), f"{scenario.__name__}: let run past Kueue after {what}"
     twice = [reason for reason in set(sim.events) - {"lost"} if sim.events.count(reason) > 4]
     assert not twice, f"{scenario.__name__}: Events again and again after {what}: {twice}"
@@ -81,36 +81,36 @@ def check(scenario: Scenario, wanted: Any, sim: OperatorSimulation, what: str, *
 
 @each_scenario
 def test_operator_killed_between_any_calls_loses_nothing(scenario: Scenario) -> None:
-    wanted, calls = undisturbed(scenario)
+    expected, calls = undisturbed(scenario)
     for number in range(1, len(calls) + 1, 1 if THOROUGH or scenario in WHOLE else 14):
         sim = play(scenario, kill_after=number)
         assert sim.lives >= 3
-        check(scenario, wanted, sim, f"the end of the process behind call {number}, {calls[number - 1]}")
+        check(scenario, expected, sim, f"the end of the process behind call {number}, {calls[number - 1]}")
         tally("operator killed at a call")
 
 
 @each_scenario
 def test_any_failed_call_is_recovered(scenario: Scenario) -> None:
-    wanted, calls = undisturbed(scenario)
+    expected, calls = undisturbed(scenario)
     # Pods' pages are no calls of the API server.
     count = len([call for call in calls if call != "scrape"])
     tries = [(fault, number) for number in range(1, count + 1) for fault in FAULTS]
     for fault, number in tries[SCENARIOS.index(scenario) :: 1 if THOROUGH else 211]:
         sim = play(scenario, fault=fault, nth=number)
-        check(scenario, wanted, sim, f"call {number} was answered with: {fault}")
+        check(scenario, expected, sim, f"call {number} was answered with: {fault}")
         tally("API call broken")
 
 
 @each_scenario
 @pytest.mark.parametrize("fence", ["closed", "late", "open"])
 def test_deposed_operator_changes_nothing_when_it_resumes(scenario: Scenario, fence: Fence) -> None:
-    wanted, calls = undisturbed(scenario)
+    expected, calls = undisturbed(scenario)
     tries = [(number, after) for number in range(1, len(calls) + 1) for after in WAKES]
     for number, after in tries[SCENARIOS.index(scenario) :: 1 if THOROUGH else 211]:
         sim = play(scenario, stop_at=number, fence=fence, wake_after=after, stale_passes=2)
         what = f"standing still at call {number}, {calls[number - 1]}, and going on after {after} more"
         assert sim.lives >= 3
-        check(scenario, wanted, sim, what, besides=list(sim.late_writes.values()))
+        check(scenario, expected, sim, what, besides=list(sim.late_writes.values()))
         writes = [call for call in sim.late if not call.startswith(("get", "list"))]
         assert fence == "open" or len(writes) <= (fence == "late"), f"{scenario.__name__}: {writes} after {what}"
         tally("operator deposed at a call")
@@ -119,8 +119,8 @@ def test_deposed_operator_changes_nothing_when_it_resumes(scenario: Scenario, fe
 @each_scenario
 @pytest.mark.parametrize("watches", [{"frozen": True}, {"echo": 7}], ids=["silent", "repeating"])
 def test_silent_or_repeated_watches_change_nothing(scenario: Scenario, watches: dict[str, Any]) -> None:
-    wanted, _ = undisturbed(scenario)
-    check(scenario, wanted, play(scenario, **watches), f"watches that were {watches}")
+    expected, _ = undisturbed(scenario)
+    check(scenario, expected, play(scenario, **watches), f"watches that were {watches}")
     tally("watches broken")
 
 

@@ -140,10 +140,10 @@ def test_schema_refuses_exactly_what_crd_refuses(raw: Any) -> None:
 @given(mutated(FULL | {"spec": FULL["spec"] | {"template": RICH}}))
 def test_any_manifest_is_rendered_or_refused_with_message(raw: Any) -> None:
     try:
-        said = yaml.safe_dump_all(check_manifest(yaml.safe_dump(raw, allow_unicode=True)).children)
+        message = yaml.safe_dump_all(check_manifest(yaml.safe_dump(raw, allow_unicode=True)).children)
     except InvalidManifest as error:
-        said = str(error)
-    assert 0 < len(said) < 500_000  # with the launcher, whose ConfigMap may have 1 MiB
+        message = str(error)
+    assert 0 < len(message) < 500_000  # with the launcher, whose ConfigMap may have 1 MiB
     tally("manifest rendered")
 
 

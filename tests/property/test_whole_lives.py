@@ -163,9 +163,9 @@ class SameNameMachine(RuleBasedStateMachine):
 
     @rule(pick=picks, kind=st.sampled_from(["Job", "Pod", "Service"]))
     def delete_a_child(self, pick: int, kind: str) -> None:
-        found = self.sim.list(kind)
-        if found:
-            self.sim.delete(kind, found[pick % len(found)]["metadata"]["name"])
+        results = self.sim.list(kind)
+        if results:
+            self.sim.delete(kind, results[pick % len(results)]["metadata"]["name"])
 
     # The cluster
 
@@ -383,9 +383,9 @@ def check_status(change: Change) -> None:
     limit = change.after["spec"]["recovery"]["maxRestarts"]
     assert 0 <= after.restarts.used <= limit, "more restarts than the budget allows"
     assert after.restarts.used <= after.restarts.counted
-    told = after.restarts
-    assert told.total == max(0, after.attempt - 1)
-    assert told.total <= told.counted + told.free <= told.total + told.in_place
+    report = after.restarts
+    assert report.total == max(0, after.attempt - 1)
+    assert report.total <= report.counted + report.free <= report.total + report.in_place
 
 
 def ended(status: Status) -> bool:

@@ -40,7 +40,7 @@ def _rendered(values: str, name: str, namespace: str) -> dict[str, str]:
 def render(values: dict[str, Any] | None = None, **release: str) -> list[Object]:
     """Return every object."""
     texts = render_texts(values, **release)
-    return [found for path, text in texts.items() if not path.endswith(".txt") for found in read_objects(text)]
+    return [result for path, text in texts.items() if not path.endswith(".txt") for result in read_objects(text)]
 
 
 def read_objects(text: str) -> list[Object]:
@@ -60,7 +60,7 @@ def read_values(path: Path) -> dict[str, Any]:
 
 def of_kind(objects: list[Object], kind: str) -> list[Object]:
     """Return the objects of one kind."""
-    return [found for found in objects if found["kind"] == kind]
+    return [result for result in objects if result["kind"] == kind]
 
 
 def is_test(found: Object) -> bool:
@@ -70,5 +70,5 @@ def is_test(found: Object) -> bool:
 
 def the(objects: list[Object], kind: str) -> Object:
     """Return the only object of this kind that belongs to the installation."""
-    (found,) = (found for found in of_kind(objects, kind) if not is_test(found))
-    return found
+    (results,) = (result for result in of_kind(objects, kind) if not is_test(result))
+    return results

@@ -113,26 +113,26 @@ def resolve_env(entry: Object, around: PodContext) -> str:
 
 
 def _find_data(objects: Iterable[Object], kind: str, name: str) -> Mapping[str, str]:
-    (found,) = (obj for obj in objects if (obj["kind"], obj["metadata"]["name"]) == (kind, name))
-    return {**found.get("data", {}), **found.get("stringData", {})}
+    (result,) = (obj for obj in objects if (obj["kind"], obj["metadata"]["name"]) == (kind, name))
+    return {**result.get("data", {}), **result.get("stringData", {})}
 
 
 def _read_volumes(pod: Object, container: Object, around: PodContext) -> list[Volume]:
     sources = {volume["name"]: volume for volume in pod.get("volumes", ())}
-    found = []
+    results = []
     for mount in container.get("volumeMounts", ()):
         _only(mount, "name", "mountPath", "readOnly")
         source = sources[mount["name"]]
         _only(source, "name", "emptyDir", "configMap")
         if "configMap" in source:
             files = _find_data(around.objects, "ConfigMap", source["configMap"]["name"])
-            found.append(Volume(path=mount["mountPath"], files=files, read_only=True))
+            results.append(Volume(path=mount["mountPath"], files=files, read_only=True))
         else:
             size = _parse_size(source["emptyDir"].get("sizeLimit"))
-            found.append(Volume(path=mount["mountPath"], size=size, read_only=mount.get("readOnly", False)))
+            results.append(Volume(path=mount["mountPath"], size=size, read_only=mount.get("readOnly", False)))
     if pod.get("automountServiceAccountToken", True):
-        found.append(Volume(path=ACCOUNT, files=around.account, read_only=True))
-    return found
+        results.append(Volume(path=ACCOUNT, files=around.account, read_only=True))
+    return results
 
 
 def _parse_size(text: str | None) -> int | None:

@@ -113,9 +113,9 @@ def build_root(root: Path, request: dict[str, Any]) -> None:
 
 def place(root: Path, path: str) -> Path:
     """Return where a path of the container is on this machine, with its parent folder."""
-    found = root / path.lstrip("/")
-    found.parent.mkdir(parents=True, exist_ok=True)
-    return found
+    result = root / path.lstrip("/")
+    result.parent.mkdir(parents=True, exist_ok=True)
+    return result
 
 
 def write_file(path: Path, text: str) -> None:

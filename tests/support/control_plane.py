@@ -29,8 +29,8 @@ NODES = ("node-0", "node-1")
 def find_binary(name: str) -> str | None:
     """Return the path of a Kubernetes binary, or None."""
     folder = os.environ.get("KUBEBUILDER_ASSETS", "")
-    found = shutil.which(name, path=folder) if folder else None
-    return found or (shutil.which(name) if name == "etcd" else None)
+    result = shutil.which(name, path=folder) if folder else None
+    return result or (shutil.which(name) if name == "etcd" else None)
 
 
 def free_ports(count: int) -> list[int]:

@@ -81,8 +81,8 @@ class DdpRun:
     @property
     def run_folder(self) -> Path:
         """Its run folder."""
-        (found,) = (path for path in (self.folder / "ddp-runs").iterdir() if path.name != "claims")
-        return found
+        (result,) = (path for path in (self.folder / "ddp-runs").iterdir() if path.name != "claims")
+        return result
 
     def read_status(self) -> dict[str, Any]:
         """Return the status in status.yaml."""
@@ -99,8 +99,8 @@ class DdpRun:
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             ended = self.process.poll() is not None  # looked at first: it may happen, and the run end, meanwhile
-            if found := probe():
-                return found
+            if result := probe():
+                return result
             assert not ended, f"ended before {what}:\n{self.output}"
             time.sleep(0.05)
         raise AssertionError(f"never happened: {what}\n{self.output}")
@@ -114,11 +114,11 @@ class DdpRun:
 
     def marks(self) -> set[str]:
         """Return the UIDs by which the processes of its pods are known."""
-        found = set()
+        results = set()
         for pid in children_of(self.process.pid):
             if mark := read_environment(pid).get(ENV_LOCAL_POD):
-                found.add(mark)
-        return found
+                results.add(mark)
+        return results
 
 
 def children_of(pid: int) -> list[int]:

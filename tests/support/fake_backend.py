@@ -49,8 +49,8 @@ class FakeBackend:
         return self.gpus
 
     def change(self, name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-        _, found = self.find(name)
-        self.resource = found | {"spec": {**found["spec"], **spec}}
+        _, result = self.find(name)
+        self.resource = result | {"spec": {**result["spec"], **spec}}
         return self.resource
 
     def delete(self, name: str) -> None:

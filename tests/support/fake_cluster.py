@@ -205,8 +205,8 @@ class ReconcilerHarness:
 
     def state(self, kind: str) -> tuple[str, str]:
         """Return a condition's status and reason."""
-        found = self.condition(kind)
-        return found.status, found.reason
+        condition = self.condition(kind)
+        return condition.status, condition.reason
 
     def children(self) -> dict[str, list[str]]:
         """Return the names of what the operator has made, by kind."""
@@ -220,9 +220,9 @@ class ReconcilerHarness:
     def pods(self, attempt: int | None = None, *, living: bool = True) -> list[Json]:
         """Return the pods of an attempt (the current one) by index."""
         labels = {constants.LABEL_ATTEMPT: str(attempt or self.status.attempt)}
-        found = self.cluster.store.list("Pod", labels=labels)
-        wanted = [p for p in found if not living or p["status"]["phase"] in ("Pending", "Running")]
-        return sorted(wanted, key=lambda pod: completion_index(pod) or 0)
+        results = self.cluster.store.list("Pod", labels=labels)
+        expected = [p for p in results if not living or p["status"]["phase"] in ("Pending", "Running")]
+        return sorted(expected, key=lambda pod: completion_index(pod) or 0)
 
     @property
     def events(self) -> list[str]:

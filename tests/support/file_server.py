@@ -36,8 +36,8 @@ class FileServer:
     @property
     def starts(self) -> list[int]:
         """Where in the file the bodies began, but for the first byte that is asked for to see its size."""
-        found = [range_ for _, range_ in self.requests if range_ != "bytes=0-0"]
-        return [int(re.findall(r"\d+", range_)[0]) if range_ else 0 for range_ in found]
+        results = [range_ for _, range_ in self.requests if range_ != "bytes=0-0"]
+        return [int(re.findall(r"\d+", range_)[0]) if range_ else 0 for range_ in results]
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         """Answer one request."""

@@ -29,7 +29,7 @@ class Launches(TorchDispatchMode):
         out = None if name.startswith("_fused_sgd") else func(*args, **(kwargs or {}))
         if name.startswith("_foreach"):
             lists = [arg for arg in args if isinstance(arg, list | tuple)]
-            forms = [[(one.shape, one.stride()) for one in each] for each in lists if isinstance(each[0], Tensor)]
+            forms = [[(item.shape, item.stride()) for item in each] for each in lists if isinstance(each[0], Tensor)]
             self.count += len(lists[0]) if any(form != forms[0] for form in forms) else 1
         else:
             self.count += not (func.is_view or name in _VIEWS or name in _NOTHING)

@@ -28,8 +28,8 @@ def start_notebook(
     folder: Path, seconds: float, environment: Mapping[str, str] | None = None, **parameters: str
 ) -> subprocess.Popen[str]:
     """Execute every cell in this folder; none may take longer than ``seconds``."""
-    given = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
-    words = [sys.executable, "-c", _EXECUTE, str(ROOT / "docs/notebook.ipynb"), str(seconds), given]
+    source = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
+    words = [sys.executable, "-c", _EXECUTE, str(ROOT / "docs/notebook.ipynb"), str(seconds), source]
     return subprocess.Popen(
         words, cwd=folder, env={**os.environ, **(environment or {})}, stderr=subprocess.PIPE, text=True
     )
@@ -37,8 +37,8 @@ def start_notebook(
 
 def check_notebook(process: subprocess.Popen[str], folder: Path) -> None:
     """Wait for its end, and see in the cells that it trained, was killed, went on and showed its figures."""
-    _, said = process.communicate()
-    assert process.returncode == 0, said
+    _, message = process.communicate()
+    assert process.returncode == 0, message
     cells = json.loads((folder / "executed.ipynb").read_text())["cells"]
     shown = {cell["id"]: json.dumps(cell.get("outputs", [])) for cell in cells}
     assert "phase='Succeeded'" in shown["cell-9"]

@@ -47,7 +47,7 @@ def build_ruleset(
     chains = {"deny": ["meta l4proto tcp reject with tcp reset", "reject"]}
     sides = {"Egress": ("egress", "to", "saddr", "daddr"), "Ingress": ("ingress", "from", "daddr", "saddr")}
     known = list(policies)
-    for kind, (rules, peers, own, other) in sides.items():
+    for kind, (rules, peers, own, second) in sides.items():
         for number, pod in enumerate(pods):
             holding = [p for p in known if kind in p["spec"]["policyTypes"] and _holds(p, pod)]
             if not holding:
@@ -58,7 +58,7 @@ def build_ruleset(
                 f"{source} {port} return".strip()
                 for policy in holding
                 for rule in policy["spec"].get(rules) or ()
-                for source in _addresses(rule.get(peers), policy["metadata"]["namespace"], pods, namespaces, other)
+                for source in _addresses(rule.get(peers), policy["metadata"]["namespace"], pods, namespaces, second)
                 for port in _ports(rule.get("ports"), pod if kind == "Ingress" else None)
             ] + ["jump deny"]
     chains["forward"] = main  # the last one: nft wants a chain to exist that is jumped to
@@ -92,11 +92,11 @@ def _addresses(
     """Return one match a peer; no peers at all match everything."""
     if not peers:
         return [""]
-    found = []
+    results = []
     for peer in peers:
         if "ipBlock" in peer:
             _only(peer["ipBlock"], "cidr")
-            found.append(f"ip {side} {peer['ipBlock']['cidr']}")
+            results.append(f"ip {side} {peer['ipBlock']['cidr']}")
             continue
         _only(peer, "namespaceSelector", "podSelector")
         chosen = [
@@ -111,8 +111,8 @@ def _addresses(
             and _matches(peer.get("podSelector", {}), pod.labels)
         ]
         if chosen:
-            found.append(f"ip {side} {{ {', '.join(chosen)} }}")
-    return found
+            results.append(f"ip {side} {{ {', '.join(chosen)} }}")
+    return results
 
 
 def _ports(ports: Sequence[Mapping[str, Any]] | None, owner: NetworkPod | None) -> list[str]:
@@ -193,8 +193,8 @@ def be_a_pod(talk: socket.socket, address: str, ports: Mapping[str, Sequence[int
             threading.Thread(target=echo, args=(server,), daemon=True).start()
         print("ready", file=lines, flush=True)
         for line in lines:
-            other, protocol, port_text = line.split()
-            print("through" if reaches(other, protocol, int(port_text)) else "refused", file=lines, flush=True)
+            second, protocol, port_text = line.split()
+            print("through" if reaches(second, protocol, int(port_text)) else "refused", file=lines, flush=True)
     except Exception as error:
         print(f"pod {address}: {error}", file=sys.stderr, flush=True)
     os._exit(0)

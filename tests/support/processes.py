@@ -40,19 +40,19 @@ class ProcessGuard:
         else:
             os.environ[MARK] = self._outer
         deadline = time.monotonic() + self.grace
-        while (left := self._left()) and time.monotonic() < deadline:
+        while (remaining := self._left()) and time.monotonic() < deadline:
             time.sleep(0.05)
-        for process in left:
+        for process in remaining:
             try:
                 self.leaked.append(f"  {process.pid} (parent {process.ppid()}): {' '.join(process.cmdline())}")
                 process.kill()
             except psutil.NoSuchProcess:
                 continue
-        psutil.wait_procs(left, timeout=self.grace)
+        psutil.wait_procs(remaining, timeout=self.grace)
 
     def _left(self) -> list[psutil.Process]:
         descendants = {process.pid for process in psutil.Process().children(recursive=True)} - self._before
-        left = []
+        remaining = []
         for process in psutil.process_iter():
             try:
                 mine = process.pid in descendants or process.environ().get(MARK) == self._value
@@ -62,5 +62,5 @@ class ProcessGuard:
                     continue
             except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
                 continue
-            left.append(process)
-        return left
+            remaining.append(process)
+        return remaining

@@ -22,9 +22,9 @@ def run_script(
         (programs / name).write_text(tool)
         (programs / name).chmod(0o755)
     for name in basics:
-        found = shutil.which(name)
-        assert found, name
-        (programs / name).symlink_to(found)
+        program = shutil.which(name)
+        assert program, name
+        (programs / name).symlink_to(program)
     calls = folder / "calls"
     calls.touch()
     environment = {"PATH": str(programs), "CALLS": str(calls), "TMPDIR": str(folder), **env}

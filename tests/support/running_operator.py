@@ -37,8 +37,8 @@ class RunningOperator(Stoppable):
     @property
     def operator(self) -> Operator:
         """What the handlers hold."""
-        found: Operator = self._memo.operator
-        return found
+        result: Operator = self._memo.operator
+        return result
 
     @property
     def url(self) -> str:

@@ -224,7 +224,7 @@ def end_of(sim: OperatorSimulation) -> Any:
         for job in sim.list("Job")
     ]
     pods = [(pod["metadata"]["name"][:-5], pod["status"]["phase"]) for pod in sim.list("Pod")]
-    others = [thing["metadata"]["name"] for kind in ("Service", "ConfigMap") for thing in sim.list(kind)]
+    peers = [thing["metadata"]["name"] for kind in ("Service", "ConfigMap") for thing in sim.list(kind)]
     made = sorted(write for write in sim.storage.writes if write[0] == "create" and write[1] in CHILDREN)
     status = None
     if sim.get(constants.KIND, "train") is not None:
@@ -237,7 +237,7 @@ def end_of(sim: OperatorSimulation) -> Any:
             status.pop(told_in_seconds, None)
         for seen_on_the_way in ("replaced", "all"):  # a pod that is away at one look and back at the next
             status.get("restarts", {}).pop(seen_on_the_way, None)
-    return {"status": status, "jobs": jobs, "pods": sorted(pods), "others": others, "made": made}
+    return {"status": status, "jobs": jobs, "pods": sorted(pods), "others": peers, "made": made}
 
 
 CHILDREN = ("jobs", "services", "configmaps")

@@ -79,11 +79,11 @@ FULL = resource(
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Return the path of every member of a JSON value."""
-    found = [path] if path else []
+    result = [path] if path else []
     members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, member in members:
-        found += places(member, (*path, name))
-    return found
+        result += places(member, (*path, name))
+    return result
 
 
 def mutate(value: Any, path: tuple[Any, ...], new: Any, how: str) -> Any:

@@ -56,13 +56,13 @@ class Tape(TorchDispatchMode):
 def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """The tensors that a call changes."""
     if func.name() == "aten::native_batch_norm":
-        return [one for one in args[3:5] if one is not None]  # the statistics, which its schema keeps quiet about
-    found: list[Tensor] = []
+        return [arg for arg in args[3:5] if arg is not None]  # the statistics, which its schema keeps quiet about
+    results: list[Tensor] = []
     for position, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = kwargs.get(argument.name) if argument.kwarg_only else (args[position : position + 1] or (None,))[0]
-            found += [leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
-    return found
+            results += [leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+    return results
 
 
 def record(function: Callable[[], StepResult]) -> tuple[Callable[[], None], StepResult]:

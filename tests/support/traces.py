@@ -38,20 +38,20 @@ class Trace:
         self._steps: list[dict[str, Any]] = [] if server else json.loads(self._path.read_text())["steps"]
         self._next = 0
 
-    def answer(self, does: str, found: Any, *, view: View = lambda found: found) -> None:
+    def answer(self, does: str, found: Any, *, view: View = lambda result: result) -> None:
         """Record what came of a step at once, or compare it."""
         if self._server:
             self._steps.append({"do": does, "then": found})
         else:
-            wanted = view(self._recorded(does))
-            assert view(found) == wanted, difference(does, wanted, view(found))
+            expected = view(self._recorded(does))
+            assert view(found) == expected, difference(does, expected, view(found))
 
     async def step(
         self,
         does: str,
         read: Read,
         *,
-        view: View = lambda found: found,
+        view: View = lambda result: result,
         changes: bool = False,
         quiet: float = QUIET,
     ) -> None:
@@ -64,16 +64,16 @@ class Trace:
             before = self._steps[-1]["then"] if changes else None
             self._steps.append({"do": does, "then": await _settled(read, before, quiet)})
             return
-        wanted = view(self._recorded(does))
-        found = None
+        expected = view(self._recorded(does))
+        results = None
         try:
             async with asyncio.timeout(self._patience):
                 while True:
-                    if (found := view(await read())) == wanted:
+                    if (results := view(await read())) == expected:
                         return
                     await asyncio.sleep(POLL)
         except TimeoutError:
-            raise AssertionError(difference(does, wanted, found)) from None
+            raise AssertionError(difference(does, expected, results)) from None
 
     def _recorded(self, does: str) -> Any:
         recorded = self._steps[self._next]
@@ -104,9 +104,9 @@ async def _settled(read: Read, before: Any, quiet: float) -> Any:
     quiet_since = loop.time()
     async with asyncio.timeout(PATIENCE):
         while True:
-            found = await read()
-            if found != last:
-                last = found
+            result = await read()
+            if result != last:
+                last = result
                 quiet_since = loop.time()
             elif last != before and loop.time() - quiet_since > quiet:
                 return last

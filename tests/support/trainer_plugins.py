@@ -86,15 +86,15 @@ def interrupting(config: ModelConfig, in_channels: int, num_classes: int) -> nn.
         os.fsync = slow_sync
     rank, forward, what = os.environ.get("TEST_INTERRUPT", "-1:0:").split(":")
     if rank == os.environ.get("RANK", "0"):
-        left = [int(forward)]
+        remaining = [int(forward)]
         training = not what.startswith("VALIDATION")
         what = what.removeprefix("VALIDATION")
 
         def count(module: nn.Module, inputs: Any, outputs: Tensor) -> Tensor:
             # A single image is the trainer's own try before it begins.
             counts = module.training == training and len(outputs) > 1
-            left[0] -= int(counts)
-            if left[0] or not counts:
+            remaining[0] -= int(counts)
+            if remaining[0] or not counts:
                 return outputs
             if what == "NAN":
                 return outputs * math.nan

@@ -34,7 +34,7 @@ def read(name: str) -> list[Instruction]:
 
 
 def values(instructions: list[Instruction], kind: str) -> list[str]:
-    return [arguments for found, arguments in instructions if found == kind]
+    return [arguments for result, arguments in instructions if result == kind]
 
 
 def last_stage(instructions: list[Instruction]) -> list[Instruction]:
@@ -146,9 +146,9 @@ def test_labels_contain_version(name: str) -> None:
 def test_operator_command_equals_chart() -> None:
     stage = last_stage(read("operator"))
     (deployment,) = (
-        found
-        for found in yaml.safe_load_all((ROOT / "deploy/manifests/operator.yaml").read_text())
-        if found["kind"] == "Deployment"
+        result
+        for result in yaml.safe_load_all((ROOT / "deploy/manifests/operator.yaml").read_text())
+        if result["kind"] == "Deployment"
     )
     pod = deployment["spec"]["template"]["spec"]
     assert json.loads(values(stage, "ENTRYPOINT")[0]) == pod["containers"][0]["command"]

@@ -40,10 +40,10 @@ RUN_BY = {
 
 def flatten(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     """Return nested settings by their dotted names."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, value in values.items():
-        found |= flatten(value, f"{above}{name}.") if isinstance(value, Mapping) else {above + name: value}
-    return found
+        results |= flatten(value, f"{above}{name}.") if isinstance(value, Mapping) else {above + name: value}
+    return results
 
 
 def fenced(text: str, language: str) -> list[str]:
@@ -60,8 +60,8 @@ def commands(text: str) -> list[str]:
 
 
 def starting_with(program: str, text: str) -> list[list[str]]:
-    found = [line for line in commands(text) if re.match(rf"(\S*/)?{program} ", line)]
-    return [words_of(line) for line in found]
+    results = [line for line in commands(text) if re.match(rf"(\S*/)?{program} ", line)]
+    return [words_of(line) for line in results]
 
 
 def words_of(line: str) -> list[str]:
@@ -109,8 +109,8 @@ def links_in(text: str) -> list[str]:
 
 def pages_with(find: Callable[[str], Collection[Any]]) -> pytest.MarkDecorator:
     """Parametrize a test with the pages in which there is something of the kind that it checks."""
-    found = [path for path in PAGES if find(path.read_text(encoding="utf-8"))]
-    return pytest.mark.parametrize("path", found, ids=lambda path: str(path.relative_to(ROOT)))
+    results = [path for path in PAGES if find(path.read_text(encoding="utf-8"))]
+    return pytest.mark.parametrize("path", results, ids=lambda path: str(path.relative_to(ROOT)))
 
 
 class TestCommands:
@@ -154,17 +154,17 @@ class TestPages:
     @pages_with(partial(fenced, language="yaml"))
     def test_yaml_is_accepted_by_operator(self, path: Path) -> None:
         blocks = fenced(path.read_text(encoding="utf-8"), "yaml")
-        documents = {block: [one for one in yaml.safe_load_all(block) if isinstance(one, dict)] for block in blocks}
-        profiles = find_among(one for found in documents.values() for one in found)
-        for block, found in documents.items():
-            if constants.KIND in {one.get("kind") for one in found}:
+        documents = {block: [item for item in yaml.safe_load_all(block) if isinstance(item, dict)] for block in blocks}
+        profiles = find_among(item for document in documents.values() for item in document)
+        for block, result in documents.items():
+            if constants.KIND in {item.get("kind") for item in result}:
                 parse_manifest(block, profiles=profiles)
 
     @pages_with(partial(fenced, language="python"))
     def test_python_runs(self, path: Path) -> None:
         """The blocks of a page are one program, in order; what they claim they assert."""
-        if other := RUN_BY.get(path.name):
-            assert path.name in (ROOT / other).read_text(encoding="utf-8")
+        if second := RUN_BY.get(path.name):
+            assert path.name in (ROOT / second).read_text(encoding="utf-8")
             return
         blocks = fenced(path.read_text(encoding="utf-8"), "python")
         exec(compile("\n".join(blocks), str(path), "exec"), {})
@@ -180,11 +180,11 @@ class TestTrainersPresets:
     @pytest.mark.parametrize("name", sorted(DOCUMENTS))
     def test_every_preset_setting_is_listed_beside_its_document(self, name: str) -> None:
         preset = PRESETS[name]
-        given = flatten(preset.values).keys() | flatten(preset.as_published).keys()
+        source = flatten(preset.values).keys() | flatten(preset.as_published).keys()
         shown = {key for fact in DOCUMENTS[name][2] for key in fact.keys.split()}
         shown |= {"optim.beta1", "optim.beta2"} if "optim.betas" in shown else set()
         # How much is printed is nobody's system, and images a validation step only where the ranks' means count.
-        assert given - shown <= {"log_every", "csv_dir", "data.eval_batch_size"}
+        assert source - shown <= {"log_every", "csv_dir", "data.eval_batch_size"}
 
     def test_value_without_source_is_marked(self) -> None:
         tables = "".join(write_tables())

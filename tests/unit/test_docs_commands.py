@@ -245,10 +245,10 @@ def own_flags() -> set[str]:
         build_trainer_parser(),
         build_bench_parser(),
     ]
-    found = set()
+    results = set()
     for parser in parsers:
         for action in parser._actions:
-            found |= set(action.option_strings)
+            results |= set(action.option_strings)
             parsers += (action.choices or {}).values() if isinstance(action, argparse._SubParsersAction) else ()
     sources = [
         *ROOT.glob("tests/drills/*.py"),
@@ -256,7 +256,7 @@ def own_flags() -> set[str]:
         *ROOT.glob(".ci/*.py"),
         ROOT / "tests/conftest.py",
     ]
-    return found.union(
+    return results.union(
         *(re.findall(r'(?:add_argument|addoption)\(\s*"(--[\w-]+)"', path.read_text()) for path in sources)
     )
 

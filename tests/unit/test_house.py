@@ -149,13 +149,13 @@ class TestNoTraceOfAMachine:
 
     def test_no_machine_path_and_no_package_index(self, files: list[str]) -> None:
         pattern = re.compile("|".join(self.PATTERNS))
-        found = [
+        results = [
             f"{name}:{number}: {line.strip()[:100]}"
             for name, text in texts(files)
             for number, line in enumerate(text.splitlines(), 1)
             if pattern.search(line)
         ]
-        assert found == []
+        assert results == []
 
 
 class TestTests:
@@ -186,12 +186,12 @@ class TestTests:
 
 def unreasoned(tree: ast.Module) -> list[ast.expr]:
     """Return the uses of pytest's skip, skipif and xfail that say no reason."""
-    found: list[ast.expr] = []
+    results: list[ast.expr] = []
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and id(node) not in called:
             if re.fullmatch(r"pytest\.mark\.(skip|skipif|xfail)", ast.unparse(node)):
-                found.append(node)
+                results.append(node)
         elif isinstance(node, ast.Call):
             name = ast.unparse(node.func)
             if name in {"pytest.skip", "pytest.xfail", "pytest.mark.skip"}:
@@ -201,8 +201,8 @@ def unreasoned(tree: ast.Module) -> list[ast.expr]:
             else:
                 continue
             if not reasons or (isinstance(reasons[0], ast.Constant) and not reasons[0].value):
-                found.append(node)
-    return found
+                results.append(node)
+    return results
 
 
 @pytest.fixture(params=sorted([*LAUNCHER.rglob("*.py"), *CONTRACT.rglob("*.py")]), ids=lambda path: path.name)

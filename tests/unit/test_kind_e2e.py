@@ -67,9 +67,9 @@ def test_nodes_can_be_switched_off_and_share_folder_that_is_emptied(tmp_path: Pa
     assert all(node.pop("extraMounts") == [mount] for node in cluster["nodes"][1:])
     assert cluster == yaml.safe_load((ROOT / "deploy" / "kind" / "cluster.yaml").read_text())
     assert mount["hostPath"].startswith(str(tmp_path))
-    told = dict(line.split("=", 1) for line in (tmp_path / "calls.env").read_text().splitlines() if "DDP_E2E" in line)
-    assert yaml.safe_load(told["DDP_E2E_CHECKPOINTS"]) == {"hostPath": {"path": mount["containerPath"]}}
-    assert (told["DDP_E2E_NODE_STOP"], told["DDP_E2E_NODE_START"]) == ("docker stop", "docker start")
+    report = dict(line.split("=", 1) for line in (tmp_path / "calls.env").read_text().splitlines() if "DDP_E2E" in line)
+    assert yaml.safe_load(report["DDP_E2E_CHECKPOINTS"]) == {"hostPath": {"path": mount["containerPath"]}}
+    assert (report["DDP_E2E_NODE_STOP"], report["DDP_E2E_NODE_START"]) == ("docker stop", "docker start")
     # The operator is on no node that a test switches off; only a node's root may remove what pods wrote.
     assert 'nodeSelector={"node-role.kubernetes.io/control-plane":""}' in calls[10]
     assert f"docker exec ddp-e2e-worker find {mount['containerPath']} -mindepth 1 -delete" in calls

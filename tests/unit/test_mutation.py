@@ -35,8 +35,8 @@ from tests.support import ROOT
     ],
 )
 def test_line_can_be_changed(source: str, mutated: str) -> None:
-    found = range(len(list(mutations(ast.parse(source)))))
-    assert ast.unparse(ast.parse(mutated)) in [ast.unparse(mutate(source, number)[0]) for number in found]
+    result = range(len(list(mutations(ast.parse(source)))))
+    assert ast.unparse(ast.parse(mutated)) in [ast.unparse(mutate(source, number)[0]) for number in result]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,9 @@ def test_line_can_be_changed(source: str, mutated: str) -> None:
     ],
 )
 def test_mutation_without_observable_effect_is_skipped(source: str) -> None:
-    assert [one.what for one in mutations(ast.parse(source)) if not one.what.startswith("dropped: ")] == []
+    assert [
+        mutation.what for mutation in mutations(ast.parse(source)) if not mutation.what.startswith("dropped: ")
+    ] == []
 
 
 def test_pause_is_not_mutated() -> None:
@@ -62,7 +64,7 @@ def test_pause_is_not_mutated() -> None:
 
 def test_mutation_has_lines_that_must_run() -> None:
     source = "if (a ==\n        b):\n    c(1,\n      2)\nelse:\n    d()"
-    assert {one.what: one.statement for one in mutations(ast.parse(source))} == {
+    assert {mutation.what: mutation.statement for mutation in mutations(ast.parse(source))} == {
         "Eq → NotEq": range(1, 3),
         "dropped: c(1, 2)": range(3, 5),
         "1 → 2": range(3, 5),
@@ -76,8 +78,8 @@ def test_functions_that_are_imported_get_mutated_code() -> None:
     assert isinstance(sentence, FunctionType)
     before = sentence.__code__
     tree = ast.parse((ROOT / module).read_text(encoding="utf-8"))
-    found = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "sentence")
-    found.body = ast.parse("return 'mutated'").body
+    result = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "sentence")
+    result.body = ast.parse("return 'mutated'").body
     try:
         Mutated(module, ast.fix_missing_locations(tree)).swap([sentence])
         assert sentence("as it was") == "mutated"

@@ -123,20 +123,20 @@ def test_metadata_of_artifact_hub_is_an_artifact_with_its_tag(built: Any, tmp_pa
 
 def test_manifests_are_complete_with_digest(built: Any, tmp_path: Path) -> None:
     built.manifests()
-    found = list(yaml.safe_load_all((tmp_path / f"ddp-operator-{__version__}.yaml").read_text()))
-    (operator,) = (item for item in found if item["kind"] == "Deployment")
+    results = list(yaml.safe_load_all((tmp_path / f"ddp-operator-{__version__}.yaml").read_text()))
+    (operator,) = (item for item in results if item["kind"] == "Deployment")
     (container,) = operator["spec"]["template"]["spec"]["containers"]
     assert container["image"] == f"registry.example/team/ddp-operator/operator:{__version__}@{DIGEST}"
     assert {"CustomResourceDefinition", "Namespace", "ClusterRole", "ServiceAccount"} <= {
-        item["kind"] for item in found
+        item["kind"] for item in results
     }
 
 
 def test_archive_depends_on_its_files_alone(release: ModuleType, tmp_path: Path) -> None:
-    one = pack(tmp_path / "one.tgz", {"a": b"1", "b": b"2"}, mtime=5)
+    first = pack(tmp_path / "one.tgz", {"a": b"1", "b": b"2"}, mtime=5)
     two = pack(tmp_path / "two.tgz", {"b": b"2", "a": b"1"}, mtime=6)
-    assert release.repack(one, 7) == release.repack(two, 7)
-    assert release.repack(one, 7) != release.repack(pack(tmp_path / "three.tgz", {"a": b"1", "b": b"3"}), 7)
+    assert release.repack(first, 7) == release.repack(two, 7)
+    assert release.repack(first, 7) != release.repack(pack(tmp_path / "three.tgz", {"a": b"1", "b": b"3"}), 7)
 
 
 @pytest.mark.parametrize(

@@ -27,15 +27,15 @@ def documents(path: Path) -> list[dict[str, Any]]:
 
 
 def job_of(path: Path) -> dict[str, Any]:
-    (found,) = (document for document in documents(path) if document["kind"] == KIND)
-    return found
+    (result,) = (document for document in documents(path) if document["kind"] == KIND)
+    return result
 
 
 def rendered_job(name: str) -> dict[str, Any]:
     """Return the Job of the first attempt."""
     children = check_manifest((SAMPLES / f"{name}.yaml").read_text()).children
-    (found,) = (child for child in children if child["kind"] == "Job")
-    return dict(found)
+    (result,) = (child for child in children if child["kind"] == "Job")
+    return dict(result)
 
 
 def test_every_use_has_sample() -> None:

@@ -48,7 +48,7 @@ def test_workflow_verifies_downloads(path: Path) -> None:
 def test_constraints_have_hashes() -> None:
     hashes = parse_lock(ROOT / ".ci/constraints.txt")
     assert len(hashes) > 100
-    assert [name for name, found in hashes.items() if not found] == []
+    assert [name for name, result in hashes.items() if not result] == []
 
 
 def test_only_pytorch_is_installed_by_version_alone() -> None:
@@ -64,8 +64,8 @@ def test_image_installs_its_dependencies_in_versions_of_constraints(image: str) 
     assert all(hashes.values())
     assert {name: constraints.get(name) for name in hashes} == hashes
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"][image]]
-    names = {re.split(r"[^\w-]", requirement)[0].lower().replace("_", "-") for requirement in wanted}
+    expected = [*project["dependencies"], *project["optional-dependencies"][image]]
+    names = {re.split(r"[^\w-]", requirement)[0].lower().replace("_", "-") for requirement in expected}
     assert names - {"torch", "torchvision"} <= set(hashes)
 
 
@@ -79,8 +79,8 @@ def test_release_tools_are_locked_in_their_versions() -> None:
     lock = ROOT / ".ci/release-tools.txt"
     hashes = parse_lock(lock)
     assert all(hashes.values())
-    wanted = (ROOT / ".ci/release-tools.in").read_text(encoding="utf-8").split()
-    assert set(wanted) <= {line.split()[0] for line in lock.read_text(encoding="utf-8").splitlines()}
+    expected = (ROOT / ".ci/release-tools.in").read_text(encoding="utf-8").split()
+    assert set(expected) <= {line.split()[0] for line in lock.read_text(encoding="utf-8").splitlines()}
 
 
 def test_build_backend_is_pinned() -> None:

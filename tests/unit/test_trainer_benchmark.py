@@ -39,10 +39,10 @@ pytestmark = pytest.mark.nightly
 
 
 def planned(device: str, available: int, ranks: tuple[int, ...] | None = None) -> dict[str, list[tuple[int, str]]]:
-    found: dict[str, list[tuple[int, str]]] = {}
+    results: dict[str, list[tuple[int, str]]] = {}
     for case in plan_cases(SYSTEMS, device, available, ranks):
-        found.setdefault(case.system.name, []).append((case.ranks, case.missing))
-    return found
+        results.setdefault(case.system.name, []).append((case.ranks, case.missing))
+    return results
 
 
 def test_every_system_of_documents_has_preset_and_row() -> None:
@@ -106,13 +106,13 @@ def test_novograd_of_document_equals_trainer() -> None:
     loop = LoopNovoGrad(theirs, 0.1, 0.95, 0.5, average=True)
     trainer = NovoGrad(ours, 0.1, (0.95, 0.5), grad_averaging=True)
     for _ in range(4):
-        for one, other in zip(theirs, ours, strict=True):
-            one.grad = torch.randn_like(one)
-            other.grad = one.grad.clone()
+        for entry, another in zip(theirs, ours, strict=True):
+            entry.grad = torch.randn_like(entry)
+            another.grad = entry.grad.clone()
         loop.step()
         trainer.step()
-    for one, other in zip(theirs, ours, strict=True):
-        torch.testing.assert_close(one, other)
+    for item, second in zip(theirs, ours, strict=True):
+        torch.testing.assert_close(item, second)
 
 
 TINY = {
@@ -135,7 +135,7 @@ def test_all_contenders_train_on_same_amount_of_same_data(preset: str, tmp_path:
     ours = Ours(build_config(preset, changes, fast), world, exporter)
     bare = Bare(build_config(preset, changes, fast), world)
     assert documents.batch_size == ours.batch_size == bare.batch_size == len(bare.images) == 4
-    short = [any(isinstance(one, SmallMapConv2d) for one in model(contender).modules())
+    short = [any(isinstance(module, SmallMapConv2d) for module in model(contender).modules())
              for contender in (documents, ours, bare)]  # fmt: skip
     assert short == [False, preset == "cifar10-resnet18", preset == "cifar10-resnet18"]
     for contender in (documents, ours, bare):
@@ -143,7 +143,7 @@ def test_all_contenders_train_on_same_amount_of_same_data(preset: str, tmp_path:
         before = [parameter.clone() for parameter in model(contender).parameters()]
         assert all(next(steps) >= 0.0 for _ in range(2))
         after = list(model(contender).parameters())
-        assert any(not torch.equal(one, other) for one, other in zip(before, after, strict=True))
+        assert any(not torch.equal(item, second) for item, second in zip(before, after, strict=True))
     assert ours.cache_bytes > 0
     assert ours.report_seconds(20) > 0
     assert ours.loading_seconds(2) > 0
@@ -179,7 +179,7 @@ def measured(ranks: int = 1, **results: dict[str, Any]) -> CaseResult:
 
 
 def test_steps_time_is_shared_out_and_rates_are_compared() -> None:
-    one = measured(documents=result(10.0, data_seconds=0.4), ours_fp32=result(50.0), bare_fp32=result(62.5))
+    first = measured(documents=result(10.0, data_seconds=0.4), ours_fp32=result(50.0), bare_fp32=result(62.5))
     two = measured(
         2,
         documents=result(12.0),
@@ -187,15 +187,15 @@ def test_steps_time_is_shared_out_and_rates_are_compared() -> None:
         bare_fp32=result(100.0, step_seconds=0.1),
         mute_fp32=result(125.0, step_seconds=0.07),
     )
-    found = {row.who: row for row in rows(one, one)}
-    assert found["documents"].data == pytest.approx(0.4)
-    assert found["documents"].compute == pytest.approx(0.6)
-    assert found["ours:fp32"].to_documents == pytest.approx(5.0)
-    assert found["ours:fp32"].of_bare == pytest.approx(0.8)
-    assert found["ours:fp32"].epoch_seconds == pytest.approx(1000.0)
-    assert found["ours:fp32"].communication == 0.0
-    assert found["ours:fp32"].efficiency is None
-    ours = {row.who: row for row in rows(two, one)}["ours:fp32"]
+    results = {row.who: row for row in rows(first, first)}
+    assert results["documents"].data == pytest.approx(0.4)
+    assert results["documents"].compute == pytest.approx(0.6)
+    assert results["ours:fp32"].to_documents == pytest.approx(5.0)
+    assert results["ours:fp32"].of_bare == pytest.approx(0.8)
+    assert results["ours:fp32"].epoch_seconds == pytest.approx(1000.0)
+    assert results["ours:fp32"].communication == 0.0
+    assert results["ours:fp32"].efficiency is None
+    ours = {row.who: row for row in rows(two, first)}["ours:fp32"]
     assert ours.efficiency == pytest.approx(80 / (2 * 50))
     assert ours.data == pytest.approx(0.02)
     assert ours.communication == pytest.approx(0.03)
@@ -213,7 +213,7 @@ def test_table_shows_documents_figures_and_why_system_is_missing() -> None:
     lacking = CaseResult(Case(BY_NAME["cifar10-resnet50-dp"], 1, "DataParallel needs two GPUs"), "cifar10")
     some = measured(documents=result(10.0), ours_fp32={"failed": "UserError: no"})
     everything = [some, lacking, failed]
-    text = "\n".join(line for one in everything for line in describe(one, everything))
+    text = "\n".join(line for item in everything for line in describe(item, everything))
     assert "1 GPU: 13.2 s an epoch; that is 3788 images/s" in text
     assert "not available: DataParallel needs two GPUs" in text
     assert "not available: rank 0 ended with 1" in text
@@ -302,21 +302,21 @@ def test_accuracy_is_not_taken_from_noise(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(launch, "run", lambda spec, *_, **__: asked.append(spec) or {"results": {}})
     data = cli._Data(None, tmp_path, True)
     case = Case(BY_NAME["cifar10-resnet18"], 1)
-    found = cli._measure(case, (), "cuda", {"rounds": 1, "seconds": 0.0}, data, tmp_path, quick=True, accuracy=True)
+    results = cli._measure(case, (), "cuda", {"rounds": 1, "seconds": 0.0}, data, tmp_path, quick=True, accuracy=True)
     assert not asked[0].train
-    assert found.notes == ["accuracy: not measured, --data-dir lacks cifar10"]
+    assert results.notes == ["accuracy: not measured, --data-dir lacks cifar10"]
 
 
 @pytest.mark.parametrize(("variant", "least"), [("compile", 600), ("fp32", 0)])
 def test_compiled_step_gets_compile_time(
     variant: str, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: list[float] = []
-    monkeypatch.setattr(launch, "run", lambda *arguments, timeout, **named: given.append(timeout) or {"results": {}})
+    source: list[float] = []
+    monkeypatch.setattr(launch, "run", lambda *arguments, timeout, **named: source.append(timeout) or {"results": {}})
     data = cli._Data(None, tmp_path, True)
     case = Case(BY_NAME["cifar10-resnet18"], 1)
     cli._measure(case, (variant,), "cuda", {"rounds": 1, "seconds": 0.0}, data, tmp_path, quick=True)
-    assert least <= given[0] <= least + 600
+    assert least <= source[0] <= least + 600
 
 
 def test_reasons_are_result_if_no_system_can_be_built() -> None:
@@ -350,8 +350,8 @@ def test_short_run_measures_presets_first_and_reports_rest(tmp_path: Path) -> No
     presets = [case.system.preset for case in cases[:6]]
     assert len(set(presets)) == 6
     assert not any(case.missing for case in cases[:6])
-    found = cli._measure(cases[0], (), "cuda", {}, cli._Data(None, tmp_path, True), tmp_path, quick=True, left=0.0)
-    assert found.problem == "not begun within --minutes"
+    results = cli._measure(cases[0], (), "cuda", {}, cli._Data(None, tmp_path, True), tmp_path, quick=True, left=0.0)
+    assert results.problem == "not begun within --minutes"
 
 
 def test_gpu_is_measured_with_graph_and_with_each_optimization() -> None:

@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"argument --slow-link: {find_obstacle() or 'for CPUs only; add --device cpu'}")
     ranks = flags.ranks or ((min(2, available),) if flags.quick else None)
     systems = tuple(
-        BY_NAME[name] for name in flags.systems or [one.name for one in SYSTEMS if one.quick or not flags.quick]
+        BY_NAME[name] for name in flags.systems or [item.name for item in SYSTEMS if item.quick or not flags.quick]
     )
     usual = ("preset",) if flags.quick else ("preset", "fp32")
     pace = {"rounds": 2, "seconds": 0.5} if flags.quick else {"rounds": 5, "seconds": 3.0}
@@ -118,8 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             in_full = case.system is SYSTEMS[0] and not flags.quick
             on_gpu = ON_GPU_IN_FULL if in_full else ON_GPU
             variants = flags.variants or (on_gpu if device == "cuda" else usual)
-            left = 60 * flags.minutes - (time.perf_counter() - started)
-            measured = _measure(case, variants, device, pace, data, folder, left=left, **asked)
+            remaining = 60 * flags.minutes - (time.perf_counter() - started)
+            measured = _measure(case, variants, device, pace, data, folder, left=remaining, **asked)
             everything.append(measured)
             # Each by itself: what is cut off loses no more than the case under way.
             (output / f"{case.system.name}-{case.ranks}.json").write_text(json.dumps(_as_json(measured), indent=2))
@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "machine": _machine(),
         "device": device,
         "settings": {"quick": flags.quick, "variants": flags.variants, "slowLink": flags.slow_link, **pace},
-        "cases": [_as_json(one) for one in everything],
+        "cases": [_as_json(item) for item in everything],
         "link": asdict(link) if link else None,
         "notes": data.notes,
     }
@@ -163,8 +163,8 @@ class _Data:
             if self._given and self.is_real(name):
                 self._folders[name] = self._given
             else:
-                wanted = {"voc2012": 60 if self._quick else 200}.get(name, 5_000 if self._quick else 50_000)
-                samples = synthetic.write(name, self._made / name, wanted)
+                expected = {"voc2012": 60 if self._quick else 200}.get(name, 5_000 if self._quick else 50_000)
+                samples = synthetic.write(name, self._made / name, expected)
                 self._folders[name] = self._made / name
                 self.notes.append(f"data: {name} is noise in the true format, {samples} samples: --data-dir lacks it")
         return str(self._folders[name])
@@ -254,7 +254,7 @@ def _link(everything: list[CaseResult], folder: Path) -> Any:
     from tests.bench.trainer.network import Link
     from tests.bench.trainer.worker import MeasurementSpec
 
-    links = [one.about["link"] for one in everything if one.about.get("link")]
+    links = [item.about["link"] for item in everything if item.about.get("link")]
     if not links:
         spec = MeasurementSpec("", {}, [], "cpu", 1, 0.0, str(folder / "link.json"))
         try:

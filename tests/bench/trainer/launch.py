@@ -90,8 +90,8 @@ def _environment(rank: int, ranks: int, port: int, nodes: int) -> dict[str, str]
         env |= {"LOCAL_WORLD_SIZE": str(local)}
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     if nodes > 1:
-        given = env.get("CUDA_VISIBLE_DEVICES")
-        gpus = given.split(",") if given is not None else list(map(str, range(ranks)))
+        source = env.get("CUDA_VISIBLE_DEVICES")
+        gpus = source.split(",") if source is not None else list(map(str, range(ranks)))
         env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[rank // local * local :][:local])
         env.setdefault("OMP_NUM_THREADS", str(max(1, available_cpus() // ranks)))
     return env

@@ -30,8 +30,8 @@ class CaseResult:
 
     def result(self, name: str) -> dict[str, Any] | None:
         """What the contender ``name`` achieved, if it did."""
-        found = self.about.get("results", {}).get(name)
-        return found if found and "failed" not in found else None
+        results = self.about.get("results", {}).get(name)
+        return results if results and "failed" not in results else None
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def rows(measured: CaseResult, alone: CaseResult | None) -> list[ContenderRow]:
     Communication is what the bare step takes longer than the same without all-reduce; data is the host's wait for a
     batch, on a GPU where batches are made by the device the loader's time by itself; compute is the rest.
     """
-    found = []
+    results = []
     documents = measured.result("documents")
     for name in measured.about.get("results", {}):
         result = measured.result(name)
@@ -75,13 +75,13 @@ def rows(measured: CaseResult, alone: CaseResult | None) -> list[ContenderRow]:
         rate = result["images_per_second"]
         step = result["step_seconds"]
         bare = measured.result(f"bare:{variant}")
-        one = alone.result(name) if alone is not None and measured.case.ranks > 1 else None
+        first = alone.result(name) if alone is not None and measured.case.ranks > 1 else None
         data = communication = compute = None
         if kind in ("ours", "documents"):
             data = max(result["data_seconds"], result.get("loading_seconds", 0.0) if kind == "ours" else 0.0)
             communication = _communication(measured, variant) if kind == "ours" else None
             compute = max(0.0, step - data - (communication or 0.0))
-        found.append(
+        results.append(
             ContenderRow(
                 name,
                 rate,
@@ -92,10 +92,10 @@ def rows(measured: CaseResult, alone: CaseResult | None) -> list[ContenderRow]:
                 data,
                 compute,
                 communication,
-                rate / (measured.case.ranks * one["images_per_second"]) if one is not None else None,
+                rate / (measured.case.ranks * first["images_per_second"]) if first is not None else None,
             )
         )
-    return found
+    return results
 
 
 def _communication(measured: CaseResult, variant: str) -> float | None:
@@ -152,8 +152,10 @@ def describe(measured: CaseResult, everything: Sequence[CaseResult]) -> list[str
 
 
 def _alone(measured: CaseResult, everything: Sequence[CaseResult]) -> CaseResult | None:
-    same = [one for one in everything if one.case.system.preset == measured.case.system.preset and one.case.ranks == 1]
-    good = [one for one in same if one.about and one.case.system.mode != "dp"]
+    same = [
+        item for item in everything if item.case.system.preset == measured.case.system.preset and item.case.ranks == 1
+    ]
+    good = [item for item in same if item.about and item.case.system.mode != "dp"]
     return good[0] if good else None
 
 

@@ -132,8 +132,8 @@ def plan_cases(systems: tuple[System, ...], device: str, available: int, ranks: 
     usual = tuple(sorted({1, 2, *((4,) if gpus else ()), available} & set(range(1, available + 1))))
     cases = []
     for system in systems:
-        wanted = ranks or usual if system.mode == "ddp" and system.ranks is None else (system.ranks or 1,)
-        for number in wanted:
+        expected = ranks or usual if system.mode == "ddp" and system.ranks is None else (system.ranks or 1,)
+        for number in expected:
             missing = ""
             if system.mode == "dp" and gpus < 2:
                 missing = f"DataParallel needs two GPUs, this machine has {gpus}"

@@ -57,12 +57,12 @@ class ClusterActors:
     async def get(self, kind: str, name: str) -> Object | None:
         """Return an object, or None."""
         try:
-            found: Object = await self.client.request("GET", path(kind, self.namespace, name))
+            result: Object = await self.client.request("GET", path(kind, self.namespace, name))
         except ResponseError as exc:
             if exc.status == 404:
                 return None
             raise
-        return found
+        return result
 
     async def list(self, kind: str, selector: str = "") -> list[Object]:
         """Return the objects of a kind in the namespace."""
@@ -126,8 +126,8 @@ class ClusterActors:
         """Return the custom resource as soon as ``ready(resource)`` is true."""
 
         async def probe() -> Object | None:
-            found = await self.get(KIND, name)
-            return found if found is not None and ready(found) else None
+            result = await self.get(KIND, name)
+            return result if result is not None and ready(result) else None
 
         try:
             last: Object = await self.until(probe, what or f"{name} as wanted")
@@ -137,7 +137,9 @@ class ClusterActors:
 
     async def phase(self, name: str, phase: str) -> Object:
         """Wait for a phase of the custom resource."""
-        return await self.resource(name, lambda found: found.get("status", {}).get("phase") == phase, f"phase {phase}")
+        return await self.resource(
+            name, lambda resource: resource.get("status", {}).get("phase") == phase, f"phase {phase}"
+        )
 
     async def gone(self, kind: str, name: str) -> None:
         """Wait until an object does not exist."""
@@ -153,8 +155,8 @@ class ClusterActors:
         async def probe() -> Object | None:
             return await self.get("Job", name)
 
-        found: Object = await self.until(probe, f"Job {name}")
-        return found
+        result: Object = await self.until(probe, f"Job {name}")
+        return result
 
     # Kubelets
 
@@ -165,8 +167,8 @@ class ClusterActors:
             pods = await self.list("Pod", f"batch.kubernetes.io/job-name={job}")
             return next((pod for pod in pods if _index(pod) == index and _lives(pod)), None)
 
-        found: Object = await self.until(probe, f"a pod {index} of Job {job}")
-        return found
+        result: Object = await self.until(probe, f"a pod {index} of Job {job}")
+        return result
 
     async def run_pod(self, job: str, index: int, *, ip: str = "127.0.0.1", node: str = NODE) -> Object:
         """Make a pod run, as scheduler and kubelet would."""

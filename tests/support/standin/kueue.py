@@ -66,15 +66,15 @@ class Kueue:
 
     def bypassed(self) -> list[str]:
         """Return the Jobs that somebody else has let run past it."""
-        found = []
+        results = []
         for change, write in zip(self._storage.history, self._storage.writes, strict=True):
             before = change.before
             after = change.after
             if change.kind.kind != "Job" or not before or not after or write[0] == "kueue":
                 continue
             if self._is_managed(before) and before["spec"].get("suspend") and not after["spec"].get("suspend"):
-                found.append(str(after["metadata"]["name"]))
-        return found
+                results.append(str(after["metadata"]["name"]))
+        return results
 
     def _is_managed(self, job: Object) -> bool:
         return self.manages == "all" or QUEUE in (job["metadata"].get("labels") or {})
@@ -82,7 +82,7 @@ class Kueue:
     def _has_room(self, job: Object, jobs: Sequence[Object]) -> bool:
         if (job.get("status") or {}).get("active") or "deletionTimestamp" in job["metadata"]:
             return False
-        used = sum(one["spec"]["parallelism"] for one in jobs if one["metadata"]["uid"] in self.admitted)
+        used = sum(item["spec"]["parallelism"] for item in jobs if item["metadata"]["uid"] in self.admitted)
         return bool(used + job["spec"]["parallelism"] <= self.quota)
 
     def _start(self, job: Object) -> None:

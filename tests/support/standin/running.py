@@ -226,7 +226,7 @@ class StandIn(Stoppable):
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await controllers
         await runner.cleanup()
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in left:
+        remaining = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in remaining:
             task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.gather(*remaining, return_exceptions=True)

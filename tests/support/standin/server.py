@@ -118,11 +118,11 @@ class StandInApi:
             for name in sorted({kind.group for kind in self.kinds} - {""})
         ]
         if version is None:
-            found = [entry for entry in groups if entry["name"] == group]
-            if group and not found:
+            results = [entry for entry in groups if entry["name"] == group]
+            if group and not results:
                 return _answer(ApiFailure(404, "the server could not find the requested resource"))
             return web.json_response(
-                {"kind": "APIGroup", **found[0]} if group else {"kind": "APIGroupList", "groups": groups}
+                {"kind": "APIGroup", **results[0]} if group else {"kind": "APIGroupList", "groups": groups}
             )
         resources = [
             entry for kind in self.kinds if (kind.group, kind.version) == (group, version) for entry in kind.discovery()
@@ -317,22 +317,22 @@ class StandInApi:
     def _delete(self, kind: Kind, stored: Object, options: Object) -> Object:
         meta = stored["metadata"]
         for name, words, guess in PRECONDITIONS:
-            wanted = options.get("preconditions", {}).get(name)
-            if wanted is not None and wanted != meta[name]:
+            expected = options.get("preconditions", {}).get(name)
+            if expected is not None and expected != meta[name]:
                 differs = (
-                    f"the {words} in the precondition ({wanted}) does not match the {words} in record ({meta[name]})"
+                    f"the {words} in the precondition ({expected}) does not match the {words} in record ({meta[name]})"
                 )
                 which = f'Operation cannot be fulfilled on {kind.named} "{meta["name"]}"'
                 raise ApiFailure(409, f"{which}: {differs}. The object might have been {guess}")
         grace = None
         if kind.kind == "Pod" and stored["spec"].get("nodeName") and stored["status"].get("phase") not in FINISHED:
-            wanted = options.get("gracePeriodSeconds")
-            grace = stored["spec"].get("terminationGracePeriodSeconds", 30) if wanted is None else wanted
+            expected = options.get("gracePeriodSeconds")
+            grace = stored["spec"].get("terminationGracePeriodSeconds", 30) if expected is None else expected
         if options.get("propagationPolicy") == "Orphan":
             self._orphan(meta["uid"])
-        left = self.storage.delete(kind, stored, grace=grace)
-        if left is not None:
-            return left
+        remaining = self.storage.delete(kind, stored, grace=grace)
+        if remaining is not None:
+            return remaining
         if kind.kind == "Pod":
             return stored | {
                 "metadata": {"deletionTimestamp": self.storage.timestamp(), **meta, "deletionGracePeriodSeconds": 0}

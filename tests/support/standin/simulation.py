@@ -366,20 +366,20 @@ class OperatorSimulation:
 
     def status(self, name: str = "train") -> Status:
         """Return a resource's status."""
-        found = self.get(KIND, name)
-        assert found is not None, name
-        return msgspec.convert(found.get("status") or {}, Status)
+        result = self.get(KIND, name)
+        assert result is not None, name
+        return msgspec.convert(result.get("status") or {}, Status)
 
     def pods(self, attempt: int | None = None, *, living: bool = True, name: str = "train") -> list[Object]:
         """Return a job's pods of an attempt (the current one) by index."""
-        wanted = str(attempt if attempt is not None else self.status(name).attempt)
-        found = [
+        expected = str(attempt if attempt is not None else self.status(name).attempt)
+        results = [
             pod
             for pod in self.list("Pod")
-            if labels_of(pod).get(LABEL_ATTEMPT) == wanted and labels_of(pod).get(LABEL_JOB_NAME) == name
+            if labels_of(pod).get(LABEL_ATTEMPT) == expected and labels_of(pod).get(LABEL_JOB_NAME) == name
             if not living or pod["status"]["phase"] not in FINISHED
         ]
-        return sorted(found, key=index_of)
+        return sorted(results, key=index_of)
 
     # Users
 
@@ -399,9 +399,9 @@ class OperatorSimulation:
 
     def delete(self, kind: str, name: str) -> None:
         """Delete an object; what it owns follows."""
-        found = self.get(kind, name)
-        if found is not None:
-            self.storage.delete(self.api.kind(kind), found)
+        result = self.get(kind, name)
+        if result is not None:
+            self.storage.delete(self.api.kind(kind), result)
 
     # Nodes and kubelets
 
@@ -426,10 +426,10 @@ class OperatorSimulation:
 
     def evict(self, pod: Object, reason: str = "EvictionByEvictionAPI") -> None:
         """Announce a disruption, then delete the pod."""
-        told = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "words"}
+        reports = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "words"}
         status = pod["status"]
-        told["lastTransitionTime"] = format_time(self.now)
-        self._write_pod(pod, {**status, "conditions": [*(status.get("conditions") or []), told]})
+        reports["lastTransitionTime"] = format_time(self.now)
+        self._write_pod(pod, {**status, "conditions": [*(status.get("conditions") or []), reports]})
         marked = self.get("Pod", pod["metadata"]["name"])
         if marked is not None and "deletionTimestamp" not in marked["metadata"]:
             grace = marked["spec"].get("terminationGracePeriodSeconds", 30)
@@ -440,7 +440,7 @@ class OperatorSimulation:
         self.controllers.dead_nodes.add(name)
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
         ready = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "silent"}
-        if not any(found["metadata"]["name"] == name for found in self.list("Node")):
+        if not any(result["metadata"]["name"] == name for result in self.list("Node")):
             self.storage.create(self.api.kind("Node"), node | {"status": {"conditions": [ready]}})
         unready = {"type": "Ready", "status": "False", "lastTransitionTime": format_time(self.now)}
         for pod in self.list("Pod"):

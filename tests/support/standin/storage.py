@@ -72,17 +72,17 @@ class Storage:
 
     def find(self, kind: Kind, namespace: str, name: str) -> Object | None:
         """Return one object or None."""
-        found = self._objects.get((kind, namespace, name))
-        return None if found is None else copied(found)
+        result = self._objects.get((kind, namespace, name))
+        return None if result is None else copied(result)
 
     def list(self, kind: Kind, namespace: str | None = None) -> list[Object]:
         """Return the objects of a kind, in all namespaces (None) or one, in the order of their names."""
-        found = [
+        results = [
             (where, name, obj)
             for (of, where, name), obj in self._objects.items()
             if of == kind and (namespace is None or where == namespace)
         ]
-        return [copied(obj) for _, _, obj in sorted(found, key=lambda item: item[:2])]
+        return [copied(obj) for _, _, obj in sorted(results, key=lambda item: item[:2])]
 
     def peek(self, kind: Kind | None = None) -> Iterator[tuple[Kind, Object]]:
         """Yield every object (of a kind), with its kind. They are the stored ones: do not change them."""
@@ -181,8 +181,8 @@ class Storage:
 
 def check_version(kind: Kind, before: Object, after: Object) -> None:
     """Refuse a change of another version. Raises: ApiFailure 409."""
-    wanted = after["metadata"].get("resourceVersion")
-    if wanted and wanted != before["metadata"]["resourceVersion"]:
+    expected = after["metadata"].get("resourceVersion")
+    if expected and expected != before["metadata"]["resourceVersion"]:
         raise ApiFailure(
             409,
             f'Operation cannot be fulfilled on {kind.resource} "{before["metadata"]["name"]}": the object has been '

@@ -34,8 +34,8 @@ VALUES = {path.stem.removesuffix("-values"): read_values(path) for path in CI_FI
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A control plane with nothing of ours in it."""
-    with ControlPlane(tmp_path_factory.mktemp("chart-plane")) as found:
-        yield found
+    with ControlPlane(tmp_path_factory.mktemp("chart-plane")) as control_plane:
+        yield control_plane
 
 
 def helm(plane: ControlPlane, namespace: str = NAMESPACE) -> helm_python.Config:
@@ -51,10 +51,10 @@ def get(plane: ControlPlane, *what: str) -> Any:
 def until(probe: Callable[[], Any], what: str) -> Any:
     """Wait until ``probe()`` is true."""
     deadline = time.monotonic() + 300
-    while not (found := probe()):
+    while not (result := probe()):
         assert time.monotonic() < deadline, f"never happened: {what}"
         time.sleep(0.1)
-    return found
+    return result
 
 
 def operator(plane: ControlPlane, namespace: str, account: str, **settings: Any) -> RunningOperator:
@@ -70,8 +70,8 @@ def submit(plane: ControlPlane, namespace: str) -> None:
 
 def children(plane: ControlPlane, namespace: str) -> list[str]:
     """Return the UIDs of the Jobs of the sample."""
-    found = get(plane, "jobs", "-n", namespace, "-l", "ddp-operator.dev/job-name=digits")
-    return [item["metadata"]["uid"] for item in found["items"]]
+    result = get(plane, "jobs", "-n", namespace, "-l", "ddp-operator.dev/job-name=digits")
+    return [item["metadata"]["uid"] for item in result["items"]]
 
 
 def test_chart_installs_upgrades_and_uninstalls(plane: ControlPlane) -> None:
@@ -134,9 +134,9 @@ def test_helm_test_has_only_required_rights(plane: ControlPlane, tmp_path: Path)
     plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "deploy/crds/ddptrainingjobs.yaml"))
     plane.kubectl("wait", "--for=condition=Established", "crd/ddptrainingjobs.ddp-operator.dev")
     plane.kubectl("create", "namespace", "tested")
-    hooks = [found for found in render(name="t", namespace="tested") if is_test(found) and found["kind"] != "Pod"]
+    hooks = [result for result in render(name="t", namespace="tested") if is_test(result) and result["kind"] != "Pod"]
     plane.kubectl("apply", "-n", "tested", "-f", "-", stdin=yaml.safe_dump_all(hooks))
-    (account,) = (found["metadata"]["name"] for found in of_kind(hooks, "ServiceAccount"))
+    (account,) = (result["metadata"]["name"] for result in of_kind(hooks, "ServiceAccount"))
     kubeconfig = plane.account("tested", account)
     shutil.copy(kubeconfig.parent / f"tested.{account}.token", tmp_path / "token")
     shutil.copy(kubeconfig.parent / "pki/ca.crt", tmp_path / "ca.crt")
@@ -186,13 +186,13 @@ def test_server_accepts_every_object(plane: ControlPlane, name: str) -> None:
         spec = pod["spec"] | {"serviceAccountName": "default"}
         pods[index] = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"pod-{index}"}, "spec": spec}
     until(lambda: get(plane, "serviceaccounts", "-n", namespace)["items"], "the account default")
-    wanted = [found for found in objects if found["kind"] != "Pod"] + pods
-    said = plane.kubectl(
+    expected = [result for result in objects if result["kind"] != "Pod"] + pods
+    message = plane.kubectl(
         "apply", "-n", namespace, "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-",
-        stdin=yaml.safe_dump_all(wanted),
+        stdin=yaml.safe_dump_all(expected),
     )  # fmt: skip
-    assert len(said.stdout.splitlines()) == len(wanted)
-    assert "Warning" not in said.stderr
+    assert len(message.stdout.splitlines()) == len(expected)
+    assert "Warning" not in message.stderr
 
 
 @pytest.fixture(scope="module")
@@ -220,11 +220,11 @@ def monitoring(plane: ControlPlane) -> None:
 def test_server_accepts_every_overlay(plane: ControlPlane, monitoring: None, folder: str) -> None:
     """As its own comment says to apply it, but as a dry run; in a namespace that lets no unrestricted pod in."""
     plane.kubectl("create", "namespace", NAMESPACE, check=False)
-    said = plane.kubectl(
+    message = plane.kubectl(
         "apply", "--server-side", "--force-conflicts", "--dry-run=server", "-k", str(ROOT / "deploy" / folder)
     )
-    assert len(said.stdout.splitlines()) == len(build(folder))
-    assert "Warning" not in said.stderr
+    assert len(message.stdout.splitlines()) == len(build(folder))
+    assert "Warning" not in message.stderr
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "deploy/samples").glob("*.yaml")), ids=lambda path: path.stem)
@@ -233,5 +233,5 @@ def test_server_accepts_every_sample(plane: ControlPlane, path: Path) -> None:
     plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "deploy/crds/ddptrainingjobs.yaml"))
     plane.kubectl("wait", "--for=condition=Established", "crd/ddptrainingjobs.ddp-operator.dev")
     plane.kubectl("create", "namespace", "samples", check=False)
-    said = plane.kubectl("apply", "--server-side", "--dry-run=server", "-n", "samples", "-f", str(path))
-    assert "Warning" not in said.stderr
+    message = plane.kubectl("apply", "--server-side", "--dry-run=server", "-n", "samples", "-f", str(path))
+    assert "Warning" not in message.stderr

@@ -48,10 +48,10 @@ def test_everything_that_is_named_exists(folder: Path) -> None:
 def test_every_object_is_valid_and_in_namespace(folder: str) -> None:
     objects = build(folder)
     (namespace,) = of_kind(objects, "Namespace")
-    for found in objects:
-        if found["apiVersion"] != "monitoring.coreos.com/v1":
-            kubernetes_validate.validate(found, "1.31", strict=True)
-        assert found["metadata"].get("namespace") in (None, namespace["metadata"]["name"])
+    for result in objects:
+        if result["apiVersion"] != "monitoring.coreos.com/v1":
+            kubernetes_validate.validate(result, "1.31", strict=True)
+        assert result["metadata"].get("namespace") in (None, namespace["metadata"]["name"])
     for binding in of_kind(objects, "ClusterRoleBinding") + of_kind(objects, "RoleBinding"):
         assert [subject["namespace"] for subject in binding["subjects"]] == [namespace["metadata"]["name"]]
 
@@ -61,12 +61,12 @@ def test_kustomize_base_equals_rendered_chart() -> None:
         return {key: value for key, value in found.items() if key != "metadata"}
 
     installed = {
-        (found["kind"], found["metadata"]["name"]): without_labels(found)
-        for found in render(name="ddp-operator", namespace="ddp-operator")
-        if "helm.sh/hook" not in (found["metadata"].get("annotations") or {}) and found["kind"] != "Deployment"
+        (result["kind"], result["metadata"]["name"]): without_labels(result)
+        for result in render(name="ddp-operator", namespace="ddp-operator")
+        if "helm.sh/hook" not in (result["metadata"].get("annotations") or {}) and result["kind"] != "Deployment"
     }
-    built = {(found["kind"], found["metadata"]["name"]): without_labels(found) for found in build("manifests")}
-    (deployment,) = (found for (kind, _), found in built.items() if kind == "Deployment")
+    built = {(result["kind"], result["metadata"]["name"]): without_labels(result) for result in build("manifests")}
+    (deployment,) = (result for (kind, _), result in built.items() if kind == "Deployment")
     (from_chart,) = of_kind(render(name="ddp-operator", namespace="ddp-operator"), "Deployment")
     assert deployment["spec"]["template"]["spec"] == from_chart["spec"]["template"]["spec"]
     assert {key: built.get(key) for key in installed} == installed
@@ -77,7 +77,7 @@ def test_namespaced_overlay_has_same_rules_in_role() -> None:
     role, home = of_kind(objects, "Role")
     assert home["metadata"]["name"] == "ddp-operator-leader"
     (whole,) = (
-        found for found in of_kind(build("manifests"), "ClusterRole") if found["metadata"]["name"] == "ddp-operator"
+        result for result in of_kind(build("manifests"), "ClusterRole") if result["metadata"]["name"] == "ddp-operator"
     )
     assert granted(role) == granted(whole)
     binding, _ = of_kind(objects, "RoleBinding")
@@ -100,8 +100,8 @@ def test_ha_overlay_has_two_pods_and_budget() -> None:
 
 def test_monitoring_overlay_adds_monitors_rules_and_dashboards() -> None:
     objects = build("overlays/monitoring")
-    kinds = {found["kind"] for found in objects}
+    kinds = {result["kind"] for result in objects}
     assert {"ServiceMonitor", "PodMonitor", "PrometheusRule"} <= kinds
     dashboards = of_kind(objects, "ConfigMap")
     assert len(dashboards) == len(list((DEPLOY / "monitoring/dashboards").glob("*.json")))
-    assert all(found["metadata"]["labels"]["grafana_dashboard"] == "1" for found in dashboards)
+    assert all(dashboard["metadata"]["labels"]["grafana_dashboard"] == "1" for dashboard in dashboards)

@@ -56,10 +56,10 @@ class TestSettings:
     def test_defaults_of_jobs_arrive_in_operator(self) -> None:
         peer = {"namespaceSelector": {"matchLabels": {"a": "b"}}}
         policy = {"enabled": True, "egressCidrs": ["10.0.0.0/8"], "metricsFrom": [peer]}
-        for given in ({"securityProfile": "Restricted"}, {"networkPolicy": policy}):
-            found = read_job_defaults(settings_of(render({"jobDefaults": given})).job_defaults)
-            assert found is not None
-            assert found.job == given
+        for source in ({"securityProfile": "Restricted"}, {"networkPolicy": policy}):
+            job_defaults = read_job_defaults(settings_of(render({"jobDefaults": source})).job_defaults)
+            assert job_defaults is not None
+            assert job_defaults.job == source
 
     def test_settings_of_chart_arrive_in_operator(self) -> None:
         values = {
@@ -67,11 +67,11 @@ class TestSettings:
             "settings": {"workers": 3, "qps": 0.5, "burst": 100000, "callTimeout": 1.5, "progressInterval": 60,
                          "resyncInterval": 86400, "leaseSeconds": 30, "logFormat": "text", "logLevel": "error"},
         }  # fmt: skip
-        wanted = Settings(
+        expected = Settings(
             namespaces=("a", "b"), health_port=9090, workers=3, qps=0.5, burst=100000, call_timeout=1.5,
             progress_interval=60, resync_interval=86400, lease_seconds=30, log_format="text", log_level="error",
         )  # fmt: skip
-        assert replace(settings_of(render(values)), job_defaults={}) == wanted
+        assert replace(settings_of(render(values)), job_defaults={}) == expected
 
     def test_every_setting_has_value(self) -> None:
         names = {entry["name"].removeprefix("DDP_OPERATOR_").lower() for entry in container_of(render())["env"]}
@@ -143,21 +143,21 @@ class TestSecurity:
                 assert words & {"escalate", "bind", "impersonate"} == set()
 
     def test_role_equals_permissions_checked_at_start(self) -> None:
-        wanted = checked(PERMISSIONS)
+        expected = checked(PERMISSIONS)
         clusterwide = next(r for r in of_kind(render(), "ClusterRole") if r["metadata"]["name"] == "ddp-operator")
-        assert granted(clusterwide) == wanted
+        assert granted(clusterwide) == expected
         roles = [r for r in of_kind(render({"namespaces": ["a", "b"]}), "Role") if not is_test(r)]
         *served, home = roles
         assert [role["metadata"]["namespace"] for role in served] == ["a", "b"]
-        assert all(granted(role) == wanted for role in served)
+        assert all(granted(role) == expected for role in served)
         assert granted(home) == checked(HOME_PERMISSIONS)
 
     def test_gang_schedulers_add_only_their_groups(self) -> None:
         objects = render({"rbac": {"gangSchedulers": ["volcano", "coscheduling"]}})
         clusterwide = next(r for r in of_kind(objects, "ClusterRole") if r["metadata"]["name"] == "ddp-operator")
-        wanted = checked(GANG_PERMISSIONS["volcano"]) | checked(GANG_PERMISSIONS["coscheduling"])
-        assert granted(clusterwide) - checked(PERMISSIONS) == wanted
-        assert {resource for _, resource, _ in wanted} == {"podgroups"}
+        expected = checked(GANG_PERMISSIONS["volcano"]) | checked(GANG_PERMISSIONS["coscheduling"])
+        assert granted(clusterwide) - checked(PERMISSIONS) == expected
+        assert {resource for _, resource, _ in expected} == {"podgroups"}
 
     @pytest.mark.parametrize("values", [{}, {"namespaces": ["a"]}], ids=["clusterwide", "namespaced"])
     def test_lease_is_in_namespace_of_operator(self, values: dict[str, Any]) -> None:
@@ -178,14 +178,14 @@ class TestSecurity:
             kind = "RoleBinding" if values.get("namespaces") else "ClusterRoleBinding"
             account = the(objects, "Deployment")["spec"]["template"]["spec"]["serviceAccountName"]
             assert the(objects, "ServiceAccount")["metadata"]["name"] == account
-            bindings = [found for found in of_kind(objects, kind) if not is_test(found)]
+            bindings = [result for result in of_kind(objects, kind) if not is_test(result)]
             assert bindings
             for binding in bindings:
                 assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "system"}]
 
     def test_namespaced_release_has_no_cluster_scoped_object(self) -> None:
         values = read_values(next(path for path in CI_FILES if path.stem.startswith("namespaced")))
-        assert not {found["kind"] for found in render(values)} & {
+        assert not {result["kind"] for result in render(values)} & {
             "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"
         }  # fmt: skip
 
@@ -311,6 +311,6 @@ class TestJobOfTheHelmTest:
         assert {child["kind"] for child in children} == {"Service", "ConfigMap", "Job"}
 
     def test_job_is_created_in_served_namespace(self) -> None:
-        for namespaces, wanted in (([], "system"), (["a", "b"], "a"), (["a", "system"], "system")):
+        for namespaces, expected in (([], "system"), (["a", "b"], "a"), (["a", "system"], "system")):
             objects = render({"namespaces": namespaces}, namespace="system")
-            assert {found["metadata"]["namespace"] for found in objects if is_test(found)} == {wanted}
+            assert {result["metadata"]["namespace"] for result in objects if is_test(result)} == {expected}

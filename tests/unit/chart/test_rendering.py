@@ -62,32 +62,32 @@ MONITORING_SPECS: dict[str, dict[str, Any]] = {
 def test_every_object_is_valid(path: Path) -> None:
     objects = render(read_values(path))
     assert len(objects) >= 5
-    for found in objects:
-        if found["apiVersion"] == "monitoring.coreos.com/v1":
-            jsonschema.validate(found["spec"], MONITORING_SPECS[found["kind"]])
+    for result in objects:
+        if result["apiVersion"] == "monitoring.coreos.com/v1":
+            jsonschema.validate(result["spec"], MONITORING_SPECS[result["kind"]])
             continue
         for version in KUBERNETES:
-            kubernetes_validate.validate(found, version, strict=True)
+            kubernetes_validate.validate(result, version, strict=True)
 
 
 @ci_files
 def test_names_are_unique_and_objects_have_owner_labels(path: Path) -> None:
     objects = render(read_values(path), namespace="system")
-    keys = [(found["kind"], found["metadata"].get("namespace"), found["metadata"]["name"]) for found in objects]
+    keys = [(item["kind"], item["metadata"].get("namespace"), item["metadata"]["name"]) for item in objects]
     assert len(set(keys)) == len(keys)
     cluster_wide = {"CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding"}
-    for found in objects:
-        labels = found["metadata"]["labels"]
+    for result in objects:
+        labels = result["metadata"]["labels"]
         assert labels["app.kubernetes.io/instance"] == "ddp-operator"
         assert labels["app.kubernetes.io/managed-by"] == "Helm"
-        assert ("namespace" in found["metadata"]) == (found["kind"] not in cluster_wide), found
+        assert ("namespace" in result["metadata"]) == (result["kind"] not in cluster_wide), result
 
 
 @ci_files
 def test_lint_has_no_complaint(path: Path) -> None:
-    found = helm_python.lint(CHART, read_values(path), kube_version="1.31.0")
-    assert found["errors"] == []
-    assert [message["error"] for message in found["messages"]] == ["icon is recommended"]
+    report = helm_python.lint(CHART, read_values(path), kube_version="1.31.0")
+    assert report["errors"] == []
+    assert [message["error"] for message in report["messages"]] == ["icon is recommended"]
 
 
 def test_older_kubernetes_is_refused() -> None:
@@ -199,13 +199,13 @@ class TestNull:
 
     def test_map_that_users_fill_is_not_filled_again(self) -> None:
         labels = {"grafana_dashboard": None, "ours": "yes"}
-        found = render({"monitoring": {"dashboards": {"enabled": True, "labels": labels}}, "resources": None})
-        boards = [item for item in of_kind(found, "ConfigMap") if "-dashboard-" in item["metadata"]["name"]]
+        result = render({"monitoring": {"dashboards": {"enabled": True, "labels": labels}}, "resources": None})
+        boards = [item for item in of_kind(result, "ConfigMap") if "-dashboard-" in item["metadata"]["name"]]
         assert boards
         for board in boards:
             assert board["metadata"]["labels"]["ours"] == "yes"
             assert "grafana_dashboard" not in board["metadata"]["labels"]
-        (container,) = the(found, "Deployment")["spec"]["template"]["spec"]["containers"]
+        (container,) = the(result, "Deployment")["spec"]["template"]["spec"]["containers"]
         assert container["resources"] == {}
 
     def test_every_template_restores_defaults(self) -> None:
@@ -231,7 +231,7 @@ class TestOlderValues:
                 above = above and above.get(name)
             if above is not None and known.path[-1] not in above:
                 values = with_value(values, known.path, None)  # takes the default away
-        kinds = {found["kind"] for found in render(values)}
+        kinds = {result["kind"] for result in render(values)}
         assert {"Deployment", "ClusterRole", "CustomResourceDefinition", "ServiceAccount"} <= kinds
 
 
@@ -268,13 +268,13 @@ class TestNames:
         objects = render(values, name=release)
         (deployment,) = of_kind(objects, "Deployment")
         assert deployment["metadata"]["name"] == name
-        for found in objects:
-            assert len(found["metadata"]["name"]) <= 63
-            assert found["metadata"]["name"].startswith(name[:40]) or found["kind"] == "CustomResourceDefinition"
+        for result in objects:
+            assert len(result["metadata"]["name"]) <= 63
+            assert result["metadata"]["name"].startswith(name[:40]) or result["kind"] == "CustomResourceDefinition"
         assert check_manifest(submitted(objects)).children
 
 
 def submitted(objects: list[dict[str, Any]]) -> str:
     """Return the job that `helm test` submits."""
-    (scripts,) = (found for found in of_kind(objects, "ConfigMap") if is_test(found))
+    (scripts,) = (result for result in of_kind(objects, "ConfigMap") if is_test(result))
     return str(scripts["data"]["job.json"])

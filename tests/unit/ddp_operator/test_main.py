@@ -13,14 +13,14 @@ from ddp_operator.__main__ import main
 @pytest.fixture
 def passed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The arguments with which ``main`` calls ``kopf.operator``; nothing else runs."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
 
     async def record(**arguments: Any) -> None:
-        found.update(arguments)
+        results.update(arguments)
 
     monkeypatch.setattr(kopf, "operator", record)
     monkeypatch.setattr("ddp_operator.__main__._configure_logging", lambda settings: None)
-    return found
+    return results
 
 
 def test_identity_of_settings_is_that_of_kopf_and_of_lease(

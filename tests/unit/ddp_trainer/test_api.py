@@ -109,15 +109,15 @@ def tokens(changed: RunConfig) -> Result:
 
 def test_worked_example_learns(capsys: pytest.CaptureFixture[str]) -> None:
     assert EXAMPLE.exit_code(EXAMPLE.main) == 0
-    said = capsys.readouterr().out
-    rmse = float(said.split("rmse ")[-1].split()[0])
+    message = capsys.readouterr().out
+    rmse = float(message.split("rmse ")[-1].split()[0])
     assert rmse < 0.2
-    assert said.rstrip().endswith("after 189 steps and 3 epochs")
-    assert "name=regression:build" in said
+    assert message.rstrip().endswith("after 189 steps and 3 epochs")
+    assert "name=regression:build" in message
     assert json.loads(Path("checkpoints/config.json").read_text())["task"] == "regression:Regression"
     # Started again it has nothing to do, and says the same.
     EXAMPLE.main()
-    assert capsys.readouterr().out.splitlines()[-1] == said.splitlines()[-1]
+    assert capsys.readouterr().out.splitlines()[-1] == message.splitlines()[-1]
 
 
 def test_result_reports_outcome_of_run(tmp_path: Path) -> None:

@@ -74,18 +74,18 @@ def test_only_whole_batches_are_compiled_for(accumulate: int, monkeypatch: pytes
     plain = engine(optim)
     parts = plain.model, plain.task, plain.optimizer, plain.precision
     config = RunConfig(optim=optim, data=DataConfig(batch_size=6), precision=PrecisionConfig(compile=True))
-    one = Engine(*parts, WORLD, config)
+    trainer = Engine(*parts, WORLD, config)
     for step, size in enumerate((6 * accumulate, 5 * accumulate, 6 * accumulate)):
-        one.step(batch(size), step, 0.1)
+        trainer.step(batch(size), step, 0.1)
     assert compiled == [6] * accumulate * 2
 
 
 def test_accumulation_sends_gradients_once_per_step() -> None:
-    one = engine(OptimConfig(accumulate=3))
+    trainer = engine(OptimConfig(accumulate=3))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        one.replica = nn.parallel.DistributedDataParallel(one.model)
-        one._forward = one.replica
+        trainer.replica = nn.parallel.DistributedDataParallel(trainer.model)
+        trainer._forward = trainer.replica
         sent: list[int] = []
 
         def count(_, bucket):  # type: ignore[no-untyped-def]
@@ -94,10 +94,10 @@ def test_accumulation_sends_gradients_once_per_step() -> None:
             done.set_result(bucket.buffer())
             return done
 
-        one.replica.register_comm_hook(None, count)
-        one.step(batch(), 0, 0.1)
+        trainer.replica.register_comm_hook(None, count)
+        trainer.step(batch(), 0, 0.1)
         assert sent == [0]
-        one.step(batch(), 1, 0.1)
+        trainer.step(batch(), 1, 0.1)
         assert sent == [0, 0]
     finally:
         dist.destroy_process_group()
@@ -152,15 +152,15 @@ def test_data_parallel_rejects_several_processes_and_compile(group: World) -> No
 
 
 def test_missing_gradients_are_named_before_optimizer_step(group: World) -> None:
-    one = replica_engine(Unused(), group, DistributedConfig())
-    before = weights(one)
+    trainer = replica_engine(Unused(), group, DistributedConfig())
+    before = weights(trainer)
     with pytest.raises(UserError) as caught:
-        one.step(batch(), 0, 0.1)
+        trainer.step(batch(), 0, 0.1)
     assert caught.value.field == "distributed.find_unused_parameters"
     assert "step 1 gave no gradient to spare.0.weight, spare.1.weight, " in caught.value.problem
     assert "spare.7.weight and 2 more, and DDP waits for all of them" in caught.value.problem
     assert "--find-unused-parameters" in caught.value.remedy
-    assert torch.equal(weights(one), before)
+    assert torch.equal(weights(trainer), before)
 
 
 def test_find_unused_parameters_accepts_missing_gradients(group: World) -> None:
@@ -202,12 +202,12 @@ def test_compression_sends_in_small_buckets(group: World) -> None:
 
 
 def test_step_uses_given_learning_rate() -> None:
-    one = engine(OptimConfig(momentum=0.0, lr=123.0))
-    before = weights(one)
-    one.step(batch(), 0, 0.0)
-    assert torch.equal(weights(one), before)
-    one.step(batch(), 1, 0.1)
-    assert not torch.equal(weights(one), before)
+    trainer = engine(OptimConfig(momentum=0.0, lr=123.0))
+    before = weights(trainer)
+    trainer.step(batch(), 0, 0.0)
+    assert torch.equal(weights(trainer), before)
+    trainer.step(batch(), 1, 0.1)
+    assert not torch.equal(weights(trainer), before)
 
 
 def test_clipping_bounds_update_and_reports_previous_norm() -> None:
@@ -224,8 +224,8 @@ def test_clipping_bounds_update_and_reports_previous_norm() -> None:
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_few_steps_lower_loss(name: str, precision: str) -> None:
-    one = engine(OptimConfig(name=name), precision=precision)
-    losses = [float(one.step(batch(), step, 0.01).loss) for step in range(20)]
+    trainer = engine(OptimConfig(name=name), precision=precision)
+    losses = [float(trainer.step(batch(), step, 0.01).loss) for step in range(20)]
     assert losses[-1] < 0.9 * losses[0]
 
 
@@ -257,34 +257,34 @@ def test_dropout_differs_between_steps_and_seeds_and_is_same_for_same_step() -> 
 
 
 def test_state_of_another_model_is_refused() -> None:
-    one = engine(OptimConfig())
-    state = one.state_dict() | {"model": nn.Linear(2, 2).state_dict()}
+    trainer = engine(OptimConfig())
+    state = trainer.state_dict() | {"model": nn.Linear(2, 2).state_dict()}
     with pytest.raises(RuntimeError):
-        one.load_state_dict(state)
+        trainer.load_state_dict(state)
 
 
 @pytest.mark.parametrize("after", ["sgd", "adamw", "novograd"])
 @pytest.mark.parametrize("before", ["sgd", "adamw", "novograd"])
 def test_state_of_another_optimizer_is_rejected(before: str, after: str) -> None:
-    one = engine(OptimConfig(name=before))
-    other = engine(OptimConfig(name=after))
-    one.step(batch(), 0, 0.01)
+    trainer = engine(OptimConfig(name=before))
+    second = engine(OptimConfig(name=after))
+    trainer.step(batch(), 0, 0.01)
     if before == after:
-        other.load_state_dict(one.state_dict())
-        other.step(batch(), 1, 0.01)
+        second.load_state_dict(trainer.state_dict())
+        second.step(batch(), 1, 0.01)
     else:
         with pytest.raises(ValueError, match="the state is not one of"):
-            other.load_state_dict(one.state_dict())
+            second.load_state_dict(trainer.state_dict())
 
 
 def test_resumed_run_uses_its_own_settings() -> None:
-    one = engine(OptimConfig(momentum=0.9, weight_decay=0.1))
-    one.step(batch(), 0, 0.01)
-    other = engine(OptimConfig(momentum=0.5, weight_decay=0.0))
-    other.load_state_dict(one.state_dict())
-    (group,) = other.optimizer.param_groups
+    trainer = engine(OptimConfig(momentum=0.9, weight_decay=0.1))
+    trainer.step(batch(), 0, 0.01)
+    second = engine(OptimConfig(momentum=0.5, weight_decay=0.0))
+    second.load_state_dict(trainer.state_dict())
+    (group,) = second.optimizer.param_groups
     assert (group["momentum"], group["weight_decay"]) == (0.5, 0.0)
-    buffers = [[state["momentum_buffer"] for state in each.optimizer.state.values()] for each in (one, other)]
+    buffers = [[state["momentum_buffer"] for state in each.optimizer.state.values()] for each in (trainer, second)]
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(*buffers, strict=True))
 
 
@@ -295,10 +295,10 @@ def test_precisions_that_need_gpu_are_refused_on_cpu(name: str) -> None:
 
 
 def test_compute_time_is_counted_once_step() -> None:
-    one = engine(OptimConfig())
-    assert one.clock.seconds() == 0.0
-    one.step(batch(), 0, 0.1)
-    assert one.clock.seconds() > 0.0
+    trainer = engine(OptimConfig())
+    assert trainer.clock.seconds() == 0.0
+    trainer.step(batch(), 0, 0.1)
+    assert trainer.clock.seconds() > 0.0
 
 
 # Models

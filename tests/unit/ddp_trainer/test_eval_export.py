@@ -36,15 +36,15 @@ def test_validation_of_weights_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = ["--checkpoint-dir", str(tmp_path / "kept")]
-    others = ["--log-dir", str(tmp_path / "logs"), "--csv-dir", str(tmp_path / "csv")]
+    peers = ["--log-dir", str(tmp_path / "logs"), "--csv-dir", str(tmp_path / "csv")]
     # The average, which is validated, is another model than the one that is trained.
-    assert main([*DIGITS, *kept, *others, "--max-steps", "20", "--ema-decay", "0.99"]) == 0
+    assert main([*DIGITS, *kept, *peers, "--max-steps", "20", "--ema-decay", "0.99"]) == 0
     expected = said_scores(capsys)
     before = contents(tmp_path)
     # An attempt that is at work in the folder is left alone; settings of the training don't matter.
     monkeypatch.setenv("DDP_ATTEMPT", "9")
     monkeypatch.setenv("DDP_RUNTIME_DIR", str(tmp_path / "runtime"))
-    assert main([*DIGITS, *kept, *others, "--eval-only", "--optimizer", "adamw", "--resume", "never"]) == 0
+    assert main([*DIGITS, *kept, *peers, "--eval-only", "--optimizer", "adamw", "--resume", "never"]) == 0
     assert said_scores(capsys) == expected
     page = (tmp_path / "runtime" / "metrics" / "0.prom").read_text()
     assert f'ddp_validation_accuracy_ratio{{rank="0"}} {expected.split()[-1]}'[:-2] in page
@@ -148,9 +148,9 @@ def test_file_that_can_t_be_written_is_mistake_before_training(
     Path("file").write_text("")
     monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None)
     assert main([*DIGITS, "--export", path]) == 81
-    said = capsys.readouterr()
-    assert words in said.err
-    assert "step" not in said.out.partition("training:")[2]
+    message = capsys.readouterr()
+    assert words in message.err
+    assert "step" not in message.out.partition("training:")[2]
 
 
 class Branching(nn.Module):
@@ -176,9 +176,9 @@ def test_model_that_can_t_be_traced_is_warned_of_after_training_and_refused_othe
     digits = [part for part in DIGITS if part not in ("--model-width", "4")]
     arguments = [*digits, "--model", f"{__name__}:branching", "--checkpoint-dir", str(tmp_path), "--export", path]
     assert main([*arguments, "--max-steps", "1"]) == 0
-    said = capsys.readouterr()
-    assert f"warning: export: the model can't be exported to {path}: " in said.err
-    assert "done: 1 steps" in said.out
+    message = capsys.readouterr()
+    assert f"warning: export: the model can't be exported to {path}: " in message.err
+    assert "done: 1 steps" in message.out
     assert main([*arguments, "--eval-only"]) == 81
     assert "use .safetensors" in capsys.readouterr().err
     assert not Path(path).exists()

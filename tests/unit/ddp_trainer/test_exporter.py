@@ -44,9 +44,9 @@ def get(port: int | None, path: str = "/metrics") -> bytes:
 
 @pytest.fixture
 def exporter() -> Iterator[Exporter]:
-    one = Exporter.start(port=0, env=RankEnv(rank=3, world_size=8), total_steps=10, epochs=2)
-    yield one
-    one.close()
+    endpoint = Exporter.start(port=0, env=RankEnv(rank=3, world_size=8), total_steps=10, epochs=2)
+    yield endpoint
+    endpoint.close()
 
 
 def test_two_lines_export_metrics_of_user_script(monkeypatch: pytest.MonkeyPatch) -> None:

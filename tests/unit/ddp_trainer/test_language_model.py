@@ -49,11 +49,11 @@ def test_output_depends_only_on_previous_tokens_and_model_has_size() -> None:
     model = build_model(config.model, LENGTH, 256)
     assert 0.8e6 < sum(parameter.numel() for parameter in model.parameters()) < 0.9e6
     tokens = torch.randint(256, (2, LENGTH), generator=torch.Generator().manual_seed(0))
-    other = tokens.clone()
-    other[:, 60:] = 7
+    second = tokens.clone()
+    second[:, 60:] = 7
     with torch.no_grad():
-        assert torch.equal(model(tokens)[:, :60], model(other)[:, :60])
-        assert not torch.equal(model(tokens)[:, 60:], model(other)[:, 60:])
+        assert torch.equal(model(tokens)[:, :60], model(second)[:, :60])
+        assert not torch.equal(model(tokens)[:, 60:], model(second)[:, 60:])
     with pytest.raises(UserError, match=r"model\.width: 48 is not a multiple of 32 \(gpt\)"):
         build_model(ModelConfig(name="gpt", width=48), LENGTH, 256)
 
@@ -74,15 +74,15 @@ def test_gpt_beats_byte_frequencies_and_reports_tokens_per_second(
 ) -> None:
     monkeypatch.setenv("DDP_RUNTIME_DIR", str(tmp_path))
     assert main([*GPT, "--max-steps", "60", "--lr", "0.01"]) == 0
-    said = capsys.readouterr().out
-    (loss,) = re.findall(r"validation: loss ([\d.]+) accuracy", said)
+    message = capsys.readouterr().out
+    (loss,) = re.findall(r"validation: loss ([\d.]+) accuracy", message)
     text = torch.cat([load(DataConfig()).train[index][0] for index in range(1000)])  # type: ignore[index]
     shares = torch.bincount(text).double() / len(text)
     entropy = float(-(shares * shares.clamp(min=1e-300).log()).sum())
     assert float(loss) < entropy - 0.5
-    assert re.search(r"step 60/60 loss [\d.]+ \d+ tokens/s lr", said)
-    assert re.search(r"training: [\d.]+ s, \d+ tokens/s", said)
-    assert "samples/s" not in said
+    assert re.search(r"step 60/60 loss [\d.]+ \d+ tokens/s lr", message)
+    assert re.search(r"training: [\d.]+ s, \d+ tokens/s", message)
+    assert "samples/s" not in message
     page = (tmp_path / "metrics" / "0.prom").read_text()
     (tokens,) = re.findall(r'ddp_tokens_total{rank="0"} (\S+)', page)
     (samples,) = re.findall(r'ddp_samples_total{rank="0"} (\S+)', page)

@@ -166,8 +166,8 @@ def test_watch_records_copies_and_host_reads() -> None:
 def test_launches_are_counted_before_and_after_step_is_recorded() -> None:
     from tests.bench.trainer import launches
 
-    found = launches.count("cifar10-wideresnet")
-    assert found["batch"] > 100
-    assert found["batch of 16"] < 10
-    assert found["step"] > found["batch"] + 100
-    assert found["replay"] <= 5
+    count = launches.count("cifar10-wideresnet")
+    assert count["batch"] > 100
+    assert count["batch of 16"] < 10
+    assert count["step"] > count["batch"] + 100
+    assert count["replay"] <= 5

@@ -112,9 +112,9 @@ def test_scaled_step_scales_unscales_clips_steps_and_updates(monkeypatch: pytest
 def test_nonfinite_scaled_step_is_skipped_and_scale_is_saved() -> None:
     # torch's own scaler, which also works on a CPU.
     precision = Precision(PrecisionConfig(), CPU)
-    other = Precision(PrecisionConfig(), CPU)
-    for one in (precision, other):
-        one.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    second = Precision(PrecisionConfig(), CPU)
+    for item in (precision, second):
+        item.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     weight = torch.ones(1, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.1)
 
@@ -129,8 +129,8 @@ def test_nonfinite_scaled_step_is_skipped_and_scale_is_saved() -> None:
     step(float("inf"))
     assert weight.item() == pytest.approx(0.9)
     assert precision.state_dict()["scale"] == 512.0
-    other.load_state_dict(precision.state_dict())
-    assert other.state_dict() == precision.state_dict()
+    second.load_state_dict(precision.state_dict())
+    assert second.state_dict() == precision.state_dict()
     assert Precision(PrecisionConfig(), CPU).state_dict() == {}
 
 
@@ -150,11 +150,11 @@ def test_on_gpu_format_sets_backends_switches(
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
     cudnn = torch.backends.cudnn
     matmul = torch.backends.cuda.matmul
-    one = Precision(PrecisionConfig(name=name, deterministic=name == "fp32"), torch.device("cuda", 0))
+    precision = Precision(PrecisionConfig(name=name, deterministic=name == "fp32"), torch.device("cuda", 0))
     assert (matmul.allow_tf32, cudnn.allow_tf32) == (products, convolutions)
     assert (cudnn.deterministic, cudnn.benchmark) == (name == "fp32", name != "fp32")
-    assert one.dtype == dtype
-    assert one.scaler is None
+    assert precision.dtype == dtype
+    assert precision.scaler is None
 
 
 AMPERE = DeviceTraits("cuda", fast_bf16=True)
@@ -274,16 +274,16 @@ def test_default_on_gpu_sets_switches_and_layout(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
     cudnn = torch.backends.cudnn
     matmul = torch.backends.cuda.matmul
-    one = Precision(PrecisionConfig(), torch.device("cuda", 0), RESNET)
-    assert (one.name, one.dtype, one.memory_format) == ("bf16", torch.bfloat16, torch.channels_last)
+    precision = Precision(PrecisionConfig(), torch.device("cuda", 0), RESNET)
+    assert (precision.name, precision.dtype, precision.memory_format) == ("bf16", torch.bfloat16, torch.channels_last)
     assert (matmul.allow_tf32, cudnn.allow_tf32) == (True, True)
     assert torch.get_float32_matmul_precision() == "high"  # raises where old and new switches are mixed
 
 
 def test_default_on_cpu_is_contiguous_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddp_trainer.precision.cpu_has_bf16", lambda: True)
-    one = Precision(PrecisionConfig(), CPU, RESNET)
-    assert (one.name, one.dtype, one.memory_format) == ("fp32", None, torch.contiguous_format)
+    precision = Precision(PrecisionConfig(), CPU, RESNET)
+    assert (precision.name, precision.dtype, precision.memory_format) == ("fp32", None, torch.contiguous_format)
 
 
 def test_bf16_is_refused_where_gpu_has_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,14 +109,14 @@ def test_signal_aborts_validation_and_resume_repeats_it(
     monkeypatch.setenv("TEST_INTERRUPT", "0:2:VALIDATIONSIGTERM")
     capsys.readouterr()
     assert main([*arguments, "--checkpoint-dir", str(cut)]) == 85
-    said = capsys.readouterr().out
-    assert f"preempted: stopped after step {steps}; checkpoint saved" in said
-    assert "validation:" not in said
+    message = capsys.readouterr().out
+    assert f"preempted: stopped after step {steps}; checkpoint saved" in message
+    assert "validation:" not in message
     monkeypatch.delenv("TEST_INTERRUPT")
     assert main([*arguments, "--checkpoint-dir", str(cut)]) == 0
-    said = capsys.readouterr().out
-    assert said.count("validation:") == 1
-    assert " loss " not in said.split("training:")[1].split("validation:")[0]
+    message = capsys.readouterr().out
+    assert message.count("validation:") == 1
+    assert " loss " not in message.split("training:")[1].split("validation:")[0]
     name = max(whole.glob("step-*.pt")).name
     assert same(load(cut / name), load(whole / name))
     assert same(load(cut / "model.pt"), load(whole / "model.pt"))
@@ -139,18 +139,18 @@ def test_changed_sample_order_within_epoch_warns(
     train(*folder, "--max-steps", cut)
     capsys.readouterr()
     train(*folder, "--max-steps", "9", *again)
-    said = capsys.readouterr()
-    assert f"{cut} steps" in said.out
-    assert ("order of the samples" in said.err) == bool(words)
-    assert words in said.err
+    message = capsys.readouterr()
+    assert f"{cut} steps" in message.out
+    assert ("order of the samples" in message.err) == bool(words)
+    assert words in message.err
 
 
 def test_checkpoint_between_validations_has_no_accuracy_of_older_weights(tmp_path: Path) -> None:
     # It would count as the best one, beside or before the one that was validated.
     train("--checkpoint-dir", str(tmp_path), "--checkpoint-every-steps", "3")
     manifests = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("step-*.json"))]
-    assert [one["step"] for one in manifests] == [3, 6, 8, 9, 12, 15, 16]
-    assert [one["step"] for one in manifests if one["accuracy"] is not None] == [8, 16]
+    assert [manifest["step"] for manifest in manifests] == [3, 6, 8, 9, 12, 15, 16]
+    assert [manifest["step"] for manifest in manifests if manifest["accuracy"] is not None] == [8, 16]
 
 
 @pytest.mark.parametrize("nonfinite", ["count", "stop"])
@@ -196,9 +196,9 @@ def test_checkpoint_with_other_parameter_groups_is_refused_with_message(
     folder = ["--checkpoint-dir", str(tmp_path)]
     train(*folder, "--max-steps", "1")
     assert main([*STATEFUL, *folder, "--max-steps", "2", "--norm-bias-decay", "false"]) == 81
-    said = capsys.readouterr().err
-    assert "optim.norm_bias_decay: the checkpoint has 1 parameter group(s), this run 2" in said
-    assert "give --norm-bias-decay true" in said
+    message = capsys.readouterr().err
+    assert "optim.norm_bias_decay: the checkpoint has 1 parameter group(s), this run 2" in message
+    assert "give --norm-bias-decay true" in message
 
 
 def test_training_continues_while_disk_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,8 +238,8 @@ def test_nonfinite_stop_ends_run_and_saves_no_later_state(
     arguments = [*STATEFUL, "--model", plugins.INTERRUPTING, "--checkpoint-dir", str(tmp_path)]
     arguments += ["--checkpoint-every-steps", "2", "--log-every", "50"]
     assert main([*arguments, "--nonfinite", "stop"]) == 81
-    said = capsys.readouterr()
-    assert "nonfinite: the loss of step 5 on rank 0 is not a finite number" in said.err
+    message = capsys.readouterr()
+    assert "nonfinite: the loss of step 5 on rank 0 is not a finite number" in message.err
     assert [load(path)["position"]["step"] for path in sorted(tmp_path.glob("step-*.pt"))] == [2, 4]
     assert not (tmp_path / "model.pt").exists()
 

@@ -75,7 +75,7 @@ class StepHarness:
                 self.step(batch)
             consumed = 0
         state = torch.utils._pytree.tree_leaves(self.engine.state_dict())
-        results = [value for one in self.taken for value in vars(one).values()]
+        results = [value for item in self.taken for value in vars(item).values()]
         return [torch.as_tensor(value).clone() for value in (*state, *results) if value is not None]
 
 
@@ -116,7 +116,7 @@ CHANGES = {
 def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
     """To the bit; of a step that a scaler leaves out the norm is no number."""
     pairs = zip(ours, theirs, strict=True)
-    return all(torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True) for one, other in pairs)
+    return all(torch.allclose(item, second, rtol=0.0, atol=0.0, equal_nan=True) for item, second in pairs)
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -127,7 +127,7 @@ def test_replayed_steps_are_steps_themselves(name: str, capsys: pytest.CaptureFi
     assert same(eager.train(range(3)), replayed.train(range(3)))
     # Epochs are four whole batches and one of two samples, which is none of the graph's.
     assert "CUDA graph of a step: recorded after 3 steps in " in capsys.readouterr().out
-    assert len({float(one.loss) for one in replayed.taken}) == 15
+    assert len({float(item.loss) for item in replayed.taken}) == 15
 
 
 def test_scaler_scales_and_skips_steps_in_replays() -> None:
@@ -139,7 +139,7 @@ def test_scaler_scales_and_skips_steps_in_replays() -> None:
     assert same(eager, replayed)
     scales = [run.engine.precision.state_dict()["scale"] for run in runs]
     assert scales[0] == scales[1] < 2.0**125
-    assert bool(torch.stack([one.loss for one in runs[0].taken]).isfinite().all())
+    assert bool(torch.stack([item.loss for item in runs[0].taken]).isfinite().all())
 
 
 def test_resumed_run_records_again_and_continues_bitwise() -> None:

@@ -91,7 +91,7 @@ def test_other_devices_are_ignored_beside_gpu_limits() -> None:
     made = claiming({"name": "gpus"}, resources={"limits": {"nvidia.com/gpu": "4"}})
     typed = job(template=made).spec
     claim = gpu_claim(exactly("nic", "rdma.example.com"))
-    assert count_claimed(typed, [(one, claim) for one in find_claims(typed)]) == 0
+    assert count_claimed(typed, [(item, claim) for item in find_claims(typed)]) == 0
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_other_devices_are_ignored_beside_gpu_limits() -> None:
 )  # fmt: skip
 def test_claim_of_another_shape_in_file_has_no_gpus(spec: Any) -> None:
     typed = job(template=claiming({"name": "gpus"}), procPerNode=2).spec
-    assert count_claimed(typed, [(one, {"spec": spec}) for one in find_claims(typed)]) == 0
+    assert count_claimed(typed, [(claim, {"spec": spec}) for claim in find_claims(typed)]) == 0
 
 
 def test_digest_covers_all_inputs_of_count() -> None:

@@ -47,8 +47,8 @@ class TestStructure:
         assert [(path, sorted(forbidden & set(node))) for path, node in nodes(SCHEMA) if forbidden & set(node)] == []
 
     def test_every_node_has_type(self) -> None:
-        others = ("x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields")
-        assert [p for p, n in nodes(SCHEMA) if "type" not in n and not any(n.get(name) for name in others)] == []
+        peers = ("x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields")
+        assert [p for p, n in nodes(SCHEMA) if "type" not in n and not any(n.get(name) for name in peers)] == []
 
     def test_no_two_objects_are_taken_for_equal_that_only_have_as_many_members(self) -> None:
         """An API server's == compares the members that the schema knows, and of an object with others their number."""
@@ -146,5 +146,5 @@ def test_api_server_fills_in_no_field_but_number_of_nodes_and_suspend() -> None:
 
     And an operator that is rolled back would refuse every job for a new field that nobody has asked for.
     """
-    found = {path[1:] for path, schema in nodes(SCHEMA["properties"]["spec"]) if "default" in schema}
-    assert found == {"nodes", "suspend"}
+    results = {path[1:] for path, schema in nodes(SCHEMA["properties"]["spec"]) if "default" in schema}
+    assert results == {"nodes", "suspend"}

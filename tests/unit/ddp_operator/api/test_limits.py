@@ -19,13 +19,13 @@ CAUSE = LastFailure(attempt=1, category="UserError")
 
 
 def field(path: str) -> dict[str, Any]:
-    found = build_resource_schema()["properties"]["spec"]
+    spec = build_resource_schema()["properties"]["spec"]
     for name in path.split(".")[1:]:
-        found = found["properties"][name]
-    return dict(found)
+        spec = spec["properties"][name]
+    return dict(spec)
 
 
-@pytest.mark.parametrize("limit", [one for one in LIMITS if re.fullmatch(r"spec\.[\w.]+", one.change)])
+@pytest.mark.parametrize("limit", [item for item in LIMITS if re.fullmatch(r"spec\.[\w.]+", item.change)])
 def test_limit_that_is_field_has_fields_default(limit: Limit) -> None:
     default = field(limit.change).get("default")
     if isinstance(default, list):

@@ -15,7 +15,7 @@ def merged_lists(version: str) -> dict[str, set[tuple[str, bool]]]:
     """Return by their names the lists of a pod template that Kubernetes merges: key, and whether with retainKeys."""
     folder = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema" / f"v{version}.0-local"
     definitions = json.loads((folder / "_definitions.json").read_text())["$defs"]
-    found: dict[str, set[tuple[str, bool]]] = {}
+    results: dict[str, set[tuple[str, bool]]] = {}
 
     def walk(schema: dict[str, Any], seen: frozenset[str]) -> None:
         reference = schema.get("$ref", "").rpartition("/")[2]
@@ -26,22 +26,22 @@ def merged_lists(version: str) -> dict[str, set[tuple[str, bool]]]:
         for name, member in schema.get("properties", {}).items():
             key = member.get("x-kubernetes-patch-merge-key")
             if key:
-                found.setdefault(name, set()).add((key, "retainKeys" in member["x-kubernetes-patch-strategy"]))
+                results.setdefault(name, set()).add((key, "retainKeys" in member["x-kubernetes-patch-strategy"]))
             walk(member, seen)
         if isinstance(schema.get("items"), dict):
             walk(schema["items"], seen)
 
     walk({"$ref": "/io.k8s.api.core.v1.PodTemplateSpec"}, frozenset())
-    return found
+    return results
 
 
 @pytest.mark.parametrize("version", ["1.31", "1.36"])
 def test_merge_keys_are_those_of_kubernetes(version: str) -> None:
-    found = merged_lists(version)
-    assert {name: {key for key, _ in keys} for name, keys in found.items()} == {
+    result = merged_lists(version)
+    assert {name: {key for key, _ in keys} for name, keys in result.items()} == {
         name: {key} for name, key in MERGE_KEYS.items()
     }
-    retained = {name for name, keys in found.items() if any(retain for _, retain in keys)}
+    retained = {name for name, keys in result.items() if any(retain for _, retain in keys)}
     assert retained | {"env"} == set(ALTERNATIVES)
 
 
@@ -97,7 +97,7 @@ CASES: dict[str, tuple[Any, Any, Any]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_merge_keeps_both_inputs(case: str) -> None:
-    base, own, wanted = copy.deepcopy(CASES[case])
-    assert merge(base, own) == wanted
+    base, own, expected = copy.deepcopy(CASES[case])
+    assert merge(base, own) == expected
     assert (base, own) == CASES[case][:2]
-    assert merge(merge(base, own), own) == wanted
+    assert merge(merge(base, own), own) == expected

@@ -62,7 +62,7 @@ class TestDefaults:
 class TestFile:
     def test_other_objects_are_returned(self) -> None:
         text = yaml.safe_dump_all([{"kind": "ConfigMap", "metadata": {"name": "c"}}, resource(), None])
-        assert [other["kind"] for other in parse_manifest(text).others] == ["ConfigMap"]
+        assert [second["kind"] for second in parse_manifest(text).others] == ["ConfigMap"]
 
     def test_merge_keys_and_anchors_work(self) -> None:
         text = yaml.safe_dump(resource()) + "x-base: &base {a: 1}\n"
@@ -70,8 +70,8 @@ class TestFile:
 
     @pytest.mark.parametrize("number", [2**63, -(10**400), 1e22, math.nan])
     def test_number_beyond_64_bits_is_no_integer(self, number: float) -> None:
-        (said,) = refusal(yaml.safe_dump(resource(elastic={"minNodes": number, "maxNodes": 4})))
-        assert 'spec.elastic.minNodes in body must be of type integer: "number"' in said
+        (message,) = refusal(yaml.safe_dump(resource(elastic={"minNodes": number, "maxNodes": 4})))
+        assert 'spec.elastic.minNodes in body must be of type integer: "number"' in message
 
     def test_mistyped_member_of_metadata_is_refused_as_by_kubectl(self) -> None:
         manifest = resource()
@@ -106,16 +106,16 @@ class TestFile:
         ],
     )  # fmt: skip
     def test_malformed_file_is_refused_in_one_sentence(self, text: str, words: str) -> None:
-        [said] = refusal(text)
-        assert words in said
+        [message] = refusal(text)
+        assert words in message
 
     def test_nested_aliases_are_refused_quickly(self) -> None:
         lines = ["a0: &a0 [x]"] + [f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40)]
         assert refusal("\n".join(lines) + "\nkind: Job\n")
 
     def test_deep_nesting_is_refused_not_raised(self) -> None:
-        [said] = refusal("[" * 1200)
-        assert "not valid YAML" in said
+        [message] = refusal("[" * 1200)
+        assert "not valid YAML" in message
 
 
 class TestWords:
@@ -181,8 +181,8 @@ class TestWords:
 
     @pytest.mark.parametrize("spec", ["x", [], 3])
     def test_spec_of_another_type(self, spec: Any) -> None:
-        [said] = refusal(resource() | {"spec": spec})
-        assert said.startswith("spec: Invalid value: ")
+        [message] = refusal(resource() | {"spec": spec})
+        assert message.startswith("spec: Invalid value: ")
 
     def test_missing_spec_is_named(self) -> None:
         assert refusal({k: v for k, v in resource().items() if k != "spec"}) == [

@@ -27,13 +27,15 @@ def taken(job: dict[str, Any], *locked: str) -> Profile:
 
 
 def trainer_of(spec: dict[str, Any]) -> dict[str, Any]:
-    return next(one for one in spec["template"]["spec"]["containers"] if one["name"] in ("trainer", "main"))
+    return next(
+        container for container in spec["template"]["spec"]["containers"] if container["name"] in ("trainer", "main")
+    )
 
 
 class TestMerge:
     def test_own_default_values_override_profile(self) -> None:
-        given = taken({"recovery": {"maxRestarts": 9, "countDisruptions": True}, "securityProfile": "Restricted"})
-        spec, errors = complete_spec({"recovery": {"maxRestarts": 3, "countDisruptions": False}}, given)
+        source = taken({"recovery": {"maxRestarts": 9, "countDisruptions": True}, "securityProfile": "Restricted"})
+        spec, errors = complete_spec({"recovery": {"maxRestarts": 3, "countDisruptions": False}}, source)
         assert errors == []
         assert spec == {"recovery": {"maxRestarts": 3, "countDisruptions": False}, "securityProfile": "Restricted"}
 
@@ -54,7 +56,7 @@ class TestMerge:
         own = {"template": template(*({"name": name, "command": [name]} for name in ours))}
         before = copy.deepcopy((base, own))
         spec, _ = complete_spec(own, taken(base))
-        assert [one["name"] for one in spec["template"]["spec"]["containers"]] == wanted
+        assert [container["name"] for container in spec["template"]["spec"]["containers"]] == wanted
         assert (base, own) == before
 
     def test_container_needs_no_name(self) -> None:
@@ -65,8 +67,8 @@ class TestMerge:
 
     def test_digest_covers_used_fields(self) -> None:
         assert taken({"shm": {}}).digest == taken({"shm": {}}).digest
-        others = {taken({}).digest, taken({"shm": {}}).digest, taken({"shm": {}}, "shm").digest}
-        assert len(others) == 3
+        peers = {taken({}).digest, taken({"shm": {}}).digest, taken({"shm": {}}, "shm").digest}
+        assert len(peers) == 3
 
 
 BASE = {

@@ -355,13 +355,13 @@ class TestTransitions:
     @pytest.mark.parametrize("ran", [RAN, {"attempt": 1}])
     def test_ended_job_refuses_ineffective_changes(self, path: str, ran: dict[str, Any]) -> None:
         old = stored() | {"status": ran | {"completionTime": "2026-11-20T13:00:00Z"}}
-        found = [str(error) for error in check_rules(change(old, path, (FIXED | MUTABLE)[path]), old)]
+        results = [str(error) for error in check_rules(change(old, path, (FIXED | MUTABLE)[path]), old)]
         if path in ("spec.ttlSecondsAfterFinished", "spec.cleanPodPolicy", "metadata.labels"):
-            assert found == []
+            assert results == []
         else:
             field = ".".join(path.split(".")[:2])
             words = "can't be changed once the job has ended; delete the job and create it again"
-            assert found == [f"spec: Invalid value: {field} {words}"]
+            assert results == [f"spec: Invalid value: {field} {words}"]
 
     def test_every_field_is_tried(self) -> None:
         tried = {path.split(".")[1] for path in {**FIXED, **MUTABLE} if path.startswith("spec.")}
@@ -371,18 +371,18 @@ class TestTransitions:
         """Service and NetworkPolicy serve all attempts and are never patched: nothing in them may grow stale."""
         policy = {"enabled": True, "egressCidrs": ["10.0.0.0/8"], "metricsFrom": [{"podSelector": {}}]}
         old = stored(networkPolicy=policy) | {"status": {"attempt": 1}}
-        others = {
+        peers = {
             "spec.networkPolicy.egressCidrs": [],
             "spec.networkPolicy.metricsFrom": [],
             "spec.elastic": {"minNodes": 1, "maxNodes": 3},
         }
-        told: set[str] = set()
-        for path, value in [*FIXED.items(), *MUTABLE.items(), *others.items()]:
+        reports: set[str] = set()
+        for path, value in [*FIXED.items(), *MUTABLE.items(), *peers.items()]:
             new = change(old, path, value)
             if made_once(new) != made_once(old):
-                told.add(path)
+                reports.add(path)
                 assert said(new, old) == ["spec: Invalid value: " + ".".join(path.split(".")[:2])]
-        assert told == {"spec.rendezvous.port", "spec.metrics.port", *(path for path in others if "Policy" in path)}
+        assert reports == {"spec.rendezvous.port", "spec.metrics.port", *(path for path in peers if "Policy" in path)}
 
     def test_optional_block_is_neither_added_nor_removed(self) -> None:
         without, with_it = (item | {"status": RAN} for item in (stored(), BASE))

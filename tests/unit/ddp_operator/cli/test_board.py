@@ -91,7 +91,7 @@ def test_pod_of_jobs_image_shows_folder_on_its_claim() -> None:
 
 @pytest.mark.parametrize("volumes", [[], [{"name": "v", "emptyDir": {}}]])
 def test_folder_deleted_with_pods_is_refused(volumes: Any) -> None:
-    own = template(trainer(volumeMounts=[{"name": one["name"], "mountPath": "/ckpt"} for one in volumes]))
+    own = template(trainer(volumeMounts=[{"name": volume["name"], "mountPath": "/ckpt"} for volume in volumes]))
     own["spec"]["volumes"] = volumes
     with pytest.raises(CommandError, match="/ckpt/tb is on no volume that outlives the pods"):
         list(build_commands(resource(tracking=TENSORBOARD, template=own), 6006))

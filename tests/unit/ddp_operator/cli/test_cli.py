@@ -115,8 +115,8 @@ def test_volume_that_this_machine_lacks_is_refused_with_its_path(capsys: pytest.
 @pytest.mark.parametrize("asked", ["auto", "gpu", 2])
 def test_devices_that_are_claimed_are_refused_on_this_machine(asked: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", write(template=claiming({"name": "gpus"}), procPerNode=asked)]) == 2
-    said = "spec.template.spec.resourceClaims: not supported on this machine: there is no cluster device driver"
-    assert said in capsys.readouterr().err
+    message = "spec.template.spec.resourceClaims: not supported on this machine: there is no cluster device driver"
+    assert message in capsys.readouterr().err
 
 
 CLAIMS = {"template": claiming({"name": "gpus"})}

@@ -131,8 +131,8 @@ def converted(text: str) -> tuple[Object, str]:
 
 
 def trainer(spec: Object) -> Object:
-    found: Object = next(c for c in spec["template"]["spec"]["containers"] if c["name"] == "trainer")
-    return found
+    result: Object = next(c for c in spec["template"]["spec"]["containers"] if c["name"] == "trainer")
+    return result
 
 
 def change(text: str, edit: Any) -> str:

@@ -228,8 +228,8 @@ class TestDrill:
         ready = Sample(2, 1, 5, 5, 0)
         back = Sample(9, 1, 5, 1, 1)
         target = FakeTarget(early, ready, back)
-        who, found = drill(target, 1, after=3, timeout=60, clock=lambda: 3.0)
-        assert (who, target.killed, found.seconds, found.steps_lost) == ("rank 1", 1, 6.0, 1)
+        who, result = drill(target, 1, after=3, timeout=60, clock=lambda: 3.0)
+        assert (who, target.killed, result.seconds, result.steps_lost) == ("rank 1", 1, 6.0, 1)
 
     def test_job_without_steps_is_not_killed(self) -> None:
         target = FakeTarget(Sample(1, 1, 0, 0, 0), Sample(500, 1, 0, 0, 0))
@@ -287,8 +287,8 @@ class TestDrill:
         assert lines[3].startswith("verdict     restarted at step 0: no checkpoint was loaded.")
 
     def test_steps_from_log_are_lost_within_its_interval(self, capsys: pytest.CaptureFixture[str]) -> None:
-        found = MeasuredRecovery(1.0, "process", 240, 219, began_at=19, interval=20)
-        print_result(DrillResult("rank 1", found), "text")
+        measured_recovery = MeasuredRecovery(1.0, "process", 240, 219, began_at=19, interval=20)
+        print_result(DrillResult("rank 1", measured_recovery), "text")
         lines = capsys.readouterr().out.splitlines()
         assert lines[2] == (
             "steps lost  at most 40 (at step 240, resumed between 200 and 220: the log has every 20th step)"
@@ -473,9 +473,9 @@ def test_cluster_commands_import_client_only_to_connect() -> None:
 def test_scale_of_queued_job_mentions_admission(
     labels: dict[str, str], more: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = job() | {"spec": {"nodes": 1}}
-    found["metadata"]["labels"] = labels
-    monkeypatch.setattr(Client, "backend", FakeBackend(found))
+    result = job() | {"spec": {"nodes": 1}}
+    result["metadata"]["labels"] = labels
+    monkeypatch.setattr(Client, "backend", FakeBackend(result))
     assert main(["scale", "x", "2"]) == 0
     assert capsys.readouterr().out == f"x: scaled from 1 to 2 nodes{more}\n"
     assert main(["scale", "x", "2"]) == 0

@@ -40,8 +40,8 @@ def backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeBac
 
 def container(backend: FakeBackend) -> dict[str, Any]:
     assert backend.resource is not None
-    found: dict[str, Any] = backend.resource["spec"]["template"]["spec"]["containers"][0]
-    return found
+    result: dict[str, Any] = backend.resource["spec"]["template"]["spec"]["containers"][0]
+    return result
 
 
 def test_function_travels_with_its_modules_folder(backend: FakeBackend, tmp_path: Path) -> None:
@@ -127,14 +127,14 @@ def test_invalid_programs_are_refused_before_anything_is_created(
 
 
 def test_manifest_is_path_text_or_dict(backend: FakeBackend, tmp_path: Path) -> None:
-    given = {"metadata": {"name": "x"}, "spec": {}}
-    (tmp_path / "job.yaml").write_text(json.dumps(given))
-    for manifest in ("job.yaml", tmp_path / "job.yaml", json.dumps(given, indent=1), given):
-        assert Client().submit(manifest).resource == given
+    source = {"metadata": {"name": "x"}, "spec": {}}
+    (tmp_path / "job.yaml").write_text(json.dumps(source))
+    for manifest in ("job.yaml", tmp_path / "job.yaml", json.dumps(source, indent=1), source):
+        assert Client().submit(manifest).resource == source
         assert backend.workdir is None
-    Client().submit(given, workdir=".", include=["a"], code_claim="shared")
+    Client().submit(source, workdir=".", include=["a"], code_claim="shared")
     assert backend.workdir == Workdir(Path("."), ["a"], claim="shared")
-    Client().submit(given, workdir=".", pip=True, code_image="localhost:5000/code")
+    Client().submit(source, workdir=".", pip=True, code_image="localhost:5000/code")
     assert backend.workdir == Workdir(Path("."), pip=True, image="localhost:5000/code")
     with pytest.raises(ClientError, match=r"none\.yaml"):
         Client().submit("none.yaml")
@@ -177,8 +177,8 @@ def test_run_folder_is_reported_once_to_caller(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv(ENV_RUN_FOLDER, str(sink))
     for _ in range(2):
         RunFolder(tmp_path).announce()
-    with open(source) as told:
-        assert told.read() == str(tmp_path)
+    with open(source) as report:
+        assert report.read() == str(tmp_path)
     assert ENV_RUN_FOLDER not in os.environ
 
 

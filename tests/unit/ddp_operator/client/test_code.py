@@ -36,8 +36,8 @@ def place(server: PodServer, folder: Path, registry: Registry) -> str:
     """Return what is said of a folder that a job takes along."""
     (folder / "train.py").write_text("")
     code = pack_code(folder, image=f"{registry.host}/team/code")
-    with stored_code(cast(Api, server), code, parse_resource(resource("x", code=dict(code.spec)))) as said:
-        return said
+    with stored_code(cast(Api, server), code, parse_resource(resource("x", code=dict(code.spec)))) as message:
+        return message
 
 
 def test_image_is_pushed_where_its_volume_is_kept(tmp_path: Path) -> None:

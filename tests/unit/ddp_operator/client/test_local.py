@@ -35,8 +35,8 @@ def running(folder: RunFolder) -> Iterator[None]:
     def follow() -> None:
         while not over.wait(0.01):
             job = read_job(folder)
-            wanted = folder.read_changes()
-            folder.write_status({**job, "spec": {**job["spec"], **wanted}})
+            expected = folder.read_changes()
+            folder.write_status({**job, "spec": {**job["spec"], **expected}})
 
     thread = threading.Thread(target=follow)
     thread.start()

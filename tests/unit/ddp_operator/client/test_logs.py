@@ -45,8 +45,8 @@ class TestLines:
                 {"name": "trainer", "env": [{"name": name, "value": value} for name, value in config.items()]},
             ]
         }
-        found = log_pod(child_pod(2, attempt=3, spec=spec))
-        assert (found.container, found.attempt, found.node, found.nproc) == ("trainer", 3, 2, 8)
+        result = log_pod(child_pod(2, attempt=3, spec=spec))
+        assert (result.container, result.attempt, result.node, result.nproc) == ("trainer", 3, 2, 8)
 
 
 class FakeLogs:

@@ -61,11 +61,11 @@ def test_existing_image_is_not_pushed_again(tmp_path: Path, registry: Registry) 
     assert push_image(built) == f"pushed as {registry.host}/team/code:mine"
     assert built.reference == f"{registry.host}/team/code@{built.digest}"
     index = json.loads(registry.manifests["mine"])
-    assert [one["platform"]["architecture"] for one in index["manifests"]] == ["amd64", "arm64"]
-    for one in index["manifests"]:
-        manifest = json.loads(registry.manifests[one["digest"]])
+    assert [entry["platform"]["architecture"] for entry in index["manifests"]] == ["amd64", "arm64"]
+    for item in index["manifests"]:
+        manifest = json.loads(registry.manifests[item["digest"]])
         config = json.loads(registry.blobs[manifest["config"]["digest"]])
-        assert {"architecture": config["architecture"], "os": config["os"]} == one["platform"]
+        assert {"architecture": config["architecture"], "os": config["os"]} == item["platform"]
         [layer] = manifest["layers"]
         assert config["rootfs"]["diff_ids"] == [layer["digest"]]
         with tarfile.open(fileobj=io.BytesIO(registry.blobs[layer["digest"]])) as tar:

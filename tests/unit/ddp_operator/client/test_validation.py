@@ -195,8 +195,8 @@ async def test_dry_run_refuses_manifest_with_same_message(row: BrokenManifest, m
 
 
 def test_wrong_type_in_template_is_named_by_path() -> None:
-    said = refusal(check_manifest, yaml.safe_dump(pod(trainer(livenessProbe={"periodSeconds": "often"}))))
-    assert said.startswith(f"{CONTAINER}.livenessProbe.periodSeconds: 'often' is not of type 'integer'")
+    message = refusal(check_manifest, yaml.safe_dump(pod(trainer(livenessProbe={"periodSeconds": "often"}))))
+    assert message.startswith(f"{CONTAINER}.livenessProbe.periodSeconds: 'often' is not of type 'integer'")
 
 
 @pytest.mark.parametrize("row", ROWS, **by_name)

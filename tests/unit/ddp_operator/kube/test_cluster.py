@@ -254,8 +254,8 @@ async def test_workloads_are_read_in_both_versions_from_cache() -> None:
 
 
 async def test_local_queue_is_read_in_version_that_is_served() -> None:
-    found, client = await run(lambda cluster: cluster.local_queue("ns", "q"), error(404), {"spec": {"a": 1}})
-    assert found == {"spec": {"a": 1}}
+    result, client = await run(lambda cluster: cluster.local_queue("ns", "q"), error(404), {"spec": {"a": 1}})
+    assert result == {"spec": {"a": 1}}
     assert [path for _, path, _ in client.calls] == [
         f"/apis/kueue.x-k8s.io/{version}/namespaces/ns/localqueues/q" for version in ("v1beta1", "v1beta2")
     ]
@@ -268,8 +268,8 @@ async def test_resource_claim_is_read_in_version_that_is_served(kind: str) -> No
     def ask(*answers: Any) -> Any:
         return run(lambda cluster: cluster.resource_claim(kind, "ns", "h100"), *answers)
 
-    found, client = await ask(error(404), error(404), {"spec": {"a": 1}})
-    assert found == {"spec": {"a": 1}}
+    result, client = await ask(error(404), error(404), {"spec": {"a": 1}})
+    assert result == {"spec": {"a": 1}}
     assert [path for _, path, _ in client.calls] == [
         f"/apis/resource.k8s.io/{version}/namespaces/ns/{kind.lower()}s/h100"
         for version in ("v1", "v1beta2", "v1beta1")
@@ -315,8 +315,8 @@ async def test_lost_labels_are_restored_on_job_and_own_pods() -> None:
 
 
 async def test_forbidden_node_and_events_are_refused() -> None:
-    found, client = await run(lambda cluster: cluster.node("n"), {"metadata": {"name": "n"}})
-    assert (found, client.calls[0][:2]) == ({"metadata": {"name": "n"}}, ("GET", "/api/v1/nodes/n"))
+    result, client = await run(lambda cluster: cluster.node("n"), {"metadata": {"name": "n"}})
+    assert (result, client.calls[0][:2]) == ({"metadata": {"name": "n"}}, ("GET", "/api/v1/nodes/n"))
     assert (await run(lambda cluster: cluster.node("n"), error(404)))[0] is None
     assert isinstance((await run(lambda cluster: cluster.node("n"), error(403)))[0], Refused)
     _, client = await run(lambda cluster: cluster.events_of(JOB), {"items": []})
@@ -363,8 +363,8 @@ async def test_fetched_children_have_kind() -> None:
     owners = [OF_RESOURCE, OF_JOB, OF_RESOURCE, OF_RESOURCE, OF_RESOURCE]
     lists = [{"items": [{"metadata": meta | owner}]} for owner in owners]
     snapshot, _ = await run(lambda cluster: cluster.fetch(Key("ns", "j")), resource, *lists)
-    found = {(item["kind"], item["apiVersion"]) for item in (*snapshot.jobs, *snapshot.pods, *snapshot.services)}
-    assert found == {("Job", "batch/v1"), ("Pod", "v1"), ("Service", "v1")}
+    results = {(item["kind"], item["apiVersion"]) for item in (*snapshot.jobs, *snapshot.pods, *snapshot.services)}
+    assert results == {("Job", "batch/v1"), ("Pod", "v1"), ("Service", "v1")}
 
 
 async def test_list_without_members_is_empty() -> None:

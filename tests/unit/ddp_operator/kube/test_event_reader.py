@@ -38,18 +38,19 @@ class EventServer:
         self.asked.append(params["fieldSelector"])
         if self.error is not None:
             raise self.error
-        wanted = dict(part.split("=") for part in params["fieldSelector"].split(","))
-        found = [
-            one
-            for one in self.events
+        expected = dict(part.split("=") for part in params["fieldSelector"].split(","))
+        results = [
+            item
+            for item in self.events
             if all(
-                (one["involvedObject"] if name.startswith("involvedObject.") else one)[name.rpartition(".")[2]] == value
-                for name, value in wanted.items()
+                (item["involvedObject"] if name.startswith("involvedObject.") else item)[name.rpartition(".")[2]]
+                == value
+                for name, value in expected.items()
             )
         ]
         first = int(params.get("continue", "0"))
-        more = {"continue": str(first + 2)} if first + 2 < len(found) else {}
-        return {"items": found[first : first + 2], "metadata": more}
+        more = {"continue": str(first + 2)} if first + 2 < len(results) else {}
+        return {"items": results[first : first + 2], "metadata": more}
 
 
 def job(name: str, **changes: Any) -> dict[str, Any]:
@@ -70,7 +71,7 @@ class ReaderClock:
 
 
 def messages(found: Any) -> list[str]:
-    return [one["message"] for one in found]
+    return [item["message"] for item in found]
 
 
 async def test_events_of_thousand_jobs_need_one_list_call() -> None:

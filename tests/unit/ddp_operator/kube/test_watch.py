@@ -54,7 +54,7 @@ async def follow(
     server: WatchServer, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[tuple[str | None, str]], list[float]]:
     """Return what was told, and the waits between watches."""
-    told: list[tuple[str | None, str]] = []
+    reports: list[tuple[str | None, str]] = []
     waits: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -67,16 +67,16 @@ async def follow(
             "Pod",
             "team",
             "ours",
-            lambda kind, what, obj: told.append((what, f"{obj['metadata']['name']} {obj.get('kind', '')}".strip())),
+            lambda kind, what, obj: reports.append((what, f"{obj['metadata']['name']} {obj.get('kind', '')}".strip())),
         )
-    return told, waits
+    return reports, waits
 
 
 async def test_watch_starts_with_list_and_resumes_at_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
     first = [event("MODIFIED", pod("a", 21)), event("BOOKMARK", pod("", 30))]
     server = WatchServer(first, [event("DELETED", pod("a", 31))])
-    told, waits = await follow(server, monkeypatch)
-    assert told == [(None, "a Pod"), ("MODIFIED", "a"), ("DELETED", "a")]
+    report, waits = await follow(server, monkeypatch)
+    assert report == [(None, "a Pod"), ("MODIFIED", "a"), ("DELETED", "a")]
     assert server.asked == ["list", "from 20", "from 30", "from 31"]
     assert waits == [0.1, 0.1]
 
@@ -84,9 +84,9 @@ async def test_watch_starts_with_list_and_resumes_at_its_version(monkeypatch: py
 @pytest.mark.parametrize("gone", [GONE, ResponseError(410)])
 async def test_version_that_is_too_old_is_new_list(monkeypatch: pytest.MonkeyPatch, gone: bytes | Exception) -> None:
     server = WatchServer([gone])
-    told, _ = await follow(server, monkeypatch)
+    report, _ = await follow(server, monkeypatch)
     assert server.asked == ["list", "from 20", "list", "from 30"]
-    assert told == [(None, "a Pod"), (None, "a Pod")]
+    assert report == [(None, "a Pod"), (None, "a Pod")]
 
 
 @pytest.mark.parametrize("error", [ClusterError("away"), ResponseError(403), event("ERROR", {"code": 500}), b"{"])
@@ -95,8 +95,8 @@ async def test_failing_watch_resumes_with_growing_delay(
 ) -> None:
     caplog.set_level("WARNING")
     server = WatchServer(*([error] for _ in range(9)), [event("ADDED", pod("b", 40))], [error])
-    told, waits = await follow(server, monkeypatch)
+    report, waits = await follow(server, monkeypatch)
     assert server.asked == ["list", *["from 20"] * 10, "from 40", "from 40"]
-    assert told == [(None, "a Pod"), ("ADDED", "b")]
+    assert report == [(None, "a Pod"), ("ADDED", "b")]
     assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 8.0, 8.0, 0.1, 0.1]
     assert len(caplog.records) == 6  # three failures are a matter of a moment

@@ -41,15 +41,15 @@ def test_ports_are_free_and_backend_is_kept() -> None:
 
 
 def test_network_fields_are_ignored() -> None:
-    given = resource(8, network={"profile": "tcpxo", "require": True})
-    assert adapt_resource(given, Changes(), PORT) == adapt_resource(resource(8), Changes(), PORT)
+    source = resource(8, network={"profile": "tcpxo", "require": True})
+    assert adapt_resource(source, Changes(), PORT) == adapt_resource(resource(8), Changes(), PORT)
 
 
 def test_checkpoints_use_users_own_credentials_where_file_has_no_secret() -> None:
-    given = resource(checkpoint={"path": "/c", "url": "s3://b", "secretRef": {"name": "access"}})
+    source = resource(checkpoint={"path": "/c", "url": "s3://b", "secretRef": {"name": "access"}})
     secret = {"kind": "Secret", "metadata": {"name": "access"}}
-    assert use_own_credentials(given, [secret]) == given
-    assert use_own_credentials(given, [secret | {"kind": "ConfigMap"}])["spec"]["checkpoint"] == {
+    assert use_own_credentials(source, [secret]) == source
+    assert use_own_credentials(source, [secret | {"kind": "ConfigMap"}])["spec"]["checkpoint"] == {
         "path": "/c",
         "url": "s3://b",
     }
@@ -57,10 +57,10 @@ def test_checkpoints_use_users_own_credentials_where_file_has_no_secret() -> Non
 
 
 def test_input_resource_is_not_mutated() -> None:
-    given = resource(4)
-    before = deepcopy(given)
-    share_cpus(adapt_resource(given, Changes(1, 1, True, ["--b"]), PORT), 1, CPUS)
-    assert given == before
+    source = resource(4)
+    before = deepcopy(source)
+    share_cpus(adapt_resource(source, Changes(1, 1, True, ["--b"]), PORT), 1, CPUS)
+    assert source == before
 
 
 def test_nodes_and_arguments_are_taken_from_command_line() -> None:
@@ -74,9 +74,9 @@ def test_nodes_and_arguments_are_taken_from_command_line() -> None:
 )
 @pytest.mark.parametrize(("asked", "procs"), [("auto", 1), ("gpu", 1), (4, 4)])
 def test_cpu_option_drops_gpus_and_derived_counts(kind: str, asked: int | str, procs: int) -> None:
-    given = resource(4, kind, procPerNode=asked)
-    assert count_pod_gpus(given["spec"]["template"]["spec"]) == 4
-    adapted = adapt_resource(given, Changes(cpu=True), PORT)
+    source = resource(4, kind, procPerNode=asked)
+    assert count_pod_gpus(source["spec"]["template"]["spec"]) == 4
+    adapted = adapt_resource(source, Changes(cpu=True), PORT)
     assert count_pod_gpus(adapted["spec"]["template"]["spec"]) == 0
     assert adapted["spec"]["procPerNode"] == procs
 
@@ -101,8 +101,8 @@ def test_fewer_processes_need_fewer_gpus() -> None:
 def test_restarts_are_disabled_by_default(
     written: dict[str, int] | None, asked: int | None, found: tuple[int | None, int]
 ) -> None:
-    given = resource(recovery={"maxRestarts": 3, "countDisruptions": False, **(written or {})})
-    recovery = adapt_resource(given, Changes(max_restarts=asked), PORT, written)["spec"]["recovery"]
+    source = resource(recovery={"maxRestarts": 3, "countDisruptions": False, **(written or {})})
+    recovery = adapt_resource(source, Changes(max_restarts=asked), PORT, written)["spec"]["recovery"]
     assert (recovery.get("inPlaceRestarts"), recovery["maxRestarts"]) == found
     assert recovery["countDisruptions"] is False
 
@@ -113,9 +113,9 @@ def test_cpus_are_shared_among_all_workers_of_all_pods() -> None:
 
 
 def test_thread_count_of_user_is_kept() -> None:
-    given = resource()
-    trainer(given)["env"] = [{"name": "OMP_NUM_THREADS", "value": "7"}]
-    assert trainer(share_cpus(given, 2, CPUS))["env"] == [{"name": "OMP_NUM_THREADS", "value": "7"}]
+    source = resource()
+    trainer(source)["env"] = [{"name": "OMP_NUM_THREADS", "value": "7"}]
+    assert trainer(share_cpus(source, 2, CPUS))["env"] == [{"name": "OMP_NUM_THREADS", "value": "7"}]
 
 
 def test_too_few_gpus_are_refused_with_remedies() -> None:
@@ -133,10 +133,10 @@ def test_suspended_job_is_refused_rather_than_waited_for() -> None:
 
 
 def test_volume_of_cluster_is_refused_by_its_path() -> None:
-    given = resource()
-    given["spec"]["template"]["spec"]["volumes"] = [{"name": "v", "nfs": {}}, {"name": "w", "csi": {"driver": "d"}}]
+    source = resource()
+    source["spec"]["template"]["spec"]["volumes"] = [{"name": "v", "nfs": {}}, {"name": "w", "csi": {"driver": "d"}}]
     with pytest.raises(Unsuitable, match=r"spec\.template\.spec\.volumes\[1\]\.csi: not supported on this machine"):
-        check_suitable(given, None)
+        check_suitable(source, None)
 
 
 @pytest.mark.parametrize(

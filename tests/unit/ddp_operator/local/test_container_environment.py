@@ -74,10 +74,10 @@ def test_config_maps_and_secrets_set_variables() -> None:
 
 def test_env_from_adds_valid_names_and_env_overrides_it() -> None:
     sources = [{"prefix": "S_", "configMapRef": {"name": "settings"}}, {"secretRef": {"name": "keys"}}]
-    found = build(envFrom=sources, env=[{"name": "PLAIN", "value": "$(S_LR)"}])
-    assert found["S_LR"] == "0.1"
-    assert found["TOKEN"] == "s3cret"
-    assert found["PLAIN"] == "0.1"
+    result = build(envFrom=sources, env=[{"name": "PLAIN", "value": "$(S_LR)"}])
+    assert result["S_LR"] == "0.1"
+    assert result["TOKEN"] == "s3cret"
+    assert result["PLAIN"] == "0.1"
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_record_of_killed_writer_is_closed_once_with_remedy(writer: subprocess.P
     assert not folder.status.read_text().startswith("#")
     assert folder.status.stat().st_mtime_ns == written  # the newest run is still the one that ran last
     status = status_of(folder)
-    (failed,) = (one for one in status["conditions"] if one["type"] == "Failed")
+    (failed,) = (condition for condition in status["conditions"] if condition["type"] == "Failed")
     assert (status["phase"], failed["status"], failed["reason"]) == ("Failed", "True", "Interrupted")
     assert failed["message"] == (
         "`ddp run` was killed while the job was Running. Resume from the checkpoint of step 5 on claim c with: "

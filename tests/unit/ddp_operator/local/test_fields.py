@@ -80,8 +80,8 @@ def test_empty_values_give_no_note() -> None:
 
 
 def test_sidecar_and_init_containers_are_warned_about() -> None:
-    found = check(others=[{"name": "helper", "image": "y"}], initContainers=[{"name": "i"}])
-    assert found == {"spec.containers[1]": "warned about", "spec.initContainers": "warned about"}
+    result = check(others=[{"name": "helper", "image": "y"}], initContainers=[{"name": "i"}])
+    assert result == {"spec.containers[1]": "warned about", "spec.initContainers": "warned about"}
 
 
 @pytest.mark.parametrize(

@@ -159,8 +159,8 @@ def test_throughput_of_run_is_in_steps_where_no_samples_are_reported(
 
 
 def test_failed_write_is_reported_once_and_retried(folder: RunFolder) -> None:
-    said: list[str] = []
-    folder.on_problem = said.append
+    messages: list[str] = []
+    folder.on_problem = messages.append
     for path in (folder.status, folder.events, folder.metrics, folder.pages / "p.prom", folder.summary):
         path.mkdir()  # as good as a full disk, and also for root
     for _ in range(2):
@@ -169,8 +169,8 @@ def test_failed_write_is_reported_once_and_retried(folder: RunFolder) -> None:
         folder.write_row(NOW, 1, Page())
         folder.write(folder.pages / "p.prom", "x")
         folder.write(folder.summary, "x")
-    assert len(said) == 1
-    assert said[0].startswith(f"{folder.status} cannot be written (Is a directory)")
+    assert len(messages) == 1
+    assert messages[0].startswith(f"{folder.status} cannot be written (Is a directory)")
     folder.status.rmdir()
     assert folder.write_status({"kind": "K", "metadata": {}})
     assert folder.status.exists()

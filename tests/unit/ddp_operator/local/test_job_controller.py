@@ -287,9 +287,9 @@ def test_duplicate_pod_of_index_is_deleted() -> None:
 
 def test_pods_of_other_job_are_ignored() -> None:
     owner = job()
-    other = job()
-    other["metadata"]["uid"] = "u2"
-    assert decide_job(owner, [pod(other, 0), pod(other, 1)], NOW).create == (0, 1)
+    second = job()
+    second["metadata"]["uid"] = "u2"
+    assert decide_job(owner, [pod(second, 0), pod(second, 1)], NOW).create == (0, 1)
 
 
 @pytest.mark.parametrize("kind", ["Complete", "Failed"])

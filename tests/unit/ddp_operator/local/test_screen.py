@@ -14,8 +14,8 @@ from tests.support.builders import NOW
 
 
 def running(kind: str, value: str, reason: str, message: str = "", *, progress: Progress | None = None) -> Status:
-    found = Condition(type=kind, status=value, reason=reason, message=message, last_transition_time=NOW)  # type: ignore[arg-type]
-    return Status(phase="Running", conditions=(found,), progress=progress)
+    condition = Condition(type=kind, status=value, reason=reason, message=message, last_transition_time=NOW)  # type: ignore[arg-type]
+    return Status(phase="Running", conditions=(condition,), progress=progress)
 
 
 LOADING = running("Rendezvoused", "False", "WaitingForWorkers", "2/2 pods running; workers have not started yet")

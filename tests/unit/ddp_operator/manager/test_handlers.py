@@ -40,12 +40,12 @@ def test_raw_event_handlers_leave_no_mark_on_objects() -> None:
 
 
 async def test_leftover_kopf_tasks_do_not_delay_exit() -> None:
-    left = asyncio.create_task(asyncio.sleep(3600), name="pause-waiter for pods.v1")
-    other = asyncio.create_task(asyncio.sleep(3600), name="somebody else's")
+    task = asyncio.create_task(asyncio.sleep(3600), name="pause-waiter for pods.v1")
+    second = asyncio.create_task(asyncio.sleep(3600), name="somebody else's")
     await handlers.stop(memo=kopf.Memo())
     await asyncio.sleep(0)
-    assert (left.cancelled(), other.cancelled()) == (True, False)
-    other.cancel()
+    assert (task.cancelled(), second.cancelled()) == (True, False)
+    second.cancel()
 
 
 @pytest.mark.parametrize(

@@ -104,8 +104,10 @@ def resource(namespace: str, phase: str | None, *conditions: tuple[str, str, str
 
 class TestFleet:
     def value(self, name: str, bodies: list[bytes], **labels: str) -> float | None:
-        found: float | None = OperatorMetrics(lambda: 0.0, lambda: bodies).registry.get_sample_value(name, labels)
-        return found
+        sample_value: float | None = OperatorMetrics(lambda: 0.0, lambda: bodies).registry.get_sample_value(
+            name, labels
+        )
+        return sample_value
 
     def test_jobs_are_counted_by_namespace_and_phase(self) -> None:
         bodies = [resource("a", "Running"), resource("a", "Running"), resource("b", "Failed")]

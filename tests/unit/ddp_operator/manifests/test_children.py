@@ -91,11 +91,11 @@ class TestFailedNodes:
 
     def test_avoided_nodes_are_added_to_every_alternative_of_user(self) -> None:
         zones = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]} for zone in "ab"]
-        wanted = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": zones}}}
-        affinity = {**wanted, "podAffinity": {"x": 1}}
+        expected = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": zones}}}
+        affinity = {**expected, "podAffinity": {"x": 1}}
         before = copy.deepcopy(affinity)
-        found = self.terms(template=template(affinity=affinity))
-        assert found == [{**zone, "matchFields": self.AWAY} for zone in zones]
+        terms = self.terms(template=template(affinity=affinity))
+        assert terms == [{**zone, "matchFields": self.AWAY} for zone in zones]
         assert affinity == before, "the user's own is not touched"
 
     def test_avoided_nodes_are_omitted_if_disabled(self) -> None:
@@ -231,14 +231,14 @@ class TestJob:
         assert made["metadata"]["annotations"]["ddp-operator.dev/suspend"] == "false"
 
     def test_job_gets_only_queue_annotations(self) -> None:
-        given = {
+        source = {
             "kueue.x-k8s.io/elastic-job": "true",
             "provreq.kueue.x-k8s.io/ValidUntilSeconds": "9",
             "notkueue.x-k8s.io/a": "b",
             "team": "a",
         }
-        made = children(annotations=given)["Job"]["metadata"]["annotations"]
-        assert set(made) - {"ddp-operator.dev/spec", "ddp-operator.dev/suspend"} == set(given) & {
+        made = children(annotations=source)["Job"]["metadata"]["annotations"]
+        assert set(made) - {"ddp-operator.dev/spec", "ddp-operator.dev/suspend"} == set(source) & {
             "kueue.x-k8s.io/elastic-job",
             "provreq.kueue.x-k8s.io/ValidUntilSeconds",
         }
@@ -249,9 +249,9 @@ class TestJob:
         assert made["kueue.x-k8s.io/job-completions-equal-parallelism"] == "true"
 
     def test_requested_topology_is_set_on_pods(self) -> None:
-        given = {"kueue.x-k8s.io/podset-required-topology": "rack", "kueue.x-k8s.io/podset-slice-size": "2"}
+        source = {"kueue.x-k8s.io/podset-required-topology": "rack", "kueue.x-k8s.io/podset-slice-size": "2"}
         own = template(metadata={"annotations": {"kueue.x-k8s.io/podset-slice-size": "4"}})
-        made = children(annotations=given, template=own)["Job"]["spec"]["template"]["metadata"]["annotations"]
+        made = children(annotations=source, template=own)["Job"]["spec"]["template"]["metadata"]["annotations"]
         assert made["kueue.x-k8s.io/podset-required-topology"] == "rack"
         assert made["kueue.x-k8s.io/podset-slice-size"] == "4", "the template's own comes first"
 
@@ -354,8 +354,8 @@ class TestPod:
     )
     def test_checkpoints_have_place(self, spec: dict[str, Any], source: Any) -> None:
         volumes = {volume["name"]: volume for volume in pod_of(**spec)["volumes"]}
-        found = volumes.get(constants.CHECKPOINT_VOLUME)
-        assert (found and {k: v for k, v in found.items() if k != "name"}) == source
+        result = volumes.get(constants.CHECKPOINT_VOLUME)
+        assert (result and {k: v for k, v in result.items() if k != "name"}) == source
         assert env_of(**spec).get("DDP_CHECKPOINT_DIR") == spec.get("checkpoint", {}).get("path")
 
     def test_checkpoints_in_store_have_disk_of_pod_and_their_credentials(self) -> None:
@@ -378,17 +378,17 @@ class TestPod:
         of_local_pods = {constants.ENV_LOCAL_POD, constants.ENV_PORT_FILE, constants.ENV_LIFELINE_FD}
         of_workers = {constants.ENV_RUNTIME_DIR, constants.ENV_AGENT_PID}
         ours = {value for name, value in vars(constants).items() if name.startswith("ENV_")}
-        wanted = ours - of_local_pods - of_workers - {constants.ENV_COMPLETION_INDEX, constants.ENV_INPUTS}
+        expected = ours - of_local_pods - of_workers - {constants.ENV_COMPLETION_INDEX, constants.ENV_INPUTS}
         limits = {"limits": {"cpu": "1"}}
         patterns = {"logPatterns": ["(?P<step>.)"], "epochs": 2}
         made = template(trainer(resources=limits))
         env = env_of(checkpoint={"path": "/c"}, metrics=patterns, tracking={"wandb": {}}, template=made)
-        assert wanted - {constants.ENV_RENDEZVOUS_SECRET} <= set(env)
+        assert expected - {constants.ENV_RENDEZVOUS_SECRET} <= set(env)
         assert all(isinstance(value, str) for name, value in env.items() if name != constants.ENV_POD_IP)
 
-    def test_only_the_pods_of_a_job_share_a_secret(self) -> None:
+    def test_only_pods_of_job_share_secret(self) -> None:
         *others, child = build_children(job(nodes=2), attempt=1, nodes=2)
-        assert [with_rendezvous_secret(other, "s3") for other in others] == others
+        assert [with_rendezvous_secret(child, "s3") for child in others] == others
         secret = with_rendezvous_secret(child, "s3")
         containers = secret["spec"]["template"]["spec"]["containers"]
         assert {"name": "DDP_RENDEZVOUS_SECRET", "value": "s3"} in containers[0]["env"]

@@ -70,9 +70,9 @@ class TestData:
     def test_every_value_has_source_document(self, profile: str) -> None:
         fabric = load_fabric(profile)
         assert fabric.source
-        assert all(one.url.startswith("https://") and one.taken for one in fabric.source)
+        assert all(item.url.startswith("https://") and item.taken for item in fabric.source)
         # GitHub's files change: a link to one names the commit that was read.
-        links = [one.url for one in fabric.source if "/blob/" in one.url]
+        links = [item.url for item in fabric.source if "/blob/" in item.url]
         assert all(len(url.split("/blob/")[1].split("/")[0]) == 40 for url in links)
 
     @pytest.mark.parametrize("profile", PROFILES)
@@ -105,14 +105,14 @@ class TestData:
         assert not {volume["name"] for volume in pod.get("volumes", ())} & {*VOLUMES}
         names = [item["name"] for item in pod["containers"][0].get("env", ())]
         assert not [name for name in names if is_reserved_variable(name)]
-        assert all(one["restartPolicy"] == "Always" for one in pod.get("initContainers", ())), "no end, no training"
+        assert all(item["restartPolicy"] == "Always" for item in pod.get("initContainers", ())), "no end, no training"
 
     @pytest.mark.parametrize("profile", PROFILES)
     def test_no_pod_shares_its_nodes_network_or_is_privileged(self, profile: str) -> None:
         """check_fabric does not look for them."""
         pod = load_fabric(profile).template["spec"]
         assert not {"hostNetwork", "hostPID", "hostIPC"} & {*pod}
-        contexts = [one.get("securityContext", {}) for one in [*pod["containers"], *pod.get("initContainers", ())]]
+        contexts = [item.get("securityContext", {}) for item in [*pod["containers"], *pod.get("initContainers", ())]]
         assert not [context for context in contexts if "privileged" in context]
 
     @pytest.mark.parametrize("profile", PROFILES)
@@ -132,7 +132,7 @@ class TestTemplate:
 
     def test_trainer_container_may_have_any_name(self) -> None:
         pod = pod_of("ib", pod=template(trainer(name="main", resources=GPUS)))["spec"]
-        assert [one["name"] for one in pod["containers"]] == ["main"]
+        assert [container["name"] for container in pod["containers"]] == ["main"]
         assert IB_DEVICE in pod["containers"][0]["resources"]["limits"]
 
     def test_job_overrides_profile(self) -> None:
@@ -192,7 +192,7 @@ class TestTemplate:
         inputs = [{"url": "https://host/file", "mountPath": "/data", "claimName": "data"}]
         fetch = pod_of("tcpxo", attempt=0, inputs=inputs)
         assert "networking.gke.io/interfaces" not in fetch["metadata"]["annotations"]
-        assert not [one for one in fetch["spec"]["volumes"] if "hostPath" in one]
+        assert not [volume for volume in fetch["spec"]["volumes"] if "hostPath" in volume]
         assert "tcpxo-daemon" not in json.dumps(fetch["spec"])
 
     def test_platform_profile_may_set_fabric(self) -> None:
@@ -213,8 +213,8 @@ class TestTemplate:
               profileRef: {{name: h100}}
               template: {json.dumps(template(trainer(resources=GPUS)))}
         """
-        found = parse_manifest(f"{text}\n---\n{mine}").job
-        assert found.spec.network == Network(profile="ib", require=True)
+        result = parse_manifest(f"{text}\n---\n{mine}").job
+        assert result.spec.network == Network(profile="ib", require=True)
         with pytest.raises(InvalidManifest, match=r"network\.profile"):
             parse_manifest(f"{text}\n---\n{mine}\n              network: {{profile: socket}}\n")
 

@@ -46,8 +46,8 @@ def fetch_job(*inputs: Json, **spec: Any) -> Json:
 def training_pod(*inputs: Json, **spec: Any) -> Json:
     [*_, made] = build_children(job(**spec, inputs=list(inputs)), attempt=1, nodes=1)
     kubernetes_validate.validate(made, "1.31", strict=True)
-    found: Json = made["spec"]["template"]["spec"]
-    return found
+    result: Json = made["spec"]["template"]["spec"]
+    return result
 
 
 class TestFetchPod:
@@ -83,8 +83,8 @@ class TestFetchPod:
         secret = {"kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"TOKEN": "t"}}
         pod = {"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": spec}
         env = build_environment(pod, container, lambda kind, name: secret if kind == "Secret" else None)
-        told = json.loads(env[constants.ENV_INPUTS])
-        assert [one["secret"] for one in told] == ["", "DDP_INPUTS_1_"]
+        report = json.loads(env[constants.ENV_INPUTS])
+        assert [item["secret"] for item in report] == ["", "DDP_INPUTS_1_"]
         assert env["DDP_INPUTS_1_TOKEN"] == "t"
 
     def test_dollar_in_url_is_escaped(self) -> None:
@@ -114,21 +114,21 @@ class TestTrainingPod:
         assert "initContainers" not in pod
 
     def test_has_folder_to_which_other_pod_has_fetched(self) -> None:
-        for one in (CLAIM, CACHED):
-            [container] = fetch_job(one)["spec"]["template"]["spec"]["containers"]
-            told = json.loads(next(v["value"] for v in container["env"] if v["name"] == constants.ENV_INPUTS))[0]
-            mounts = training_pod(one)["containers"][0]["volumeMounts"]
-            [mount] = [m for m in mounts if m["mountPath"] == one["mountPath"]]
-            assert mount["subPath"] == f"{constants.INPUTS_FOLDER}/{told['key']}/data"
-            [whole] = [m for m in container["volumeMounts"] if m["mountPath"] == told["root"]]
+        for item in (CLAIM, CACHED):
+            [container] = fetch_job(item)["spec"]["template"]["spec"]["containers"]
+            report = json.loads(next(v["value"] for v in container["env"] if v["name"] == constants.ENV_INPUTS))[0]
+            mounts = training_pod(item)["containers"][0]["volumeMounts"]
+            [mount] = [m for m in mounts if m["mountPath"] == item["mountPath"]]
+            assert mount["subPath"] == f"{constants.INPUTS_FOLDER}/{report['key']}/data"
+            [whole] = [m for m in container["volumeMounts"] if m["mountPath"] == report["root"]]
             assert whole["name"] == mount["name"]
 
     def test_fetch_checks_node_cache_first(self) -> None:
         pod = training_pod(CLAIM, CACHED, template=GPU_POD)
         check, first = pod["initContainers"]
         assert first["name"] == "first"
-        [told] = json.loads(next(v["value"] for v in check["env"] if v["name"] == constants.ENV_INPUTS))
-        assert told["url"] == CACHED["url"]
+        [report] = json.loads(next(v["value"] for v in check["env"] if v["name"] == constants.ENV_INPUTS))
+        assert report["url"] == CACHED["url"]
         assert "limits" not in check["resources"]
         assert check["securityContext"]["allowPrivilegeEscalation"] is False
 

@@ -67,9 +67,9 @@ def build_fetch(spec: dict[str, Any], locked: tuple[str, ...] = ()) -> dict[str,
 def list_changed(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
     """Return the members of two pods and of their training containers that differ, as they are locked."""
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
-    [one] = before["containers"]
-    [other] = after["containers"]
-    inside = {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
+    [container] = before["containers"]
+    [second] = after["containers"]
+    inside = {name for name in container.keys() | second.keys() if container.get(name) != second.get(name)}
     return (changed - {"containers"} - OWN) | {f"containers[trainer].{name}" for name in inside - OWN}
 
 

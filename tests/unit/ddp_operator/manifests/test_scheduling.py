@@ -56,11 +56,11 @@ class TestGang:
         assert pod["spec"]["schedulerName"] == "volcano"
 
     def test_coscheduling_uses_label(self) -> None:
-        found = children(scheduling={"gang": "Coscheduling"}, rendezvous={"joinTimeoutSeconds": 120})
-        assert found["PodGroup"]["apiVersion"] == "scheduling.x-k8s.io/v1alpha1"
-        assert found["PodGroup"]["spec"] == {"minMember": 2, "scheduleTimeoutSeconds": 120}
+        result = children(scheduling={"gang": "Coscheduling"}, rendezvous={"joinTimeoutSeconds": 120})
+        assert result["PodGroup"]["apiVersion"] == "scheduling.x-k8s.io/v1alpha1"
+        assert result["PodGroup"]["spec"] == {"minMember": 2, "scheduleTimeoutSeconds": 120}
         assert children(scheduling={"gang": "Volcano"}, spares=2)["PodGroup"]["spec"]["minMember"] == 4
-        pod = found["Job"]["spec"]["template"]
+        pod = result["Job"]["spec"]["template"]
         assert pod["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == "train-1"
         assert pod["spec"]["schedulerName"] == "scheduler-plugins-scheduler"
 
@@ -93,9 +93,14 @@ class TestPlacement:
 
     def test_spread_is_wish_and_no_condition(self) -> None:
         asked = {"placement": "Spread", "topologyKey": "topology.kubernetes.io/zone"}
-        (found,) = pod_of(scheduling=asked)["spec"]["topologySpreadConstraints"]
-        assert (found["topologyKey"], found["whenUnsatisfiable"]) == ("topology.kubernetes.io/zone", "ScheduleAnyway")
-        assert found["labelSelector"]["matchLabels"].items() <= pod_of()["metadata"]["labels"].items()
+        (topology_spread_constraint,) = pod_of(scheduling=asked)["spec"]["topologySpreadConstraints"]
+        assert (topology_spread_constraint["topologyKey"], topology_spread_constraint["whenUnsatisfiable"]) == (
+            "topology.kubernetes.io/zone",
+            "ScheduleAnyway",
+        )
+        assert (
+            topology_spread_constraint["labelSelector"]["matchLabels"].items() <= pod_of()["metadata"]["labels"].items()
+        )
 
     def test_template_of_user_is_not_mutated(self) -> None:
         mine = template(affinity={"podAffinity": {}}, topologySpreadConstraints=[])
@@ -201,16 +206,16 @@ class TestKueue:
         assert actions == (DeleteJob("train-1", "job-1"),)
 
     def test_queue_fields_may_change_while_job_waits(self) -> None:
-        other = {"kueue.x-k8s.io/queue-name": "other", "kueue.x-k8s.io/priority-class": "high", "team": "a"}
+        second = {"kueue.x-k8s.io/queue-name": "other", "kueue.x-k8s.io/priority-class": "high", "team": "a"}
         waiting = child_job(suspend=True, written=False, queue="q")
-        (action,) = run(jobs=[waiting], labels=other, annotations={"kueue.x-k8s.io/elastic-job": "true"}).actions
+        (action,) = run(jobs=[waiting], labels=second, annotations={"kueue.x-k8s.io/elastic-job": "true"}).actions
         changed = {"kueue.x-k8s.io/queue-name": "other", "kueue.x-k8s.io/priority-class": "high"}
         annotations = {"kueue.x-k8s.io/elastic-job": "true"}
         assert action == RelabelJob("train-1", {"labels": changed, "annotations": annotations})
         assert run(jobs=[waiting], labels=QUEUED).actions == ()
         assert run(jobs=[waiting]).actions == (), "the label may be of Kueue's own, in a namespace with a default queue"
         admitted = child_job(queue="q", written=False, suspend=False)
-        assert run(jobs=[admitted], labels=other).actions == (), "Kueue refuses it"
+        assert run(jobs=[admitted], labels=second).actions == (), "Kueue refuses it"
 
     def test_suspended_job_is_not_queued(self) -> None:
         assert run(jobs=(), suspend=True, labels=QUEUED).actions == ()

@@ -27,11 +27,11 @@ class TestNestedLauncher:
 
     def test_nested_launcher_for_several_ranks_is_refused(self) -> None:
         for size in ({"nodes": 2}, {"procPerNode": 2}, {"elastic": {"minNodes": 1, "maxNodes": 2}}):
-            [said] = refusal(self.MADE, **size)
-            assert said.startswith(
+            [message] = refusal(self.MADE, **size)
+            assert message.startswith(
                 "spec.template.spec.containers[0].command: torchrun would start separate ranks in each"
             )
-            assert "spec.procPerNode" in said
+            assert "spec.procPerNode" in message
 
     def test_nested_launcher_for_one_rank_or_ignored_policy_is_accepted(self) -> None:
         for spec in ({}, {"nodes": 2, "processGroupPolicy": "Ignore"}):
@@ -40,17 +40,17 @@ class TestNestedLauncher:
 
 class TestLogPatterns:
     def test_bad_expression_is_refused_by_its_place(self) -> None:
-        [said] = refusal(template(), metrics={"logPatterns": ["(?P<step>.)", "(?P<loss>"]})
-        assert said.startswith(
+        [message] = refusal(template(), metrics={"logPatterns": ["(?P<step>.)", "(?P<loss>"]})
+        assert message.startswith(
             'spec.metrics.logPatterns[1]: Invalid value: "(?P<loss>": is not a valid Python regular expression '
         )
 
     @pytest.mark.parametrize("flag", ["--tee=3", "-r3"])
     def test_torchrun_output_redirection_is_refused(self, flag: str) -> None:
         made = template(trainer(command=["torchrun", flag, "train.py"]))
-        [said] = refusal(made, metrics={"logPatterns": ["(?P<step>.)"]})
-        assert said.startswith("spec.metrics.logPatterns: has no effect, because torchrun's --")
-        assert said.endswith("redirects the output; remove one of the two")
+        [message] = refusal(made, metrics={"logPatterns": ["(?P<step>.)"]})
+        assert message.startswith("spec.metrics.logPatterns: has no effect, because torchrun's --")
+        assert message.endswith("redirects the output; remove one of the two")
 
     @pytest.mark.parametrize(
         "patterns",
@@ -95,9 +95,9 @@ class TestLogPatterns:
         ],
     )
     def test_groups_of_costly_log_pattern_are_checked(self, pattern: str, problem: str) -> None:
-        found = dict(log_patterns.check_log_patterns([pattern]))
-        assert found.get(0, "").startswith(problem)
-        assert bool(found) == bool(problem)
+        result = dict(log_patterns.check_log_patterns([pattern]))
+        assert result.get(0, "").startswith(problem)
+        assert bool(result) == bool(problem)
 
     def test_dollar_signs_reach_launcher(self) -> None:
         pattern = r"step (?P<step>\d+)$(?P<loss>)"
@@ -111,8 +111,8 @@ class TestTrainer:
         assert resolve_template(job(template=template(trainer(name="main")))).trainer["name"] == "main"
 
     def test_trainer_beside_other_container_is_refused_with_remedy(self) -> None:
-        [said] = refusal(template(SIDECAR, trainer()))
-        assert said == (
+        [message] = refusal(template(SIDECAR, trainer()))
+        assert message == (
             'spec.template.spec.containers[0]: container "logs" would keep the job running after the trainer has '
             "ended; move it to initContainers with restartPolicy: Always (a native sidecar)"
         )
@@ -122,8 +122,8 @@ class TestTrainer:
         assert resolve_template(job(template=made)).trainer_index == 0
 
     def test_two_containers_without_trainer(self) -> None:
-        [said] = refusal(template(SIDECAR, {"name": "b", "image": "x"}))
-        assert said.startswith("spec.template.spec.containers: has 2 containers, but none is named trainer")
+        [message] = refusal(template(SIDECAR, {"name": "b", "image": "x"}))
+        assert message.startswith("spec.template.spec.containers: has 2 containers, but none is named trainer")
 
 
 class TestShape:
@@ -169,7 +169,7 @@ class TestShape:
         ],
     )
     def test_wrong_type_is_refused_by_path(self, made: Any, path: str) -> None:
-        assert path in {said.split(": ")[0] for said in refusal(made)}
+        assert path in {message.split(": ")[0] for message in refusal(made)}
 
     def test_unknown_member_beside_spec(self) -> None:
         assert refusal(template() | {"other": {}}) == [
@@ -195,8 +195,8 @@ class TestShape:
 class TestReserved:
     @pytest.mark.parametrize("name", ["RANK", "MASTER_ADDR", "PET_NNODES", "DDP_RUN_ID", "TORCHELASTIC_RUN_ID"])
     def test_reserved_variable_is_refused(self, name: str) -> None:
-        [said] = refusal(template(trainer(env=[{"name": "OK"}, {"name": name, "value": "x"}])))
-        assert said == (
+        [message] = refusal(template(trainer(env=[{"name": "OK"}, {"name": name, "value": "x"}])))
+        assert message == (
             f'spec.template.spec.containers[0].env[1].name: Invalid value: "{name}": '
             "is reserved: torchrun and the operator set it; remove it"
         )
@@ -235,13 +235,13 @@ class TestReserved:
         ],
     )
     def test_operator_owned_fields_are_refused(self, made: Any, words: str) -> None:
-        [said] = refusal(made)
-        assert words in said
+        [message] = refusal(made)
+        assert words in message
 
     def test_mount_at_checkpoint_path_is_refused(self) -> None:
         made = template(trainer(volumeMounts=[{"name": "v", "mountPath": "/ckpt/"}]), volumes=[{"name": "v"}])
-        [said] = refusal(made, checkpoint={"path": "/ckpt", "claimName": "c"})
-        assert "spec.checkpoint.claimName is mounted there" in said
+        [message] = refusal(made, checkpoint={"path": "/ckpt", "claimName": "c"})
+        assert "spec.checkpoint.claimName is mounted there" in message
         assert resolve_template(job(template=made, checkpoint={"path": "/ckpt"}))
 
     def test_ports_of_template_replace_defaults(self) -> None:
@@ -251,12 +251,12 @@ class TestReserved:
 
 class TestCommand:
     def test_neither_command_nor_args(self) -> None:
-        [said] = refusal(template(trainer(command=None)))
-        assert said.startswith("spec.template.spec.containers[0].command: has neither command nor args")
+        [message] = refusal(template(trainer(command=None)))
+        assert message.startswith("spec.template.spec.containers[0].command: has neither command nor args")
 
     def test_flag_that_operator_owns(self) -> None:
-        [said] = refusal(template(trainer(command=["torchrun", "--nnodes", "2", "x.py"])))
-        assert said == "spec.template.spec.containers[0].command: --nnodes: set spec.nodes instead"
+        [message] = refusal(template(trainer(command=["torchrun", "--nnodes", "2", "x.py"])))
+        assert message == "spec.template.spec.containers[0].command: --nnodes: set spec.nodes instead"
 
     def test_all_problems_are_reported_together(self) -> None:
         made = template(trainer(command=None, image=None, env=[{"name": "RANK"}]), subdomain="x")
@@ -296,6 +296,6 @@ class TestProcesses:
         ],
     )
     def test_processes_beyond_limits_are_refused(self, asked: Any, resources: Any, words: str) -> None:
-        [said] = refusal(template(trainer(resources=resources)), procPerNode=asked)
-        assert said.startswith("spec.procPerNode: Invalid value: ")
-        assert words in said
+        [message] = refusal(template(trainer(resources=resources)), procPerNode=asked)
+        assert message.startswith("spec.procPerNode: Invalid value: ")
+        assert words in message

@@ -22,7 +22,7 @@ def container(attempt: int = 1, **spec: Any) -> dict[str, Any]:
 
 
 def variables(made: dict[str, Any]) -> dict[str, str]:
-    return {one["name"]: one["value"] for one in made["env"] if one["name"].startswith(PREFIXES)}
+    return {item["name"]: item["value"] for item in made["env"] if item["name"].startswith(PREFIXES)}
 
 
 def test_every_attempt_has_same_tracker_run() -> None:
@@ -46,14 +46,14 @@ def test_only_configured_trackers_are_set() -> None:
 
 
 def test_name_and_identity_can_be_chosen() -> None:
-    found = variables(container(tracking={**TRACKING, "runName": "third try", "runId": "third"}))
-    assert found["WANDB_NAME"] == found["MLFLOW_RUN_NAME"] == "third try"
-    assert found["WANDB_RUN_ID"] == found["DDP_TRACKING_RUN"] == "third"
-    assert found["TENSORBOARD_LOGGING_DIR"] == "/ckpt/tb/third"
+    result = variables(container(tracking={**TRACKING, "runName": "third try", "runId": "third"}))
+    assert result["WANDB_NAME"] == result["MLFLOW_RUN_NAME"] == "third try"
+    assert result["WANDB_RUN_ID"] == result["DDP_TRACKING_RUN"] == "third"
+    assert result["TENSORBOARD_LOGGING_DIR"] == "/ckpt/tb/third"
 
 
 def test_users_own_variables_win_and_secret_is_named_once_before_his_own() -> None:
     own = trainer(env=[{"name": "WANDB_NAME", "value": "mine"}], envFrom=[{"configMapRef": {"name": "settings"}}])
     made = container(tracking=TRACKING, template=template(own))
-    assert [one for one in made["env"] if one["name"] == "WANDB_NAME"] == [{"name": "WANDB_NAME", "value": "mine"}]
+    assert [item for item in made["env"] if item["name"] == "WANDB_NAME"] == [{"name": "WANDB_NAME", "value": "mine"}]
     assert made["envFrom"] == [{"secretRef": {"name": "keys"}}, {"configMapRef": {"name": "settings"}}]

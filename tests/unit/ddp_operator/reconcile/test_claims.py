@@ -23,9 +23,9 @@ def harness_of(*requests: Json, kind: str = CLAIM_TEMPLATE_KIND, **spec: Any) ->
 
 def change_claim(harness: ReconcilerHarness, *requests: Json) -> None:
     """Put another object, or none, in the place of the template that the job names."""
-    found = harness.cluster.store.get(CLAIM_TEMPLATE_KIND, "default", "h100")
-    assert found is not None
-    harness.cluster.store.delete(found)
+    result = harness.cluster.store.get(CLAIM_TEMPLATE_KIND, "default", "h100")
+    assert result is not None
+    harness.cluster.store.delete(result)
     if requests:
         harness.cluster.add(gpu_claim(*requests))
 
@@ -39,8 +39,8 @@ def processes(harness: ReconcilerHarness) -> int:
 
 
 def claimed(harness: ReconcilerHarness) -> int | None:
-    found = harness.status.claims
-    return None if found is None else found.gpus
+    claims = harness.status.claims
+    return None if claims is None else claims.gpus
 
 
 class TestCounted:

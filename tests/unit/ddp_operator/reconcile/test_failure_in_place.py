@@ -12,9 +12,9 @@ TRAINING = page(ddp_step=7, ddp_planned_steps=10, ddp_loss=0.5, phase="Running")
 
 class TestFailureInPlace:
     def page(self, counted: int, **words: Any) -> str:
-        said = page(ddp_step=9, ddp_steps_total=2, phase="Running")
+        message = page(ddp_step=9, ddp_steps_total=2, phase="Running")
         comment = f"{constants.COMMENT_LAST_FAILURE}{json.dumps(last_words(**words))}\n" if words else ""
-        return f"{said}{constants.METRIC_LAUNCHER_RESTARTS} {counted}\n{comment}"
+        return f"{message}{constants.METRIC_LAUNCHER_RESTARTS} {counted}\n{comment}"
 
     async def train(self, *pages: str) -> ReconcilerHarness:
         """Return a job that trains on as many pods, whose pages say this then."""
@@ -34,10 +34,15 @@ class TestFailureInPlace:
             1, category="UserError", rank=1, message="KeyError: 10", signature="KeyError at t.py:3", step=10, restarts=1
         )
         harness = await self.train(secondary, cause)
-        found = harness.status.last_failure
-        assert found is not None
-        assert (found.attempt, found.node, found.rank, found.message) == (1, 1, 1, "KeyError: 10")
-        assert (found.signature, found.step) == ("KeyError at t.py:3", 10)
+        last_failure = harness.status.last_failure
+        assert last_failure is not None
+        assert (last_failure.attempt, last_failure.node, last_failure.rank, last_failure.message) == (
+            1,
+            1,
+            1,
+            "KeyError: 10",
+        )
+        assert (last_failure.signature, last_failure.step) == ("KeyError at t.py:3", 10)
         assert (harness.status.phase, harness.status.restarts.in_place, harness.status.restarts.all) == (
             "Running",
             1,
@@ -47,9 +52,9 @@ class TestFailureInPlace:
     async def test_of_several_latest_counts(self) -> None:
         old = self.page(2, category="UserError", message="old", restarts=1)
         new = self.page(2, category="UserError", message="new", restarts=2)
-        found = (await self.train(self.page(2), old, new)).status.last_failure
-        assert found is not None
-        assert found.message == "new"
+        last_failure = (await self.train(self.page(2), old, new)).status.last_failure
+        assert last_failure is not None
+        assert last_failure.message == "new"
 
     async def test_pages_are_read_only_after_new_restart(self) -> None:
         harness = await self.train(self.page(1), self.page(1, category="UserError", message="x", restarts=1))
@@ -94,17 +99,17 @@ class TestFailureInPlace:
     async def test_restart_is_counted_and_reported_as_in_place(self) -> None:
         words = {"category": "UserError", "rank": 1, "message": "KeyError: 10", "step": 10}
         harness = await self.train(self.page(1), self.page(1, **words, restarts=1))
-        found = harness.status.restarts
+        restarts = harness.status.restarts
         restart = harness.status.last_restart
-        assert (found.used, found.counted, found.in_place, found.total, found.step) == (1, 1, 1, 0, 10)
+        assert (restarts.used, restarts.counted, restarts.in_place, restarts.total, restarts.step) == (1, 1, 1, 0, 10)
         assert restart is not None
         assert (restart.level, restart.attempt, restart.step) == ("SamePods", 1, 10)
-        told = [event.message for event in harness.cluster.events if event.reason == "RestartedInPlace"]
-        assert told == ["restart 1 of 3, in the same pods: UserError (rank 1): KeyError: 10"]
+        reports = [event.message for event in harness.cluster.events if event.reason == "RestartedInPlace"]
+        assert reports == ["restart 1 of 3, in the same pods: UserError (rank 1): KeyError: 10"]
 
     async def test_unobserved_restarts_are_counted_and_end_job_at_limit(self) -> None:
         for most, phase, used in ((2, "Running", 2), (4, "Failed", 0)):
-            pages = [self.page(most, category="OOM", restarts=one) for one in range(1, most + 1)]
+            pages = [self.page(most, category="OOM", restarts=item) for item in range(1, most + 1)]
             harness = await self.train(*pages)
             assert (harness.status.phase, harness.status.restarts.used) == (phase, used)
         assert harness.state("Failed") == ("True", "RestartBudgetExhausted")
@@ -130,12 +135,12 @@ class TestFailureInPlace:
         harness = await ReconcilerHarness(nodes=2).train(TRAINING)
         cause = last_words("UserError", rank=1, message="KeyError: 10", step=10, restarts=1)
         secondary = last_words("NCCL", secondary=True, restarts=1)
-        for index, said in enumerate((secondary, cause)):
-            harness.end_pod(index, message=last_words(restarts=1, lastFailure=json.dumps(said)))
+        for index, message in enumerate((secondary, cause)):
+            harness.end_pod(index, message=last_words(restarts=1, lastFailure=json.dumps(message)))
         await harness.settle()
-        found = harness.status.restarts
+        restarts = harness.status.restarts
         restart = harness.status.last_restart
-        assert (harness.status.phase, found.used, found.counted, found.in_place) == ("Succeeded", 1, 1, 1)
+        assert (harness.status.phase, restarts.used, restarts.counted, restarts.in_place) == ("Succeeded", 1, 1, 1)
         assert restart is not None
         assert (restart.level, restart.attempt, restart.step) == ("SamePods", 1, 10)
         assert harness.status.last_failure is not None

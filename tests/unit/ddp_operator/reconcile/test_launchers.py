@@ -33,9 +33,9 @@ class Namespace:
         self.cluster.store.delete(self.get(name, kind))
 
     def get(self, name: str, kind: str = "ConfigMap") -> Object:
-        found = self.cluster.store.get(kind, "default", name)
-        assert found is not None
-        return found
+        result = self.cluster.store.get(kind, "default", name)
+        assert result is not None
+        return result
 
     def config_maps(self) -> list[str]:
         return [item["metadata"]["name"] for item in self.cluster.store.list("ConfigMap")]
@@ -90,10 +90,10 @@ async def test_concurrent_jobs_need_one_patch_and_failure_is_isolated(
         return await add_owners(*args)
 
     monkeypatch.setattr(space.cluster, "add_owners", slow)
-    outcomes = await asyncio.gather(*(space.launchers.ensure(one, seen=True) for one in more), return_exceptions=True)
+    outcomes = await asyncio.gather(*(space.launchers.ensure(item, seen=True) for item in more), return_exceptions=True)
     assert [str(outcome) for outcome in outcomes] == ["timeout", *["None"] * 4]
     assert space.cluster.calls == [f"own {constants.LAUNCHER_USERS}"]
-    assert {one.uid for one in more} <= owner_uids(space.get(constants.LAUNCHER_USERS))
+    assert {item.uid for item in more} <= owner_uids(space.get(constants.LAUNCHER_USERS))
 
 
 async def test_second_operator_uses_existing_launcher_after_reading_it() -> None:

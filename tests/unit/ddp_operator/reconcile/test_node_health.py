@@ -146,9 +146,9 @@ async def test_node_is_reported_once_by_jobs_with_gpus_of_two_namespaces(
 ) -> None:
     harness = ReconcilerHarness(recovery=health())
     seen: list[Any] = []
-    told: list[Any] = []
-    harness.reconciler._on_transition = lambda namespace, one: seen.append(one)
-    harness.cluster.on_event = lambda about, event: told.append((about["kind"], about["metadata"]["name"], event))
+    reports: list[Any] = []
+    harness.reconciler._on_transition = lambda namespace, entry: seen.append(entry)
+    harness.cluster.on_event = lambda about, event: reports.append((about["kind"], about["metadata"]["name"], event))
     limits = {"resources": {"limits": {"nvidia.com/gpu": str(gpus)}}} if gpus else {}
     for name, namespace in zip("abc", namespaces, strict=True):
         item = resource(name, nodes=1, recovery=health(), template=template(trainer(**limits)))
@@ -158,9 +158,9 @@ async def test_node_is_reported_once_by_jobs_with_gpus_of_two_namespaces(
         FakeNodes(harness, XID)
         await harness.train()
     assert seen.count(NodeFailed("node-a")) == counted
-    found = [(name, event) for kind, name, event in told if kind == "Node"]
-    assert [(name, event.reason) for name, event in found] == [("node-a", "FailsTrainingJobs")] * events
-    assert all("as reported by pods" in event.message for _, event in found)
+    results = [(name, event) for kind, name, event in reports if kind == "Node"]
+    assert [(name, event.reason) for name, event in results] == [("node-a", "FailsTrainingJobs")] * events
+    assert all("as reported by pods" in event.message for _, event in results)
 
 
 def test_node_reports_are_bounded_and_forgotten_after_day() -> None:

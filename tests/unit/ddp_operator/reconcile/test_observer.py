@@ -140,8 +140,8 @@ class TestPage:
         assert (await look.at(*pods, seconds=30)).page_requested
 
     async def test_unresponsive_page_counts_as_requested(self) -> None:
-        found = await Look().at(child_pod(0), child_pod(1))
-        assert (found.page_requested, found.page) == (True, None)
+        observation = await Look().at(child_pod(0), child_pod(1))
+        assert (observation.page_requested, observation.page) == (True, None)
 
     async def test_unresponsive_page_is_requested_with_backoff(self) -> None:
         look = Look()
@@ -154,21 +154,21 @@ class TestPage:
     @pytest.mark.parametrize("master", [child_pod(0, "Pending"), child_pod(0, deleting=True), child_pod(1)])
     async def test_page_of_stopped_pod_is_not_read(self, master: Json) -> None:
         look = Look()
-        found = await look.at(master)
-        assert (found.page_requested, [what for what in look.cluster.asked if "page" in what]) == (False, [])
+        observation = await look.at(master)
+        assert (observation.page_requested, [what for what in look.cluster.asked if "page" in what]) == (False, [])
 
     async def test_of_every_pod_is_read_for_cause_of_new_restart_in_place(self) -> None:
         text = page(phase="Running") + "ddp_launcher_in_place_restarts_total 2\n"
         words = last_words("CUDAError", message="the cause", restarts=2)
-        told = f"{constants.COMMENT_LAST_FAILURE}{msgspec.json.encode(words).decode()}\n"
-        cluster = Answers(pod0=text, pod1=text + told)
+        report = f"{constants.COMMENT_LAST_FAILURE}{msgspec.json.encode(words).decode()}\n"
+        cluster = Answers(pod0=text, pod1=text + report)
         pods = [child_pod(0), child_pod(1)]
-        found = await Look(cluster).at(*pods)
-        assert [(pod.index, end.message) for pod, end in found.failures_in_place] == [(1, "the cause")]
+        observation = await Look(cluster).at(*pods)
+        assert [(pod.index, end.message) for pod, end in observation.failures_in_place] == [(1, "the cause")]
         for in_place, before, known in ((2, 0, True), (4, 2, True), (3, 2, False)):
             status = replace(STATUS, restarts=Restarts(in_place=in_place, in_place_before=before))
-            found = await Look(cluster).at(*pods, status=status)
-            assert (found.failures_in_place == ()) is known
+            observation = await Look(cluster).at(*pods, status=status)
+            assert (observation.failures_in_place == ()) is known
 
 
 async def test_pods_of_deleted_job_are_timed_until_deleted() -> None:
@@ -194,8 +194,8 @@ async def test_lost_labels_are_searched_after_grace_for_late_watches() -> None:
 async def test_forbidden_node_is_neither_ready_nor_deleted() -> None:
     unready = NOW - timedelta(seconds=100)
     pods = [child_pod(0, unready=unready, node="forbidden"), child_pod(1, unready=unready, node="away")]
-    found = await Look().at(*pods)
-    assert {name: (node.ready, node.message) for name, node in found.nodes.items()} == {
+    observation = await Look().at(*pods)
+    assert {name: (node.ready, node.message) for name, node in observation.nodes.items()} == {
         "forbidden": (None, ""),
         "away": (False, "the node was deleted"),
     }
@@ -244,8 +244,10 @@ class TestShared:
         conditions = {"Failed": "why"} if finished else {}
         made = with_launcher(mounted, conditions=conditions) if mounted else child_job()
         maps = tuple(owned("ConfigMap", name) for name in (constants.LAUNCHER_USERS, present) if name)
-        found = await Look().at(child_pod(0), jobs=[made], services=(owned("Service", "train"),), config_maps=maps)
-        assert (found.shared_complete, found.launcher_lost) == (complete, lost)
+        observation = await Look().at(
+            child_pod(0), jobs=[made], services=(owned("Service", "train"),), config_maps=maps
+        )
+        assert (observation.shared_complete, observation.launcher_lost) == (complete, lost)
 
     async def test_own_launcher_is_kept_by_users_list(self) -> None:
         shared = {"services": (owned("Service", "train"),), "config_maps": (owned("ConfigMap", OURS),)}
@@ -253,8 +255,8 @@ class TestShared:
 
     async def test_foreign_object_is_not_observed(self) -> None:
         foreign = {"kind": "Service", "metadata": {"name": "train", "namespace": "default"}}
-        found = await Look().at(services=(foreign,), config_maps=(owned("ConfigMap", OURS),))
-        assert (found.shared, found.shared_complete) == ({("ConfigMap", OURS)}, False)
+        observation = await Look().at(services=(foreign,), config_maps=(owned("ConfigMap", OURS),))
+        assert (observation.shared, observation.shared_complete) == ({("ConfigMap", OURS)}, False)
 
     @pytest.mark.parametrize(("policies", "complete"), [((), False), ((owned("NetworkPolicy", "train"),), True)])
     async def test_policy_is_observed_only_if_configured(self, policies: Any, complete: bool) -> None:

@@ -27,9 +27,9 @@ def harness_of(given: Any = GIVEN, *locked: str, kind: str = "", **spec: Any) ->
 
 
 def edit_profile(harness: ReconcilerHarness, job: Json, *locked: str) -> None:
-    found = harness.cluster.store.get(constants.CLUSTER_PROFILE_KIND, "default", "gpu")
-    assert found is not None
-    harness.cluster.store.change(found, spec={"job": job, "locked": list(locked)})
+    result = harness.cluster.store.get(constants.CLUSTER_PROFILE_KIND, "default", "gpu")
+    assert result is not None
+    harness.cluster.store.change(result, spec={"job": job, "locked": list(locked)})
 
 
 def pod_spec(harness: ReconcilerHarness) -> Json:
@@ -73,9 +73,9 @@ class TestTaken:
 
     async def test_job_continues_after_profile_deletion(self) -> None:
         harness = await harness_of().train()
-        found = harness.cluster.store.get(constants.CLUSTER_PROFILE_KIND, "default", "gpu")
-        assert found is not None
-        harness.cluster.store.delete(found)
+        result = harness.cluster.store.get(constants.CLUSTER_PROFILE_KIND, "default", "gpu")
+        assert result is not None
+        harness.cluster.store.delete(result)
         harness.restart_operator()
         await harness.settle()
         assert harness.status.phase == "Running"
@@ -193,7 +193,7 @@ def with_defaults(harness: ReconcilerHarness, given: Json = SECURE) -> Reconcile
 def security(harness: ReconcilerHarness) -> tuple[list[str], bool]:
     """Return what the NetworkPolicies let through beside the pods and DNS, and whether pods may be root."""
     policies = harness.cluster.store.list("NetworkPolicy")
-    cidrs = [to["ipBlock"]["cidr"] for one in policies for rule in one["spec"]["egress"][2:] for to in rule["to"]]
+    cidrs = [to["ipBlock"]["cidr"] for policy in policies for rule in policy["spec"]["egress"][2:] for to in rule["to"]]
     assert len(policies) == 1 or not cidrs
     return (cidrs if policies else ["everything"]), not pod_spec(harness)["securityContext"].get("runAsNonRoot")
 
@@ -217,8 +217,8 @@ class TestDefaultsOfTheOperator:
         assert security(await with_defaults(harness).train()) == (["10.0.0.0/8"], False)
 
     async def test_are_under_profiles_values(self) -> None:
-        given = GIVEN | {"securityProfile": "Default", "networkPolicy": {"egressCidrs": ["192.168.0.0/16"]}}
-        harness = await with_defaults(harness_of(given)).train()
+        source = GIVEN | {"securityProfile": "Default", "networkPolicy": {"egressCidrs": ["192.168.0.0/16"]}}
+        harness = await with_defaults(harness_of(source)).train()
         assert security(harness) == (["192.168.0.0/16"], True)
         taken = harness.status.profile
         assert taken is not None

@@ -161,10 +161,10 @@ class TestNameConflict:
 
     async def test_conflict_is_resolved_when_other_service_is_deleted(self) -> None:
         harness = ReconcilerHarness()
-        other = harness.cluster.add(self.service())
+        second = harness.cluster.add(self.service())
         await harness.settle()
         assert harness.requeue is not None
-        harness.cluster.store.delete(other)
+        harness.cluster.store.delete(second)
         await harness.settle()
         assert harness.jobs() == ["train-1"]
 
@@ -215,12 +215,12 @@ class TestNameConflict:
         await harness.settle()
         [ours] = harness.cluster.store.list("Service")
         harness.cluster.store.delete(ours)
-        other = harness.cluster.add(self.service())
+        second = harness.cluster.add(self.service())
         await harness.settle()
         assert harness.state("Accepted") == ("False", "NameConflict")
         assert "the running attempt keeps the previous spec" in harness.condition("Accepted").message
         assert harness.requeue is not None
-        harness.cluster.store.delete(other)
+        harness.cluster.store.delete(second)
         await harness.settle()
         assert (harness.jobs(), harness.state("Accepted")) == (["train-1"], ("True", "Valid"))
 
@@ -314,7 +314,7 @@ class TestRefusedSpec:
         monkeypatch.setattr(harness.cluster, "create", fail)
         if attempt == 2:
             harness.end_pod(0, constants.EXIT_RETRYABLE, last_words("CUDAError"))
-        told = len(harness.events)
+        report = len(harness.events)
         for _ in range(3):  # a single error is nobody's business
             with suppress(ServerError):
                 while await harness.reconcile() == 0:
@@ -325,7 +325,7 @@ class TestRefusedSpec:
         assert harness.state("Accepted") == ("Unknown", "ServerError")
         assert 'failed calling webhook "audit.example.com"' in harness.condition("Accepted").message
         assert (harness.status.phase, harness.requeue) == ({1: "Pending", 2: "Restarting"}[attempt], 30)
-        assert harness.events[told:].count("ServerError") == 1
+        assert harness.events[report:].count("ServerError") == 1
         monkeypatch.setattr(harness.cluster, "create", create)
         await harness.settle()
         assert (harness.state("Accepted"), harness.jobs()[-1]) == (("True", "Valid"), f"train-{attempt}")

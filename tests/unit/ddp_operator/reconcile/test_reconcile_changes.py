@@ -105,8 +105,8 @@ class TestFailure:
         await harness.settle()
         assert harness.jobs() == ["train-1"]
         assert harness.state("Scheduled") == ("False", "WaitingForFormerPods")
-        [left] = harness.pods(1)
-        harness.cluster.end(left, constants.EXIT_PEER_LOST)
+        [pod] = harness.pods(1)
+        harness.cluster.end(pod, constants.EXIT_PEER_LOST)
         await harness.settle()
         assert harness.jobs() == ["train-1", "train-2"]
 
@@ -154,10 +154,10 @@ class TestFailure:
         harness = await ReconcilerHarness(recovery={"maxRestarts": 0}).train(TRAINING)
         harness.end_pod(0, constants.EXIT_RETRYABLE, last_words("UserError", message="KeyError: 1\nTraceback\nmore"))
         await harness.settle()
-        found = harness.condition("Failed").message
+        message = harness.condition("Failed").message
         conclusion = "not restarted: recovery.maxRestarts is 0"
-        assert found.startswith(f"{conclusion}; last: UserError (rank 0, pod train-1-0-")
-        assert found.endswith("): KeyError: 1")
+        assert message.startswith(f"{conclusion}; last: UserError (rank 0, pod train-1-0-")
+        assert message.endswith("): KeyError: 1")
         assert harness.status.last_failure is not None
         assert harness.status.last_failure.conclusion == conclusion
 

@@ -29,7 +29,7 @@ class TestEditBeforeAnyPodHasRun:
         [before] = harness.cluster.store.list("Job")
         harness.edit(ttlSecondsAfterFinished=5)
         await harness.settle()
-        assert [one["metadata"]["uid"] for one in harness.cluster.store.list("Job")] == [before["metadata"]["uid"]]
+        assert [job["metadata"]["uid"] for job in harness.cluster.store.list("Job")] == [before["metadata"]["uid"]]
 
     async def test_edit_after_start_keeps_pods(self) -> None:
         harness = await ReconcilerHarness().settle()
@@ -37,7 +37,7 @@ class TestEditBeforeAnyPodHasRun:
         harness.run_pods()
         harness.edit(template=template(trainer(image="late")))
         await harness.settle()
-        assert [one["metadata"]["uid"] for one in harness.cluster.store.list("Job")] == [before["metadata"]["uid"]]
+        assert [job["metadata"]["uid"] for job in harness.cluster.store.list("Job")] == [before["metadata"]["uid"]]
         assert harness.status.first_run_time is not None
 
 

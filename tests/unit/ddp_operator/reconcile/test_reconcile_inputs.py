@@ -46,9 +46,9 @@ class TestBeforeThePods:
         await fetch(h)
         assert h.jobs() == ["train-1"]
         assert h.state("InputsReady") == ("True", "Fetched")
-        [one] = h.status.inputs
-        assert (one.phase, one.bytes, one.etag) == ("Fetched", 200_000_000, '"v1"')
-        assert one.place.startswith("claim:data/ddp-inputs/data.bin-")
+        [item] = h.status.inputs
+        assert (item.phase, item.bytes, item.etag) == ("Fetched", 200_000_000, '"v1"')
+        assert item.place.startswith("claim:data/ddp-inputs/data.bin-")
 
     async def test_training_job_is_validated_first_and_once(self) -> None:
         h = await harness().settle()
@@ -112,9 +112,9 @@ class TestProgress:
         h.cluster.page = f"{COMMENT_INPUTS}{json.dumps(reports)}\n"
         h.clock.advance(60)
         await h.settle()
-        found = h.condition("InputsReady")
-        assert (found.status, found.reason) == ("False", "FetchingInputs")
-        assert found.message == "fetching inputs: 120 MB of 250 MB, 0/2 complete"
+        condition = h.condition("InputsReady")
+        assert (condition.status, condition.reason) == ("False", "FetchingInputs")
+        assert condition.message == "fetching inputs: 120 MB of 250 MB, 0/2 complete"
         assert (h.status.phase, h.status.reason) == ("Pending", "FetchingInputs")
         assert h.raw is not None
         why = explain_why(h.raw, [], h.clock())
@@ -216,7 +216,7 @@ class TestChanges:
         h.run_pods()
         h.edit(inputs=[TWO])
         await h.settle()
-        assert [one.name for one in h.status.inputs] == ["model"]
+        assert [item.name for item in h.status.inputs] == ["model"]
         assert "hf://team/model" in json.dumps(h.pods()[0]["spec"])
         await fetch(h, {"name": "model", "phase": "Fetched", "bytes": 7})
         assert h.jobs() == ["train-1"]

@@ -88,9 +88,9 @@ class TestOtherVersion:
         harness.cluster.store.delete(config_map)
 
         async def observe(key: Key) -> Snapshot:
-            found = await truth(key)
-            assert found is not None
-            return dataclasses.replace(found, config_maps=remembered.config_maps)
+            result = await truth(key)
+            assert result is not None
+            return dataclasses.replace(result, config_maps=remembered.config_maps)
 
         async def events_of(item: Any) -> Any:
             name = config_map["metadata"]["name"]

@@ -64,8 +64,8 @@ def test_figures_are_those_of_status_cut_where_training_was_interrupted() -> Non
 
 
 def test_of_pods_only_warnings_are_listed_and_with_their_name() -> None:
-    said = [(one.reason, one.message) for one in read_job(job(), EVENTS, NOW).events]
-    assert said == [("FailureKilled", "attempt 1: rank 1 was killed"), ("Evicted", "Pod digits-1-0-abcde: no room")]
+    messages = [(item.reason, item.message) for item in read_job(job(), EVENTS, NOW).events]
+    assert messages == [("FailureKilled", "attempt 1: rank 1 was killed"), ("Evicted", "Pod digits-1-0-abcde: no room")]
 
 
 def test_page_has_charts_links_and_command() -> None:
@@ -97,10 +97,10 @@ def prometheus() -> Iterator[tuple[str, list[dict[str, str]]]]:
         def do_GET(self) -> None:
             asked.append({name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()})
             query = asked[-1]["query"]
-            found: list[dict[str, Any]] = []
+            results: list[dict[str, Any]] = []
             if "ddp_loss{" in query:
                 points = [[START + 15 * n, str(1 / n) if n != 2 else "NaN"] for n in range(1, 4)]
-                found = [
+                results = [
                     {"metric": {"ddp_attempt": "1"}, "values": points},
                     {"metric": {"ddp_attempt": "2"}, "values": [[START + 60, "0.2"]]},
                 ]
@@ -110,10 +110,10 @@ def prometheus() -> Iterator[tuple[str, list[dict[str, str]]]]:
                     "ddp_step_duration_seconds_sum": "5",
                     "ddp_compute_seconds_total": "4",
                 }
-                found = [
+                results = [
                     {"metric": {"__name__": name, "rank": "3"}, "value": [START, text]} for name, text in named.items()
                 ]
-            body = json.dumps({"data": {"result": found}} if self.path.startswith("/api/v1/query") else {}).encode()
+            body = json.dumps({"data": {"result": results}} if self.path.startswith("/api/v1/query") else {}).encode()
             self.send_response(200)
             self.end_headers()
             self.wfile.write(body)
@@ -136,8 +136,10 @@ def test_prometheus_has_more_than_status(prometheus: tuple[str, list[dict[str, s
     assert run.series("loss") == [[(15.0, 1.0), (45.0, 1 / 3)], [(60.0, 0.2)]]
     (rank,) = run.ranks
     assert (rank.rank, rank.steps, rank.step, rank.own) == (3, 10, 0.5, 0.4)
-    assert all('namespace="ml",ddp_job="digits"' in one["query"] for one in asked)
-    assert {(one["start"], one["end"]) for one in asked if "start" in one} == {(str(START * 1.0), str(START + 80.0))}
+    assert all('namespace="ml",ddp_job="digits"' in item["query"] for item in asked)
+    assert {(item["start"], item["end"]) for item in asked if "start" in item} == {
+        (str(START * 1.0), str(START + 80.0))
+    }
 
 
 def test_failing_prometheus_error_names_option(

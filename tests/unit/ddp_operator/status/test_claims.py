@@ -93,5 +93,5 @@ def test_cache_finds_resources_by_exact_claim() -> None:
         store.apply(constants.KIND, item)
     assert [result["metadata"]["name"] for result in store.resources_on_claim("default", "weights")] == ["two"]
     assert list(store.resources_on_claim("other", "weights")) == []
-    [found] = store.resources_on_claim("default", "weights")
-    assert set(found) == {"metadata", "status"}, "a spec may have a megabyte"
+    [resources_on_claim] = store.resources_on_claim("default", "weights")
+    assert set(resources_on_claim) == {"metadata", "status"}, "a spec may have a megabyte"

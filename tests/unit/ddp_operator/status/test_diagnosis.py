@@ -85,19 +85,19 @@ class TestCause:
 
     def test_whole_story_is_kept(self) -> None:
         words = last_words("UserError", rank=3, node=1, exitCode=2, message="m", traceback="t", hint="h")
-        found = diagnosis(ended(1, 81, message=words))
-        assert found is not None
-        assert found.permanent
-        cause = found.cause
+        result = diagnosis(ended(1, 81, message=words))
+        assert result is not None
+        assert result.permanent
+        cause = result.cause
         assert cause is not None
         assert (cause.rank, cause.exit_code, cause.message, cause.traceback, cause.hint) == (3, 2, "m", "t", "h")
         assert (cause.pod, cause.node_name, cause.time) == ("train-1-1-abcde", "node-a", NOW)
 
     @pytest.mark.parametrize(("code", "permanent"), [(81, True), (82, False), (83, False), (84, False), (1, False)])
     def test_only_users_error_is_permanent(self, code: int, permanent: bool) -> None:
-        found = diagnosis(ended(0, code, message=""))
-        assert found is not None
-        assert found.permanent is permanent
+        result = diagnosis(ended(0, code, message=""))
+        assert result is not None
+        assert result.permanent is permanent
 
     def test_pod_killed_for_memory_is_root_cause(self) -> None:
         pod = child_pod(1, "Failed", code=137, reason="OOMKilled")
@@ -110,28 +110,32 @@ class TestCause:
         words = "Pod ephemeral local storage usage exceeds the total limit of containers 50Mi."
         status = {"reason": "Evicted", "message": words}
         last = {"code": 85, "message": last_words("Preempted", message="asked to stop by a signal")} if said else {}
-        found = diagnosis(child_pod(1, "Failed", status=status, **last), child_pod(0), replaces=False)
-        assert found is not None
-        assert found.cause is not None
-        assert (found.cause.category, found.cause.message, found.disruption) == ("Unknown", f"Evicted: {words}", False)
-        assert "raise ephemeral-storage" in found.cause.hint
+        result = diagnosis(child_pod(1, "Failed", status=status, **last), child_pod(0), replaces=False)
+        assert result is not None
+        assert result.cause is not None
+        assert (result.cause.category, result.cause.message, result.disruption) == (
+            "Unknown",
+            f"Evicted: {words}",
+            False,
+        )
+        assert "raise ephemeral-storage" in result.cause.hint
 
     def test_pod_evicted_for_its_neighbours_sake_is_disrupted(self) -> None:
         status = {"reason": "Evicted", "message": "The node was low on resource: memory."}
         pod = child_pod(1, "Failed", code=85, message=last_words("Preempted"), disrupted="TerminationByKubelet")
         pod["status"] |= status
-        found = diagnosis(pod, child_pod(0), replaces=False)
-        assert found is not None
-        assert found.disruption
+        result = diagnosis(pod, child_pod(0), replaces=False)
+        assert result is not None
+        assert result.disruption
 
     def test_failed_init_container(self) -> None:
         status = {"initContainerStatuses": [{"name": "fetch", "state": {"terminated": {"exitCode": 3}}}]}
         pod = child_pod(0, "Failed", status=status)
-        found = diagnosis(pod)
-        assert found is not None
-        assert found.cause is not None
-        assert (found.cause.container, found.cause.message) == ("fetch", "the container ended with exit code 3")
-        assert found.cause.hint == "see its log: kubectl logs train-1-0-abcde -c fetch"
+        result = diagnosis(pod)
+        assert result is not None
+        assert result.cause is not None
+        assert (result.cause.container, result.cause.message) == ("fetch", "the container ended with exit code 3")
+        assert result.cause.hint == "see its log: kubectl logs train-1-0-abcde -c fetch"
         assert not view_pod(pod).fails_job, "the Job's policy looks at the training container only"
 
     def test_only_container_is_trainer_with_any_name(self) -> None:
@@ -143,9 +147,9 @@ class TestCause:
 
 class TestSecondaryFailures:
     def test_secondary_failure_waits_while_another_pod_runs(self) -> None:
-        found = diagnosis(ended(0, 86), child_pod(1), seconds=10)
-        assert found is not None
-        assert found.cause is None
+        result = diagnosis(ended(0, 86), child_pod(1), seconds=10)
+        assert result is not None
+        assert result.cause is None
 
     @pytest.mark.parametrize(("peer", "seconds"), [(child_pod(1), 60), (child_pod(1, "Pending"), 15)])
     def test_secondary_failure_counts_when_silent_peer_has_had_its_time(self, peer: Any, seconds: float) -> None:
@@ -179,10 +183,10 @@ class TestSecondaryFailures:
         job = child_job(conditions={"FailureTarget": "exit code 83", "Failed": "exit code 83"})
         job["status"]["conditions"][1]["lastTransitionTime"] = format_time(at(20))
         deleted = child_pod(1, deleting=True, at=at(1))
-        found = diagnosis(ended(0, constants.EXIT_HANG, "Hang", seconds=-1), deleted, job=job, seconds=21)
-        assert blamed(found) == (0, "Hang")
-        assert found is not None
-        assert not found.disruption
+        result = diagnosis(ended(0, constants.EXIT_HANG, "Hang", seconds=-1), deleted, job=job, seconds=21)
+        assert blamed(result) == (0, "Hang")
+        assert result is not None
+        assert not result.disruption
 
     def test_secondary_failure_precedes_pod_replaced_long_ago(self) -> None:
         long_ago = ended(1, 137, seconds=-3600, suffix="first", age=7200)
@@ -194,21 +198,21 @@ class TestJobWithoutReport:
         return child_job(conditions={"FailureTarget": "backoff limit"}, at=at(seconds))
 
     def test_pod_report_is_awaited_after_job_failure(self) -> None:
-        found = diagnosis(child_pod(0), child_pod(1), job=self.failed(), seconds=5)
-        assert found is not None
-        assert found.cause is None
+        result = diagnosis(child_pod(0), child_pod(1), job=self.failed(), seconds=5)
+        assert result is not None
+        assert result.cause is None
 
     def test_is_believed_after_while_although_pod_never_ends(self) -> None:
-        found = diagnosis(child_pod(0), job=self.failed(), seconds=61)
-        assert found is not None
-        assert found.cause is not None
-        assert (found.cause.category, found.cause.message, found.cause.node) == ("Unknown", "backoff limit", None)
+        result = diagnosis(child_pod(0), job=self.failed(), seconds=61)
+        assert result is not None
+        assert result.cause is not None
+        assert (result.cause.category, result.cause.message, result.cause.node) == ("Unknown", "backoff limit", None)
 
     def test_job_without_pods_reports_controller_message(self) -> None:
-        found = diagnosis(job=self.failed())
-        assert found is not None
-        assert found.cause is not None
-        assert found.cause.message == "backoff limit"
+        result = diagnosis(job=self.failed())
+        assert result is not None
+        assert result.cause is not None
+        assert result.cause.message == "backoff limit"
 
     def test_repeats_itself_exactly(self) -> None:
         assert diagnosis(job=self.failed(), seconds=1) == diagnosis(job=self.failed(), seconds=99)
@@ -239,11 +243,11 @@ class TestWaiting:
     """The sentence that says for whom a failed attempt is waited."""
 
     def words(self, *pods: Any) -> str:
-        found = diagnosis(*pods, job=child_job(conditions={"Failed": ""}, at=NOW))
-        assert found is not None
-        assert found.cause is None
-        assert found.until is not None
-        return found.waiting
+        result = diagnosis(*pods, job=child_job(conditions={"Failed": ""}, at=NOW))
+        assert result is not None
+        assert result.cause is None
+        assert result.until is not None
+        return result.waiting
 
     def test_wait_names_started_pod_first_and_counts_others(self) -> None:
         later = ended(3, constants.EXIT_PEER_LOST, seconds=0.5)
@@ -260,7 +264,7 @@ class TestWaiting:
 
 class TestInPlace:
     def found(self, *reports: dict[str, Any]) -> Any:
-        pods = [view_pod(child_pod(index, "Failed", code=82, message=one)) for index, one in enumerate(reports)]
+        pods = [view_pod(child_pod(index, "Failed", code=82, message=item)) for index, item in enumerate(reports)]
         return find_restart_cause(1, tuple((pod, pod.termination) for pod in pods if pod.termination))
 
     def test_latest_root_cause_counts_and_of_these_earliest(self) -> None:
@@ -302,8 +306,8 @@ def test_pods_of_briefly_suspended_job_are_not_lost(suspended: str, since: float
     started = {} if suspended == "True" else {"startTime": format_time(NOW)}
     job = view_job(child_job(status={"conditions": [condition]} | started))
     pod = view_pod(child_pod(0, deleting=True))
-    found = diagnose(1, job, (pod,), at(6), is_replaced=lambda pod: False, since=None if since is None else at(since))
-    assert (found is not None) is (taken and suspended == "False")
+    result = diagnose(1, job, (pod,), at(6), is_replaced=lambda pod: False, since=None if since is None else at(since))
+    assert (result is not None) is (taken and suspended == "False")
     condition["lastTransitionTime"] = format_time(NOW)
     job = view_job(child_job(status={"conditions": [condition]} | started))
     assert diagnose(1, job, (pod,), at(6), is_replaced=lambda pod: False) is None, "it was deleted in that second"

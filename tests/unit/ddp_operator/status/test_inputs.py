@@ -30,9 +30,9 @@ def fetch_job(typed: DDPTrainingJob, **changes: object) -> Json:
 
 def fetched() -> Status:
     """Return the status of a job whose inputs are there and that has no attempt yet."""
-    [one] = made().spec.inputs or ()
+    [first] = made().spec.inputs or ()
     ready = Condition(type="InputsReady", status="True", reason="Fetched", last_transition_time=NOW)
-    status = InputStatus(name="file", phase="Fetched", bytes=5, place=one.place)
+    status = InputStatus(name="file", phase="Fetched", bytes=5, place=first.place)
     return Status(inputs=(status,), conditions=(ready,))
 
 
@@ -60,7 +60,7 @@ def test_fetched_inputs_are_recorded_before_attempt_1() -> None:
 def test_running_fetch_pod_blocks_new_job() -> None:
     typed = made(fetched())
     seen = observe(typed, [], [child_pod(attempt=0, owner="job-0")])
-    assert not [one for one in decide(typed, seen, NOW).actions if isinstance(one, EnsureChildren)]
+    assert not [action for action in decide(typed, seen, NOW).actions if isinstance(action, EnsureChildren)]
 
 
 def test_changed_place_is_fetched_again() -> None:

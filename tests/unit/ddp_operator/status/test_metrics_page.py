@@ -380,8 +380,8 @@ def test_first_step_of_workers_is_known_after_one_step(text: str, began: int | N
 def test_stalled_ranks_of_launcher_are_few_and_known(lines: list[str], expected: list[int]) -> None:
     text = "".join(f'ddp_launcher_stalled_rank_info{{{line},what="{"w" * 300}"}} 1\n' for line in lines)
     result = parse_page(text).stalled
-    assert [one.rank for one in result] == expected
-    assert all(one.what == "w" * 200 for one in result)
+    assert [item.rank for item in result] == expected
+    assert all(item.what == "w" * 200 for item in result)
 
 
 @pytest.mark.parametrize(

@@ -46,9 +46,9 @@ def failure(decision: Decision) -> LastFailure:
 
 
 def state(decision: Decision, kind: str) -> tuple[str, str]:
-    found = decision.status.condition(kind)
-    assert found is not None
-    return found.status, found.reason
+    condition = decision.status.condition(kind)
+    assert condition is not None
+    return condition.status, condition.reason
 
 
 def failed_pod(code: int = 82, index: int = 0, category: str = "CUDAError", **changes: Any) -> dict[str, Any]:
@@ -178,9 +178,11 @@ class TestBudget:
     def test_message_names_step_of_last_renewal(self) -> None:
         before = known(2500, 2400, counted=7, used=3, step=1300, checkpoint_step=2300)
         decision = run(failed_pod(), jobs=[FAILED], status=before)
-        found = decision.status.condition("Failed")
-        assert found is not None
-        assert found.message.startswith("failed 4 times since step 2300, recovery.maxRestarts is 3; last: CUDAError")
+        condition = decision.status.condition("Failed")
+        assert condition is not None
+        assert condition.message.startswith(
+            "failed 4 times since step 2300, recovery.maxRestarts is 3; last: CUDAError"
+        )
 
     def test_termination_message_has_newest_step(self) -> None:
         words = {"progress": {"ddp_step": 50.0, "ddp_checkpoint_step": 40.0}}
@@ -203,10 +205,10 @@ class TestCrashLoop:
     def test_crash_loop_ends_job_before_budget(self, steps: tuple[int, ...]) -> None:
         decision = self.fail(*steps)
         assert state(decision, "Failed") == ("True", "CrashLoop")
-        found = decision.status.condition("Failed")
-        assert found is not None
+        condition = decision.status.condition("Failed")
+        assert condition is not None
         where = "beyond step 30" if steps[0] else "before the first step"
-        assert found.message.startswith(f"failed 3 times in a row without progress {where}; last: CUDAError")
+        assert condition.message.startswith(f"failed 3 times in a row without progress {where}; last: CUDAError")
 
     @pytest.mark.parametrize("steps", [(0, 0), (10, 20, 30, 40), (30, 30, 30, 31, 31, 31)])
     def test_progress_prevents_crash_loop(self, steps: tuple[int, ...]) -> None:
@@ -236,9 +238,9 @@ class TestRepeatedFailure:
     def test_repeated_failure_ends_job_with_message(self, before: int | None, step: int | None) -> None:
         decision = self.again(step, before=before)
         assert state(decision, "Failed") == ("True", "RepeatedFailure")
-        found = decision.status.condition("Failed")
-        assert found is not None
-        assert found.message.startswith(
+        condition = decision.status.condition("Failed")
+        assert condition is not None
+        assert condition.message.startswith(
             "not restarted: KeyError at train.py:42 occurred twice without progress in between; last: UserError"
         )
 
@@ -316,8 +318,8 @@ class TestLostNode:
     def test_frees_its_pod_after_configured_time(self, node: NodeView, seconds: float, freed: bool) -> None:
         status = replace(STARTED, attempt=2, failed_nodes=("node-b",))
         decision = run(self.STUCK, status=status, jobs=[FAILED], seconds=seconds, nodes={"node-b": node})
-        found = [action for action in decision.actions if isinstance(action, FailPod)]
-        assert [action.uid for action in found] == (["uid-train-1-1-abcde"] if freed else [])
+        results = [action for action in decision.actions if isinstance(action, FailPod)]
+        assert [action.uid for action in results] == (["uid-train-1-1-abcde"] if freed else [])
         assert decision.requeue_after is not None
 
     def test_is_in_ledger_before_its_pod_is_touched(self) -> None:
@@ -337,14 +339,14 @@ class TestLostNode:
             last_failure=LastFailure(attempt=1, category=category),
         )
         decision = run(self.STUCK, status=status, jobs=[FAILED], seconds=121, nodes={"node-b": NOT_READY})
-        found = failure(decision)
+        result = failure(decision)
         restarts = decision.status.restarts
-        assert (found.category == "NodeLost") is explained
+        assert (result.category == "NodeLost") is explained
         charged = (restarts.counted, restarts.used, restarts.free, restarts.without_progress)
         assert charged == ((2, 1, 2, 1) if explained else (3, 2, 1, 2))
         if explained:
-            assert (found.attempt, found.node_name, found.pod) == (1, "node-b", "train-1-1-abcde")
-            assert "Kubelet stopped posting" in found.message
+            assert (result.attempt, result.node_name, result.pod) == (1, "node-b", "train-1-1-abcde")
+            assert "Kubelet stopped posting" in result.message
 
     @pytest.mark.parametrize(("last_step", "freed"), [(-10, True), (10, False), (None, False)])
     def test_silent_pod_is_declared_failed_where_steps_have_stopped(self, last_step: float | None, freed: bool) -> None:
@@ -365,9 +367,9 @@ class TestLostNode:
         assert state(early, "Progressing") == ("False", "WaitingForPeers")
         assert early.requeue_after == 5
         silent = child_pod(1, deleting=True, grace=30, node="node-b", unready=NOW + timedelta(seconds=50))
-        found = run(peer, silent, jobs=[FAILED], seconds=51, status=early.status, nodes=nodes, **once)
-        assert (failure(found).category, failure(found).node_name) == ("NodeLost", "node-b")
-        assert (found.status.attempt, found.status.restarts.free, found.status.failed_nodes) == (2, 1, ("node-b",))
+        result = run(peer, silent, jobs=[FAILED], seconds=51, status=early.status, nodes=nodes, **once)
+        assert (failure(result).category, failure(result).node_name) == ("NodeLost", "node-b")
+        assert (result.status.attempt, result.status.restarts.free, result.status.failed_nodes) == (2, 1, ("node-b",))
         back = run(peer, silent, jobs=[FAILED], seconds=55, status=early.status, nodes={"node-b": READY}, **once)
         assert back.status.last_failure is None
         over = run(peer, silent, jobs=[FAILED], seconds=61, status=early.status, nodes={"node-b": READY}, **once)
@@ -436,8 +438,8 @@ class TestLostNode:
         deletion = {} if grace is None else {"deleting": True, "grace": grace}
         half = child_pod(1, "Failed", node="node-b", status={"reason": reason, "message": "silent"}, **deletion)
         decision = run(half, status=replace(STARTED, attempt=2, failed_nodes=("node-b",)), jobs=[FAILED])
-        found = [action for action in decision.actions if isinstance(action, FailPod)]
-        assert found == ([FailPod("train-1-1-abcde", "uid-train-1-1-abcde", "silent")] if again else [])
+        results = [action for action in decision.actions if isinstance(action, FailPod)]
+        assert results == ([FailPod("train-1-1-abcde", "uid-train-1-1-abcde", "silent")] if again else [])
 
     def test_pod_deleted_by_taint_manager_or_pod_gc_was_lost_with_its_node(self) -> None:
         for reason in ("DeletionByTaintManager", "DeletionByPodGC"):

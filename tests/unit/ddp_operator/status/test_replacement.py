@@ -55,7 +55,7 @@ def test_disrupted_pod_is_reported_and_not_counted(lost: Any) -> None:
     assert (failure.category, failure.pod) == ("Preempted", "train-1-1-abcde")
     assert last is not None
     assert last.level == "ReplacedPod"
-    expected = next(one.message for one in decision.status.conditions if one.type == c.RESTARTING)
+    expected = next(condition.message for condition in decision.status.conditions if condition.type == c.RESTARTING)
     assert expected.startswith(
         "lost pod replaced, not counted: Preempted (pod train-1-1-abcde, node node-a): the pod was"
     )

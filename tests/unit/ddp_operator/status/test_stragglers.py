@@ -234,8 +234,8 @@ class TestStragglers:
 
     def test_few_pods_are_all_sampled(self) -> None:
         running = [view_pod(child_pod(index)) for index in range(5)]
-        others = [view_pod(child_pod(5, "Pending")), view_pod(child_pod(6, deleting=True))]
-        assert [pod.index for pod in sample_pods([*running, *others], 5)] == [1, 2, 3, 4]
+        peers = [view_pod(child_pod(5, "Pending")), view_pod(child_pod(6, deleting=True))]
+        assert [pod.index for pod in sample_pods([*running, *peers], 5)] == [1, 2, 3, 4]
         assert [pod.index for pod in sample_pods(running, 3)] == [1, 3]
 
     def test_pods_are_even_spread_of_many(self) -> None:

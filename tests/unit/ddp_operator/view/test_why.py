@@ -132,7 +132,7 @@ class TestWhatIsTold:
     )
     def test_more_important_condition_is_explained(self, first: dict[str, Any], second: dict[str, Any]) -> None:
         assert why(second, first, phase="Running").reason == first["reason"]
-        assert [why(one, phase="Running").reason for one in (first, second)] == [first["reason"], second["reason"]]
+        assert [why(item, phase="Running").reason for item in (first, second)] == [first["reason"], second["reason"]]
 
     def test_server_error_is_explained(self) -> None:
         words = "the API server fails to create Job x-1: failed calling webhook"

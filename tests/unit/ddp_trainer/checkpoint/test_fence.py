@@ -81,15 +81,15 @@ def test_concurrent_claims_leave_folder_to_last_attempt(tmp_path: Path) -> None:
                 return
             entered.append(one.attempt)
 
-        threads = [threading.Thread(target=claim, args=(one,)) for one in fences]
+        threads = [threading.Thread(target=claim, args=(entry,)) for entry in fences]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         fences[-1].check()
-        for one in fences[:-1]:
+        for item in fences[:-1]:
             with pytest.raises(Superseded):
-                one.check()
+                item.check()
         names = sorted(path.name for path in (folder / "fence").iterdir())
         assert names == [f"{number:09d}.json" for number in range(1, len(names) + 1)]
         claims = [json.loads((folder / "fence" / name).read_text())["attempt"] for name in names]
@@ -146,10 +146,10 @@ def test_claim_waits_for_late_content(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def checkpointer(folder: Path, attempt: int) -> Checkpointer:
-    one = Checkpointer(CheckpointConfig(dir=str(folder), keep=1), fence(folder, attempt))
-    one.prepare()
-    one.claim()
-    return one
+    store = Checkpointer(CheckpointConfig(dir=str(folder), keep=1), fence(folder, attempt))
+    store.prepare()
+    store.claim()
+    return store
 
 
 def save(one: Checkpointer, step: int) -> None:

@@ -54,10 +54,10 @@ def test_folder_in_use_is_refused_with_other_process(
     tmp_path: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(lock, "_MAX_WAIT_SECONDS", 0.3)
-    one = Checkpointer(CheckpointConfig(dir=str(tmp_path)))
+    checkpointer = Checkpointer(CheckpointConfig(dir=str(tmp_path)))
     (tmp_path / ".step-000000001.pt.1.tmp").touch()
     with pytest.raises(UserError, match=rf"{tmp_path} is in use by process {holder.pid} on .*; stop that run"):
-        one.claim()
+        checkpointer.claim()
     assert (tmp_path / ".step-000000001.pt.1.tmp").exists(), "the other run is writing it"
     assert capsys.readouterr().err.count("waiting up to 0.3 s") == 1
 
@@ -68,11 +68,11 @@ def test_folder_of_killed_process_is_acquired_while_child_lives(
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
     monkeypatch.setattr(lock, "_MAX_WAIT_SECONDS", 0.0)
-    one = Checkpointer(CheckpointConfig(dir=str(tmp_path)))
-    one.claim()
+    checkpointer = Checkpointer(CheckpointConfig(dir=str(tmp_path)))
+    checkpointer.claim()
     assert f'"pid": {os.getpid()}' in (tmp_path / lock.FILE).read_text()
-    one.close()
-    one.close()
+    checkpointer.close()
+    checkpointer.close()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -89,10 +89,10 @@ def test_removed_file_is_not_mistaken_for_folders_lock(tmp_path: Path, monkeypat
             (tmp_path / lock.FILE).touch()
 
     monkeypatch.setattr(fcntl, "lockf", replace_first)
-    one = FolderLock(tmp_path)
-    one.acquire()
+    folder_lock = FolderLock(tmp_path)
+    folder_lock.acquire()
     assert f'"pid": {os.getpid()}' in (tmp_path / lock.FILE).read_text()
-    one.release()
+    folder_lock.release()
 
 
 def test_file_system_without_locks_is_warning(
@@ -102,9 +102,9 @@ def test_file_system_without_locks_is_warning(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "lockf", refuse)
-    one = FolderLock(tmp_path)
-    one.acquire()
-    one.release()
+    folder_lock = FolderLock(tmp_path)
+    folder_lock.acquire()
+    folder_lock.release()
     assert "does not support locks: run only one run" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 

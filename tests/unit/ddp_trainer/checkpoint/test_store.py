@@ -26,9 +26,9 @@ WORLD = World(RankEnv(), torch.device("cpu"))
 
 
 def checkpointer(folder: Path, keep: int = 3) -> Checkpointer:
-    one = Checkpointer(CheckpointConfig(dir=str(folder), keep=keep))
-    one.prepare()
-    return one
+    store = Checkpointer(CheckpointConfig(dir=str(folder), keep=keep))
+    store.prepare()
+    return store
 
 
 def save(one: Checkpointer, step: int, accuracy: float | None = None, **values: Any) -> None:
@@ -48,10 +48,10 @@ def test_empty_folder_has_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_saved_state_is_restored(tmp_path: Path) -> None:
-    one = checkpointer(tmp_path)
+    store = checkpointer(tmp_path)
     state = {"nested": [torch.arange(4), {"x": torch.tensor(1.5, dtype=torch.bfloat16)}], "lr": 0.1, "none": None}
-    save(one, 5, **state)
-    loaded = newest(one)
+    save(store, 5, **state)
+    loaded = newest(store)
     assert torch.equal(loaded["nested"][0], torch.arange(4))
     assert loaded["nested"][1]["x"].dtype == torch.bfloat16
     assert loaded["lr"] == 0.1
@@ -59,7 +59,7 @@ def test_saved_state_is_restored(tmp_path: Path) -> None:
 
 
 def test_both_files_are_synced_before_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = checkpointer(tmp_path)
+    store = checkpointer(tmp_path)
     synced = set[str]()
     named = list[str]()
     sync = os.fsync
@@ -76,18 +76,18 @@ def test_both_files_are_synced_before_rename(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(os, "fsync", note_sync)
     monkeypatch.setattr(os, "replace", note_rename)
-    save(one, 1)
+    save(store, 1)
     assert named == [".pt", ".json"]
     assert os.path.realpath(tmp_path) in synced
 
 
 def test_saving_copies_state_before_it_returns(tmp_path: Path) -> None:
-    one = checkpointer(tmp_path)
+    store = checkpointer(tmp_path)
     weights = torch.zeros(1_000_000)
-    one.save({"weights": weights}, 1, None, {})
+    store.save({"weights": weights}, 1, None, {})
     weights.add_(1.0)
-    one.wait()
-    assert not newest(one)["weights"].any()
+    store.wait()
+    assert not newest(store)["weights"].any()
 
 
 def test_data_file_is_plain_torch_file_and_manifest_plain_json(tmp_path: Path) -> None:
@@ -101,10 +101,10 @@ def test_data_file_is_plain_torch_file_and_manifest_plain_json(tmp_path: Path) -
 
 def test_saved_checkpoint_is_reported(tmp_path: Path) -> None:
     reported: list[tuple[int, float]] = []
-    one = checkpointer(tmp_path)
+    store = checkpointer(tmp_path)
     begun = time.perf_counter()
-    one.save({}, 3, None, {}, on_saved=lambda step, seconds: reported.append((step, seconds)))
-    one.wait()
+    store.save({}, 3, None, {}, on_saved=lambda step, seconds: reported.append((step, seconds)))
+    store.wait()
     assert [step for step, _ in reported] == [3]
     assert 0 < reported[0][1] < time.perf_counter() - begun
 
@@ -120,43 +120,43 @@ class Poison:
 
 
 def test_code_in_checkpoint_with_valid_checksum_is_not_run(tmp_path: Path) -> None:
-    one = checkpointer(tmp_path / "saved")
-    save(one, 1)
-    (saved,) = one.list()
+    store = checkpointer(tmp_path / "saved")
+    save(store, 1)
+    (saved,) = store.list()
     torch.save({"weights": Poison(tmp_path / "pwned")}, saved.data)
     content = saved.data.read_bytes()
     manifest = json.loads(saved.manifest.read_text())
     manifest |= {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
     saved.manifest.write_text(json.dumps(manifest))
     with pytest.raises(UserError, match=r"was not saved by this trainer \(Weights only load failed"):
-        newest(one)
+        newest(store)
     assert not (tmp_path / "pwned").exists()
     torch.load(saved.data, weights_only=False)  # so it would have
     assert (tmp_path / "pwned").exists()
 
 
 def test_manifest_names_no_file_outside_of_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one = checkpointer(tmp_path / "saved", keep=1)
-    save(one, 1)
-    (saved,) = one.list()
-    others = tmp_path / "others.pt"
-    others.write_bytes(saved.data.read_bytes())
-    for name in ("../others.pt", str(others), "..", ""):
+    store = checkpointer(tmp_path / "saved", keep=1)
+    save(store, 1)
+    (saved,) = store.list()
+    peers = tmp_path / "others.pt"
+    peers.write_bytes(saved.data.read_bytes())
+    for name in ("../others.pt", str(peers), "..", ""):
         saved.manifest.write_text(json.dumps(json.loads(saved.manifest.read_text()) | {"file": name}))
-        assert one.list() == []
+        assert store.list() == []
         assert "it names the file" in capsys.readouterr().err
-    save(one, 2)
-    save(one, 3)
-    assert others.exists()
+    save(store, 2)
+    save(store, 3)
+    assert peers.exists()
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove", "garbage"])
 def test_damaged_checkpoint_is_skipped_with_warning(
     tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = checkpointer(tmp_path)
-    save(one, 1)
-    save(one, 2)
+    store = checkpointer(tmp_path)
+    save(store, 1)
+    save(store, 2)
     path = tmp_path / "step-000000002.pt"
     data = bytearray(path.read_bytes())
     if damage == "flip":
@@ -168,33 +168,33 @@ def test_damaged_checkpoint_is_skipped_with_warning(
         path.unlink()
     else:
         (tmp_path / "step-000000002.json").write_text("{")
-    assert newest(one)["weights"].tolist() == [1.0] * 3
+    assert newest(store)["weights"].tolist() == [1.0] * 3
     assert "step-000000002" in capsys.readouterr().err
 
 
 def test_folder_without_valid_checkpoint_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one = checkpointer(tmp_path)
-    assert one.read_newest() is None
+    store = checkpointer(tmp_path)
+    assert store.read_newest() is None
     assert capsys.readouterr().err == ""
-    save(one, 1)
+    save(store, 1)
     (tmp_path / "step-000000001.pt").write_bytes(b"")
-    assert one.read_newest() is None
+    assert store.read_newest() is None
     assert f"no checkpoint in {tmp_path} is valid; training starts from the beginning" in capsys.readouterr().err
 
 
 def test_data_file_without_manifest_is_ignored(tmp_path: Path) -> None:
-    one = checkpointer(tmp_path)
-    save(one, 1)
+    store = checkpointer(tmp_path)
+    save(store, 1)
     (tmp_path / "step-000000009.pt").write_bytes((tmp_path / "step-000000001.pt").read_bytes())
     (tmp_path / ".step-000000009.pt.77.tmp").write_bytes(b"half")
-    assert newest(one)["weights"].tolist() == [1.0] * 3
+    assert newest(store)["weights"].tolist() == [1.0] * 3
 
 
 def test_newest_and_best_are_kept(tmp_path: Path) -> None:
-    one = checkpointer(tmp_path, keep=2)
+    store = checkpointer(tmp_path, keep=2)
     for step, accuracy in enumerate([0.5, 0.9, 0.7, None, 0.8, 0.6], start=1):
-        save(one, step, accuracy)
-    assert [saved.step for saved in one.list()] == [6, 5, 2]
+        save(store, step, accuracy)
+    assert [saved.step for saved in store.list()] == [6, 5, 2]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         f"step-{step:09d}.{kind}" for step in (2, 5, 6) for kind in ("json", "pt")
     ]
@@ -203,27 +203,27 @@ def test_newest_and_best_are_kept(tmp_path: Path) -> None:
 def test_failed_write_is_warning_and_keeps_old(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = checkpointer(tmp_path)
-    save(one, 1)
+    store = checkpointer(tmp_path)
+    save(store, 1)
 
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    save(one, 2)
+    save(store, 2)
     assert "checkpoint of step 2 was not saved" in capsys.readouterr().err
-    assert newest(one)["weights"].tolist() == [1.0] * 3
+    assert newest(store)["weights"].tolist() == [1.0] * 3
     assert not list(tmp_path.glob(".*"))
 
 
 def test_checkpoint_without_data_file_is_skipped_with_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = checkpointer(tmp_path)
-    save(one, 1)
-    save(one, 2)
-    one.list()[0].data.unlink()
-    assert newest(one)["weights"].tolist() == [1.0] * 3
+    store = checkpointer(tmp_path)
+    save(store, 1)
+    save(store, 2)
+    store.list()[0].data.unlink()
+    assert newest(store)["weights"].tolist() == [1.0] * 3
     assert "can't be read (No such file or directory); trying an older one" in capsys.readouterr().err
 
 
@@ -249,12 +249,12 @@ def test_folder_that_cant_be_written_is_user_error(tmp_path: Path) -> None:
 
 
 def test_state_that_cant_be_written_is_warning_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one = checkpointer(tmp_path)
-    save(one, 1)
-    save(one, 2, x=lambda: None)
+    store = checkpointer(tmp_path)
+    save(store, 1)
+    save(store, 2, x=lambda: None)
     assert "checkpoint of step 2 was not saved" in capsys.readouterr().err
-    save(one, 3)
-    assert [saved.step for saved in one.list()] == [3, 1]
+    save(store, 3)
+    assert [saved.step for saved in store.list()] == [3, 1]
 
 
 class StandingDisk:
@@ -279,24 +279,24 @@ class StandingDisk:
 def test_save_returns_while_disk_blocks_and_newest_waiting_checkpoint_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = checkpointer(tmp_path)
+    store = checkpointer(tmp_path)
     disk = StandingDisk(monkeypatch)
     weights = torch.zeros(3)
     for step in (1, 2, 3, 4):
         weights.fill_(step)
-        one.save({"weights": weights}, step, None, {})
+        store.save({"weights": weights}, step, None, {})
         assert disk.reached.wait(30.0)
     weights.fill_(99)
-    assert one.list() == []
+    assert store.list() == []
     assert not disk.waited_for
     disk.go.set()
-    one.wait()
-    assert [saved.step for saved in one.list()] == [4, 1]
-    assert newest(one)["weights"].tolist() == [4.0] * 3
-    said = capsys.readouterr().err
-    assert "checkpoint of step 2 is skipped: checkpoints are due faster" in said
-    assert "checkpoint of step 3 is skipped" in said
-    assert "step 4" not in said
+    store.wait()
+    assert [saved.step for saved in store.list()] == [4, 1]
+    assert newest(store)["weights"].tolist() == [4.0] * 3
+    message = capsys.readouterr().err
+    assert "checkpoint of step 2 is skipped: checkpoints are due faster" in message
+    assert "checkpoint of step 3 is skipped" in message
+    assert "step 4" not in message
 
 
 def small_free(folder: Path) -> int:
@@ -321,25 +321,25 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_full_disk_keeps_old_checkpoint_and_leaves_no_partial_file(
     small_disk: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    one = checkpointer(small_disk / "checkpoints", keep=1)
-    save(one, 1, x=torch.zeros(150_000))
+    store = checkpointer(small_disk / "checkpoints", keep=1)
+    save(store, 1, x=torch.zeros(150_000))
     for step in (2, 3):
-        save(one, step, x=torch.zeros(150_000))
-    said = capfd.readouterr().err
-    assert said.splitlines() == [line for line in said.splitlines() if line.startswith("ddp_trainer: warning: ")]
-    assert "checkpoint of step 2 was not saved" in said
-    assert "No space left" in said
-    assert newest(one)["weights"].tolist() == [1.0] * 3
-    assert sorted(path.name for path in one.folder.iterdir()) == ["step-000000001.json", "step-000000001.pt"]
+        save(store, step, x=torch.zeros(150_000))
+    message = capfd.readouterr().err
+    assert message.splitlines() == [line for line in message.splitlines() if line.startswith("ddp_trainer: warning: ")]
+    assert "checkpoint of step 2 was not saved" in message
+    assert "No space left" in message
+    assert newest(store)["weights"].tolist() == [1.0] * 3
+    assert sorted(path.name for path in store.folder.iterdir()) == ["step-000000001.json", "step-000000001.pt"]
     # Full when the data is written and only the manifest is left.
     (small_disk / "filler").write_bytes(bytes(small_free(small_disk) - os.sysconf("SC_PAGESIZE")))
-    save(one, 5)
+    save(store, 5)
     assert "checkpoint of step 5 was not saved ([Errno 28] No space left" in capfd.readouterr().err
-    assert sorted(path.name for path in one.folder.iterdir()) == ["step-000000001.json", "step-000000001.pt"]
+    assert sorted(path.name for path in store.folder.iterdir()) == ["step-000000001.json", "step-000000001.pt"]
     # Room again: the next one is saved.
     (small_disk / "filler").unlink()
-    save(one, 4)
-    assert newest(one)["weights"].tolist() == [4.0] * 3
+    save(store, 4)
+    assert newest(store)["weights"].tolist() == [4.0] * 3
 
 
 @pytest.mark.parametrize(
@@ -348,12 +348,12 @@ def test_full_disk_keeps_old_checkpoint_and_leaves_no_partial_file(
      ({"trainingSeconds": math.nan}, 0.0), ({"trainingSeconds": -1}, 0.0)],
 )  # fmt: skip
 def test_valid_training_time_is_read_from_manifest(tmp_path: Path, run: Any, seconds: float) -> None:
-    one = checkpointer(tmp_path)
-    one.save({}, 1, None, run)
-    one.wait()
-    assert newest(one) == {}
-    assert one.resumed is not None
-    assert one.resumed.seconds == seconds
+    store = checkpointer(tmp_path)
+    store.save({}, 1, None, run)
+    store.wait()
+    assert newest(store) == {}
+    assert store.resumed is not None
+    assert store.resumed.seconds == seconds
 
 
 def test_one_stream_device_copies_all_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,10 +164,10 @@ def observe(
         Trainer(parse_small(arguments), env=env).fit()
     except UserError as error:
         refused = str(error)
-    said = capsys.readouterr()
+    message = capsys.readouterr()
     lines = [
         re.sub(r"\d+ samples/s|\b[\d.]+ s\b|ETA [\d:]+", "", line)
-        for line in (said.out.partition("training:")[2] + said.err).splitlines()
+        for line in (message.out.partition("training:")[2] + message.err).splitlines()
     ]
     files = sorted(str(path) for path in Path().rglob("*") if path.is_file() and "data" not in path.parts)
     weights = [
@@ -181,30 +181,30 @@ def observe(
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CallRecorder:
     """Let nothing be compiled, downloaded or served, and note what would be."""
-    found = CallRecorder()
+    call_recorder = CallRecorder()
     monkeypatch.setenv("DDP_METRICS_PORT", "9400")
     monkeypatch.delenv("DDP_CHECKPOINT_DIR", raising=False)
-    monkeypatch.setattr(torch, "compile", found.note("compile"))
-    monkeypatch.setattr(torch, "use_deterministic_algorithms", found.note("deterministic"))
-    monkeypatch.setattr(assembly, "download", found.note("download"))
+    monkeypatch.setattr(torch, "compile", call_recorder.note("compile"))
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", call_recorder.note("deterministic"))
+    monkeypatch.setattr(assembly, "download", call_recorder.note("download"))
     monkeypatch.setattr(
-        assembly, "record_steps", lambda config, *_: found.append(f"graph {config.precision.cuda_graph}")
+        assembly, "record_steps", lambda config, *_: call_recorder.append(f"graph {config.precision.cuda_graph}")
     )
-    monkeypatch.setattr(Exporter, "_serve", lambda self, port, folder: found.append(f"port {port}"))
+    monkeypatch.setattr(Exporter, "_serve", lambda self, port, folder: call_recorder.append(f"port {port}"))
     validation = assembly.validation_loader
 
     def validate(*args: Any, **named: Any) -> Any:
         loader = validation(*args, **named)
-        found.append(f"validations of {len(list(loader.rounds()))} batches")
+        call_recorder.append(f"validations of {len(list(loader.rounds()))} batches")
         return loader
 
     monkeypatch.setattr(assembly, "validation_loader", validate)
     made = reader.DataLoader
     monkeypatch.setattr(
         reader, "DataLoader",
-        lambda *args, **named: found.append(f"workers {named['num_workers']}") or made(*args, **named),
+        lambda *args, **named: call_recorder.append(f"workers {named['num_workers']}") or made(*args, **named),
     )  # fmt: skip
-    return found
+    return call_recorder
 
 
 def fresh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,14 +25,14 @@ class Outer(SettingsGroup):
 
 
 def test_every_setting_has_flag_of_its_own() -> None:
-    flags = [one.flag for one in options(RunConfig)]
+    flags = [item.flag for item in options(RunConfig)]
     assert len(flags) == len(set(flags))
     reserved = {"--preset", "--config", "--as-published", "--help"}
     assert not reserved & set(flags)
 
 
 def test_every_setting_of_run_has_help() -> None:
-    assert all(one.help for one in options(RunConfig))
+    assert all(item.help for item in options(RunConfig))
 
 
 def test_config_round_trips_through_plain_data() -> None:
@@ -85,7 +85,7 @@ def test_invalid_value_is_named_with_remedy(values: dict[str, object], message: 
 
 
 def test_flags_are_parsed_by_type_of_their_setting() -> None:
-    by_key = {one.key: one for one in options(Outer)}
+    by_key = {item.key: item for item in options(Outer)}
     assert by_key["inner.size"].parse("7") == 7
     assert by_key["inner.rate"].parse("7") == 7.0
     assert by_key["inner.kinds"].parse("crop, flip") == ("crop", "flip")

@@ -62,7 +62,7 @@ def share_equal(ours: Tensor, theirs: Tensor) -> float:
 def test_rotations_are_pillows(height: int, width: int) -> None:
     images = noise(12, 3, height, width)
     angles = torch.linspace(-170, 170, 12)
-    ours = mapped(images, lambda one: one.rotate(angles))
+    ours = mapped(images, lambda item: item.rotate(angles))
     theirs = torch.stack([pixels(vision.rotate(pil(i), float(a))) for i, a in zip(images, angles, strict=True)])
     # Pillow counts in 1/65536 of a pixel: where an edge of two pixels is met it may choose the other.
     assert share_equal(ours, theirs) > 0.999
@@ -73,7 +73,7 @@ def test_shear_and_scale_are_pillows(height: int, width: int) -> None:
     images = noise(12, 3, height, width)
     shear = torch.linspace(-10, 10, 12)
     scale = torch.linspace(0.8, 1.25, 12)
-    ours = mapped(images, lambda one: one.shear_and_scale(shear, scale))
+    ours = mapped(images, lambda item: item.shear_and_scale(shear, scale))
     theirs = [
         pixels(vision.affine(pil(image), 0.0, [0, 0], float(s), [float(h), 0.0]))
         for image, h, s in zip(images, shear, scale, strict=True)
@@ -96,10 +96,10 @@ def test_combined_geometric_maps_equal_successive_ones() -> None:
         one.flip(flips)
         one.shift(down, right)
 
-    step = mapped(images, lambda one: one.shift(down, right))
-    step = mapped(step, lambda one: one.flip(flips))
-    step = mapped(step, lambda one: one.rotate(angles))
-    step = mapped(step, lambda one: one.shear_and_scale(shear, scale))
+    step = mapped(images, lambda item: item.shift(down, right))
+    step = mapped(step, lambda entry: entry.flip(flips))
+    step = mapped(step, lambda element: element.rotate(angles))
+    step = mapped(step, lambda first: first.shear_and_scale(shear, scale))
     assert torch.equal(mapped(images, all_of_them), step)
     assert not torch.equal(step, images)
 
@@ -210,16 +210,16 @@ def test_parameters_are_distributed_like_torchvisions() -> None:
     colour = [transforms.ColorJitter.get_params([0.8, 1.2], [0.8, 1.2], [0.8, 1.2], None) for _ in range(DRAWN)]
     pairs = {
         "angle": (between(draws[:, 3], -10, 10), angle),
-        "shear": (between(draws[:, 4], -10, 10), [one[3][0] for one in affine]),
-        "scale": (between(draws[:, 5], 0.8, 1.2), [one[2] for one in affine]),
-        "brightness": (between(draws[:, 6], 0.8, 1.2), [one[1] for one in colour]),
-        "contrast": (between(draws[:, 7], 0.8, 1.2), [one[2] for one in colour]),
-        "saturation": (between(draws[:, 8], 0.8, 1.2), [one[3] for one in colour]),
+        "shear": (between(draws[:, 4], -10, 10), [item[3][0] for item in affine]),
+        "scale": (between(draws[:, 5], 0.8, 1.2), [item[2] for item in affine]),
+        "brightness": (between(draws[:, 6], 0.8, 1.2), [item[1] for item in colour]),
+        "contrast": (between(draws[:, 7], 0.8, 1.2), [item[2] for item in colour]),
+        "saturation": (between(draws[:, 8], 0.8, 1.2), [item[3] for item in colour]),
     }
     for name, (ours, theirs) in pairs.items():
         assert kolmogorov_smirnov(ours.numpy(), np.array(theirs)) < 1.0, name
     # torchvision shuffles four changes, of which hue is none here.
-    theirs_order = [ORDERS.index(tuple(int(k) for k in one[0] if int(k) < 3)) for one in colour]
+    theirs_order = [ORDERS.index(tuple(int(k) for k in item[0] if int(k) < 3)) for item in colour]
     both = [offsets(draws[:, 9], 6).numpy(), np.array(theirs_order)]
     counts = np.stack([np.bincount(order, minlength=6) for order in both])
     # Chi-squared with 5 degrees of freedom: 20.5 is exceeded once in a thousand times; the numbers are fixed.
@@ -254,13 +254,13 @@ def test_augmented_images_are_distributed_like_documents(
     mine, _ = ours.batch(ours.prepare(image), torch.zeros(1, dtype=torch.int64), torch.zeros(count, dtype=int), draws)
     torch.manual_seed(3)
     one_by_one = transforms.Compose(theirs())
-    other = torch.stack([pixels(one_by_one(pil(image[0]))) for _ in range(count)])
+    second = torch.stack([pixels(one_by_one(pil(image[0]))) for _ in range(count)])
     mine = mine.double()
-    other = other.double()
-    error = ((mine.var(0) + other.var(0)) / count).sqrt().clamp(min=0.05)
+    second = second.double()
+    error = ((mine.var(0) + second.var(0)) / count).sqrt().clamp(min=0.05)
     # 3,072 pixels: the greatest of so many normal deviations is below 4.7 in 99 of 100 runs; the numbers are fixed.
-    assert float(((mine.mean(0) - other.mean(0)).abs() / error).max()) < 4.7
-    torch.testing.assert_close(mine.std(0).mean(), other.std(0).mean(), rtol=0.02, atol=0)
+    assert float(((mine.mean(0) - second.mean(0)).abs() / error).max()) < 4.7
+    torch.testing.assert_close(mine.std(0).mean(), second.std(0).mean(), rtol=0.02, atol=0)
     features = {
         "mean": lambda x: x.mean((1, 2, 3)),
         "corner": lambda x: x[:, 0, :4, :4].mean((1, 2)),
@@ -269,7 +269,7 @@ def test_augmented_images_are_distributed_like_documents(
         "contrast": lambda x: x.std((1, 2, 3)),
     }
     for name, feature in features.items():
-        assert kolmogorov_smirnov(feature(mine).numpy(), feature(other).numpy()) < 1.0, name
+        assert kolmogorov_smirnov(feature(mine).numpy(), feature(second).numpy()) < 1.0, name
 
 
 def test_torchvision_transforms_share_parameters_within_batch() -> None:
@@ -277,12 +277,12 @@ def test_torchvision_transforms_share_parameters_within_batch() -> None:
     torch.manual_seed(0)
     images = noise(1).expand(16, 3, 32, 32)
     flipped = v2.RandomHorizontalFlip()(images)
-    assert all(torch.equal(one, flipped[0]) for one in flipped)
+    assert all(torch.equal(item, flipped[0]) for item in flipped)
     draws = torch.from_numpy(uniforms(np.arange(16), 3, 0))
     ours, _ = Augmentation(flip=True).batch(
         images.contiguous(), torch.zeros(16, dtype=torch.int64), torch.arange(16), draws
     )
-    assert 0 < sum(torch.equal(one, images[0]) for one in ours) < 16
+    assert 0 < sum(torch.equal(our, images[0]) for our in ours) < 16
 
 
 # Settings

@@ -51,17 +51,17 @@ def images(one: TrainLoader, epoch: int, consumed: int = 0) -> Tensor:
 
 
 def test_random_crops_are_of_seed_epoch_and_sample(tmp_path: Path) -> None:
-    one = loader(write(tmp_path), 0)
-    first = images(one, 0)
+    batches = loader(write(tmp_path), 0)
+    first = images(batches, 0)
     assert first.shape == (12, 3, 16, 16)
     assert first.dtype == torch.float32
     assert torch.equal(images(loader(tmp_path, 2), 0), first)
-    assert torch.equal(images(one, 0, consumed=5), first[5:])
-    labels = torch.cat([batch.targets for batch in one.epoch(0)])
+    assert torch.equal(images(batches, 0, consumed=5), first[5:])
+    labels = torch.cat([batch.targets for batch in batches.epoch(0)])
     assert labels.dtype == torch.int64
     assert sorted(labels.tolist()) == [0] * 6 + [1] * 6
     # Every image is there in both epochs, in another order and cut elsewhere.
-    assert not torch.equal(images(one, 1).sort(0).values, first.sort(0).values)
+    assert not torch.equal(images(batches, 1).sort(0).values, first.sort(0).values)
     # Without augmentation every epoch has the same images.
     plain = loader(tmp_path, 0, ())
     assert torch.equal(

@@ -47,9 +47,9 @@ def test_digits_are_those_of_scikit_learn() -> None:
 def test_digits_split_depends_only_on_its_seed_and_is_complete() -> None:
     first = load_datasets(DataConfig())
     again = load_datasets(DataConfig())
-    other = load_datasets(DataConfig(split_seed=1))
+    datasets = load_datasets(DataConfig(split_seed=1))
     assert torch.equal(first.validation.images, again.validation.images)
-    assert not torch.equal(first.validation.labels, other.validation.labels)
+    assert not torch.equal(first.validation.labels, datasets.validation.labels)
     assert len(first.train) + len(first.validation) == 1797
     assert len(first.validation) == round(0.2 * 1797)
 
@@ -176,8 +176,8 @@ def test_random_numbers_belong_to_sample_not_to_batch() -> None:
 def test_random_numbers_differ_between_epochs_seeds_and_uses() -> None:
     samples = np.arange(100)
     drawn = [uniforms(samples, 3, *parts) for parts in ((5, 1, 0), (5, 1, 1), (5, 2, 0), (6, 1, 0), (1, 5, 0))]
-    for index, one in enumerate(drawn):
-        assert all(not np.array_equal(one, other) for other in drawn[index + 1 :])
+    for index, item in enumerate(drawn):
+        assert all(not np.array_equal(item, second) for second in drawn[index + 1 :])
 
 
 def test_random_numbers_are_uniform_and_independent() -> None:
@@ -256,8 +256,8 @@ def test_epoch_has_every_sample_once_over_all_ranks() -> None:
 
 
 def test_epochs_have_different_orders() -> None:
-    one = loader(40, 40)
-    assert next(one.epoch(0)).targets.tolist() != next(one.epoch(1)).targets.tolist()
+    loaded = loader(40, 40)
+    assert next(loaded.epoch(0)).targets.tolist() != next(loaded.epoch(1)).targets.tolist()
 
 
 def test_batches_of_ranks_form_batch_of_one_process() -> None:
@@ -274,8 +274,8 @@ def test_epoch_resumed_in_middle_equals_uninterrupted_epoch() -> None:
 
 def test_batches_are_normalised() -> None:
     datasets = dataclasses.replace(numbered(10), mean=(4.5,), std=(2.0,))
-    one = TrainLoader(datasets, DataConfig(), Place(0, 1, CPU), samples_per_step=10, seed=0)
-    batch = next(one.epoch(0))
+    train_loader = TrainLoader(datasets, DataConfig(), Place(0, 1, CPU), samples_per_step=10, seed=0)
+    batch = next(train_loader.epoch(0))
     expected = ((batch.targets.float() - 4.5) / 2.0).view(-1, 1, 1, 1).expand(10, 1, 2, 2)
     torch.testing.assert_close(batch.inputs, expected)
 
@@ -285,9 +285,9 @@ def test_augmentation_is_same_on_any_number_of_ranks() -> None:
     datasets = load_datasets(DataConfig())
 
     def epoch(batch: int, rank: int, world: int) -> dict[int, torch.Tensor]:
-        one = TrainLoader(datasets, config, Place(rank, world, CPU), samples_per_step=batch, seed=1)
-        order = train_order(one.length, seed=1, epoch=0, rank=rank, world_size=world)
-        images = torch.cat([part.inputs for part in one.epoch(0)])
+        train_loader = TrainLoader(datasets, config, Place(rank, world, CPU), samples_per_step=batch, seed=1)
+        order = train_order(train_loader.length, seed=1, epoch=0, rank=rank, world_size=world)
+        images = torch.cat([part.inputs for part in train_loader.epoch(0)])
         return dict(zip(order.tolist(), images, strict=True))
 
     alone = epoch(64, 0, 1)

@@ -67,8 +67,8 @@ def test_images_read_per_batch_give_same_batches_as_cached_ones(augment: tuple[s
     datasets = load_datasets(config)
     held = loader(datasets, config, rank=1, world=2)
     assert isinstance(held.source, CachedSource)
-    for others in (datasets, from_files(datasets)):
-        read = loader(others, DataConfig(**{**vars(config), "cache": "none"}), rank=1, world=2)
+    for peers in (datasets, from_files(datasets)):
+        read = loader(peers, DataConfig(**{**vars(config), "cache": "none"}), rank=1, world=2)
         assert isinstance(read.source, StreamedSource)
         assert same(held, read, 0)
         assert same(held, read, 1, consumed=400)
@@ -145,10 +145,10 @@ def test_validation_images_are_augmented_only_on_request(tmp_path: Path) -> None
     place = Place(0, 1, CPU)
     plain = next(iter(ValidationLoader(datasets, config, place))).inputs
     config = DataConfig(**{**vars(config), "validation_augment": True})
-    other = ValidationLoader(datasets, config, place)
-    moved = next(iter(other)).inputs
+    validation_loader = ValidationLoader(datasets, config, place)
+    moved = next(iter(validation_loader)).inputs
     assert not torch.equal(plain, moved)
-    assert torch.equal(moved, next(iter(other)).inputs)
+    assert torch.equal(moved, next(iter(validation_loader)).inputs)
     assert 0.05 < float((plain == moved).flatten(1).all(1).float().mean()) < 0.3
 
 
@@ -224,10 +224,10 @@ def test_validation_images_must_be_like_training_images(validation: tuple[int, i
     channels, height, width, masks = validation
     images = torch.zeros(2, channels, height, width, dtype=torch.uint8)
     train = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
-    one = ImageData(train, torch.zeros(2, dtype=torch.int64))
-    other = ImageData(images, images[:, 0] if masks else torch.zeros(2, dtype=torch.int64))
+    image_data = ImageData(train, torch.zeros(2, dtype=torch.int64))
+    second = ImageData(images, images[:, 0] if masks else torch.zeros(2, dtype=torch.int64))
     with pytest.raises(UserError, match="give both the same shape"):
-        Datasets(one, other, num_classes=2, mean=(0.0,), std=(1.0,))
+        Datasets(image_data, second, num_classes=2, mean=(0.0,), std=(1.0,))
 
 
 def test_masks_with_values_beyond_classes_and_void_are_refused() -> None:

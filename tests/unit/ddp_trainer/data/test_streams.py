@@ -74,10 +74,10 @@ class Files(Shuffled):
     shards = 1
 
     def shard(self, num_shards: int, index: int) -> Files:
-        one = type(self)(self.length)
-        one.shards = num_shards
-        one.index = index
-        return one
+        first = type(self)(self.length)
+        first.shards = num_shards
+        first.index = index
+        return first
 
     def order(self) -> list[int]:
         cut = self.length * 2 // 3
@@ -90,10 +90,10 @@ KINDS = {"skipping": Shuffled, "stateful": Stateful, "sharding": Files}
 def stream(
     data: IterableDataset[Any], rank: int = 0, world: int = 1, *, size: int = 4, drop_last: bool = False
 ) -> Stream:
-    one = Stream(data, default_collate, size, (rank, world), drop_last=drop_last)
-    one.states = [None]
-    one.key = 7
-    return one
+    batches = Stream(data, default_collate, size, (rank, world), drop_last=drop_last)
+    batches.states = [None]
+    batches.key = 7
+    return batches
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -107,9 +107,9 @@ def test_every_sample_is_in_one_shard(kind: str) -> None:
 
 def test_order_of_stream_depends_on_its_key() -> None:
     def order(key: int) -> list[float]:
-        one = stream(Shuffled(40))
-        one.key = key
-        return [number for _, _, batch in one for number in batch[1].tolist()]
+        batches = stream(Shuffled(40))
+        batches.key = key
+        return [number for _, _, batch in batches for number in batch[1].tolist()]
 
     assert order(7) == order(7) != order(8)
 
@@ -124,10 +124,10 @@ def test_shard_resumes_from_any_of_its_states(kind: str, done: int) -> None:
     torch.rand(3), random.random()  # whatever state the generators are in
     again = [*rest]
     assert len(again) == len(whole) - done
-    for (_, state, batch), (_, expected, other) in zip(again, whole[done:], strict=True):
-        assert torch.equal(batch[1], other[1])
+    for (_, state, batch), (_, expected, second) in zip(again, whole[done:], strict=True):
+        assert torch.equal(batch[1], second[1])
         # What a stateful one draws but by torch's generator is its own business.
-        assert torch.equal(batch[0], other[0])
+        assert torch.equal(batch[0], second[0])
         assert state["batches"] == expected["batches"]
     if isinstance(data, Stateful):
         assert data.asked == 23 - 4 * done
@@ -164,9 +164,9 @@ def test_run_on_stream_resumes_bitwise(kind: str, workers: int, tmp_path: Path) 
 def test_changed_workers_warn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit(tmp_path, "skipping", 0, max_steps=11)  # 44 samples, which are more than the whole batches of two workers
     fit(tmp_path, "skipping", 2, drop_last=True)
-    said = capsys.readouterr()
-    assert "workers was 1, is 2" in said.err
-    assert "epoch 2/2 validation" in said.out
+    message = capsys.readouterr()
+    assert "workers was 1, is 2" in message.err
+    assert "epoch 2/2 validation" in message.out
 
 
 def test_stream_that_is_shorter_than_its_length_ends_its_epochs(

@@ -29,37 +29,37 @@ def save(path: Path, content: Any) -> str:
 @pytest.mark.parametrize("wrap", ["{}", "module.{}", "module._orig_mod.{}"])
 @pytest.mark.parametrize("nested", [None, "state_dict", "model"])
 def test_state_dict_is_loaded_with_any_wrapping(tmp_path: Path, wrap: str, nested: str | None) -> None:
-    given = build_model(SMALL, 3, 5)
+    inputs = build_model(SMALL, 3, 5)
     model = build_model(SMALL, 3, 5)
-    state: dict[str, Any] = {wrap.format(name): tensor for name, tensor in given.state_dict().items()}
+    state: dict[str, Any] = {wrap.format(name): tensor for name, tensor in inputs.state_dict().items()}
     source = save(tmp_path / "model.pt", {nested: state, "epoch": 3} if nested else state)
     line = load_weights(model, read_weights(source), source)
-    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in given.state_dict().items())
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in inputs.state_dict().items())
     count = len(state)
     assert line == f"initial weights: {count} of {count} tensors from {source}"
 
 
 def test_head_for_other_classes_is_reinitialised_and_named(tmp_path: Path) -> None:
-    given = build_model(SMALL, 3, 5)
+    source = build_model(SMALL, 3, 5)
     model = build_model(SMALL, 3, 7)
     own = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    line = load_weights(model, given.state_dict(), "there.pt")
-    new = [name for name, tensor in own.items() if tensor.shape != given.state_dict()[name].shape]
+    line = load_weights(model, source.state_dict(), "there.pt")
+    new = [name for name, tensor in own.items() if tensor.shape != source.state_dict()[name].shape]
     assert new
     assert line.endswith(f"; random: {', '.join(new)}")
     for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, own[name] if name in new else given.state_dict()[name]), name
+        assert torch.equal(tensor, own[name] if name in new else source.state_dict()[name]), name
 
 
 @pytest.mark.parametrize("name", ["network", "network.backbone"])
 def test_network_in_known_module_uses_own_names(name: str) -> None:
-    given = nn.Linear(2, 2)
+    linear = nn.Linear(2, 2)
     within = nn.Linear(2, 2)
     model = nn.Module()
     around = nn.ModuleDict({"backbone": within, "classifier": nn.Linear(2, 2)})
     model.add_module("network", within if name == "network" else around)
-    load_weights(model, given.state_dict(), "there.pt")
-    assert torch.equal(within.weight, given.weight)
+    load_weights(model, linear.state_dict(), "there.pt")
+    assert torch.equal(within.weight, linear.weight)
 
 
 def test_safetensors_are_read_and_missing_tensors_named(tmp_path: Path) -> None:
@@ -109,13 +109,13 @@ def test_torchvision_weights_are_read_from_cache(monkeypatch: pytest.MonkeyPatch
         read_weights("ResNet18_Weights.DEFAULT")
     with pytest.raises(UserError, match=r"torchvision has no Nothing_Weights\.DEFAULT"):
         read_weights("Nothing_Weights.DEFAULT")
-    given = {"fc.weight": torch.ones(2)}
+    source = {"fc.weight": torch.ones(2)}
     asked = []
     monkeypatch.setattr(
-        "torchvision.models._api.load_state_dict_from_url", lambda *args, **named: asked.append(named) or given
+        "torchvision.models._api.load_state_dict_from_url", lambda *args, **named: asked.append(named) or source
     )
     download_weights("ResNet18_Weights.DEFAULT")
-    assert read_weights("ResNet18_Weights.DEFAULT") == given
+    assert read_weights("ResNet18_Weights.DEFAULT") == source
     assert asked == [{"progress": False, "check_hash": True}] * 2
 
 
@@ -125,9 +125,9 @@ def test_only_torchvisions_weights_are_downloaded_early() -> None:
 
 def test_first_of_many_new_tensors_are_named() -> None:
     model = nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(6)))
-    given = {"0.weight": torch.ones(1, 1)}
-    assert load_weights(model, given, "it").endswith("; random: 1.weight, 2.weight, 3.weight, 4.weight, …")
-    assert load_weights(model[:5], given, "it").endswith("; random: 1.weight, 2.weight, 3.weight, 4.weight")
+    source = {"0.weight": torch.ones(1, 1)}
+    assert load_weights(model, source, "it").endswith("; random: 1.weight, 2.weight, 3.weight, 4.weight, …")
+    assert load_weights(model[:5], source, "it").endswith("; random: 1.weight, 2.weight, 3.weight, 4.weight")
 
 
 def _no_network(*args: object, **named: object) -> None:
@@ -142,8 +142,8 @@ def test_new_run_starts_from_weights_and_resumed_one_from_checkpoint(
 
     def train(*more: str, lr: str = "1e-30") -> dict[str, torch.Tensor]:
         Trainer(parse([*base, "--lr", lr, "--output-dir", "out", *more]), env=RankEnv()).fit()
-        found: dict[str, torch.Tensor] = torch.load("out/model.pt", weights_only=True)
-        return found
+        load: dict[str, torch.Tensor] = torch.load("out/model.pt", weights_only=True)
+        return load
 
     first = train("--seed", "1")
     Path("out/model.pt").rename("first.pt")

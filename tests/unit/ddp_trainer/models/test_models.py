@@ -40,7 +40,7 @@ def test_wide_resnet_has_documents_channels() -> None:
     with torch.device("meta"):
         model = build_model(ModelConfig(name="wide-resnet"), 1, 10)
     assert parameters(model) == wide_resnet_size(1, 10, 10)
-    widths = [one.num_features for one in model.modules() if isinstance(one, nn.BatchNorm2d)]
+    widths = [module.num_features for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     assert widths == [16] + [160] * 4 + [320] * 4 + [640] * 4
     assert model(torch.zeros(2, 1, 28, 28, device="meta")).shape == (2, 10)
 
@@ -60,7 +60,7 @@ def test_wide_resnet_averages_whole_image_by_default() -> None:
 
 def test_wide_resnet_has_its_dropout_between_convolutions() -> None:
     model = build_model(ModelConfig(name="wide-resnet", widen=1, dropout=0.01), 1, 10)
-    assert [one.p for one in model.modules() if isinstance(one, nn.Dropout)] == [0.01] * 6
+    assert [module.p for module in model.modules() if isinstance(module, nn.Dropout)] == [0.01] * 6
 
 
 @pytest.mark.parametrize(("name", "size"), [("resnet18", 11_181_642), ("resnet50", 23_528_522)])
@@ -136,7 +136,7 @@ def test_conversion_keeps_parameters_names_and_other_layers() -> None:
     converted = convert(model)
     assert dict(converted.named_parameters()).keys() == before.keys()
     assert all(parameter is before[name] for name, parameter in converted.named_parameters())
-    assert not any(isinstance(one, nn.BatchNorm2d) for one in converted.modules())
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in converted.modules())
     # Without other ranks it is an ordinary one.
     torch.testing.assert_close(converted(images).detach(), expected)
 

@@ -68,8 +68,8 @@ def test_values_and_gradients_are_convolutions(
         (output * weights).sum().backward()
         results.append([output, batch.grad, *(parameter.grad for parameter in module.parameters())])
     assert (not calls) == short
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other)
+    for item, second in zip(*results, strict=True):
+        torch.testing.assert_close(item, second)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -107,7 +107,7 @@ def test_resnet_gives_same_output_and_state_with_both_paths(monkeypatch: pytest.
     torch.manual_seed(0)
     plain = build_model(ModelConfig(name="resnet18", small_maps=False), 3, 10)
     ours = build_model(ModelConfig(name="resnet18"), 3, 10)
-    assert not any(isinstance(one, SmallMapConv2d) for one in plain.modules())
+    assert not any(isinstance(module, SmallMapConv2d) for module in plain.modules())
     ours.load_state_dict(plain.state_dict())
     images = torch.randn(4, 3, 32, 32)
     calls = counted(monkeypatch)

@@ -31,7 +31,7 @@ def test_numbers_and_gradients_are_those_of_convolution(size: int, stride: int |
     sliced.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     slice_before_narrow_convolutions(sliced)
     assert type(sliced) is SlicedConv2d
-    assert all(one is other for one, other in zip(weights, sliced.parameters(), strict=True))
+    assert all(item is second for item, second in zip(weights, sliced.parameters(), strict=True))
     images = torch.randn(5, 4, size, size)
     inputs = [images.clone().requires_grad_(), images.to(memory_format=torch.channels_last).requires_grad_()]
     outputs = [module(image) for module, image in zip((plain, sliced), inputs, strict=True)]

@@ -105,7 +105,7 @@ def test_rank_0_decides_whether_target_is_reached(monkeypatch: pytest.MonkeyPatc
     config = dataclasses.replace(RunConfig(), early_stop=EarlyStopConfig(target_accuracy=0.5, patience=2))
     for said_by_rank_0, own in ((2.0, 0.1), (0.0, 0.9)):
         world = World(RankEnv(rank=1, world_size=2), torch.device("cpu"))
-        monkeypatch.setattr(world, "sum", lambda mine, said=said_by_rank_0: [said + mine[0]])
+        monkeypatch.setattr(world, "sum", lambda mine, message=said_by_rank_0: [message + mine[0]])
         monkeypatch.setattr(world, "agreed", contextlib.nullcontext)
         position = Position(streak=1)
         record = EpochRecord(config, world, position)

@@ -53,11 +53,11 @@ def test_run_logs_lines_and_epochs_and_resumed_run_continues(tmp_path: Path) -> 
         Trainer(
             parse([*DIGITS, "--log-dir", str(folder), "--checkpoint-dir", str(folder / "kept"), *more]), env=RankEnv()
         ).fit()
-        return [{key: one[key] for key in one if key not in TIMES} for one in read(folder)]
+        return [{key: item[key] for key in item if key not in TIMES} for item in read(folder)]
 
     whole = train("whole")
     # 23 steps an epoch; the first step has a line too.
-    assert [one["step"] for one in whole] == [1, 5, 10, 15, 20, 23, 25, 30, 35, 40, 45, 46, 46]
+    assert [item["step"] for item in whole] == [1, 5, 10, 15, 20, 23, 25, 30, 35, 40, 45, 46, 46]
     assert whole[1].keys() == {"step", "train/epoch", "train/loss", "train/lr", "train/grad_norm"}
     assert whole[5].keys() == {"step", "train/epoch", "validation/loss", "validation/accuracy", "epoch/accuracy"}
     assert (whole[1]["train/epoch"], whole[5]["train/epoch"]) == (pytest.approx(5 * 64 / 1438), 1.0)
@@ -69,9 +69,9 @@ def test_run_logs_lines_and_epochs_and_resumed_run_continues(tmp_path: Path) -> 
     with (tmp_path / "cut" / FILE).open("a") as file:
         file.write('{"step": 7, "tra')
     resumed = train("cut")
-    assert [one["step"] for one in resumed] == [1, 5, 10, 15, 20, 23, 24, 25, 30, 35, 40, 45, 46, 46]
+    assert [item["step"] for item in resumed] == [1, 5, 10, 15, 20, 23, 24, 25, 30, 35, 40, 45, 46, 46]
     # The process that was resumed has a line for its own first step, which the next one's mean leaves out.
-    assert [one for one in resumed if one["step"] not in (24, 25)] == [one for one in whole if one["step"] != 25]
+    assert [item for item in resumed if item["step"] not in (24, 25)] == [item for item in whole if item["step"] != 25]
 
 
 def test_restarted_run_replaces_log_file(tmp_path: Path) -> None:
@@ -119,11 +119,11 @@ def test_failed_log_warns_once_and_run_and_other_logs_continue(
     services = [logs._Service("MLflow", "MLFLOW_", "json", lambda settings, run: Failing(when))]  # type: ignore[arg-type]
     monkeypatch.setattr(logs, "_SERVICES", services)
     assert main([*DIGITS, "--max-steps", "11", "--log-dir", str(tmp_path)]) == 0
-    said = capsys.readouterr()
-    (line,) = [line for line in said.err.splitlines() if "MLflow" in line]
+    message = capsys.readouterr()
+    (line,) = [line for line in message.err.splitlines() if "MLflow" in line]
     assert line.endswith("warning: MLflow is disabled for the rest of this run: [Errno 28] No space left on device")
-    assert "done: 11 steps" in said.out
-    assert [one["step"] for one in read(tmp_path)] == [1, 5, 10, 11, 11]
+    assert "done: 11 steps" in message.out
+    assert [item["step"] for item in read(tmp_path)] == [1, 5, 10, 11, 11]
 
 
 def test_hanging_log_blocks_neither_step_nor_end(
@@ -156,9 +156,9 @@ def test_missing_or_broken_service_warns(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr(logs, "_SERVICES", services)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "no_such_module" else object())
     ScalarLogs(config(), WORLD, 0).close()
-    said = capsys.readouterr().err
-    assert "WANDB_PROJECT is set, but no_such_module is not installed: nothing is sent to W&B" in said
-    assert "MLflow is disabled for the rest of this run: No module named 'antigravity.broken'" in said
+    message = capsys.readouterr().err
+    assert "WANDB_PROJECT is set, but no_such_module is not installed: nothing is sent to W&B" in message
+    assert "MLflow is disabled for the rest of this run: No module named 'antigravity.broken'" in message
 
 
 def test_other_ranks_write_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,9 @@ def test_tensorboard_reader_finds_no_step_twice(tmp_path: Path, monkeypatch: pyt
             some.write(number, {"loss": number / 2})
         some.close()
     events = reader.EventAccumulator(str(tmp_path)).Reload()
-    assert [(one.step, one.value) for one in events.Scalars("loss")] == [(step, step / 2) for step in range(1, 13)]
+    assert [(Scalar.step, Scalar.value) for Scalar in events.Scalars("loss")] == [
+        (step, step / 2) for step in range(1, 13)
+    ]
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -191,18 +193,18 @@ def test_mlflow_run_continues_after_resume(tmp_path: Path, monkeypatch: pytest.M
     mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", str(tmp_path / "runs"))
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    given = mlflow.MlflowClient().create_run("0").info.run_id if named else ""
+    source = mlflow.MlflowClient().create_run("0").info.run_id if named else ""
     for step in (0, 4):
         if named:  # as the launcher does, before each start of rank 0
-            monkeypatch.setenv("MLFLOW_RUN_ID", given)
+            monkeypatch.setenv("MLFLOW_RUN_ID", source)
         some = ScalarLogs(config(checkpoint={"dir": str(tmp_path)}), WORLD, step)
         for number in range(step + 1, step + 9):
             some.write(number, {"train/loss": number / 2})
         some.close()
-    (found,) = mlflow.search_runs(output_format="list")
-    assert found.data.params["optim.lr"] == "0.1"
-    history = mlflow.MlflowClient().get_metric_history(found.info.run_id, "train/loss")
-    assert [(one.step, one.value) for one in history] == [(step, step / 2) for step in range(1, 13)]
+    (search_run,) = mlflow.search_runs(output_format="list")
+    assert search_run.data.params["optim.lr"] == "0.1"
+    history = mlflow.MlflowClient().get_metric_history(search_run.info.run_id, "train/loss")
+    assert [(item.step, item.value) for item in history] == [(step, step / 2) for step in range(1, 13)]
 
 
 def test_wandb_run_id_is_stored_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +224,7 @@ def test_wandb_run_id_is_stored_and_resumed(tmp_path: Path, monkeypatch: pytest.
         some = ScalarLogs(config(checkpoint={"dir": str(tmp_path)}), WORLD, step)
         some.write(5, {"loss": 1.0})
         some.close()
-    assert [(one["name"], one["id"], one["resume"]) for one in began] == [
+    assert [(item["name"], item["id"], item["resume"]) for item in began] == [
         ("digits", None, None), ("digits", None, None), ("digits", "run-2", "allow"),
     ]  # fmt: skip
     assert began[0]["config"]["optim"]["lr"] == 0.1

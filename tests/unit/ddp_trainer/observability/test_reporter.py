@@ -21,9 +21,9 @@ INF = math.inf
 
 @pytest.fixture
 def exporter() -> Iterator[Exporter]:
-    one = Exporter.start(port=0, env=RankEnv())
-    yield one
-    one.close()
+    endpoint = Exporter.start(port=0, env=RankEnv())
+    yield endpoint
+    endpoint.close()
 
 
 class ReporterHarness:
@@ -85,8 +85,12 @@ def test_line_is_printed_after_copy_without_blocking_step(
     assert "ddp_loss" not in exporter._values
     arrived[0] = True
     run.steps(5.0)
-    said = capsys.readouterr().out
-    assert said.index("step 1/1000 loss 1.0000") < said.index("step 2/1000 loss 2.0000") < said.index("loss 3.5000")
+    message = capsys.readouterr().out
+    assert (
+        message.index("step 1/1000 loss 1.0000")
+        < message.index("step 2/1000 loss 2.0000")
+        < message.index("loss 3.5000")
+    )
     arrived[0] = False
     run.steps(6.0)
     run.reporter.flush()

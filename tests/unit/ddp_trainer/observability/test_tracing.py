@@ -53,17 +53,17 @@ def test_short_run_and_unwritable_folder_warn_about_missing_trace(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*DIGITS, "--max-steps", "12", "--profile", str(tmp_path)]) == 0
-    said = capsys.readouterr().err
-    assert "warning: no traces: the run took 12 steps, but the traced ones are 11 to 15" in said
+    message = capsys.readouterr().err
+    assert "warning: no traces: the run took 12 steps, but the traced ones are 11 to 15" in message
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
     assert main([*DIGITS, "--profile", str(tmp_path / "file" / "traces")]) == 81
     assert "profile_dir: cannot write to" in capsys.readouterr().err
     (tmp_path / "traces" / "rank-0.json.gz").mkdir(parents=True)
     assert main([*DIGITS, "--max-steps", "16", "--profile", str(tmp_path / "traces")]) == 0
-    said = capsys.readouterr()
-    assert "warning: rank 0: cannot write to" in said.err
-    assert "done: 16 steps" in said.out
+    message = capsys.readouterr()
+    assert "warning: rank 0: cannot write to" in message.err
+    assert "done: 16 steps" in message.out
 
 
 def test_trace_starts_after_graph_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

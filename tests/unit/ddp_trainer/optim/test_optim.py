@@ -45,8 +45,8 @@ def test_novograd_is_timms(averaging: bool, decay: float, betas: tuple[float, fl
         give_gradients(theirs, step)
         mine.step()
         reference.step()
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    for item, second in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(item, second, rtol=1e-5, atol=1e-6)
 
 
 def test_novograd_starts_correctly_after_zero_gradients() -> None:
@@ -60,8 +60,8 @@ def test_novograd_starts_correctly_after_zero_gradients() -> None:
         optimizer.step()
         give_gradients(weights, 1)
         optimizer.step()
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other)
+    for item, second in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(item, second)
 
 
 def test_novograd_skips_weights_without_gradient() -> None:
@@ -95,15 +95,15 @@ def test_optimizer_state_is_moved_to_its_device() -> None:
 def test_novograd_resumes_bitwise_from_state() -> None:
     whole = tensors()
     first = tensors()
-    one = NovoGrad(whole, lr=0.1)
-    other = NovoGrad(first, lr=0.1)
+    novo_grad = NovoGrad(whole, lr=0.1)
+    second = NovoGrad(first, lr=0.1)
     for step in range(3):
-        for weights, optimizer in ((whole, one), (first, other)):
+        for weights, optimizer in ((whole, novo_grad), (first, second)):
             give_gradients(weights, step)
             optimizer.step()
     resumed = NovoGrad(first, lr=9.0)
-    resumed.load_state_dict(other.state_dict())
-    for weights, optimizer in ((whole, one), (first, resumed)):
+    resumed.load_state_dict(second.state_dict())
+    for weights, optimizer in ((whole, novo_grad), (first, resumed)):
         give_gradients(weights, 3)
         optimizer.step()
     assert all(torch.equal(a, b) for a, b in zip(whole, first, strict=True))
@@ -140,7 +140,7 @@ def test_novograd_on_gpu_equals_cpu(found: float | None, monkeypatch: pytest.Mon
 def test_novograd_launches_are_independent_of_number_of_tensors(scaled: bool) -> None:
     counts = []
     for number in (3, 30):
-        weights = [torch.zeros(number, one + 1, device="meta", requires_grad=True) for one in range(number)]
+        weights = [torch.zeros(number, item + 1, device="meta", requires_grad=True) for item in range(number)]
         optimizer = NovoGrad(weights, weight_decay=0.1)
         if scaled:
             optimizer.grad_scale = optimizer.found_inf = torch.zeros((), device="meta")  # type: ignore[attr-defined]
@@ -177,8 +177,8 @@ def test_novograd_follows_gradient_scaler_without_host_sync(found: float) -> Non
     scaled.step()
     optimizer.step()
     expected = before if found else plain
-    for weight, other in zip(weights, expected, strict=True):
-        torch.testing.assert_close(weight.detach(), other.detach())
+    for weight, second in zip(weights, expected, strict=True):
+        torch.testing.assert_close(weight.detach(), second.detach())
     if found:
         assert all(torch.equal(state["exp_avg"], old) for state, old in zip(scaled.state.values(), kept, strict=True))
 
@@ -218,8 +218,8 @@ def test_every_setting_reaches_torchs_optimiser(
             give_gradients(weights, step)
             optimizer.param_groups[0]["lr"] = 0.05
             optimizer.step()
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other)
+    for item, second in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(item, second)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "novograd"])
@@ -299,18 +299,18 @@ def test_average_is_that_of_swa_utils_with_warm_up_of_its_decay(decay: float) ->
 def test_average_resumes_from_state_as_uninterrupted() -> None:
     model = Counting()
     ema = Ema(model, 0.9)
-    other = Ema(model, 0.9)
+    second = Ema(model, 0.9)
     for _ in train_counting(model, range(7)):
         ema.update()
-    other.load_state_dict({name: tensor.clone() for name, tensor in ema.state_dict().items()})
+    second.load_state_dict({name: tensor.clone() for name, tensor in ema.state_dict().items()})
     for _ in train_counting(model, range(7, 9)):
         ema.update()
-        other.update()
-    assert same_tensors(ema.model, other.model)
-    assert ema.state_dict()["n_averaged"] == other.state_dict()["n_averaged"] == 9
-    other.restart()
-    assert same_tensors(other.model, model)
-    assert other.state_dict()["n_averaged"] == 0
+        second.update()
+    assert same_tensors(ema.model, second.model)
+    assert ema.state_dict()["n_averaged"] == second.state_dict()["n_averaged"] == 9
+    second.restart()
+    assert same_tensors(second.model, model)
+    assert second.state_dict()["n_averaged"] == 0
 
 
 def test_average_of_another_model_is_rejected() -> None:

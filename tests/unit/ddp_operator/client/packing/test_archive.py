@@ -58,12 +58,12 @@ def test_archive_equals_tarfile_output(tmp_path: Path) -> None:
             assert data == ((tmp_path / member.name).read_bytes() if source else b"")
             expected.write(data + bytes(-len(data) % 512))
     assert content == expected.getvalue() + bytes(1024)
-    found = {member.name: (oct(member.mode), member.linkname) for member in members}
-    assert found["run.sh"] == ("0o755", "")
-    assert found["train.py"] == ("0o644", "")
-    assert (found["link"][1], found["absolute"][1]) == ("train.py", "a_long_name_of_a_folder")
-    assert long in found
-    assert "größe.txt" in found
+    results = {member.name: (oct(member.mode), member.linkname) for member in members}
+    assert results["run.sh"] == ("0o755", "")
+    assert results["train.py"] == ("0o644", "")
+    assert (results["link"][1], results["absolute"][1]) == ("train.py", "a_long_name_of_a_folder")
+    assert long in results
+    assert "größe.txt" in results
 
 
 def test_link_out_of_folder_is_refused(tmp_path: Path) -> None:
