@@ -64,8 +64,8 @@ VERSION = re.compile(
 
 
 def stamp(text: str) -> str:
-    """Return a text with its versions replaced by the package's version."""
-    source = (ROOT / "operator/ddp_operator/__init__.py").read_text(encoding="utf-8")
+    """Return a text with the package's version wherever one stands that follows it."""
+    source = (ROOT / "operator/ddp_operator/_version.py").read_text(encoding="utf-8")
     (version,) = re.findall(r'^__version__ = "(.*)"$', source, re.MULTILINE)
     return VERSION.sub(rf"\g<1>{version}", text)
 

@@ -7,7 +7,7 @@ first use, because the operator does not need them.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-__version__ = "0.2.0"
+from ddp_operator._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from ddp_operator.api.status import Progress, Status

@@ -8,7 +8,7 @@ import sys
 
 from msgspec.structs import replace
 
-from ddp_operator import __version__
+from ddp_operator._version import __version__
 from ddp_operator.settings import Settings, SettingsError, describe
 
 

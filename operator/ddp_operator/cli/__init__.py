@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Final
 
-from ddp_operator import __version__
+from ddp_operator._version import __version__
 from ddp_operator.cli.io import ExitCode, exit_code
 from ddp_operator.client.errors import ClientError
 from ddp_operator.view.terminal import print_text

@@ -17,7 +17,7 @@ import aiohttp
 import kopf
 import msgspec
 
-from ddp_operator import __version__
+from ddp_operator._version import __version__
 from ddp_operator.cluster import ClusterError
 
 Login = Callable[[], Awaitable[kopf.ConnectionInfo]]

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from ddp_operator import __version__
+from ddp_operator._version import __version__
 from ddp_operator.local.git import ask_git
 
 _GIT_SECONDS: Final = 2.0

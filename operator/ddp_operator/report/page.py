@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
-from ddp_operator import __version__
+from ddp_operator._version import __version__
 from ddp_operator.api.status import LastFailure, Progress
 from ddp_operator.local.ending import explain_interruption
 from ddp_operator.local.folder import choose_rate

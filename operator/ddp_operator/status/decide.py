@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from ddp_operator import __version__, constants
+from ddp_operator import constants
+from ddp_operator._version import __version__
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_status
