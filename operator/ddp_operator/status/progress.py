@@ -24,10 +24,14 @@ def apply_metrics(status: Status, values: Mapping[str, float], now: datetime, ra
 
 
 def record_final_progress(status: Status, pods: Pods, now: datetime) -> Status:
-    """Return the status with the progress and the restarts in the termination messages of ended pods."""
-    terminations = [pod.termination for pod in pods.newest.values() if pod.termination]
-    values = next((termination.progress for termination in terminations if termination.progress), {})
+    """Return the status with the progress and the restarts in the termination messages of ended pods.
+
+    The progress is that of the newest pods; a replaced pod may have reported more restarts than its successor.
+    """
+    newest = [pod.termination for pod in pods.newest.values() if pod.termination]
+    values = next((termination.progress for termination in newest if termination.progress), {})
     reported = apply_metrics(status, values, now)
+    terminations = [pod.termination for pod in pods if pod.termination]
     return replace(reported, restarts=count_in_place(status.restarts, _count_completed_restarts(terminations)))
 
 
