@@ -44,10 +44,9 @@ def account_restarts(attempt: ObservedAttempt) -> RestartAccounting:
         last_restart = _record_interruption(attempt, "ReplacedPod", c.POD_REPLACEMENT)
         last_failure = attempt.lost or last_failure
 
-    elif is_requeued(attempt) and attempt.was_joined and not attempt.all_run:
+    elif is_requeued(attempt) and attempt.was_joined and not attempt.all_run and not _is_loss_counted(attempt):
         restarts = replace(restarts, total=restarts.total + 1, free=restarts.free + 1)
         last_restart = _record_interruption(attempt, "NewPods", PREEMPTED.name)
-        last_failure = attempt.lost or last_failure
 
     return RestartAccounting(restarts, last_restart, last_failure, replacement_starts)
 
@@ -160,6 +159,15 @@ def _spare_took_over(attempt: ObservedAttempt, last_failure: LastFailure | None)
     if not attempt.size.spares or not attempt.was_joined or not attempt.all_run or attempt.lost is None:
         return False
     return last_failure is None or attempt.lost.pod != last_failure.pod
+
+
+def _is_loss_counted(attempt: ObservedAttempt) -> bool:
+    """Return whether the loss of pods has been counted since the workers joined: its pods may still terminate."""
+    restart = attempt.recorded.last_restart
+    joined = attempt.rendezvoused
+    if restart is None or joined is None or restart.level == "SamePods":
+        return False
+    return restart.attempt == attempt.recorded.attempt and restart.time >= joined.last_transition_time
 
 
 def _record_interruption(attempt: ObservedAttempt, level: RecoveryLevel, cause: str) -> LastRestart:
