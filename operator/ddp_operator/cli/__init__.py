@@ -39,6 +39,7 @@ COMMANDS: Final = (
     ("resume", "ddp_operator.cli.change", "resume a suspended job"),
     ("delete", "ddp_operator.cli.change", "delete a job and everything that the operator created for it"),
     ("drill", "ddp_operator.cli.drill", "kill a rank of a running job and measure the recovery"),
+    ("mcp", "ddp_operator.cli.mcp", "serve the jobs to an assistant over the Model Context Protocol"),
     ("completion", "ddp_operator.cli.completion", "print the completion script for a shell"),
 )
 
@@ -144,4 +145,6 @@ def _explain_missing(error: ModuleNotFoundError) -> str:
     """Return which extra to install. Raises: the error itself, if the missing module belongs to ddp_operator."""
     if error.name is None or error.name.partition(".")[0] == "ddp_operator":
         raise error
-    return f"the Python package {error.name.partition('.')[0]} is not installed; pip install 'ddp-operator[cli]'"
+    package = error.name.partition(".")[0]
+    extra = "mcp" if package == "mcp" else "cli"
+    return f"the Python package {package} is not installed; pip install 'ddp-operator[{extra}]'"

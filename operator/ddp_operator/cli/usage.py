@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print a table, or the sums as JSON."""
     backend = open_client(arguments, local=is_local(arguments)).backend
-    group = _choose_group(arguments)
+    group = choose_group(by_profile=arguments.by_profile, all_namespaces=arguments.all_namespaces)
     sums = sum_up(backend.list(everywhere=arguments.all_namespaces)["items"], group)
     if arguments.output == "json":
         print_text(json.dumps(sums, indent=2))
@@ -42,6 +42,13 @@ def run(arguments: argparse.Namespace) -> int:
     if not sums:
         print_text("no job has used a GPU", file=sys.stderr)
         return ExitCode.OK
+    for line in format_usage(sums, group):
+        print_text(line)
+    return ExitCode.OK
+
+
+def format_usage(sums: Mapping[str, Mapping[str, int]], group: str) -> list[str]:
+    """Return the table of GPU-seconds by purpose, with a total of several rows."""
     rows = [[group.upper(), "GPU-HOURS", "PRODUCTIVE", "WAITING", "LOST", "LOST TO"]]
     rows += [_build_row(name, seconds) for name, seconds in sorted(sums.items())]
     if len(sums) > 1:
@@ -49,15 +56,14 @@ def run(arguments: argparse.Namespace) -> int:
         for seconds in sums.values():
             total.update(seconds)
         rows.append(_build_row("total", total))
-    for line in align(rows):
-        print_text(line)
-    return ExitCode.OK
+    return align(rows)
 
 
-def _choose_group(arguments: argparse.Namespace) -> str:
-    if arguments.by_profile:
+def choose_group(*, by_profile: bool, all_namespaces: bool) -> str:
+    """Return what a row of the table stands for: a profile, a namespace or a job."""
+    if by_profile:
         return "profile"
-    return "namespace" if arguments.all_namespaces else "name"
+    return "namespace" if all_namespaces else "name"
 
 
 def _build_row(name: str, seconds: Mapping[str, int]) -> list[str]:
