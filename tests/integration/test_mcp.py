@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +96,28 @@ async def test_write_tools_of_this_machine_delete_a_run(tmp_path: Path) -> None:
         assert [tool.name for tool in listed if tool.annotations.destructive_hint] == ["delete"]
         assert await call(client, "delete", name=folder.name) == f"{folder.name}: deleted"
     assert not folder.exists()
+
+
+async def test_ctrl_c_ends_a_server_that_waits_for_input(tmp_path: Path) -> None:
+    server = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "ddp_operator.cli", "mcp", "--local"),
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert server.stdin is not None
+    assert server.stdout is not None
+    parameters = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    message = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": parameters}
+    try:
+        server.stdin.write(json.dumps(message).encode() + b"\n")
+        assert b'"result"' in await server.stdout.readline()
+        server.send_signal(signal.SIGINT)
+        assert await server.wait() == -signal.SIGINT
+    finally:
+        with suppress(ProcessLookupError):
+            server.kill()
 
 
 async def use_every_tool(client: Any, actors: ClusterActors, write_log: Any) -> None:

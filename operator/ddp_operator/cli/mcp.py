@@ -5,13 +5,15 @@ Source: https://modelcontextprotocol.io/specification; the package `mcp` impleme
 
 import argparse
 import functools
+import signal
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
 from ddp_operator import __version__
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.cli.arguments import add_cluster_arguments, add_local_arguments, is_local, open_client
-from ddp_operator.cli.io import ExitCode
+from ddp_operator.cli.io import ExitCode, print_note
 from ddp_operator.cli.mcp_tools import READ_TOOLS, WRITE_TOOLS, JobTools
 from ddp_operator.client.client import Client
 from ddp_operator.client.errors import ClientError
@@ -40,7 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until standard input ends."""
     local = is_local(arguments, needs_name=False)
-    build_server(arguments, local=local).run("stdio")
+    server = build_server(arguments, local=local)
+    if sys.stdin.isatty():
+        print_note("waiting for an assistant on standard input; docs/mcp.md has the set-up. Ctrl-C ends the server.")
+    # The package reads standard input in a thread, for which Python's own handler would wait.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    server.run("stdio")
     return ExitCode.OK
 
 
