@@ -172,7 +172,7 @@ def test_helm_test_has_only_required_rights(plane: ControlPlane, tmp_path: Path)
         assert asked.stdout.strip() == "no", (verb, resource)
 
 
-@pytest.mark.parametrize("name", ["default", "locked-down", "foreign-account"])
+@pytest.mark.parametrize("name", ["default", "locked-down", "foreign-account", "spread"])
 def test_server_accepts_every_object(plane: ControlPlane, name: str) -> None:
     """A dry run on the server: its defaults, its validation, and the restricted Pod Security Standard's admission."""
     namespace = f"dry-{name}"
