@@ -115,16 +115,3 @@ PACKAGES_MOUNT_PATH: Final = "/opt/ddp-packages"
 VOLUMES: Final = (LAUNCHER_VOLUME, SHM_VOLUME, CHECKPOINT_VOLUME, CODE_VOLUME, CODE_FOLDER_VOLUME, PACKAGES_VOLUME)
 """Names of the operator's volumes."""
 INPUTS_VOLUME: Final = "ddp-inputs"  # prefix of the names of inputs' volumes, and name of the init container
-
-# Metrics of the trainer that the operator reads, in addition to those of the launcher's contract.
-METRIC_SAMPLES: Final = "ddp_samples_total"
-METRIC_LOSS: Final = "ddp_loss"
-METRIC_EPOCH: Final = "ddp_epoch"
-METRIC_EPOCHS: Final = "ddp_planned_epochs"
-METRIC_TOTAL_STEPS: Final = "ddp_planned_steps"
-METRIC_VAL_ACCURACY: Final = "ddp_validation_accuracy_ratio"
-METRIC_VAL_LOSS: Final = "ddp_validation_loss"
-METRIC_LEARNING_RATE: Final = "ddp_learning_rate"
-METRIC_GLOBAL_RATE: Final = "ddp_global_samples_per_second"
-METRIC_DATA_SECONDS: Final = "ddp_data_wait_seconds_total"
-METRIC_COMPUTE_SECONDS: Final = "ddp_compute_seconds_total"

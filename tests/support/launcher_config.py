@@ -21,6 +21,7 @@ CONFIG = LauncherConfig(
     preflight=None,
     checkpoint=None,
     log_patterns=(),
+    auto_instrument=True,
     epochs=None,
     warm_start=True,
     code=None,

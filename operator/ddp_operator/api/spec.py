@@ -313,6 +313,14 @@ class Metrics(SpecFields, frozen=True, kw_only=True):
             "valAccuracy, valLoss. Example: 'step (?P<step>[0-9]+)'."
         ),
     ] = ()
+    auto_instrument: Annotated[
+        bool,
+        Meta(
+            description="Count the optimizer steps of each Python rank through PyTorch's hooks, and read the batch "
+            "size, the learning rate and the loss, without a change of the script (docs/your-script.md). With false "
+            "only an exporter, posts and the log show progress."
+        ),
+    ] = True
     epochs: Annotated[
         int | None,
         Meta(

@@ -35,6 +35,7 @@ STOPPING_FILE: Final = "stopping"  # exists after the pod has received a stop si
 STALL_REPORT_FILE: Final = "stall.json"  # the watchdog's report, which the agent shares with peer pods
 RUN_STEP_FILE: Final = "step.json"  # the run's step in pod 0, which its agent shares with peer pods
 TRAINER_STATUS_FILE: Final = "trainer-status.json"  # where a rank posts progress: {"port": …, "token": path of a file}
+COUNTERS_FILE: Final = "counters"  # the ranks' counters of optimizer steps: memory that the launcher reads
 PAGES: Final = ("port", "prom", "post", "log")
 """Sources of a rank's progress, the best first: the port of its exporter, the page that the exporter wrote at its end,
 the status that the rank posted, the values in its log."""
@@ -80,6 +81,17 @@ METRIC_WORLD_SIZE: Final = "ddp_world_size"
 METRIC_HEARTBEATS: Final = "ddp_heartbeats_total"
 METRIC_SAVING: Final = "ddp_saving"
 METRIC_CHECKPOINT_STEP: Final = "ddp_checkpoint_step"
+METRIC_SAMPLES: Final = "ddp_samples_total"
+METRIC_LOSS: Final = "ddp_loss"
+METRIC_EPOCH: Final = "ddp_epoch"
+METRIC_EPOCHS: Final = "ddp_planned_epochs"
+METRIC_TOTAL_STEPS: Final = "ddp_planned_steps"
+METRIC_VAL_ACCURACY: Final = "ddp_validation_accuracy_ratio"
+METRIC_VAL_LOSS: Final = "ddp_validation_loss"
+METRIC_LEARNING_RATE: Final = "ddp_learning_rate"
+METRIC_GLOBAL_RATE: Final = "ddp_global_samples_per_second"
+METRIC_DATA_SECONDS: Final = "ddp_data_wait_seconds_total"
+METRIC_COMPUTE_SECONDS: Final = "ddp_compute_seconds_total"
 COMMENT_LAST_FAILURE: Final = "# ddp_launcher_last_failure "
 """Prefix of the line of a pod's page with the failure that caused its last restart in the same pods, as JSON."""
 COMMENT_INPUTS: Final = "# ddp_launcher_inputs "

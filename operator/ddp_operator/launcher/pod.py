@@ -103,6 +103,7 @@ class LauncherConfig:
     preflight: Optional[PreflightConfig]
     checkpoint: Optional[CheckpointStoreConfig]
     log_patterns: tuple[str, ...]
+    auto_instrument: bool
     epochs: Optional[int]
     warm_start: bool
     code: Optional[CodeConfig]

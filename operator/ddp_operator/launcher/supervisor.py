@@ -37,6 +37,7 @@ from .network.preflight import PreflightReport, build_preflight_rows, decode_pre
 from .network.unreachable import UnreachablePeers
 from .pod import Pod
 from .processes import STOP_SIGNALS, find_family, kill, list_children, process_state
+from .progress.counted_pages import create_counters
 from .progress.metrics import MetricsEndpoint
 from .progress.output import OutputReader
 from .progress.trainer_status import TrainerStatus
@@ -89,7 +90,8 @@ class Supervisor:
         self._reads_output = bool(pod.log_patterns) or not uses_torchrun_logs
         self._reader = OutputReader(pod, marked=marked)
         self._trainer_status = TrainerStatus(pod)
-        self.metrics = MetricsEndpoint(pod.runtime, self._own_page, self._trainer_status.receive)
+        self._counters = create_counters(pod)
+        self.metrics = MetricsEndpoint(pod.runtime, self._own_page, self._trainer_status.receive, self._counters)
         self._unreachable = UnreachablePeers(pod)
         self.metrics.comments = self._build_comments
         self._restarts = InPlaceRestarts(pod, self.metrics)

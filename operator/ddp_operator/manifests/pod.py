@@ -191,6 +191,7 @@ def build_launcher_config(
         preflight=plan_preflight(spec),
         checkpoint=CheckpointStoreConfig(saves.url, saves.keep or _DEFAULT_SNAPSHOTS) if saves and saves.url else None,
         log_patterns=tuple(spec.metrics.log_patterns),
+        auto_instrument=spec.metrics.auto_instrument,
         epochs=spec.metrics.epochs,
         warm_start=spec.recovery.warm_start != "Off",
         code=CodeConfig(

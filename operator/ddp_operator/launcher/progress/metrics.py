@@ -17,6 +17,8 @@ from ...contract.names import (
     PAGES,
     STACK_LIMIT,
 )
+from ..counters import CounterMemory, RankCounters
+from .counted_pages import ALIGNED, format_page, merge_counters
 
 _PROGRESS_LIMIT = 30
 _NAME_LIMIT = 64
@@ -140,7 +142,8 @@ def _open_server(host: str, port: int) -> socket.socket:
 class MetricsEndpoint:
     """Serves the pod's own series and the pages of its ranks.
 
-    ``receive``: handles a POST with its path, head and body, and returns the status line of the response.
+    ``receive``: handles a POST with its path, head and body, and returns the status line of the response. ``counters``:
+    of the ranks' optimizer steps, if the launcher keeps them.
     """
 
     def __init__(
@@ -148,10 +151,12 @@ class MetricsEndpoint:
         runtime: str,
         own_page: Callable[[], str],
         receive: Callable[[bytes, bytes, bytes], str] = lambda path, head, body: "404 Not Found",
+        counters: Optional[CounterMemory] = None,
     ) -> None:
         self._folder = os.path.join(runtime, "metrics")
         self._own_page = own_page
         self._receive = receive
+        self._counters = counters
         self.comments: Callable[[], str] = lambda: ""  # further lines; the merge removes those of a rank's page
         self.last_failure = b""  # JSON: the failure that caused the last restart in the same pods
         self._last: dict[int, str] = {}
@@ -165,12 +170,15 @@ class MetricsEndpoint:
         return int(server.getsockname()[1])
 
     def _ranks(self) -> list[int]:
-        """Return the local ranks that have a page."""
-        try:
+        """Return the local ranks that have a page or have counted steps."""
+        ranks = {rank for rank, counters in self._read_counters().items() if counters.steps}
+        with suppress(OSError):
             names = [name.partition(".") for name in os.listdir(self._folder)]
-        except OSError:
-            return []
-        return sorted({int(rank) for rank, _, kind in names if rank.isdigit() and kind in PAGES})
+            ranks |= {int(rank) for rank, _, kind in names if rank.isdigit() and kind in PAGES}
+        return sorted(ranks)
+
+    def _read_counters(self) -> dict[int, RankCounters]:
+        return {} if self._counters is None else self._counters.read_all()
 
     @property
     def reads_log(self) -> bool:
@@ -225,11 +233,28 @@ class MetricsEndpoint:
         with suppress(OSError, ValueError, OverflowError):  # the rank has no exporter, or it does not respond
             pages[rank] = self._fetch(rank, "/metrics")
             return
-        for kind in PAGES[1:]:
+        page = self._read_file(rank, PAGES[1])
+        if page is None:
+            page = self._complete_page(rank, self._read_file(rank, *PAGES[2:]))
+        if page is not None:
+            pages[rank] = page
+
+    def _read_file(self, rank: int, *kinds: str) -> Optional[str]:
+        """Return the first of a rank's files; None without one."""
+        for kind in kinds:
             path = os.path.join(self._folder, f"{rank}.{kind}")
             with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
-                pages[rank] = file.read(_PAGE_LIMIT)
-                return
+                return file.read(_PAGE_LIMIT)
+        return None
+
+    def _complete_page(self, rank: int, page: Optional[str]) -> Optional[str]:
+        """Return what a rank's log or posts show, with its counters."""
+        counters = None if self._counters is None else self._counters.read(rank)
+        if counters is None or not counters.steps:
+            return page
+        values = read_progress(page or "")
+        is_aligned = (page or "").startswith(ALIGNED)
+        return format_page(merge_counters(values, counters, is_aligned=is_aligned), counters.rank)
 
     def _accept(self, server: socket.socket) -> None:
         while True:

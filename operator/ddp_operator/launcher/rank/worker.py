@@ -9,10 +9,12 @@ import time
 from typing import Any, NamedTuple, NoReturn, Sequence
 
 from ...contract.names import ENV_AGENT_PID, ENV_RUNTIME_DIR, ENV_TRACKING_RUN, PAGES, TRAINER_STATUS_FILE
+from .. import counters
 from ..files import read_json, write_json
 from ..processes import STACK_SIGNAL, set_parent_death_signal
 from .import_hook import ImportHook
 from .loopback import StoreHook
+from .steps import StepCounter
 from .tracebacks import hide_own_frames, record_exception
 
 _GROUPS_MODULE = "torch.distributed.distributed_c10d"
@@ -116,6 +118,7 @@ def main(argv: Sequence[str]) -> NoReturn:
         "kind": kind,
     }
     write_json(files.worker, about)
+    slot = _open_slot(runtime, about)
     _set_status_variables(runtime, local_rank)
     if ENV_TRACKING_RUN in os.environ:
         importlib.import_module(f"{__package__}.tracking").set_rank_variables()
@@ -123,7 +126,21 @@ def main(argv: Sequence[str]) -> NoReturn:
     if kind == "program":
         _execute_program(target, args)
     _enable_stacks(files.stacks)
+    if slot is not None:
+        StepCounter(slot).start()
     _run_and_record(kind, target, args, files, about)
+
+
+def _open_slot(runtime: str, about: dict[str, Any]) -> Any:
+    """Return this rank's counters, reset for this process; None if the launcher keeps none."""
+    try:
+        slot = counters.open_slot(runtime, about["localRank"])
+    except (OSError, ValueError):
+        return None
+    slot[counters.RANK] = about["rank"]
+    slot[counters.WORLD_SIZE] = about["worldSize"]
+    slot[counters.PID] = about["pid"]
+    return slot
 
 
 def _remove_stale_files(files: _RankFiles) -> None:

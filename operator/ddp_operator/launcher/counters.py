@@ -1,0 +1,170 @@
+"""Counters of each rank's optimizer steps, in memory that the rank writes and the launcher reads.
+
+The rank writes without a lock and the launcher reads without its cooperation, also while it hangs. One number of eight
+bytes is read and written at once; numbers of one step may be of two successive steps. The memory belongs to no file: a
+page of a mapped file blocks its writer while the kernel writes it to a disk.
+"""
+
+import math
+import mmap
+import os
+from contextlib import suppress
+from typing import Any, NamedTuple, Optional
+
+from ..contract.names import COUNTERS_FILE
+
+_SLOT_NUMBERS = 32  # so that two ranks share no line of the cache
+_NUMBER_BYTES = 8
+_SLOT_BYTES = _SLOT_NUMBERS * _NUMBER_BYTES
+_MOST = 2.0**53  # the largest count that a number of eight bytes holds exactly
+
+# Indexes of the numbers in a rank's slot. Those that every step writes are neighbours.
+STEPS = 0
+LAST_STEP_TIME = 1
+WORK_SECONDS = 2
+FIRST_STEP_TIME = 3
+PAUSE_SECONDS = 4
+LONGEST_STEP = 5
+BATCH = 6
+SAMPLES = 7
+STEPS_WITH_SAMPLES = 8
+LEARNING_RATE = 9
+LOSS = 10
+HAS_LOSS = 11
+FIRST_STEP = 12
+VISIBILITY = 13
+RANK = 14
+WORLD_SIZE = 15
+PID = 16
+
+# Values of VISIBILITY.
+UNKNOWN = 0.0  # the rank has not imported PyTorch's optimizers, or it is no Python program
+COUNTED = 1.0
+INVISIBLE = 2.0  # the steps were recorded as a CUDA graph: their replay calls no optimizer
+
+
+class RankCounters(NamedTuple):
+    """What a rank's process has counted. None: unknown.
+
+    ``is_counted``: whether its steps are visible; ``last_step_time``: of the monotonic clock; ``step_seconds``: sum of
+    the time between steps, without long pauses; ``longest_step``: the longest time between two steps, with pauses;
+    ``work_seconds``: host time from each step to the next backward; ``first_step``: the run's step before the first one
+    of this process, from the optimizer's state.
+    """
+
+    pid: int
+    rank: int
+    world_size: int
+    is_counted: bool
+    steps: int
+    last_step_time: float
+    step_seconds: float
+    longest_step: float
+    work_seconds: Optional[float]
+    samples: Optional[float]
+    learning_rate: Optional[float]
+    loss: Optional[float]
+    first_step: Optional[int]
+
+
+class CounterMemory:
+    """The slots of a pod's local ranks. Create it before the processes that share it are started."""
+
+    def __init__(self, runtime: str, nproc: int) -> None:
+        self._nproc = nproc
+        path = os.path.join(runtime, COUNTERS_FILE)
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        size = nproc * _SLOT_BYTES
+        self._descriptor = _open_memory(path)
+        os.ftruncate(self._descriptor, size)
+        self._memory: Any = memoryview(mmap.mmap(self._descriptor, size)).cast("d")
+
+    def read(self, local_rank: int) -> Optional[RankCounters]:
+        """Return the counters of a local rank's last process; None before its shim has started."""
+        if not 0 <= local_rank < self._nproc:
+            return None
+        start = local_rank * _SLOT_NUMBERS
+        return _parse_slot(self._memory[start : start + _SLOT_NUMBERS].tolist())
+
+    def read_all(self) -> dict[int, RankCounters]:
+        """Return the counters of all local ranks that have any."""
+        counters = {local_rank: self.read(local_rank) for local_rank in range(self._nproc)}
+        return {local_rank: found for local_rank, found in counters.items() if found is not None}
+
+
+def _open_memory(path: str) -> int:
+    """Return a descriptor of shared memory that other processes of this user can open as ``path``. Raises: OSError."""
+    create = getattr(os, "memfd_create", None)
+    if create is None or not os.path.isdir("/proc/self/fd"):
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor = int(create("ddp-counters"))
+    os.symlink(f"/proc/{os.getpid()}/fd/{descriptor}", path)
+    return descriptor
+
+
+def open_slot(runtime: str, local_rank: int) -> Any:
+    """Return a rank's own slot as a writable view of numbers, all zero. Raises: OSError, ValueError."""
+    descriptor = os.open(os.path.join(runtime, COUNTERS_FILE), os.O_RDWR)
+    try:
+        memory = memoryview(mmap.mmap(descriptor, 0)).cast("d")
+    finally:
+        os.close(descriptor)
+    slot = memory[local_rank * _SLOT_NUMBERS : (local_rank + 1) * _SLOT_NUMBERS]
+    for index in range(_SLOT_NUMBERS):
+        slot[index] = 0.0
+    for index in (WORK_SECONDS, LEARNING_RATE, FIRST_STEP):
+        slot[index] = math.nan
+    return slot
+
+
+def _parse_slot(numbers: list[float]) -> Optional[RankCounters]:
+    """Return the counters in a slot, to which the user's process can write anything."""
+    pid = _read_count(numbers[PID])
+    if not pid:
+        return None
+    steps = _read_count(numbers[STEPS])
+    first_step = numbers[FIRST_STEP]
+    return RankCounters(
+        pid=pid,
+        rank=_read_count(numbers[RANK]),
+        world_size=max(1, _read_count(numbers[WORLD_SIZE])),
+        is_counted=numbers[VISIBILITY] == COUNTED,
+        steps=steps,
+        last_step_time=_read_seconds(numbers[LAST_STEP_TIME]),
+        step_seconds=_sum_step_seconds(numbers, steps),
+        longest_step=_read_seconds(numbers[LONGEST_STEP]),
+        work_seconds=_read_known(numbers[WORK_SECONDS]),
+        samples=_sum_samples(numbers, steps),
+        learning_rate=_read_known(numbers[LEARNING_RATE]),
+        loss=numbers[LOSS] if numbers[HAS_LOSS] else None,
+        first_step=_read_count(first_step) if math.isfinite(first_step) else None,
+    )
+
+
+def _sum_step_seconds(numbers: list[float], steps: int) -> float:
+    """Return the time of all steps. The first one, whose beginning is unknown, counts as an average one."""
+    if steps < 2:
+        return 0.0
+    seconds = _read_seconds(numbers[LAST_STEP_TIME] - numbers[FIRST_STEP_TIME] - numbers[PAUSE_SECONDS])
+    return seconds * steps / (steps - 1)
+
+
+def _sum_samples(numbers: list[float], steps: int) -> Optional[float]:
+    """Return the samples of all steps; None if the batch size is unknown."""
+    batch = _read_count(numbers[BATCH])
+    if not batch:
+        return None
+    return _read_seconds(numbers[SAMPLES]) + batch * max(0.0, steps - _read_seconds(numbers[STEPS_WITH_SAMPLES]))
+
+
+def _read_count(number: float) -> int:
+    return int(number) if 0 <= number < _MOST else 0
+
+
+def _read_seconds(number: float) -> float:
+    return number if 0 <= number < _MOST else 0.0
+
+
+def _read_known(number: float) -> Optional[float]:
+    return number if math.isfinite(number) else None

@@ -1,0 +1,96 @@
+"""Pages in Prometheus' text format from a rank's counters, merged with what its log or its posts show."""
+
+import time
+from typing import Mapping, Optional
+
+from ...contract.names import (
+    METRIC_COMPUTE_SECONDS,
+    METRIC_GLOBAL_STEP,
+    METRIC_LAST_STEP,
+    METRIC_LEARNING_RATE,
+    METRIC_LOSS,
+    METRIC_PROGRESS,
+    METRIC_SAMPLES,
+    METRIC_STEP_SECONDS,
+    METRIC_STEPS,
+    METRIC_TOTAL_STEPS,
+    METRIC_WORLD_SIZE,
+)
+from ..counters import CounterMemory, RankCounters
+from ..files import log
+from ..pod import Pod
+
+ALIGNED = "# counted"
+"""First line of a page whose steps are optimizer steps: they continue with the counter."""
+
+
+def create_counters(pod: Pod) -> Optional[CounterMemory]:
+    """Return the memory of a pod's counters; None if the job wants none, or the system has no shared memory."""
+    if not pod.auto_instrument:
+        return None
+    try:
+        return CounterMemory(pod.runtime, pod.nproc_per_node)
+    except (OSError, ValueError) as error:
+        log(f"optimizer steps are not counted: cannot create shared memory: {error}")
+        return None
+
+
+def format_page(values: Mapping[str, float], rank: int) -> str:
+    """Return values of a rank as a page."""
+    rows = []
+    for name in sorted(values):
+        rows.append(f"# TYPE {name} {'counter' if name.endswith(('_total', '_sum')) else 'gauge'}")
+        rows.append(f'{name}{{rank="{rank}"}} {values[name]!r}')
+    return "\n".join(rows) + "\n"
+
+
+def merge_counters(values: Mapping[str, float], counters: RankCounters, *, is_aligned: bool) -> dict[str, float]:
+    """Return a rank's values with its counters.
+
+    ``values``: what the log or posts show; ``is_aligned``: whether their steps are optimizer steps. Steps in another
+    unit, such as samples, stay as they are.
+    """
+    merged = dict(values)
+    if METRIC_GLOBAL_STEP not in merged:
+        _add_steps(merged, counters)
+    elif is_aligned:
+        _continue_steps(merged, counters)
+
+    merged[METRIC_LAST_STEP] = time.time() - (time.monotonic() - counters.last_step_time)
+    merged[METRIC_WORLD_SIZE] = float(counters.world_size)
+    measured = {
+        METRIC_STEP_SECONDS: counters.step_seconds or None,
+        METRIC_COMPUTE_SECONDS: counters.work_seconds,
+        METRIC_SAMPLES: counters.samples,
+        METRIC_LEARNING_RATE: counters.learning_rate,
+        METRIC_LOSS: counters.loss,
+    }
+    for name, value in measured.items():
+        if value is not None:
+            merged.setdefault(name, value)
+    return merged
+
+
+def _add_steps(values: dict[str, float], counters: RankCounters) -> None:
+    values[METRIC_STEPS] = float(counters.steps)
+    position = find_position(counters)
+    if position is not None:
+        values[METRIC_GLOBAL_STEP] = position
+
+
+def find_position(counters: RankCounters) -> Optional[float]:
+    """Return the run's step by the state of the rank's optimizer; None: unknown."""
+    return None if counters.first_step is None else float(counters.first_step + counters.steps)
+
+
+def _continue_steps(values: dict[str, float], counters: RankCounters) -> None:
+    """Advance a page to the present: it was written with the last line that showed a step."""
+    ahead = counters.steps - values.get(METRIC_STEPS, 0.0)
+    values[METRIC_STEPS] = float(counters.steps)
+    values[METRIC_GLOBAL_STEP] += max(0.0, ahead)
+    total = values.get(METRIC_TOTAL_STEPS)
+    if total and values[METRIC_GLOBAL_STEP] > total:
+        del values[METRIC_TOTAL_STEPS]  # the total was of something else
+        values.pop(METRIC_PROGRESS, None)
+    elif total:
+        values[METRIC_PROGRESS] = values[METRIC_GLOBAL_STEP] / total

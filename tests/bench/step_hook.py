@@ -1,0 +1,89 @@
+"""What counting steps costs a rank: blocks of steps with the hooks and without, in turn, on one rank and on two.
+
+Asserts nothing. ``make bench`` runs it.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+import torch
+import torch.multiprocessing
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_operator.launcher.counters import CounterMemory, open_slot
+from ddp_operator.launcher.rank.steps import StepCounter
+from tests.bench.figures import table
+
+STEPS = 400
+ROUNDS = 60
+
+
+def train(rank: int, ranks: int, port: int, runtime: str) -> None:
+    """Measure in one rank; rank 0 prints."""
+    torch.set_num_threads(1)
+    model: torch.nn.Module = torch.nn.Linear(16, 4)
+    if ranks > 1:
+        store = torch.distributed.TCPStore("127.0.0.1", port, ranks, is_master=rank == 0)
+        torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+        model = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = torch.randn(8, 16)
+
+    def step() -> None:
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    without, with_hooks = measure(step, runtime, rank)
+    if rank == 0:
+        rows = {
+            "step without hooks": [1e6 * seconds for seconds in without],
+            "step with hooks": [1e6 * seconds for seconds in with_hooks],
+            "difference of neighbours": [1e6 * (on - off) for on, off in zip(with_hooks, without, strict=True)],
+        }
+        print(table(f"{ranks} rank{'s' if ranks > 1 else ''}", rows, "us", 1), flush=True)
+
+
+def measure(step: Callable[[], None], runtime: str, rank: int) -> tuple[list[float], list[float]]:
+    """Return the mean seconds of a step in each block without hooks, and with them. The first blocks warm up."""
+    original = torch.Tensor.backward
+    optimizers = sys.modules["torch.optim.optimizer"]
+    without: list[float] = []
+    with_hooks: list[float] = []
+    for _ in range(ROUNDS):
+        without.append(time_block(step))
+        counter = StepCounter(open_slot(runtime, rank))
+        counter.watch(optimizers)
+        with_hooks.append(time_block(step))
+        counter.stop()
+        torch.Tensor.backward = original
+    return without[1:], with_hooks[1:]
+
+
+def time_block(step: Callable[[], None]) -> float:
+    """Return the mean CPU seconds of the training thread in a step: the machine may be busy."""
+    start = time.thread_time()
+    for _ in range(STEPS):
+        step()
+    return (time.thread_time() - start) / STEPS
+
+
+def main() -> None:
+    """Run the benchmark."""
+    for ranks in (1, 2):
+        with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            server.close()
+            memory = CounterMemory(folder, ranks)
+            torch.multiprocessing.spawn(train, (ranks, port, folder), nprocs=ranks)
+            del memory
+
+
+if __name__ == "__main__":
+    main()
