@@ -307,10 +307,10 @@ class Metrics(SpecFields, frozen=True, kw_only=True):
         tuple[str, ...],
         Meta(
             description="Python regular expressions that find progress in the log of a script that does not export "
-            "metrics. The launcher searches each output line of a rank for them, instead of the patterns of known "
-            "training loops (docs/your-script.md). Named groups: step, totalSteps, epoch, epochs, loss, learningRate, "
-            "samples (processed by the rank), samplesPerSecond (of all ranks, if there is no group samples), "
-            "valAccuracy, valLoss. Example: 'step (?P<step>[0-9]+)'."
+            "metrics. The launcher searches each output line of a rank for them, instead of comparing the numbers in "
+            "it with the rank's counter (docs/your-script.md). Named groups: step, totalSteps, epoch, epochs, loss, "
+            "learningRate, samples (processed by the rank), samplesPerSecond (of all ranks, if there is no group "
+            "samples), valAccuracy, valLoss. Example: 'step (?P<step>[0-9]+)'."
         ),
     ] = ()
     auto_instrument: Annotated[

@@ -32,7 +32,7 @@ from .pod import (
     read_pod,
 )
 from .processes import adopt_orphans
-from .progress.known_loops import find_total
+from .progress.line_steps import find_total
 from .rank.tracebacks import describe
 from .rank.tracking import start_tracking
 from .supervisor import Supervisor

@@ -88,9 +88,9 @@ class Supervisor:
         marked = pod.nproc_per_node > 1 and not uses_torchrun_logs and os.environ.get(_ENV_LOG_PREFIX) != "0"
         # The log may show the progress, and its last lines the cause of a failure without an exception.
         self._reads_output = bool(pod.log_patterns) or not uses_torchrun_logs
-        self._reader = OutputReader(pod, marked=marked)
-        self._trainer_status = TrainerStatus(pod)
         self._counters = create_counters(pod)
+        self._reader = OutputReader(pod, marked=marked, counters=self._counters)
+        self._trainer_status = TrainerStatus(pod, self._counters)
         self.metrics = MetricsEndpoint(pod.runtime, self._own_page, self._trainer_status.receive, self._counters)
         self._unreachable = UnreachablePeers(pod)
         self.metrics.comments = self._build_comments

@@ -10,6 +10,7 @@ from ...contract.failure_table import EXIT_CODES, NETWORK
 from ...contract.names import ENV_TERMINATION_LOG, EXIT_OK, EXIT_PREEMPTED, EXIT_RETRYABLE, EXIT_USER_ERROR
 from ..files import log
 from ..pod import Pod, measure_groups
+from ..progress.counted_pages import complete_progress
 from ..progress.metrics import MetricsEndpoint
 from .agent_failure import MASTER_NOT_FOUND, RENDEZVOUS_CLOSED, STORE_PROBLEMS, AgentEnd, examine_agent_exit
 from .restarts import InPlaceRestarts
@@ -95,7 +96,8 @@ def conclude(
     if succeeded and unsaved:
         return finish(_fail_unsaved(pod_end, unsaved))
     if succeeded:
-        return finish(pod_end, _describe_success(pod, restarts))
+        completed = replace(pod_end, progress=complete_progress(progress))
+        return finish(completed, _describe_success(pod, restarts))
 
     has_store_problem = end.reason in STORE_PROBLEMS
     if stopped and not final and not has_store_problem:

@@ -94,3 +94,15 @@ def _continue_steps(values: dict[str, float], counters: RankCounters) -> None:
         values.pop(METRIC_PROGRESS, None)
     elif total:
         values[METRIC_PROGRESS] = values[METRIC_GLOBAL_STEP] / total
+
+
+def complete_progress(progress: Mapping[str, float]) -> dict[str, float]:
+    """Return the progress of a script that has succeeded: its last step is the last one of the run."""
+    completed = dict(progress)
+    step = completed.get(METRIC_GLOBAL_STEP, completed.get(METRIC_STEPS))
+    if not step:
+        return completed
+    completed[METRIC_PROGRESS] = 1.0
+    if METRIC_TOTAL_STEPS in completed:
+        completed[METRIC_TOTAL_STEPS] = step
+    return completed

@@ -4,11 +4,13 @@ import math
 import re
 import signal
 from contextlib import suppress
-from typing import Collection, Mapping, Optional
+from typing import Callable, Collection, Mapping, Optional
 
 from ...contract.names import METRIC_LAST_STEP, METRIC_PROGRESS, METRIC_STEP_INTERVAL, METRIC_STEPS, METRIC_WORLD_SIZE
+from ..counters import RankCounters
 from ..files import log
-from .known_loops import LOOPS, Loop
+from .counted_pages import ALIGNED, format_page
+from .line_steps import Stream
 
 _STEP = "ddp_step"
 _PLANNED_STEPS = "ddp_planned_steps"
@@ -59,25 +61,40 @@ class PatternTooSlow(Exception):
     """A match took too long."""
 
 
-class LogProgress:
-    """The progress that patterns find in one rank's output.
+class LogLines:
+    """The lines in chunks of a rank's output, without colours."""
 
-    ``epochs``, ``steps``: of the run, used if no line names them. ``per_epoch``: whether steps restart with each epoch;
-    None: to be inferred.
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def split(self, chunk: bytes) -> list[str]:
+        """Return the last lines that a chunk completes."""
+        *lines, rest = re.split(rb"[\r\n]", self._rest + chunk)  # progress bars end their lines with \r
+        self._rest = rest[:_LINE_LIMIT]  # only the head of a line is searched
+        return [COLOURS.sub("", line[:_LINE_LIMIT].decode("utf-8", "replace")) for line in lines[-_LINES_PER_CHUNK:]]
+
+
+class LogProgress:
+    """The progress that patterns find in one rank's output, or that the rank posts.
+
+    ``epochs``: of the run, used if no line has them; ``per_epoch``: whether steps restart with each epoch, None: to be
+    inferred; ``read_counters``: of the rank's optimizer steps.
     """
 
     def __init__(
         self,
         patterns: list[re.Pattern[str]],
         epochs: Optional[int] = None,
-        steps: Optional[int] = None,
         per_epoch: Optional[bool] = None,
+        read_counters: Callable[[], Optional[RankCounters]] = lambda: None,
     ) -> None:
         self._patterns = patterns
         self._epochs = epochs
-        self._total = steps
+        self._read_counters = read_counters
+        self._alignment = Stream("step")  # of the steps with the rank's counter
+        self._counted: Optional[float] = None  # the rank's counter at the last new step
         self._slow: dict[re.Pattern[str], int] = {}
-        self._rest = b""
+        self._lines = LogLines()
         self._values: dict[str, float] = {}
         self._steps = 0.0
         self._last_samples = 0.0
@@ -89,18 +106,15 @@ class LogProgress:
 
     def restarted(self) -> "LogProgress":
         """Return the initial progress of the process that replaces this one."""
-        successor = LogProgress(self._patterns, self._epochs, self._total)
+        successor = LogProgress(self._patterns, self._epochs, read_counters=self._read_counters)
         successor._counts_per_epoch = self._counts_per_epoch
         successor._first_epoch = self._first_epoch
         return successor
 
     def feed(self, chunk: bytes, now: float) -> bool:
         """Search output. ``now``: Unix time. Returns whether it had a value."""
-        *lines, rest = re.split(rb"[\r\n]", self._rest + chunk)  # progress bars end their lines with \r
-        self._rest = rest[:_LINE_LIMIT]  # only the head of a line is searched
         has_value = False
-        for line in lines[-_LINES_PER_CHUNK:]:
-            text = COLOURS.sub("", line[:_LINE_LIMIT].decode("utf-8", "replace"))
+        for text in self._lines.split(chunk):
             if self._read(text, now):
                 has_value = True
         return has_value
@@ -121,24 +135,21 @@ class LogProgress:
         total = values.get(_PLANNED_STEPS)
         if step is not None and total:
             values[METRIC_PROGRESS] = min(1.0, max(0.0, step / total))
-        if self._steps:
+        is_aligned = self._counted is not None and self._alignment.scale == 1.0
+        if is_aligned:
+            values[METRIC_STEPS] = self._counted or 0.0
+        elif self._steps:
             values[METRIC_STEPS] = self._steps
             values[METRIC_STEP_INTERVAL] = self._interval
         if world_size is not None:
             values[METRIC_WORLD_SIZE] = float(world_size)
-        rows = []
-        for name in sorted(values):
-            rows.append(f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}")
-            rows.append(f'{name}{{rank="{rank}"}} {values[name]!r}')
-        return "\n".join(rows) + "\n"
+        return (f"{ALIGNED}\n" if is_aligned else "") + format_page(values, rank)
 
     def _convert_to_run(self) -> dict[str, float]:
         """Return the values with steps of an epoch converted to steps of the run: 3/60 is not 5 % of the run."""
         values = dict(self._values)
         if self._epochs is not None:
             values.setdefault(_PLANNED_EPOCHS, float(self._epochs))
-        if self._total is not None and not self._counts_per_epoch:
-            values.setdefault(_PLANNED_STEPS, float(self._total))
         if self._counts_per_epoch is None:
             self._drop_ambiguous(values)
         elif self._counts_per_epoch and _PLANNED_STEPS in values:
@@ -201,6 +212,10 @@ class LogProgress:
         """Count a new step. A count that starts over, as with each epoch, is one step."""
         self._steps += step - before if before is not None and step > before else 1
         self._measure_interval(step, before)
+        counters = self._read_counters()
+        if counters is not None and counters.is_counted:
+            self._counted = float(counters.steps)
+            self._alignment.observe(step, None, self._counted)
         if epoch is None:
             return
         if self._first_epoch is None:
@@ -238,68 +253,3 @@ class LogProgress:
         last_epoch = former_epochs + 1 if former_epochs <= 0 else former_epochs + 2
         margin = 1.5 / total
         return not former_epochs / epochs - margin <= step / total <= last_epoch / epochs + margin
-
-
-class LoopProgress(LogProgress):
-    """The progress in the lines of one known training loop."""
-
-    _SEARCHED = 512  # characters of a line: these patterns have no time limit
-
-    def __init__(self, loop: Loop, epochs: Optional[int] = None, steps: Optional[int] = None) -> None:
-        super().__init__([re.compile(pattern) for pattern in loop.patterns], epochs, steps, loop.per_epoch)
-        self._loop = loop
-        self._seen: set[re.Pattern[str]] = set()
-
-    @property
-    def certain(self) -> bool:
-        """Whether this is the script's loop: its steps advance, and enough of its patterns have matched."""
-        return self._steps > 1 and len(self._seen) >= self._loop.needed
-
-    def restarted(self) -> "LoopProgress":
-        """Return the initial progress of the process that replaces this one."""
-        successor = LoopProgress(self._loop, self._epochs, self._total)
-        successor._first_epoch = self._first_epoch
-        return successor
-
-    def take(self, groups: Mapping[str, Optional[str]], now: float) -> bool:
-        """Use the values of a line, unless another progress bar, such as that of a validation, wrote it."""
-        if groups.get("step") and groups.get("totalSteps"):
-            step = float(groups["step"] or 0)
-            total = float(groups["totalSteps"] or 0)
-            planned = self._values.get(_PLANNED_STEPS)
-            current = self._values.get(_STEP, 0.0)
-            is_other_bar = planned is not None and total != planned and (current < planned or total < planned)
-            if step > total or (is_other_bar and not self._loop.per_epoch):
-                return False
-        return super().take(groups, now)
-
-    def _search(self, pattern: re.Pattern[str], text: str) -> Optional[re.Match[str]]:
-        match = pattern.search(text[: self._SEARCHED])
-        if match:
-            self._seen.add(pattern)
-        return match
-
-
-class KnownLoops(LogProgress):
-    """The progress of a script whose loop may be a known one. It has no values before the loop is certain."""
-
-    def __init__(self, epochs: Optional[int] = None, steps: Optional[int] = None) -> None:
-        super().__init__([])
-        self._loops = [LoopProgress(loop, epochs, steps) for loop in LOOPS]
-
-    def restarted(self) -> "LogProgress":
-        """Return the initial progress of the process that replaces this one."""
-        successor = KnownLoops()
-        successor._loops = [loop.restarted() for loop in self._loops]
-        return successor
-
-    def page(self, rank: int, world_size: Optional[int] = None) -> str:
-        """Return the values as a Prometheus page."""
-        return self._loops[0].page(rank, world_size)
-
-    def _read(self, text: str, now: float) -> bool:
-        matching = [loop for loop in self._loops if loop._read(text, now)]
-        certain = [loop for loop in matching if loop.certain]
-        if certain:
-            self._loops = certain[:1]
-        return bool(matching) and len(self._loops) == 1

@@ -7,13 +7,15 @@ import select
 import signal
 import time
 from contextlib import suppress
-from typing import Any, Callable, Mapping, Optional
+from typing import Any, Callable, Mapping, Optional, Union
 
+from ..counters import CounterMemory, RankCounters
 from ..files import is_own_file, log
 from ..pod import Pod, WorkerRecord, read_worker
 from ..processes import STOP_SIGNALS, set_parent_death_signal
 from ..rank.tracebacks import PLACE, describe
-from .log_patterns import COLOURS, KnownLoops, LogProgress, PatternTooSlow, compile_log_pattern
+from .line_progress import LineProgress
+from .log_patterns import COLOURS, LogProgress, PatternTooSlow, compile_log_pattern
 
 _LONGEST_LINE = 1 << 16  # bytes; longer lines are written in pieces
 _LINE_SECONDS = 1.0  # after which a line without an end is written
@@ -26,6 +28,9 @@ _END_WIDTH = 300
 _CRASH_MARK = b"terminate called after"  # by the C++ runtime, before it aborts the process
 # The first line of a torchrun that a shell script started: its stack and summary follow, which are not the cause.
 _NESTED_TORCHRUN = re.compile(r'^(?!.*File ").*torch[./]distributed[./]elastic[./]', re.MULTILINE)
+
+
+Progress = Union[LogProgress, LineProgress]
 
 
 class Lines:
@@ -53,7 +58,7 @@ class Lines:
 class _RankOutput:
     """The output of one local rank. ``lines``: None if its lines get no prefix; ``end``: the last bytes."""
 
-    def __init__(self, pod: Pod, local_rank: int, progress: LogProgress, lines: Optional[Lines]) -> None:
+    def __init__(self, pod: Pod, local_rank: int, progress: Progress, lines: Optional[Lines]) -> None:
         self.local_rank = local_rank
         self.progress = progress
         self.end = b""
@@ -94,18 +99,28 @@ class _RankOutput:
 class _Copier:
     """Copies the output of all ranks to the log and keeps a page with the progress that it shows."""
 
-    def __init__(self, pod: Pod, sources: Mapping[int, int], *, marked: bool, known_loops: bool) -> None:
+    def __init__(
+        self, pod: Pod, sources: Mapping[int, int], *, marked: bool, counters: Optional[CounterMemory]
+    ) -> None:
         self._pod = pod
-        self._known_loops = known_loops and not pod.log_patterns
+        self._counters = counters
         self._patterns = _compile_patterns(pod)
         self._outputs: dict[int, _RankOutput] = {}
         for local_rank, descriptor in sources.items():
-            progress = (
-                KnownLoops(pod.epochs, pod.steps) if self._known_loops else LogProgress(self._patterns, pod.epochs)
-            )
+            progress = self._build_progress(local_rank)
             self._outputs[descriptor] = _RankOutput(pod, local_rank, progress, Lines() if marked else None)
         self._changed: set[int] = set()  # descriptors whose progress is newer than its page
         self._page_time = 0.0
+
+    def _build_progress(self, local_rank: int) -> Progress:
+        counters = self._counters
+
+        def read_counters() -> Optional[RankCounters]:
+            return None if counters is None else counters.read(local_rank)
+
+        if self._pod.log_patterns:
+            return LogProgress(self._patterns, self._pod.epochs, read_counters=read_counters)
+        return LineProgress(read_counters, self._pod.epochs, self._pod.steps)
 
     def run(self, done: int) -> None:
         """Copy until ``done`` is closed and the pipes are empty."""
@@ -142,7 +157,7 @@ class _Copier:
         output.observe_process(worker)
         rank = _global_rank(self._pod, output.local_rank, worker)
         output.write(chunk, rank)
-        searched = rank == 0 if self._known_loops else bool(self._patterns)
+        searched = bool(self._patterns) if self._pod.log_patterns else rank == 0
         if searched and output.progress.feed(chunk, time.time()):
             self._changed.add(descriptor)
         return bool(chunk)
@@ -168,28 +183,41 @@ def _compile_patterns(pod: Pod) -> list[re.Pattern[str]]:
 
 
 def read_output(
-    pod: Pod, sources: Mapping[int, int], done: int, *, marked: bool = False, known_loops: bool = False
+    pod: Pod,
+    sources: Mapping[int, int],
+    done: int,
+    *,
+    marked: bool = False,
+    counters: Optional[CounterMemory] = None,
 ) -> None:
     """Copy the ranks' output to this pod's log; keep a page of the progress that it shows, and its last bytes.
 
-    ``sources``: pipes by local rank; ``marked``: prefix each line with its rank; ``known_loops``: search the lines of
-    rank 0 for known training loops if the job has no patterns. Returns when ``done`` is closed and the pipes are empty.
+    ``sources``: pipes by local rank; ``marked``: prefix each line with its rank; ``counters``: of the ranks, with which
+    the lines of rank 0 are searched if the job has no patterns. Returns when ``done`` is closed and the pipes are
+    empty.
     """
 
     def interrupt_match(number: int, frame: Any) -> None:
         raise PatternTooSlow
 
     signal.signal(signal.SIGVTALRM, interrupt_match)
-    _Copier(pod, sources, marked=marked, known_loops=known_loops).run(done)
+    _Copier(pod, sources, marked=marked, counters=counters).run(done)
 
 
-def keep_reading(pod: Pod, sources: Mapping[int, int], done: int, *, marked: bool = False) -> None:
+def keep_reading(
+    pod: Pod,
+    sources: Mapping[int, int],
+    done: int,
+    *,
+    marked: bool = False,
+    counters: Optional[CounterMemory] = None,
+) -> None:
     """Copy as read_output does; after an internal error, continue without patterns and prefixes.
 
     Workers block on a pipe that is not read.
     """
     try:
-        read_output(pod, sources, done, marked=marked, known_loops=True)
+        read_output(pod, sources, done, marked=marked, counters=counters)
     except Exception as error:  # whatever the bug is, the pipes have to be read
         log(
             "internal error in the log reader; log patterns and rank prefixes are disabled. Please report this: "
@@ -232,7 +260,7 @@ def _global_rank(pod: Pod, local_rank: int, worker: Optional[WorkerRecord]) -> i
     return pod.node * pod.nproc_per_node + local_rank if worker is None else worker.rank
 
 
-def write_page(pod: Pod, local_rank: int, progress: LogProgress, source: str) -> None:
+def write_page(pod: Pod, local_rank: int, progress: Progress, source: str) -> None:
     """Write a rank's page for the metrics endpoint. ``source``: ``log`` or ``post``."""
     path = os.path.join(pod.runtime, "metrics", f"{local_rank}.{source}")
     worker = read_worker(pod, local_rank)
@@ -246,9 +274,10 @@ def write_page(pod: Pod, local_rank: int, progress: LogProgress, source: str) ->
 class OutputReader:
     """The process that copies the ranks' output: a slow pattern delays the log, not the launcher."""
 
-    def __init__(self, pod: Pod, *, marked: bool) -> None:
+    def __init__(self, pod: Pod, *, marked: bool, counters: Optional[CounterMemory]) -> None:
         self._pod = pod
         self._marked = marked
+        self._counters = counters
         self.pid = 0
         self.guard: Optional[int] = None  # the process ends when it is closed
 
@@ -275,7 +304,7 @@ class OutputReader:
                 signal.signal(number, signal.SIG_IGN)
             os.close(guard)
             set_parent_death_signal(launcher)
-            keep_reading(self._pod, sources, done, marked=self._marked)
+            keep_reading(self._pod, sources, done, marked=self._marked, counters=self._counters)
         except BaseException as error:
             log(describe(error)["traceback"])
         finally:

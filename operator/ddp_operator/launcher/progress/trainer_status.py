@@ -3,14 +3,16 @@
 Hugging Face's Trainer posts if the two variables that the shim sets exist. A request needs the pod's token.
 """
 
+import functools
 import hmac
 import json
 import os
 import re
 import time
-from typing import Any, Mapping
+from typing import Any, Mapping, Optional
 
 from ...contract.names import TRAINER_STATUS_FILE
+from ..counters import CounterMemory, RankCounters
 from ..files import log, write_json
 from ..pod import Pod
 from .log_patterns import LogProgress
@@ -56,8 +58,9 @@ class _PostedProgress:
 class TrainerStatus:
     """The endpoint of one pod."""
 
-    def __init__(self, pod: Pod) -> None:
+    def __init__(self, pod: Pod, counters: Optional[CounterMemory] = None) -> None:
         self._pod = pod
+        self._counters = counters
         self._token = os.urandom(16).hex()
         self._posted: dict[bytes, _PostedProgress] = {}  # by local rank
 
@@ -97,10 +100,13 @@ class TrainerStatus:
         if posted is not None:
             progress = posted.progress.restarted()
         else:
-            progress = LogProgress([], self._pod.epochs, per_epoch=False)
+            progress = LogProgress([], self._pod.epochs, False, functools.partial(self._read_counters, int(local_rank)))
         posted = _PostedProgress(process, progress)
         self._posted[local_rank] = posted
         return posted
+
+    def _read_counters(self, local_rank: int) -> Optional[RankCounters]:
+        return None if self._counters is None else self._counters.read(local_rank)
 
 
 def _read_status(status: Mapping[str, Any]) -> dict[str, str]:

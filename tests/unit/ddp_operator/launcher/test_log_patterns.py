@@ -252,7 +252,7 @@ def test_endless_lines_and_binary_output_are_bounded() -> None:
     seen = progress(r"step (?P<step>\d+)$")
     for _ in range(64):
         assert not seen.feed(b"\xff\x00x" * 20_000, NOW)
-    assert len(seen._rest) <= 4096
+    assert len(seen._lines._rest) <= 4096
     assert seen.feed(b"\nstep 3\n", NOW)
 
 

@@ -1,0 +1,283 @@
+"""Find the steps of a run in the lines of any training loop, validated by the rank's own counter.
+
+A number in a line that advances with the counter is the step, in optimizer steps or in a multiple of them such as
+samples; the M of an ``N/M`` beside it is its total. A number called epoch that advances once in a number of steps is
+the epoch. Nothing else in a line is believed.
+"""
+
+import math
+import re
+from collections import OrderedDict
+from typing import Iterator, NamedTuple, Optional, Sequence
+
+from ...contract.names import METRIC_LEARNING_RATE, METRIC_LOSS, METRIC_VAL_ACCURACY, METRIC_VAL_LOSS
+
+_NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+# An integer that may be a count, and the total beside it. Times, versions, percentages and decimals are none.
+_COUNT = re.compile(
+    r"(?<![\w.:%/-])(?P<count>\d{1,12})(?: ?(?:/|of|out of) ?(?P<total>\d{1,12}))?(?!\w|\.\d|:\d|-\d|/\d| ?%)"
+)
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_ANY_NUMBER = re.compile(_NUMBER)
+_NOT_ASCII = re.compile(r"[^\x20-\x7e]+")
+_SPACES = re.compile(r"\s+")
+_STEP_LABEL = re.compile(r"(?<![a-z])(?:step|iter|iteration|it|batch|update|i)s?[^\w#]*$", re.IGNORECASE)
+_EPOCH_LABEL = re.compile(r"(?<![a-z])(?:epoch|ep)s?[^\w#]*$", re.IGNORECASE)
+_OTHER_LABEL = re.compile(
+    r"(?<![a-z])(?:seed|rank|world|size|gpus?|workers?|threads?|pid|port|line|eta|time|total)[^\w#]*$", re.I
+)
+_VALIDATION = re.compile(r"\b(?:val|valid|validation|test|testing|eval|evaluat\w+)\b", re.IGNORECASE)
+_LINE_LIMIT = 512
+_MOST_COUNTS = 12  # in a line
+_MOST_STREAMS = 128
+_CONTEXT = 48  # characters before a number that tell it from others
+_SLACK = 2.0  # steps by which a script may count differently
+_SHARE = 0.1  # of the counted steps by which lines may be late
+_SURE_STEPS = 5.0  # from which a number that advances as much is no coincidence
+_SURE_ADVANCES = 2
+_LEAST_MULTIPLE = 1.5
+
+
+class Position(NamedTuple):
+    """Where the run is. ``step``, ``total``: in optimizer steps. None: unknown."""
+
+    step: float
+    total: Optional[float]
+    epoch: Optional[float]
+    epochs: Optional[float]
+
+
+class _Count(NamedTuple):
+    """A number of a line. ``key``: the text before it, without digits."""
+
+    key: str
+    value: float
+    total: Optional[float]
+
+
+class Stream:
+    """The values of one number in successive lines, beside the rank's counter. ``key``: the text before it."""
+
+    def __init__(self, key: str) -> None:
+        self.is_epoch = bool(_EPOCH_LABEL.search(key))
+        self.is_step = bool(_STEP_LABEL.search(key))
+        self.value = 0.0
+        self.first = 0.0
+        self.total: Optional[float] = None
+        self.restarts = 0  # how often the number began anew, as with each epoch
+        self.advances = 0
+        self._counter: Optional[float] = None  # of the last line
+        self._gain = 0.0  # of the value while the counter advanced
+        self._steps = 0.0  # of the counter meanwhile
+        self._most_ahead = -math.inf  # of the counter; a line is late, never early
+
+    def observe(self, value: float, total: Optional[float], counter: float) -> None:
+        """Take the number of a line. ``counter``: the rank's steps when the line was read."""
+        if self._counter is None:
+            self.first = value
+        elif value < self.value:
+            self.restarts += 1
+        elif counter > self._counter:
+            self.advances += value > self.value
+            self._gain += value - self.value
+            self._steps += counter - self._counter
+        elif self._steps:
+            self._gain += value - self.value  # several lines were read at once
+        self.value = value
+        self.total = total if total is not None and total >= value else None
+        self._counter = counter
+        self._most_ahead = max(self._most_ahead, value - counter)
+
+    @property
+    def scale(self) -> Optional[float]:
+        """How much the number grows in one optimizer step; None: it does not follow the counter."""
+        if not self._gain or not self._steps or self.restarts > self.advances:
+            return None
+        error = abs(self._gain - self._steps)
+        is_exact = not error and (self.advances > 1 or self._steps >= _SURE_STEPS)
+        is_close = error <= 1.0 + _SHARE * self._steps and self._steps >= _SURE_STEPS and self.advances > 1
+        if is_exact or is_close:
+            return 1.0
+        return self._find_other_scale(self._gain / self._steps)
+
+    def _find_other_scale(self, scale: float) -> Optional[float]:
+        """Return the scale of an epoch, or of a count of samples or of parts of a batch."""
+        if self.is_epoch and scale < 1.0:
+            return scale
+        is_named = self.total is not None or self.is_step
+        return scale if scale > _LEAST_MULTIPLE and is_named and self.advances > _SURE_ADVANCES else None
+
+    @property
+    def may_be_epoch(self) -> bool:
+        """Whether a number without a name, before the step, may count epochs, as in ``Train: 0 [10/100]``."""
+        return self.total is None and self.first <= 1 and self.scale is None
+
+    def find_offset(self, scale: float) -> float:
+        """Return by how many optimizer steps the run is ahead of the counter; 0 if it may have started at 0."""
+        ahead = self._most_ahead if scale == 1.0 else self.value - scale * (self._counter or 0.0)
+        return ahead / scale if ahead > max(1.0, _SLACK * scale) else 0.0
+
+
+class LineSteps:
+    """Finds the position of one rank's process in its lines.
+
+    ``epochs``, ``steps``: of the run, by the job or by an option of the script's command.
+    """
+
+    def __init__(self, epochs: Optional[float] = None, steps: Optional[float] = None) -> None:
+        self._epochs = epochs
+        self._planned = steps
+        self._streams: OrderedDict[tuple[str, Optional[float]], Stream] = OrderedDict()
+        self._step: Optional[Stream] = None  # of the last validated line
+        self._epoch: Optional[Stream] = None  # beside it
+
+    def read(self, line: str, counter: float) -> bool:
+        """Search a line. Returns whether it has a validated step or epoch."""
+        text = _SPACES.sub(" ", _NOT_ASCII.sub(" ", _THOUSANDS.sub("", line[:_LINE_LIMIT])))
+        streams = [self._observe(count, counter) for count in _find_counts(text)]
+        steps = [stream for stream in streams if not stream.is_epoch and stream.scale is not None]
+        epochs = [stream for stream in streams if stream.is_epoch]
+        if steps:
+            self._step = max(steps, key=_rank_stream)
+            unnamed = [stream for stream in streams[: streams.index(self._step)] if stream.may_be_epoch]
+            self._epoch = next(iter(epochs or unnamed), None)
+            return True
+        valid = [stream for stream in epochs if stream.scale is not None]
+        if valid and (self._step is None or not self._step.advances):
+            self._epoch = valid[0]
+            return True
+        return False
+
+    def _observe(self, count: _Count, counter: float) -> Stream:
+        key = count.key, count.total  # a validation's bar has another total
+        stream = self._streams.pop(key, None) or Stream(count.key)
+        self._streams[key] = stream
+        if len(self._streams) > _MOST_STREAMS:
+            self._streams.popitem(last=False)
+        stream.observe(count.value, count.total, counter)
+        return stream
+
+    def find_position(self, counter: float, first_step: Optional[float]) -> Optional[Position]:
+        """Return the position at a count of the rank's steps; None: no line has shown it.
+
+        ``first_step``: the run's step before the rank's first one, by its optimizer.
+        """
+        stream = self._step or self._epoch
+        scale = None if stream is None else stream.scale
+        if stream is None or scale is None:
+            return None
+        epoch, epochs = self._find_epoch()
+        is_of_epoch = stream is self._step and self._counts_in_epoch(stream, epochs)
+        offset = first_step or self._find_offset(stream, scale, is_of_epoch)
+        step = counter + offset
+        total = self._find_total(stream, scale, epochs, is_of_epoch)
+        if total is not None and step > total + max(_SLACK, 0.02 * total):
+            total = None  # it was of something else
+        return Position(step if total is None else min(step, total), total, epoch, epochs)
+
+    def _find_epoch(self) -> tuple[Optional[float], Optional[float]]:
+        """Return the current epoch and their number."""
+        if self._epoch is None:
+            return None, self._epochs
+        return self._epoch.value, self._epoch.total or self._epochs
+
+    def _counts_in_epoch(self, stream: Stream, epochs: Optional[float]) -> Optional[bool]:
+        """Return whether the number begins anew with each epoch; None: that is unknown before the second epoch."""
+        if stream.restarts:
+            return True
+        if self._epoch is None:
+            return False
+        if self._epoch.value > self._epoch.first:
+            return False
+        if not stream.total or not epochs:
+            return None
+        # In the first epoch of several, a share of the total beyond the epoch's cannot be one of the run.
+        is_first = self._epoch.first <= 1
+        return True if is_first and stream.value / stream.total > 1.5 / stream.total + 1 / epochs else None
+
+    def _find_offset(self, stream: Stream, scale: float, is_of_epoch: Optional[bool]) -> float:
+        if stream is self._epoch or not is_of_epoch:
+            return stream.find_offset(scale)
+        if self._epoch is None or not stream.total or self._epoch.first <= 1:
+            return 0.0
+        # The process started in a later epoch; epochs count from 1 here, as in most scripts.
+        return (self._epoch.first - 1) * stream.total / scale
+
+    def _find_total(
+        self, stream: Stream, scale: float, epochs: Optional[float], is_of_epoch: Optional[bool]
+    ) -> Optional[float]:
+        if stream is self._epoch:
+            return epochs / scale if epochs else self._planned
+        if stream.total is None or is_of_epoch is None:
+            return self._planned
+        if not is_of_epoch:
+            return stream.total / scale
+        return epochs * stream.total / scale if epochs else self._planned
+
+
+def _rank_stream(stream: Stream) -> tuple[bool, bool, int]:
+    """Return what makes a stream more likely the step than another one of the same line."""
+    return stream.is_step and stream.scale == 1.0, stream.total is not None, stream.advances
+
+
+def _find_counts(text: str) -> Iterator[_Count]:
+    for number, match in enumerate(_COUNT.finditer(text)):
+        if number >= _MOST_COUNTS:
+            return
+        before = text[: match.start()]
+        if _VALIDATION.search(before):
+            return
+        if _OTHER_LABEL.search(before):
+            continue
+        key = _ANY_NUMBER.sub("#", before)[-_CONTEXT:].strip()
+        total = match["total"]
+        yield _Count(key, float(match["count"]), float(total) if total else None)
+
+
+_VALIDATION_NAMES = ("val", "valid", "validation", "eval", "test")
+_PAIR = re.compile(
+    rf"(?P<name>[A-Za-z][A-Za-z_/ -]{{0,24}}?)['\"]?(?:\s*[:=]\s*|\s+)['\"]?(?P<value>{_NUMBER}|nan|-?inf)(?![\w:])"
+)
+_NAME_SEPARATORS = re.compile(r"[^a-z]+")
+
+
+def find_metrics(line: str) -> dict[str, float]:
+    """Return the metrics that a line names, by the names of their series."""
+    metrics: dict[str, float] = {}
+    for match in _PAIR.finditer(line[:_LINE_LIMIT]):
+        series = _find_series(match["name"])
+        if series is not None:
+            value = float(match["value"].replace("_", ""))
+            is_percent = series == METRIC_VAL_ACCURACY and math.isfinite(value) and value > 1.0
+            metrics.setdefault(series, value / 100.0 if is_percent else value)
+    return metrics
+
+
+def _find_series(name: str) -> Optional[str]:
+    """Return the series of a metric's name such as ``train_loss``, ``val loss`` or ``lr``; None for any other."""
+    words = _NAME_SEPARATORS.split(name.lower())
+    joined = "".join(words)
+    is_validation = any(word in _VALIDATION_NAMES for word in words)
+    if words[-1] == "loss" or joined.endswith("loss"):
+        return METRIC_VAL_LOSS if is_validation or joined.startswith("val") else METRIC_LOSS
+    if words[-1] == "lr" or joined.endswith("learningrate"):
+        return METRIC_LEARNING_RATE
+    if is_validation and words[-1] in ("acc", "accuracy"):
+        return METRIC_VAL_ACCURACY
+    return None
+
+
+_EPOCHS = re.compile(r"--?(?:\w+\.)*(?:num[-_])?(?:train[-_])?(?:max[-_])?epochs?", re.IGNORECASE)
+_STEPS = re.compile(r"--?(?:\w+\.)*(?:max|total|train)[-_]?(?:train[-_])?(?:steps|iters|updates?)", re.IGNORECASE)
+
+
+def find_total(command: Sequence[str], *, epochs: bool) -> Optional[int]:
+    """Return the epochs, or the steps, of the run where an option of the script's command says how many."""
+    pattern = _EPOCHS if epochs else _STEPS
+    total = None
+    for index, word in enumerate(command):
+        flag, sign, value = word.partition("=")
+        value = value if sign else "".join(command[index + 1 : index + 2])
+        if pattern.fullmatch(flag) and value.isascii() and value.isdigit() and 0 < int(value) < 2**31:
+            total = int(value)
+    return total
