@@ -13,6 +13,7 @@ from .worker_failure import add_last_lines, find_root_cause, is_unexplained_cras
 
 _SECONDS_TO_SETTLE: Final = 0.2
 _SAME_TIME: Final = 0.1  # two runs that ended after the same time differ by at most this share of it
+_SAME_STEPS: Final = 2  # steps; two failures at the same place of a script differ by less
 _FINAL: Final = (EXIT_USER_ERROR, EXIT_PREEMPTED)
 _KILLED: Final = 128 + signal.SIGKILL
 _PEERS_MOVE: Final = "other pods join or leave"
@@ -27,16 +28,21 @@ class Recurrence:
     def __init__(self) -> None:
         self.without_progress = 0
         self._seen: dict[str, float] = {}  # seconds that the workers had run, by signature
+        self._counts: dict[str, int] = {}  # steps that the failed rank had made since its start, by signature
         self._farthest = 0.0
 
-    def observe(self, signature: str, step: Optional[float], lasted: float) -> bool:
+    def observe(self, signature: str, step: Optional[float], lasted: float, counted: Optional[int] = None) -> bool:
         """Record a failure ``lasted`` seconds after the start of its workers. Returns whether it is a repetition.
 
-        Progress is a step beyond the farthest one. Workers that report no step and ran for minutes made progress too,
-        unless the same failure came after the same time before: a mistake in the script fails at the same step.
+        Progress is a step beyond the farthest one. If the step of the run is unknown, it is any other number of steps
+        since the start of the process (``counted``) than before the same failure: a mistake in the script fails at the
+        same step. Without a counter it is a run of minutes that did not end after the same time before.
         """
         self.without_progress += 1
-        if self._is_progress(signature, step, lasted):
+        is_progress = self._is_progress(signature, step, lasted, counted)
+        if signature and counted is not None:
+            self._counts[signature] = counted
+        if is_progress:
             self._seen.clear()
             self.without_progress = 0
         self._farthest = max(self._farthest, step or 0.0)
@@ -46,9 +52,11 @@ class Recurrence:
             self._seen[signature] = lasted
         return repeated
 
-    def _is_progress(self, signature: str, step: Optional[float], lasted: float) -> bool:
+    def _is_progress(self, signature: str, step: Optional[float], lasted: float, counted: Optional[int]) -> bool:
         if step:
             return step > self._farthest
+        if counted is not None:
+            return counted > 0 and abs(counted - self._counts.get(signature, -_SAME_STEPS)) >= _SAME_STEPS
         before = self._seen.get(signature)
         as_late = before is not None and abs(lasted - before) <= _SAME_TIME * before
         return lasted >= SIGNIFICANT_SECONDS and not as_late
@@ -97,7 +105,9 @@ class InPlaceRestarts:
             time.sleep(_SECONDS_TO_SETTLE)  # a rank's last lines are still on their way to its page
         self.failed_step = self._metrics.step(root_cause.local_rank or 0)
         step = run_step if self.failed_step is None else self.failed_step
-        self.repeated = self._recurrence.observe(root_cause.signature, step, time.monotonic() - self.began)
+        counted = self._metrics.count_steps(root_cause.local_rank or 0)
+        lasted = time.monotonic() - self.began
+        self.repeated = self._recurrence.observe(root_cause.signature, step, lasted, counted)
 
         if free and self._pod.elastic:
             self._recurrence.without_progress = 0

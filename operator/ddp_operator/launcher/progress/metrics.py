@@ -103,8 +103,13 @@ def read_progress(page: str) -> dict[str, float]:
 
 
 def read_step(page: str) -> Optional[float]:
-    """Return the run's step from a rank's page; without one, the number of steps of the rank."""
+    """Return the run's step from a rank's page; without one, the number of steps that the rank itself reports.
+
+    The steps that the launcher counts are none of the run: the process may have resumed from a checkpoint.
+    """
     values = read_progress(page)
+    if page.startswith(ALIGNED):
+        return values.get(METRIC_GLOBAL_STEP)
     return values.get(METRIC_GLOBAL_STEP, values.get(METRIC_STEPS))
 
 
@@ -254,7 +259,14 @@ class MetricsEndpoint:
             return page
         values = read_progress(page or "")
         is_aligned = (page or "").startswith(ALIGNED)
-        return format_page(merge_counters(values, counters, is_aligned=is_aligned), counters.rank)
+        merged = format_page(merge_counters(values, counters, is_aligned=is_aligned), counters.rank)
+        is_of_script = bool(values) and not is_aligned
+        return merged if is_of_script else f"{ALIGNED}\n{merged}"
+
+    def count_steps(self, rank: int) -> Optional[int]:
+        """Return the steps of a local rank's last process; None if they are not counted."""
+        counters = None if self._counters is None else self._counters.read(rank)
+        return counters.steps if counters is not None and counters.is_counted else None
 
     def _accept(self, server: socket.socket) -> None:
         while True:

@@ -112,11 +112,24 @@ def find_native_exception(output: str) -> Optional[tuple[str, str]]:
 
 
 def without_own_frames(error: BaseException, trace: Any) -> Any:
-    """Return the part of a traceback after the launcher's frames; all of it if the program has no frame."""
-    users = trace
-    while users is not None and is_own_file(users.tb_frame.f_code.co_filename):
-        users = users.tb_next
-    return users if users is not None or isinstance(error, SyntaxError) else trace
+    """Return a traceback without the launcher's frames; all of it if the program has no frame.
+
+    They are below the program, and between it and PyTorch where the launcher wraps a method.
+    """
+    users = _skip_own_frames(trace)
+    if users is None and not isinstance(error, SyntaxError):
+        return trace
+    frame = users
+    while frame is not None:
+        frame.tb_next = _skip_own_frames(frame.tb_next)
+        frame = frame.tb_next
+    return users
+
+
+def _skip_own_frames(trace: Any) -> Any:
+    while trace is not None and is_own_file(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return trace
 
 
 def hide_own_frames() -> None:

@@ -34,6 +34,10 @@ class RankMetrics:
 
     reads_log = False
 
+    def count_steps(self, rank: int) -> int | None:
+        """Return no count: the ranks report their steps themselves."""
+        return None
+
     def step(self, rank: int) -> float:
         """Return the step of each rank."""
         return STEP

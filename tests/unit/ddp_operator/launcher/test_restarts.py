@@ -21,6 +21,10 @@ class AtStep:
 
     reads_log = False
 
+    def count_steps(self, rank: int) -> int | None:
+        """Return no count: the ranks report their steps themselves."""
+        return None
+
     def step(self, rank: int) -> float | None:
         """Return the step of each rank."""
         return 100.0 + rank

@@ -596,6 +596,21 @@ class TestRecurrence:
         recurrence = Recurrence()
         assert [recurrence.observe(*failure) for failure in failures] == repeated
 
+    @pytest.mark.parametrize(
+        ("counts", "repeated"),
+        [
+            ([30, 30], [False, True]),
+            ([30, 31], [False, True]),
+            ([110, 20, 20], [False, False, True]),  # resumed from a checkpoint, at the same step
+            ([0, 0], [False, True]),
+        ],
+    )
+    def test_counted_steps_without_a_position_repeat_at_the_same_count(
+        self, counts: list[int], repeated: list[bool]
+    ) -> None:
+        recurrence = Recurrence()
+        assert [recurrence.observe("A", None, 400.0, count) for count in counts] == repeated
+
 
 @pytest.mark.parametrize(("devices", "code"), [(["null", "nvidiactl"], 81), (["nvidia0"], 82)])
 def test_no_gpu_is_for_good_where_the_pod_was_given_none(
