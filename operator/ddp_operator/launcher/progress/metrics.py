@@ -254,7 +254,7 @@ class MetricsEndpoint:
 
     def _complete_page(self, rank: int, page: Optional[str]) -> Optional[str]:
         """Return what a rank's log or posts show, with its counters."""
-        counters = None if self._counters is None else self._counters.read(rank)
+        counters = self.read_counters(rank)
         if counters is None or not counters.steps:
             return page
         values = read_progress(page or "")
@@ -263,9 +263,13 @@ class MetricsEndpoint:
         is_of_script = bool(values) and not is_aligned
         return merged if is_of_script else f"{ALIGNED}\n{merged}"
 
+    def read_counters(self, rank: int) -> Optional[RankCounters]:
+        """Return the counters of a local rank's last process; None without any."""
+        return None if self._counters is None else self._counters.read(rank)
+
     def count_steps(self, rank: int) -> Optional[int]:
         """Return the steps of a local rank's last process; None if they are not counted."""
-        counters = None if self._counters is None else self._counters.read(rank)
+        counters = self.read_counters(rank)
         return counters.steps if counters is not None and counters.is_counted else None
 
     def _accept(self, server: socket.socket) -> None:

@@ -21,10 +21,11 @@ from .stall import (
     HeartbeatWatchdog,
     Idleness,
     JobStall,
-    LogSteps,
     RankActivity,
     RankStall,
     StallReport,
+    StepMark,
+    StepPulse,
     build_stall_rows,
     count_steps,
     report_stall,
@@ -63,7 +64,7 @@ class StallMonitor:
         # Between two checks are a pause and the wait for pages of ranks that do not respond.
         self._clock = AwakeClock(self._interval + 2 * PAGE_TIMEOUT, time.monotonic())
         self._idleness = Idleness()
-        self._log_steps = LogSteps()
+        self._pulse = StepPulse()
         self._watchdog = HeartbeatWatchdog(pod.watchdog) if pod.watchdog else None
 
     @property
@@ -101,10 +102,10 @@ class StallMonitor:
             f"{METRIC_HANGS} {self._hangs}",
         ]
         age = self._watchdog.age(now) if self._watchdog else None
+        if age is None:
+            age = self._pulse.measure_silence(now)
         stall = self._stall
         if stall is not None:
-            if age is None and stall.known:
-                age = now - stall.since
             ranks = self._activities
             if self._remote_cause:
                 ranks.append(self._remote_cause)
@@ -164,23 +165,29 @@ class StallMonitor:
         pages: Mapping[int, str],
         now: float,
     ) -> dict[int, float]:
-        """Pass pages, log and CPU time to their detectors. Returns for how long each local rank has been idle."""
+        """Pass pages, steps and CPU time to their detectors. Returns for how long each local rank has been idle."""
         live_pages = {
             rank: page for rank, page in pages.items() if os.path.exists(self._path("metrics", f"{rank}.port"))
         }
         watchdog.observe({worker.local_rank: worker.pid for worker in workers}, live_pages, now)
 
-        steps = {}
-        if workers and not watchdog.known:
-            for rank, page in pages.items():
-                count = count_steps(page)
-                if count is not None:
-                    steps[rank] = count
-        self._log_steps.observe(steps, now)
+        self._pulse.observe({} if watchdog.known else self._read_marks(workers, pages), now)
 
         # Ranks with heartbeats are only checked for idleness if they are stopped.
         watched = [worker for worker in workers if worker.local_rank in stopped or not watchdog.known]
         return self._idleness.observe({worker.local_rank: count_cpu_seconds([worker.pid]) for worker in watched}, now)
+
+    def _read_marks(self, workers: Sequence[WorkerRecord], pages: Mapping[int, str]) -> dict[int, StepMark]:
+        """Return the steps of each worker by local rank: its own count, or what patterns find in its log."""
+        marks = {}
+        for worker in workers:
+            counters = self._metrics.read_counters(worker.local_rank)
+            count = count_steps(pages.get(worker.local_rank, "")) if self._pod.log_patterns else None
+            if counters is not None and counters.is_counted and counters.pid == worker.pid and counters.steps:
+                marks[worker.local_rank] = StepMark(worker.pid, float(counters.steps), counters.longest_step)
+            elif count:
+                marks[worker.local_rank] = StepMark(worker.pid, count)
+        return marks
 
     def _find_stall(
         self,
@@ -190,19 +197,17 @@ class StallMonitor:
         idle: Mapping[int, float],
         now: float,
     ) -> Optional[RankStall]:
-        """Return the current stall: heartbeats or a log that have stopped, or workers without CPU use."""
+        """Return the current stall: heartbeats or steps that have stopped, or workers without CPU use."""
         stall = watchdog.find_stall(now)
         if stall is not None:
             return stall
-        # Only metrics.logPatterns guarantee that the log shows steps.
-        is_logged = self._pod.log_patterns and not watchdog.known
-        silence = self._log_steps.silence(plan.stall_seconds, now) if is_logged else None
-        # Steps may use less CPU than the threshold: a pod whose log shows steps is not idle.
-        quiet = math.inf if watchdog.known else self._log_steps.age(now)
+        silence = None if watchdog.known else self._pulse.measure_silence(now, plan.stall_seconds)
+        # Steps may use less CPU than the threshold: a pod that makes steps is not idle.
+        quiet = math.inf if watchdog.known else self._pulse.age(now)
         limit = max(plan.stall_seconds, 1.0)
         inactive = {rank: seconds for rank, seconds in idle.items() if min(seconds, quiet) >= limit}
         if silence is not None:
-            message = f"the log has shown no step for {silence:.0f} s, longer than ever before"
+            message = f"no step for {silence:.0f} s, longer than any pause before"
             return RankStall(now - silence, message, certain=False, known=True, idle=frozenset(inactive))
         if not inactive:
             return None
@@ -218,7 +223,7 @@ class StallMonitor:
         """Log the stacks, and report to the operator and the other pods what the ranks do."""
         self._hangs += stall.certain
         kind = "hang" if stall.known else "idle"
-        note = "" if stall.known else "; idleness alone ends nothing, as no step is known to be overdue"
+        note = "" if stall.known else "; nothing is ended, because no step was counted (docs/your-script.md)"
         log(f"{kind}: {stall.message}{note}; the stacks of this pod's ranks follow")
         self._stalled = self._examine(stall, workers, collect_stacks(self._pod, self._metrics, workers))
         log("\n".join(activity.what for activity in self._activities))

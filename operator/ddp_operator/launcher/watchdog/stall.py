@@ -1,4 +1,4 @@
-"""Whether this pod's ranks make progress, by pages, log or CPU, and what all pods of the job conclude from a stall."""
+"""Whether this pod's ranks make progress, by heartbeats, steps or CPU, and what all pods conclude from a stall."""
 
 import math
 import re
@@ -19,7 +19,7 @@ ACTIVITY_LIMIT = 200  # characters
 _STALLED_RANKS_SHOWN = 8
 _SECONDS_FOR_ROOT_CAUSE = 15.0  # two seconds of waiting for a page and five for stacks, twice at worst
 _BEATS = re.compile(rf"^({METRIC_STEPS}|{METRIC_HEARTBEATS}|{METRIC_SAVING})(?:\{{[^\n]*\}})?[ \t]+(\S+)", re.MULTILINE)
-_PAUSES_NEEDED = 3  # between lines of a log, before the length of the next one can be judged
+_PAUSES_NEEDED = 3  # between steps, before the length of the next one can be judged
 _PAUSE_FACTOR = 4.0  # by which a silence is longer than any pause before it
 _IDLE_SHARE = 0.01  # of a CPU for each worker, below which it computes nothing
 
@@ -28,7 +28,7 @@ class RankStall(NamedTuple):
     """No progress of this pod's ranks for longer than a budget, since ``since``.
 
     ``certain``: heartbeats stopped that the ranks had sent. Otherwise the stall is inferred: ``known`` is whether the
-    log has shown steps, ``idle`` has the local ranks without CPU use for the watchdog's time.
+    ranks have made steps, ``idle`` has the local ranks without CPU use for the watchdog's time.
     """
 
     since: float
@@ -237,46 +237,68 @@ class HeartbeatWatchdog:
         return RankStall(now - age, f"{problem} for {age:.0f} s (spec.watchdog.{field} is {budget:g})")
 
 
-class LogSteps:
-    """When the log of a script without an exporter last showed a step.
+class StepMark(NamedTuple):
+    """The steps that a rank's process has made. ``longest``: the longest time between two of them, if it is known."""
 
-    Scripts log at no fixed interval. So a silence counts only if it is longer than the watchdog's time and much longer
-    than any pause before it.
+    pid: int
+    steps: float
+    longest: float = 0.0
+
+
+class StepPulse:
+    """Since when the ranks of a pod without heartbeats have made no step, by their counters or by their log.
+
+    Validations and checkpoints are no steps. So a pause counts only if it is longer than the watchdog's time and much
+    longer than any pause before it. The time between the steps of two processes, such as a hang that ended the first
+    one, is no such pause.
     """
 
     def __init__(self) -> None:
-        self._steps: dict[int, float] = {}
+        self._marks: Mapping[int, StepMark] = {}
         self._since: Optional[float] = None  # the last step
         self._checked: Optional[float] = None
         self._pauses = 0.0
         self._longest = 0.0
 
-    def observe(self, steps: dict[int, float], now: float) -> None:
-        """Take the number of steps in each rank's log; empty without workers."""
-        if not steps:
-            self._since = None
-        elif steps != self._steps:
-            made = sum(steps.values()) - sum(self._steps.values())
-            if self._since is not None:
-                self._pauses += max(1.0, made)
-                self._longest = max(self._longest, now - self._since)
-            elif self._checked is not None and made > 1:  # all of them since the last check
-                self._pauses += made - 1
-                self._longest = max(self._longest, now - self._checked)
-            self._since = now
-        self._steps = steps
+    def observe(self, marks: Mapping[int, StepMark], now: float) -> None:
+        """Take the marks of the ranks that have made a step, by local rank; empty without workers."""
+        made = _count_new_steps(self._marks, marks)
+        if not marks or made is None:
+            self._since = now if marks else None
+            self._pauses = 0.0
+        elif made:
+            self._take_steps(made, now)
+        self._longest = max([self._longest, *(mark.longest for mark in marks.values())])
+        self._marks = marks
         self._checked = now
 
+    def _take_steps(self, made: float, now: float) -> None:
+        if self._since is not None:
+            self._pauses += max(1.0, made)
+            self._longest = max(self._longest, now - self._since)
+        elif self._checked is not None and made > 1:  # all of them since the last check
+            self._pauses += made - 1
+            self._longest = max(self._longest, now - self._checked)
+        self._since = now
+
     def age(self, now: float) -> float:
-        """Return the time since the last step; infinite if the log has shown none."""
+        """Return the time since the last step; infinite if none was made."""
         return math.inf if self._since is None else now - self._since
 
-    def silence(self, stall: float, now: float) -> Optional[float]:
-        """Return the time since the last step if it is too long. ``stall``: the watchdog's time."""
+    def measure_silence(self, now: float, least: float = 0.0) -> Optional[float]:
+        """Return the time since the last step if it is long beside all pauses before, and at least ``least``."""
         if self._since is None or self._pauses < _PAUSES_NEEDED:
             return None
         age = now - self._since
-        return age if age >= max(stall, _PAUSE_FACTOR * self._longest) else None
+        return age if age >= max(least, _PAUSE_FACTOR * self._longest) else None
+
+
+def _count_new_steps(before: Mapping[int, StepMark], now: Mapping[int, StepMark]) -> Optional[float]:
+    """Return the steps made between two observations; None if a rank has a new process."""
+    processes = {rank: mark.pid for rank, mark in before.items()}
+    if any(processes.get(rank, mark.pid) != mark.pid for rank, mark in now.items()):
+        return None
+    return sum(mark.steps for mark in now.values()) - sum(mark.steps for mark in before.values())
 
 
 class Idleness:

@@ -26,9 +26,10 @@ from ddp_operator.launcher.watchdog.stall import (
     HeartbeatWatchdog,
     Idleness,
     JobStall,
-    LogSteps,
     RankActivity,
     RankStall,
+    StepMark,
+    StepPulse,
     build_stall_rows,
     decode_activity,
     decode_job_stall,
@@ -140,46 +141,62 @@ def test_idle_workers_are_distinguished_from_busy_ones() -> None:
     assert idleness.observe({0: 15.0, 1: 6.0}, now=90) == {0: 40, 1: 0}
 
 
-class TestLogPulse:
-    def with_lines(self, *times: float) -> LogSteps:
-        pulse = LogSteps()
+def mark(steps: float, pid: int = 1, longest: float = 0.0) -> dict[int, StepMark]:
+    return {0: StepMark(pid, steps, longest)}
+
+
+class TestStepPulse:
+    def with_steps(self, *times: float) -> StepPulse:
+        pulse = StepPulse()
         for number, now in enumerate(times, start=1):
-            pulse.observe({0: float(number)}, now)
+            pulse.observe(mark(float(number)), now)
         return pulse
 
     def test_silence_longer_than_budget_and_any_pause_is_reported(self) -> None:
-        pulse = self.with_lines(0, 2, 4, 6)
-        pulse.observe({0: 4.0}, 15)
-        assert pulse.silence(10, 15) is None
-        assert pulse.silence(10, 16) == 10
+        pulse = self.with_steps(0, 2, 4, 6)
+        pulse.observe(mark(4.0), 15)
+        assert pulse.measure_silence(15, 10) is None
+        assert pulse.measure_silence(16, 10) == 10
 
     def test_many_steps_between_two_checks_shorten_expected_pause(self) -> None:
-        pulse = LogSteps()
+        pulse = StepPulse()
         pulse.observe({}, 0)
-        pulse.observe({0: 50.0}, 2)
-        assert pulse.silence(5, 9) is None, "four times the time between the two looks"
-        assert pulse.silence(5, 10) == 8
+        pulse.observe(mark(50.0), 2)
+        assert pulse.measure_silence(9, 5) is None, "four times the time between the two looks"
+        assert pulse.measure_silence(10, 5) == 8
 
-    def test_rare_lines_extend_expected_pause(self) -> None:
-        pulse = self.with_lines(0, 2, 102, 104)
-        assert pulse.silence(10, 503) is None
-        assert pulse.silence(10, 504) == 400
+    def test_rare_steps_extend_expected_pause(self) -> None:
+        pulse = self.with_steps(0, 2, 102, 104)
+        assert pulse.measure_silence(503, 10) is None
+        assert pulse.measure_silence(504, 10) == 400
 
-    def test_few_lines_give_no_expected_pause(self) -> None:
-        assert self.with_lines(0, 2, 4).silence(10, 1000) is None
+    def test_pause_that_the_rank_measured_extends_expected_pause(self) -> None:
+        pulse = self.with_steps(0, 2, 4, 6)
+        pulse.observe(mark(4.0, longest=20.0), 7)
+        assert pulse.measure_silence(85, 10) is None
+        assert pulse.measure_silence(86, 10) == 80
+
+    def test_few_steps_give_no_expected_pause(self) -> None:
+        assert self.with_steps(0, 2, 4).measure_silence(1000, 10) is None
 
     def test_step_ends_silence(self) -> None:
-        pulse = self.with_lines(0, 2, 4, 6)
-        assert pulse.silence(10, 20) == 14
-        pulse.observe({0: 5.0}, 21)
-        assert pulse.silence(10, 22) is None
+        pulse = self.with_steps(0, 2, 4, 6)
+        assert pulse.measure_silence(20, 10) == 14
+        pulse.observe(mark(5.0), 21)
+        assert pulse.measure_silence(22, 10) is None
 
     def test_no_silence_without_workers(self) -> None:
-        pulse = self.with_lines(0, 2, 4, 6)
+        pulse = self.with_steps(0, 2, 4, 6)
         pulse.observe({}, 7)
-        assert pulse.silence(10, 100) is None
-        pulse.observe({0: 1.0}, 101)
-        assert pulse.silence(10, 110) is None
+        assert pulse.measure_silence(100, 10) is None
+        pulse.observe(mark(1.0), 101)
+        assert pulse.measure_silence(110, 10) is None
+
+    def test_hang_that_ended_a_process_is_no_pause_of_the_next_one(self) -> None:
+        pulse = self.with_steps(0, 2, 4, 6)
+        for number in range(5):  # the workers restart between two checks, after a hang of 200 s
+            pulse.observe(mark(1.0 + number, pid=2), 206 + 2 * number)
+        assert pulse.measure_silence(224, 10) == 10
 
 
 class TestPodsAgree:
@@ -188,7 +205,7 @@ class TestPodsAgree:
     SLEEPS = RankActivity(1, 0, "Behind", "rank 1 is in train_step (train.py:50)")
     WAITS = RankActivity(0, 0, "Waiting", "rank 0 waits for other ranks in train_step (train.py:52)")
     COMPUTES = RankActivity(0, 0, "Busy", "rank 0 is in validate (train.py:80)")
-    SILENT = RankStall(0.0, "the log has shown no step for 30 s", False, True, frozenset({0}))
+    SILENT = RankStall(0.0, "no step for 30 s, longer than any pause before", False, True, frozenset({0}))
     IDLE = RankStall(0.0, "the workers have used no CPU for 30 s", False, False, frozenset({0}))
     HUNG = RankStall(0.0, "no step for 30 s")
 
