@@ -70,10 +70,15 @@ def stamp(text: str) -> str:
     return VERSION.sub(rf"\g<1>{version}", text)
 
 
-def write(module: str) -> str:
-    """Return what a generator prints."""
+class GeneratorError(Exception):
+    """A generator failed; the text is its standard error."""
+
+
+def write(module: str) -> str | GeneratorError:
+    """Return what a generator prints, or why it failed."""
     command = [sys.executable, "-m", *module.split()]
-    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return ran.stdout if ran.returncode == 0 else GeneratorError(f"{module} failed:\n{ran.stderr}")
 
 
 def main(argv: list[str]) -> int:
@@ -87,12 +92,21 @@ def main(argv: list[str]) -> int:
 
 
 def compare(*, check: bool) -> int:
-    """Return the number of outdated files; without ``check`` write them."""
+    """Return the number of outdated files; without ``check`` write them.
+
+    A generator may fail because a file that it reads is outdated: a manifest, after a new value of the chart. Raises:
+    SystemExit, if one fails and no file was written.
+    """
     differ = 0
     modules = sorted(set(GENERATED.values()))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        texts = dict(zip(modules, pool.map(write, modules), strict=True))
-    expected = {name: (texts[module], f"what {module} writes") for name, module in GENERATED.items()}
+        results = dict(zip(modules, pool.map(write, modules), strict=True))
+    errors = [result for result in results.values() if isinstance(result, GeneratorError)]
+    expected: dict[str, tuple[str, str]] = {}
+    for name, module in GENERATED.items():
+        result = results[module]
+        if isinstance(result, str):
+            expected[name] = (result, f"what {module} writes")
     for path in sorted(path for pattern in VERSIONED for path in ROOT.glob(pattern)):
         version = (stamp(path.read_text(encoding="utf-8")), "itself with the package's version")
         expected[str(path.relative_to(ROOT))] = version
@@ -111,6 +125,8 @@ def compare(*, check: bool) -> int:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
             print(f"{name}: written")
+    if errors and (check or not differ):
+        raise SystemExit("\n".join(map(str, errors)))
     return differ
 
 
