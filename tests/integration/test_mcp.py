@@ -71,7 +71,8 @@ async def test_read_tools_describe_a_run_of_this_machine(tmp_path: Path) -> None
         assert [tool.name for tool in listed] == READ_NAMES
         assert all(tool.annotations.read_only_hint and tool.description for tool in listed)
         assert f"{name}   Succeeded" in await call(client, "list")
-        assert yaml.safe_load(await call(client, "status", name=name))["status"]["phase"] == "Succeeded"
+        shown = yaml.safe_load(await call(client, "status", name="toy"))
+        assert (shown["metadata"]["name"], shown["status"]["phase"]) == (name, "Succeeded")
         assert "Succeeded after" in await call(client, "why", name="toy")
         assert "[rank 0] hello of 0" in await call(client, "logs", name=name, lines=20)
         assert await call(client, "usage") == "no job has used a GPU"

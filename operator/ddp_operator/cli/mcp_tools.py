@@ -79,11 +79,11 @@ class JobTools:
 
     def read_status(self, name: str, namespace: str | None = None) -> str:
         """Return the status of a job as YAML: phase, conditions, progress, restarts, the last failure, GPU time."""
-        resource = self._find(name, namespace).resource
-        status = dict(resource.get("status") or {})
+        job = self._find(name, namespace)
+        status = dict(job.resource.get("status") or {})
         for field in _HIDDEN_STATUS:
             status.pop(field, None)
-        return _limit(_to_yaml([{"metadata": {"name": name}, "status": status}]))
+        return _limit(_to_yaml([{"metadata": {"name": job.name}, "status": status}]))
 
     def explain_job(self, name: str, namespace: str | None = None) -> str:
         """Explain what a job waits for or why it failed, and what to do about it."""
