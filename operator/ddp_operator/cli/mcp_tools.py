@@ -104,7 +104,7 @@ class JobTools:
         attempt: only this attempt; without it, the newest.
         """
         if not 1 <= lines <= LOG_LINES:
-            raise ClientError(f"lines: {lines} is not between 1 and {LOG_LINES}; ask for fewer lines, or for one node")
+            raise ClientError(f"lines: {lines} is not between 1 and {LOG_LINES}; request fewer lines, or one node")
         job = self._find(name, namespace)
         pods = find_newest(job.backend.logs(job.name, node=node, attempt=attempt, tail=None))
         if not pods:
