@@ -15,6 +15,7 @@ from ddp_operator.api.child_names import POD_SUFFIX
 from ddp_operator.api.status import ENDED_PHASES, Condition, LastFailure, PreflightStatus, Progress, Status
 from ddp_operator.constants import MANAGED_BY
 from ddp_operator.kubeobjects import parse_time
+from ddp_operator.launcher.failures.text import NON_FINITE_REMEDY
 from ddp_operator.status.conditions import CHANGE_PENDING, SIDECAR_RESTARTED, find_blocker, find_obstacle
 from ddp_operator.status.failures import describe_end, describe_failure, sentence
 from ddp_operator.status.metrics_page import format_duration
@@ -415,6 +416,14 @@ def _explain_failing_upload(case: _Case) -> Why | None:
     return case.conclude(uploaded.reason, what, REMEDIES[uploaded.reason])
 
 
+def _explain_divergence(case: _Case) -> Why | None:
+    progress = case.status.progress
+    if progress is None or (progress.loss or "").lstrip("-") not in ("nan", "inf"):
+        return None
+    what = f"{_describe_training(case)} But its loss is {progress.loss}: more steps are of no use."
+    return Why(case.name, case.phase, "", what, _capitalize_sentence(NON_FINITE_REMEDY))
+
+
 def _explain_training(case: _Case) -> Why:
     status = case.status
     hint = ""
@@ -432,6 +441,7 @@ _STEPS: Final[tuple[Callable[[_Case], Why | None], ...]] = (
     _explain_unseen,
     _explain_obstacle,
     _explain_failing_upload,
+    _explain_divergence,
 )
 """The explanations in the order of their importance; the first one that applies is returned."""
 
@@ -573,7 +583,11 @@ def _describe_preflight(preflight: PreflightStatus | None) -> str:
 
 
 def _describe_hint(failure: LastFailure) -> str:
-    return sentence(failure.hint[:1].upper() + failure.hint[1:])
+    return _capitalize_sentence(failure.hint)
+
+
+def _capitalize_sentence(text: str) -> str:
+    return sentence(text[:1].upper() + text[1:])
 
 
 def _describe_cause(failure: LastFailure) -> str:

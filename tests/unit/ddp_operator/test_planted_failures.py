@@ -340,3 +340,15 @@ def test_interruption_is_counted_once(planted: Planted, restarts: int) -> None:
     check(planted)
     status, _ = settle(planted)
     assert status.restarts.all == restarts
+
+
+def test_loss_that_is_not_finite_has_its_remedy() -> None:
+    check(
+        Planted(
+            pods=PODS,
+            page=page(phase="Running", ddp_step=47, ddp_loss="nan", ddp_launcher_heartbeat_age_seconds=1),
+            get="nan",
+            describe=("training is making progress",),
+            why=("But its loss is nan", "reduce the learning rate"),
+        )
+    )

@@ -38,6 +38,12 @@ NO_DEVICES: Final = re.compile(r"No CUDA GPUs are available")
 MISMATCH: Final = re.compile(r"mismatch between collectives|op\.preamble\.length <= op\.nbytes")
 
 
+NON_FINITE_REMEDY: Final = (
+    "the training diverges: return to an earlier checkpoint, then reduce the learning rate, extend the warm-up or clip "
+    "the gradients, and prefer bf16 to fp16; if only one rank is affected, check its data and its GPU"
+)
+
+
 class Advice(NamedTuple):
     """A remedy for errors whose message matches ``pattern``; ``symptom`` describes them in the documentation."""
 
@@ -110,8 +116,7 @@ ADVICE: Final = (
             r"|\b(nan|inf|infinite|non-?finite)\b (loss|gradients?)\b|returned nan values in its",
             re.I,
         ),
-        "the training diverges: return to an earlier checkpoint, then reduce the learning rate, extend the warm-up or "
-        "clip the gradients, and prefer bf16 to fp16; if only one rank is affected, check its data and its GPU",
+        NON_FINITE_REMEDY,
     ),
     Advice(
         "A read-only file system",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 
+from ddp_operator.launcher.network import master
 from ddp_operator.launcher.network.unreachable import Connection, UnreachablePeers, find_unacknowledged
 from ddp_operator.status.metrics_page import parse_page
 from tests.support.launcher_config import launcher_pod
@@ -61,3 +63,14 @@ def test_unreachable_master_is_on_page_until_it_is_reached(tmp_path: Path) -> No
     assert parse_page(peers.build_comment()).unreachable == expected
     peers.note_master(None)
     assert peers.build_comment() == ""
+
+
+def test_wait_for_master_reports_its_problem_and_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(0.0, 2.0)
+    problems = iter(["name does not resolve yet"] * 3 + [None])
+    monkeypatch.setattr(master, "_probe", lambda host, port: next(problems))
+    monkeypatch.setattr(rendezvous.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(rendezvous.time, "sleep", lambda seconds: None)
+    reports: list[str | None] = []
+    assert master.wait_for_master("train-1-0.train", None, 600, reports.append) is None
+    assert reports == ["name does not resolve yet", None]
