@@ -14,7 +14,6 @@ import pytest_asyncio
 from aiohttp import web
 
 from ddp_operator.cluster import (
-    AlreadyExists,
     ClusterError,
     Event,
     Key,
@@ -127,32 +126,6 @@ async def test_store_equals_api_server(cluster: KubeCluster, actors: ClusterActo
     assert await KubeCluster(actors.client).observe(KEY) == await seen(cluster)
 
 
-async def test_dry_run_creates_no_object(cluster: KubeCluster, server: StandIn) -> None:
-    await cluster.create(service(), dry_run=True)
-    await cluster.create(job(), dry_run=True)
-    assert server.list("Service") == server.list("Job") == []
-    snapshot = await seen(cluster)
-    assert snapshot.services == snapshot.jobs == ()
-
-
-@pytest.mark.parametrize("dry_run", [True, False])
-async def test_taken_name_returns_existing_object(cluster: KubeCluster, actors: ClusterActors, dry_run: bool) -> None:
-    first = await actors.create(service())
-    with pytest.raises(AlreadyExists) as caught:
-        await cluster.create(service(), dry_run=dry_run)
-    assert caught.value.existing["metadata"]["uid"] == first["metadata"]["uid"]
-
-
-@pytest.mark.parametrize("dry_run", [True, False])
-async def test_impossible_job_is_refused(cluster: KubeCluster, dry_run: bool) -> None:
-    broken = job()
-    del broken["spec"]["template"]["spec"]["containers"][0]["image"]
-    with pytest.raises(Refused) as caught:
-        await cluster.create(broken, dry_run=dry_run)
-    assert caught.value.reason == "Invalid"
-    assert "image" in caught.value.message
-
-
 async def test_forbidden_create_has_reason_forbidden(cluster: KubeCluster, server: StandIn) -> None:
     server.faults.add(403, verb="create", resource="jobs")
     with pytest.raises(Refused) as caught:
@@ -217,42 +190,12 @@ async def test_changed_pod_is_not_declared_failed(cluster: KubeCluster, actors: 
     assert "deletionTimestamp" not in after["metadata"]
 
 
-async def test_status_patch_replaces_only_status(cluster: KubeCluster, actors: ClusterActors) -> None:
-    version = (await seen(cluster)).resource["metadata"]["resourceVersion"]
-    await cluster.patch_status(KEY, {"phase": "Pending", "attempt": 1}, resource_version=version)
-    version = (await seen(cluster)).resource["metadata"]["resourceVersion"]
-    await cluster.patch_status(KEY, {"phase": "Running"}, resource_version=version)
-    resource = await actors.get(KIND, "digits")
-    assert resource is not None
-    assert resource["status"] == {"phase": "Running"}
-    assert resource["spec"]["template"] == job_manifest()["spec"]["template"]
-    assert (await seen(cluster)).resource["status"] == {"phase": "Running"}
-
-
-async def test_status_for_older_version_is_conflict(cluster: KubeCluster, actors: ClusterActors) -> None:
-    version = (await seen(cluster)).resource["metadata"]["resourceVersion"]
-    await actors.patch(KIND, "digits", {"metadata": {"labels": {"a": "b"}}})
-    with pytest.raises(VersionConflict):
-        await cluster.patch_status(KEY, {"phase": "Running"}, resource_version=version)
-    resource = await actors.get(KIND, "digits")
-    assert resource is not None
-    assert "status" not in resource
-
-
 async def test_status_of_deleted_resource_drops_it_from_cache(cluster: KubeCluster, server: StandIn) -> None:
     version = (await seen(cluster)).resource["metadata"]["resourceVersion"]
     server.remove(KIND, "digits")
     with pytest.raises(VersionConflict):
         await cluster.patch_status(KEY, {"phase": "Running"}, resource_version=version)
     assert await cluster.observe(KEY) is None
-
-
-async def test_namesake_is_not_deleted(cluster: KubeCluster, server: StandIn) -> None:
-    await cluster.create(service())
-    await cluster.delete("Service", "default", "digits", uid="another")
-    await cluster.delete("Service", "default", "no-such", uid="any")
-    assert len(server.list("Service")) == 1
-    assert len((await seen(cluster)).services) == 1
 
 
 async def test_slowly_ending_pod_is_observed_as_terminating(
@@ -265,15 +208,6 @@ async def test_slowly_ending_pod_is_observed_as_terminating(
     await cluster.delete("Pod", "default", "p", uid=pod["metadata"]["uid"])
     (result,) = (await seen(cluster)).pods
     assert result["metadata"]["deletionTimestamp"]
-
-
-async def test_resource_itself_can_be_deleted(cluster: KubeCluster, actors: ClusterActors) -> None:
-    uid = (await seen(cluster)).resource["metadata"]["uid"]
-    await cluster.delete_resource(KEY, uid="another")
-    assert await actors.get(KIND, "digits") is not None
-    await cluster.delete_resource(KEY, uid=uid)
-    assert await actors.get(KIND, "digits") is None
-    assert await cluster.observe(KEY) is None
 
 
 @pytest.mark.parametrize("fault", [429, 500, "drop", "timeout"])

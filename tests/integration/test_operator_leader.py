@@ -108,17 +108,6 @@ async def test_standby_takes_over_when_leader_exits(server: StandIn, actors: Clu
     assert holder(server) == "second"
 
 
-async def test_killed_leader_is_replaced_during_work(server: StandIn, actors: ClusterActors, start_as: StartAs) -> None:
-    first = start_as("first")
-    _ = start_as("second")
-    for number in range(JOBS):
-        await actors.create(job_manifest(f"job{number}"))
-    await actors.until(lambda: len(server.list("Job")) >= 2, "two Jobs")
-    first.kill()
-    await all_run(server, actors)
-    assert writes(server, "second")
-
-
 async def test_leader_that_was_frozen_wakes_up_silent_and_ends(
     server: StandIn, actors: ClusterActors, start_as: StartAs
 ) -> None:

@@ -307,13 +307,3 @@ async def test_operator_without_synced_caches_is_not_ready(
     assert server.writes_of(*CHILDREN) == []
     server.faults.clear()
     await actors.child_job("digits-1")
-
-
-@pytest.mark.parametrize("nodes", [1, 3])
-async def test_scaling_by_subresource_reaches_spec(server: StandIn, actors: ClusterActors, nodes: int) -> None:
-    await actors.create(job_manifest())
-    scale = await actors.patch(KIND, "digits", {"spec": {"replicas": nodes}}, "scale")
-    assert scale["spec"]["replicas"] == nodes
-    resource = await actors.get(KIND, "digits")
-    assert resource is not None
-    assert resource["spec"]["nodes"] == nodes
