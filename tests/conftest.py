@@ -37,9 +37,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the tiers' markers and their report, and let whatever computes do so on one thread.
+    """Register the tiers' markers and their report, and limit computation to one thread.
 
-    Networks as small as these gain nothing from more, and on a busy machine the threads wait long for each other.
+    Small networks gain nothing from more threads, and on a busy machine threads wait for each other.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ["KUBECONFIG"] = "no-cluster-but-a-tests-own"  # read when the client is imported
@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest: begun last, they would be waited for by workers that have nothing left to do.
+    """Run the longest tests first: at the end, idle workers would wait for them.
 
     pytest-xdist cuts the list into one part for each of its workers; the longest are dealt out among the parts.
     """
@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Let the collector pass over what was imported: going through all of PyTorch, again and again, takes a third."""
+    """Freeze imported objects: the garbage collector would spend a third of the time on PyTorch's."""
     gc.freeze()
     gc.enable()
 

@@ -38,7 +38,7 @@ def open_cluster(
 
 @pytest.fixture
 def trace(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Trace]]:
-    """Open recordings; with ``--record-traces`` they are written anew, and only a real control plane is asked."""
+    """Open recordings; ``--record-traces`` replaces them and uses only a real control plane."""
     record = request.config.getoption("--record-traces")
     real = request.node.get_closest_marker("apiserver") is not None
     if record and not real:

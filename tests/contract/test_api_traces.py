@@ -1,4 +1,4 @@
-"""Answers of a real API server, refusals above all: the stand-in answers in the same way, word for word."""
+"""Recorded responses of a real API server, mostly refusals: the stand-in returns the same."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def read(kind: str, name: str) -> Request:
     return Request("GET", kind, name, again=True)
 
 
-# What the stand-in answers otherwise, where nothing of the operator's depends on it.
+# Responses of the stand-in that differ; the operator does not depend on them.
 NOT_IN_THE_STANDIN = {
     "foreground-deletion": "nobody here deletes in the foreground",
     "orphans": "what an owner leaves behind is let go at once",
@@ -259,7 +259,7 @@ class TracedServer:
         self.is_standin = is_standin
 
     async def ask(self, request: Request) -> dict[str, Any]:
-        """Return the status and the body, without what is different each time."""
+        """Return the status and the body without values that differ in each run."""
         status, body = await self.send(request)
         return {"status": status, "body": without_chance(body)}
 
@@ -289,7 +289,7 @@ class TracedServer:
 
 
 def without_chance(body: Any) -> Any:
-    """Return what an answer says to the operator, beside UIDs, versions and times.
+    """Return the parts of a response that the operator reads, without UIDs, versions and times.
 
     Of a list of field errors only the first field counts, and what sort of error it is: the rest is prose.
     """

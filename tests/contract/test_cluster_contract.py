@@ -64,7 +64,7 @@ def job(owner: Object | None = None, nodes: int = 2, *, suspend: bool = False) -
 
 
 async def start_job(driver: ClusterDriver, nodes: int = 2) -> Object:
-    """Create a resource and its Job, and let all pods run."""
+    """Create a resource and its Job, and run all pods."""
     owner = await driver.add_resource(KEY.name)
     await driver.cluster.create(driver.dress(job(owner, nodes)))
     await until_running(driver, nodes)
@@ -294,7 +294,7 @@ async def test_taken_name_is_refused_with_existing_object(driver: ClusterDriver)
 
 async def test_unobserved_object_is_discarded_by_name_and_owner(driver: ClusterDriver) -> None:
     owner = await driver.add_resource(KEY.name)
-    await driver.cluster.create(service())  # somebody else's
+    await driver.cluster.create(service())  # another owner's
     await driver.cluster.create(config_map(owner))
     await driver.cluster.discard(service(owner))
     await driver.cluster.discard(config_map(owner))
@@ -392,7 +392,7 @@ async def test_changed_object_is_neither_patched_nor_deleted(driver: ClusterDriv
     snapshot = await driver.until(KEY, lambda seen: has(seen.jobs[0], "Suspended"), "suspension")
     assert snapshot.jobs[0]["spec"]["suspend"]
 
-    # What is as it was seen is changed.
+    # An unchanged object is patched.
     def has_counted(seen: Snapshot) -> bool:
         status = seen.jobs[0]["status"]
         return not living(seen) and not status.get("active") and not status.get("terminating")
@@ -426,7 +426,7 @@ async def test_deletion_of_resource_deletes_owned_objects(driver: ClusterDriver)
     await until_running(driver, 2)
     await driver.cluster.delete_resource(KEY, uid=owner["metadata"]["uid"])
     assert await driver.cluster.observe(KEY) is None
-    # The same name again: what is still seen under the label belongs to the former one.
+    # The same name again: children that still exist belong to the former resource.
     await driver.add_resource(KEY.name)
     snapshot = await driver.until(
         KEY, lambda seen: not (seen.services or seen.config_maps or seen.jobs or seen.pods), "the end of all children"
@@ -452,7 +452,7 @@ async def test_shared_object_is_deleted_with_last_owner(driver: ClusterDriver) -
     await driver.cluster.create(service(first, name="first"))
 
     await driver.cluster.delete_resource(Key(KEY.namespace, "first"), uid=first["metadata"]["uid"])
-    add_resource = await driver.add_resource(KEY.name)  # whoever is in the namespace sees what is shared
+    add_resource = await driver.add_resource(KEY.name)  # each resource of the namespace observes shared objects
     await driver.until(KEY, lambda seen: not seen.services, "the end of what the first one owns alone")
     seen = await driver.until(KEY, lambda seen: seen.config_maps, "what is shared")
     assert {item["metadata"]["name"] for item in seen.config_maps} == {"shared", "users"}

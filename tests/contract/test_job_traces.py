@@ -71,7 +71,7 @@ SCENARIOS = {
 
 
 class TracedJob:
-    """A Job on a cluster, and what is done to it."""
+    """A Job on a cluster, and the actions on it."""
 
     def __init__(self, driver: ClusterDriver) -> None:
         self._driver = driver
@@ -103,7 +103,7 @@ class TracedJob:
             await cluster.patch_job(KEY.namespace, JOB, {"spec": spec})
 
     async def state(self) -> dict[str, Any]:
-        """Let every pod run that can, and return what there is."""
+        """Run every pod that can run, and return the state."""
         seen = await self._observe()
         for index, pod in living(seen).items():
             if pod["status"].get("phase") != "Running":
@@ -137,7 +137,7 @@ class TracedJob:
 
 
 def state_of(seen: Snapshot) -> dict[str, Any]:
-    """Return what there is of a Job and its pods, without names and times."""
+    """Return the state of a Job and its pods without names and times."""
     (result,) = seen.jobs
     status = result.get("status") or {}
     conditions = [
@@ -183,7 +183,7 @@ async def test_job_matches_recording(driver: ClusterDriver, name: str, trace: Ca
     for step in scenario.steps:
         await stage.act(*step)
         words = " ".join(map(str, step))
-        # When such a pod has ended, and so its back-off, each cluster says in its own way.
+        # Clusters differ in when such a pod and its backoff end.
         quiet = BACKOFF if step[0] in ("disrupt", "delete") and not scenario.holds_pods else QUIET
         waits = step == ("wait",)
         await recorded.step(words, stage.state, view=driver.comparable, changes=waits, quiet=quiet)

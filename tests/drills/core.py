@@ -1,4 +1,4 @@
-"""What a drill is, what it gives, and the table of all of them."""
+"""Drills, their outcomes, and the table of all drills."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class NotHere(Exception):
-    """This machine lacks what a drill needs; the message says what."""
+    """This machine lacks a requirement of a drill, which the message names."""
 
 
 class Perished(Exception):
-    """The job did not come through; the message says how."""
+    """The job did not recover; the message has the details."""
 
 
 @dataclass
@@ -113,7 +113,7 @@ def _cells(row: DrillRow) -> tuple[str, ...]:
 
 
 def check_blamed(status: Mapping[str, Any], pod: int) -> None:
-    """Insist that the last failure is said to be this pod's."""
+    """Check that the last failure is attributed to this pod."""
     failure = status.get("lastFailure") or {}
     if failure.get("node") != pod:
         raise Perished(f"status does not blame pod {pod}: {failure}")

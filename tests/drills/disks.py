@@ -130,7 +130,7 @@ def _saved(claims: Path) -> list[int]:
 
 
 def _insist_on(scene: Scene, run: Running, step: int) -> None:
-    """Insist that training went on from this checkpoint."""
+    """Check that training resumed from this checkpoint."""
     first = scene.steps()[0].pid
     begun = next(item.step for item in scene.steps() if item.pid != first)
     if begun != step:
@@ -160,6 +160,6 @@ def _fill(folder: Path) -> Callable[[], None]:
 
 
 def _limit_files(run: Running) -> Callable[[], None]:
-    """Let rank 0 write no file as large as a checkpoint; the limit ends with the process."""
+    """Prevent rank 0 from writing files as large as a checkpoint, until its process ends."""
     resource.prlimit(run.tree().workers[0], resource.RLIMIT_FSIZE, (64 << 10, resource.RLIM_INFINITY))
     return lambda: None

@@ -1,10 +1,10 @@
-"""By hand, with nothing of ours but the training script: the run that no drill disturbs, and the floors.
+"""The undisturbed run and the floors, without this project except for the training script.
 
-A floor is what starting again takes.
+A floor is the time of a bare restart.
 
-``ranks``: two Python processes; they start, import, meet, load the same checkpoint and make a step.
-``agents``: the same under two torchrun commands. A restart of workers in the same pods is held against the first,
-everything that needs a new agent against the second.
+``ranks``: two Python processes that start, import, join, load the same checkpoint and make a step.
+``agents``: the same under two torchrun commands. A restart of workers in the same pods is compared with the first,
+a restart with a new agent with the second.
 """
 
 from __future__ import annotations

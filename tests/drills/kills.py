@@ -91,7 +91,7 @@ def kill_run(scene: Scene) -> DrillOutcome:
     scene.check_nothing_left(temporary=False)
     assert first.run_folder is not None
     for name in ("status.yaml.tmp", "metrics/attempt-1-pod-0.prom.tmp"):
-        (first.run_folder / name).write_text("half a sta")  # as where the kill meets the writing
+        (first.run_folder / name).write_text("half a sta")  # as if the kill interrupted the write
     page = first.report()
     reasons = {condition["type"]: condition["reason"] for condition in first.status()["conditions"]}
     if reasons.get("Failed") != "Interrupted":
@@ -112,7 +112,7 @@ def kill_run(scene: Scene) -> DrillOutcome:
 @drill("rank-stopped", "SIGSTOP of one rank: the watchdog names it, ends the workers, and they start again")
 def stop_rank(scene: Scene) -> DrillOutcome:
     stall = 4.0
-    # By itself, at a step: from outside, on a busy machine, it is stopped when it has trained to its end.
+    # The trainee stops itself at a step: on a busy machine, a stop from outside arrives after the last step.
     env = {"DRILL_FAULT": f"stop:1:{STRIKE}:1"}
     run = scene.start(env=env, watchdog={"startSeconds": 240, "stallSeconds": int(stall)})
     run.succeed(restarts=0, in_place=1)

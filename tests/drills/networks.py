@@ -1,4 +1,4 @@
-"""The network between two pods: each in a namespace of its own, with a wire between them that can be cut and slowed."""
+"""A network between two pods in separate namespaces, connected by a wire that drills cut and slow down."""
 
 from __future__ import annotations
 

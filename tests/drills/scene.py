@@ -100,13 +100,13 @@ class Scene:
         within: Sequence[str] = (),
         **spec: Any,
     ) -> Running:
-        """Start `ddp run` on the job; a second run in the same scene goes on in the same claims.
+        """Start `ddp run` on the job; a second run in the same scene resumes with the same claims.
 
         ``program``: a script in its place. ``within``: a command in front of it, which it replaces.
         """
         if self.session.store is not None:
             checkpoint = {"path": "/ckpt", "url": self.url, "graceSeconds": 20}
-            # The store is to have had the time for what was saved before a fault comes.
+            # The store needs time to upload saved checkpoints before the fault.
             env = {**self.access(), "DRILL_PAUSE": str(4 * PAUSE), **(env or {})}
             spec = {"checkpoint": checkpoint, **spec}
         text = build_manifest(self.witness, [*ARGUMENTS, *arguments], env or {}, spec)
@@ -194,7 +194,7 @@ class Scene:
     # What must hold
 
     def check_state(self, step: int = STEPS) -> None:
-        """Insist that the newest checkpoint is of this step, and bit by bit that of an uninterrupted run."""
+        """Check that the newest checkpoint is of this step and bitwise equals that of an uninterrupted run."""
         assert self.session.reference is not None, "no reference was made"
         saved = self.folder / "ddp-runs" / "claims" / "drill"
         if self.session.store is not None:
@@ -225,7 +225,7 @@ class Scene:
             raise Perished(f"temporary files are left: {', '.join(str(path) for path in strays[:5])}")
 
     def close(self) -> None:
-        """Kill what is left, and undo what was done to the machine."""
+        """Kill remaining processes, and revert changes of the machine."""
         for run in self.runs:
             if run.process.poll() is None:
                 run.process.kill()
@@ -279,7 +279,7 @@ class Running:
         return {path.stem: path.read_text(errors="replace") for path in result}
 
     def said(self, words: str) -> bool:
-        """Tell whether a pod has written this."""
+        """Return whether a pod has written this."""
         return any(re.search(words, text) for text in self.logs().values())
 
     def status(self) -> dict[str, Any]:
@@ -295,7 +295,7 @@ class Running:
         return (self.run_folder / "report.html").read_text()
 
     def note_ports(self) -> None:
-        """Remember which ports the pods listen on, to see later that nobody does."""
+        """Record the pods' ports, to check later that no process listens on them."""
         for pid in find_marked(self.scene.mark):
             with contextlib.suppress(psutil.Error):
                 connections = psutil.Process(pid).net_connections("tcp")
@@ -321,7 +321,7 @@ class Running:
         return self.status()
 
     def succeed(self, *, restarts: int | None = None, in_place: int | None = None) -> dict[str, Any]:
-        """Wait for success; ``restarts`` of the group and ``in_place`` ones must be as the policy says."""
+        """Wait for success; ``restarts`` of the group and ``in_place`` ones must match the policy."""
         status = self.end()
         seen = status["restarts"]
         if restarts is not None and seen["total"] != restarts:
@@ -444,14 +444,14 @@ def find_marked(mark: str) -> list[int]:
 
 
 def describe_process(pid: int) -> str:
-    """Return a process in a few words."""
+    """Return a short description of a process."""
     with contextlib.suppress(psutil.Error):
         return f"{pid} {' '.join(psutil.Process(pid).cmdline())[:120]}"
     return str(pid)
 
 
 def find_left(mark: str, ports: set[int]) -> list[str]:
-    """Return what is left of a drill: its processes, and whoever listens on its ports and is no stranger."""
+    """Return the remaining processes of a drill, including those that listen on its ports."""
     marked = find_marked(mark)
     results = [describe_process(pid) for pid in marked]
     for item in psutil.net_connections("tcp") if ports else ():

@@ -1,4 +1,4 @@
-"""An API server that goes away, or that makes objects anew: the operator's own process against the stand-in."""
+"""Outages of the API server and recreated objects: the operator's process against the stand-in."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ServerStage:
         self.operator = operator
 
     async def until(self, probe: Callable[[], Any], what: str) -> Any:
-        """Look into the storage, which is there also while the server is not, until something is so."""
+        """Poll the storage, also during an outage of the server, until a condition holds."""
         deadline = time.monotonic() + PATIENCE
         while not (to_thread := await asyncio.to_thread(probe)):
             if time.monotonic() > deadline or self.operator.process is None or self.operator.process.poll() is not None:
@@ -53,14 +53,14 @@ class ServerStage:
         return [name for verb, name in self.server.writes_of("jobs") if verb == "create"]
 
     async def train(self, job: str) -> None:
-        """Let both pods of a Job run."""
+        """Run both pods of a Job."""
         for index in (0, 1):
             await self.until(partial(self.pod, job, index), f"pod {index} of {job}")
             await self.actors.run_pod(job, index)
         await self.until(lambda: self.status().get("phase") == "Running", f"{job} running")
 
     async def succeed(self, job: str) -> Json:
-        """Let both pods of a Job end well."""
+        """Complete both pods of a Job."""
         for index in (0, 1):
             await self.actors.finish_pod(job, index)
         await self.until(lambda: self.status().get("phase") == "Succeeded", "success")
@@ -191,7 +191,7 @@ async def _recreate(scene: Scene) -> DrillOutcome:
 
 
 def _check(here: ServerStage, status: Mapping[str, Any], jobs: list[str], *, attempt: int, counted: int) -> None:
-    """Insist on the attempts that were made, each once, and on what is left: one of each child, and the launcher's."""
+    """Check that each attempt was created once, and that one of each child and the launcher's objects remain."""
     if here.jobs() != jobs or status["attempt"] != attempt or status["restarts"]["counted"] != counted:
         raise Perished(f"made {here.jobs()}, not {jobs}; {status}")
     for kind, count in (("Service", 1), ("ConfigMap", 2)):
@@ -200,7 +200,7 @@ def _check(here: ServerStage, status: Mapping[str, Any], jobs: list[str], *, att
 
 
 def _fail(pod: Json) -> None:
-    """Let a pod end as after a failed worker."""
+    """End a pod as after a failed worker."""
     ended = killed(pod, format_time(datetime.now(UTC)))
     for container in ended.get("containerStatuses", ()):
         container["state"]["terminated"]["exitCode"] = EXIT_RETRYABLE

@@ -1,4 +1,4 @@
-"""`python -m tests.drills.soak`: very many jobs, and whether anything grows with their number.
+"""`python -m tests.drills.soak`: run many jobs, and measure what grows with their number.
 
 Short jobs one after another and many at once on the local cluster, in one process; then jobs on an API server (the
 stand-in) with the operator in a process of its own. After every so many jobs: resident memory, open files, threads,
@@ -181,7 +181,7 @@ async def soak_local(folder: Path, in_sequence: int, at_once: int, *, real: bool
 
 
 async def soak_operator(folder: Path, count: int) -> Samples:
-    """Let so many jobs live and be deleted on the stand-in, in 20 waves; look at the operator after each."""
+    """Run and delete so many jobs on the stand-in in 20 waves; measure the operator after each."""
     samples = Samples("operator, jobs created, run and deleted")
     wave = max(1, count // 20)
     with StandIn() as server:

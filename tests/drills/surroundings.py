@@ -32,7 +32,7 @@ class SceneClock:
         scene.env |= {"LD_PRELOAD": str(library), "DRILL_CLOCK": str(self._file)}
 
     def set(self, seconds: int) -> None:
-        """Let the clock be off by so much, from now on, for everybody."""
+        """Shift the clock of all processes by an offset from now on."""
         with open(self._file, "r+b" if self._file.exists() else "wb") as file:
             file.write(struct.pack("=q", seconds))
 

@@ -58,7 +58,7 @@ def strike(batch: Any, step: int) -> None:
 
 
 def watch_steps() -> None:
-    """Let every step leave its line."""
+    """Write a line for every step."""
     inner = Engine.step
     about = f"{os.environ.get('DDP_ATTEMPT', '1')} {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')} {os.getpid()}"
 
@@ -74,7 +74,7 @@ def watch_steps() -> None:
 
 
 def slow_disk() -> None:
-    """Let every sync take so long, as on a disk that is overloaded."""
+    """Delay every sync, as on an overloaded disk."""
     inner = os.fsync
 
     def fsync(fd: Any) -> None:

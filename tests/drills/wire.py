@@ -85,7 +85,7 @@ class PacketForwarder:
 
     def _take(self, source: int, packet: bytes) -> None:
         if packet[0] >> 4 != 4:
-            return  # the kernel's own words about IPv6
+            return  # the kernel's IPv6 neighbour discovery
         target = packet[19]
         if target not in self._ends:
             return

@@ -1,7 +1,6 @@
-"""Whole manifests against files that are read in review. ``pytest tests/golden --update-golden`` writes them anew.
+"""Whole manifests against files that are read in review. ``pytest tests/golden --update-golden`` replaces them.
 
-The launcher's source and its digest are replaced, so that an edit of the launcher changes no golden file; the operator
-that made them is what the files are about.
+The launcher's source and its digest are replaced, so that an edit of the launcher changes no golden file.
 """
 
 import copy

@@ -42,7 +42,7 @@ def find_tries(only: str) -> list[Try]:
 
 
 def main() -> int:
-    """Try what was asked for, and return the exit code."""
+    """Run the requested mutations, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sample", type=int, help="how many mutations to try, drawn from all (default: all)")
     parser.add_argument("--seed", default="0", help="another one draws others")

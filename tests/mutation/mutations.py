@@ -11,7 +11,7 @@ COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
 }  # fmt: skip
 NAMES = {"all": "any", "any": "all", "min": "max", "max": "min"}
-# What a program does not do differently for: a mutation there says nothing of the tests.
+# Arguments without an effect on behaviour: a mutation there proves nothing.
 NO_EFFECT = {"encoding", "strict", "daemon", "flush", "slots", "frozen", "kw_only", "name", "help", "description"}
 NOT_CODE = {"annotation", "returns", "decorator_list", "type_params"}
 
@@ -33,7 +33,7 @@ def mutations(tree: ast.AST) -> Iterator[Mutation]:
 
 
 def mutate(source: str, number: int) -> tuple[ast.Module, Mutation]:
-    """Return a module parsed anew with its mutation of this number made."""
+    """Return a newly parsed module with the mutation of this number applied."""
     tree = ast.parse(source)
     mutation = list(mutations(tree))[number]
     mutation.apply()
@@ -148,11 +148,11 @@ def _is_log(node: ast.AST) -> bool:
 
 
 def _is_pause(node: ast.AST) -> bool:
-    """Tell whether a statement only waits a while: how long that takes no test may say."""
+    """Return whether a statement only waits: no test asserts a duration."""
     return isinstance(node, ast.Expr) and ast.unparse(node).startswith(("time.sleep(", "await asyncio.sleep("))
 
 
 def _reads_clock(node: ast.Compare) -> bool:
-    """Tell whether a time is compared that never is the bound itself, so that ``<`` is as good as ``<=``."""
+    """Return whether a comparison reads the clock, where ``<`` and ``<=`` are equivalent."""
     bounds = isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE)
     return bounds and any(f"time.{clock}()" in ast.unparse(node) for clock in ("monotonic", "time", "perf_counter"))

@@ -1,4 +1,4 @@
-"""Which modules are mutated, and which tests may notice it, without a cluster or real ranks."""
+"""The mutated modules, and the tests that may detect mutations without a cluster or real ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MODULES = (
     "operator/ddp_operator/status/*.py",
     "operator/ddp_operator/reconcile/*.py",
     "operator/ddp_operator/kube/cluster.py",
-    # What the launcher decides; what it does with processes is shown by the process tier.
+    # Decisions of the launcher; the process tier covers its handling of processes.
     "operator/ddp_operator/contract/failure_record.py",
     "operator/ddp_operator/launcher/failures/*.py",
     *(

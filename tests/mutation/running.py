@@ -48,7 +48,7 @@ class Try:
 
 @dataclass
 class Tests:
-    """What was seen of the tests while nothing was mutated."""
+    """Coverage and times of the tests without a mutation."""
 
     runs: dict[str, dict[int, set[str]]] = field(default_factory=dict)
     """By module and line: the tests that run it; the empty name stands for their import."""
@@ -134,9 +134,9 @@ class Warm:
         self.coverage.stop()
         if not session.testsfailed:
             # Wherever they have been imported to.
-            gc.unfreeze()  # or none of what was imported would be found
+            gc.unfreeze()  # otherwise the imported modules are not found
             functions = [item for item in gc.get_objects() if type(item) is FunctionType]
-            session.config.pluginmanager.unregister(name="terminalreporter")  # it keeps a terminal of its own
+            session.config.pluginmanager.unregister(name="terminalreporter")  # it has its own terminal
             gc.freeze()  # a test file's tests end with a collection
             list(fork([Child(lambda: self._watch(session.items), 3600)], 1))
             tests: Tests = pickle.loads(self.file.read_bytes())
@@ -180,7 +180,7 @@ class Chosen:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Drop what was not chosen."""
+        """Drop unselected tests."""
         items[:] = sorted(
             (item for item in items if item.nodeid in self.order), key=lambda item: self.order[item.nodeid]
         )

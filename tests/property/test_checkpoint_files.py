@@ -1,4 +1,4 @@
-"""Damaged folders of checkpoints: what is resumed from is whole, or nothing; and no damage raises."""
+"""Damaged checkpoint folders: the trainer resumes from a complete checkpoint or none, and never raises."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_resumed_checkpoint_is_complete(folder: Path, found: list[tuple[str, int
 @examples(60)
 @given(content=st.binary(max_size=60) | st.tuples(st.integers(0, 10**9), st.integers(0, 255)))
 def test_foreign_file_is_refused_in_one_sentence(folder: Path, content: Any) -> None:
-    """Its checksum is right: somebody has put it there as it is."""
+    """Its checksum is valid: a person has stored it."""
     data = content
     if isinstance(content, tuple):
         place, byte = content

@@ -38,7 +38,7 @@ refusals = st.none() | st.builds(
 
 @dataclasses.dataclass(frozen=True)
 class PassInput:
-    """What a pass meets: the spec as edited by then, what is seen, and the time."""
+    """The input of a pass: the current spec, the observation and the time."""
 
     spec: Any
     jobs: tuple[Any, ...]
@@ -161,7 +161,7 @@ def check_ledger(before: Status, decision: Decision, step: PassInput) -> None:
     ) != (
         after.attempt, after.attempt_nodes, after.restarts.counted, after.failed_nodes, is_finished(after)
     )  # fmt: skip
-    if changed and before.attempt:  # attempt 1 begins with its Job
+    if changed and before.attempt:  # attempt 1 starts with its Job
         assert decision.actions == (), "the ledger is written before anything is done"
         assert decision.requeue_after == 0
     for action in decision.actions:

@@ -1,4 +1,4 @@
-"""A pod that says anything, at any length and with any clock, harms its own job only, and costs little."""
+"""A pod with any message, length and clock harms only its own job, and at little cost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CPU_SECONDS = 2.0
 
 LABELS = ('a="\\\\', "=", ",", 'a="",', "{", '"', '\\"', 'a="' + "x" * 4000)
 NUMBERS = ("9" * 400, "1e999", "-1e999", "nan", "0x1p3", "1_0", "\u0663")
-# What is said again and again, until the page is full.
+# Texts that are repeated until the page is full.
 refrains = st.one_of(
     lines,
     st.builds("{}{{rank=\"{}\"}} {}".format, metrics, st.integers(0, 10**6), numbers),
@@ -39,7 +39,7 @@ refrains = st.one_of(
 
 @dataclass(frozen=True)
 class Long:
-    """A text that is said so many times; in a report it is short."""
+    """A text with a number of repetitions, which is short in a report."""
 
     text: str
     times: int
@@ -93,7 +93,7 @@ def test_any_termination_message_is_parsed_quickly(said: Long, code: int) -> Non
 
 
 async def beside_each_other(text: str, message: str, code: int) -> OperatorSimulation:
-    """Let a hostile and a good job live beside each other; the hostile one ends in the middle of the other's life."""
+    """Run a hostile and a normal job side by side; the hostile one ends while the other runs."""
     sim = OperatorSimulation()
     for name in ("bad", "good"):
         sim.create(resource(name, nodes=2, recovery={"maxRestarts": 1}))

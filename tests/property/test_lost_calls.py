@@ -1,8 +1,7 @@
-"""Wherever the operator dies, and whatever the API server answers: the job ends as if nothing had happened.
+"""Wherever the operator is killed, and whatever the API server responds, the job ends as without faults.
 
-Each scenario is played once undisturbed, then once for every call that the operator makes: the process ends right after
-that call (which is right before the next one) and a new one begins with nothing; or the call fails, or its answer is
-lost, and the same process goes on.
+Each scenario runs once undisturbed, then once for every call of the operator: the process ends right after that call
+and a new one starts without memory; or the call fails, or its response is lost, and the same process continues.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from tests.support.standin.simulation import Fence, OperatorSimulation
 
 FAULTS: tuple[Any, ...] = (409, 410, 429, 500, 503, 504, 401, "drop", "timeout", "lost answer")
 WHOLE = (fail_once,)
-"""Scenarios of which a quick run, too, tries every call. Of the others it tries some."""
+"""Scenarios of which also a quick run tries every call. Of all others it tries a sample."""
 WAKES = (0, 1, 2, 5, 9, 14, 20, 40, None)
-"""After so many calls of its successor a deposed operator goes on; None: in the end. The first six are its lists."""
+"""A deposed operator resumes after so many calls of its successor; None: at the end. The first six calls are lists."""
 each_scenario = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 
 
@@ -67,7 +66,7 @@ def undisturbed(scenario: Scenario) -> tuple[Any, list[str]]:
 
 
 def check(scenario: Scenario, wanted: Any, sim: OperatorSimulation, what: str, *, besides: Sequence[Any] = ()) -> None:
-    """Compare how a scenario has ended. ``besides``: writes that were late; of them some may stand for others."""
+    """Compare the ends of a scenario. ``besides``: late writes, some of which may replace others."""
     result = end_of(sim)
     more = list((Counter(result["made"]) - Counter(wanted["made"])).elements())
     if besides and not Counter(more) - Counter(besides):

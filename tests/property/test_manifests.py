@@ -108,7 +108,7 @@ def program(text: str) -> Any:
 
 def holds(schema: dict[str, Any], value: Any) -> bool:
     if isinstance(value, dict):
-        # Rules ask of these no more than whether they are there.
+        # Rules check only the presence of these.
         value = {name: {} if name in ("template", "spec", "status") else member for name, member in value.items()}
     elif isinstance(value, float):
         value = int(value)
@@ -130,7 +130,7 @@ def test_schema_refuses_exactly_what_crd_refuses(raw: Any) -> None:
     if raw.get("apiVersion") != FULL["apiVersion"] or raw.get("kind") != FULL["kind"]:
         assert not taken(raw)
     elif not isinstance(raw.get("status") or {}, dict):
-        return  # the API server drops what a user says of status
+        return  # the API server drops a status from a user
     else:
         assert taken(raw) == api_server_takes(raw)
     tally("manifest held against the CRD")

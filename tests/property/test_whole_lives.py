@@ -1,8 +1,8 @@
-"""Any life of a job: users, nodes, pods, watches and the operator's own end in any order, and what always holds.
+"""Generated histories of a job: users, nodes, pods, watches and crashes of the operator, and invariants.
 
-The operator's parts are the real ones (``tests/support/standin/simulation.py``). Watches bring late, or twice, what
-happened; clocks jump; calls fail; an operator stands still, is deposed and goes on later. After each step the whole
-history is looked at, and in the end the job must get on.
+The operator's parts are the real ones (``tests/support/standin/simulation.py``). Watches deliver late or
+twice; clocks jump; calls fail; an operator freezes, is deposed and resumes later. After each step the invariants of the
+whole history are checked, and in the end the job must make progress.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class SameNameMachine(RuleBasedStateMachine):
 
     @rule(text=st.sampled_from([TRAINING, None]))
     def go_on(self, text: str | None) -> None:
-        """Let everybody do what is theirs for a while."""
+        """Let users, controllers and the operator act for a while."""
         self.sim.page = text
         for _ in range(2):
             self.run(self.sim.settle(6))
@@ -254,7 +254,7 @@ class SameNameMachine(RuleBasedStateMachine):
 
     @rule(times=st.integers(1, 3), nth=st.integers(1, 8), fence=fences, passes=st.integers(0, 2))
     def depose(self, times: int, nth: int, fence: Fence, passes: int) -> None:
-        """Stop the operator at one of its calls, for another one to begin."""
+        """Freeze the operator at one of its calls, so that another one starts."""
         sim = self.sim
         sim.stop_at = len(sim.calls) + nth
         sim.fence = fence

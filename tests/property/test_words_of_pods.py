@@ -34,7 +34,7 @@ lines = st.builds("{}{} {}".format, metrics, labels, numbers) | st.text(max_size
 
 
 def check_status(status: Status) -> None:
-    """A status must fit the CRD and JSON, whatever pods have said."""
+    """A status fits the CRD and JSON for any message of pods."""
     text = msgspec.json.encode(status)
     raw = msgspec.json.decode(text)
     assert STATUS.is_valid(raw), list(STATUS.iter_errors(raw))

@@ -1,4 +1,4 @@
-"""What tests use and what is no test itself; tests/README.md says what stands for what."""
+"""Code that tests share; tests/README.md describes the stand-ins."""
 
 from pathlib import Path
 

@@ -68,7 +68,7 @@ def forbid_writes(target: Path) -> None:
 
 
 def enter_namespaces(user: int, group: int) -> None:
-    """Leave this machine's mounts and processes behind; whoever is not root takes the user's number in a namespace."""
+    """Detach from this machine's mounts and processes; without root, use a user namespace."""
     own_user = os.geteuid()
     own_group = os.getegid()
     rootless = own_user != 0

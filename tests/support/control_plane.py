@@ -34,7 +34,7 @@ def find_binary(name: str) -> str | None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return so many different ports that nobody else gets as long as this process lives."""
+    """Return distinct ports that are reserved as long as this process runs."""
     return [hold_free_port() for _ in range(count)]
 
 
@@ -107,7 +107,7 @@ class ControlPlane(Stoppable):
 
     def kubectl(self, *args: str, stdin: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run kubectl as the administrator."""
-        # A cache of its own: the machine's may describe another server at the same port.
+        # A separate cache: the machine's may describe another server at the same port.
         command = ["kubectl", f"--kubeconfig={self.admin}", f"--cache-dir={self._folder / 'kubectl-cache'}", *args]
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60)
         if check and done.returncode:
@@ -206,7 +206,7 @@ class ControlPlane(Stoppable):
                 "--leader-elect=false",
                 "--kube-api-qps=500",
                 "--kube-api-burst=1000",
-                # The nodes here have no kubelet that says it is alive.
+                # The nodes have no kubelet that reports readiness.
                 "--node-monitor-grace-period=1h",
                 *self._gates,
             )

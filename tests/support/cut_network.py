@@ -1,4 +1,4 @@
-"""A write into a network that is cut: a program for tests, which prints what the server has heard once it is mended.
+"""A write into an interrupted network: a program that prints what the server received after the repair.
 
 Run as ``unshare --user --map-root-user --net --fork --kill-child python cut_network.py [SECONDS]``. The network is the
 loopback of a namespace of its own. SECONDS is the client's ``unheard``; with it, the network is mended once the kernel
@@ -23,11 +23,11 @@ from ddp_operator.kube.client import ApiClient
 
 PATIENCE: Final = 120.0
 CALL: Final = 0.5
-"""Seconds after which the client gives up the call that meets the cut."""
+"""Seconds after which the client abandons the interrupted call."""
 
 
 def is_being_sent(port: int) -> bool:
-    """Tell whether the kernel has something for this port that was not confirmed."""
+    """Return whether the kernel has unacknowledged data for this port."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return any(row[2].endswith(f":{port:04X}") and int(row[4].partition(":")[0], 16) for row in rows)
 

@@ -40,7 +40,7 @@ def manifest(command: Sequence[str], *, nodes: int = 2, env: Mapping[str, str] |
 
 @dataclass
 class DdpRun:
-    """One `ddp run` in a folder of its own. Whatever it left is killed when the block ends."""
+    """One `ddp run` in a separate folder. Its remaining processes are killed when the block ends."""
 
     folder: Path
     text: str
@@ -95,7 +95,7 @@ class DdpRun:
             return list(csv.DictReader(stream))
 
     def until(self, probe: Callable[[], Any], what: str) -> Any:
-        """Wait until ``probe()`` is true while the run goes on; return what it returned."""
+        """Wait until ``probe()`` is true while the run continues; return its result."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             ended = self.process.poll() is not None  # looked at first: it may happen, and the run end, meanwhile

@@ -19,7 +19,7 @@ if os.environ["RANK"] == "1" and os.environ["DDP_ATTEMPT"] == "1":
 if os.environ["DDP_ATTEMPT"] == "1":
     time.sleep(600)
 """
-# Their steps depend on which of two pods is seen first, not on what is decided.
+# Their order depends on which pod is observed first, not on decisions.
 _TIMING_REASONS = {"Scheduled", "Rendezvoused", "Progressing"}
 
 

@@ -1,6 +1,6 @@
-"""A cluster in memory for the reconciler: the local cluster, with pods that tests let live and die.
+"""A cluster in memory for the reconciler: the local cluster, with pods that tests run and end.
 
-No process is started. Time stands still until a test moves it.
+No process is started. Only tests advance the clock.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SteppedClock:
 
 
 class StillKubelet(Kubelet):
-    """Starts nothing. Pods run and end when a test says so; a stopped pod obeys at once where ``obedient``."""
+    """Starts no process. Tests run and end pods; a stopped pod ends at once if ``obedient``."""
 
     obedient: bool = True
     cluster: FakeCluster
@@ -124,13 +124,13 @@ class FakeCluster(LocalCluster):
         return hand_over(self.page, take)
 
     def end(self, pod: Object, code: int, message: str = "", *, reason: str = "") -> None:
-        """Let a pod end. Its finished state and a deletion that waits for it take effect at once."""
+        """End a pod. Its final state and a pending deletion take effect at once."""
         reason = reason or ("Completed" if code == 0 else "Error")
         self.store.release(pod, status=pods.finished_status(pod, code, reason, message, self._clock()))
         self.settle()
 
     def settle(self) -> None:
-        """Let the controllers act."""
+        """Run the controllers."""
         self._settle()
 
     def _admit(self, job: Object) -> None:
@@ -160,7 +160,7 @@ class ReconcilerHarness:
         self.requeue: float | None = None
 
     def restart_operator(self, cluster: Any = None) -> Reconciler:
-        """Begin with a reconciler that remembers nothing."""
+        """Restart with a reconciler without memory."""
         self.reconciler = Reconciler(cluster or self.cluster, clock=self.clock, defaults=self.defaults)
         return self.reconciler
 
@@ -244,7 +244,7 @@ class ReconcilerHarness:
         self.cluster.store.change(self.raw, spec={k: v for k, v in merged.items() if v is not None})
 
     def run_pods(self, *indexes: int) -> None:
-        """Let the pending pods (all, or these) of the current attempt run on a node."""
+        """Run the pending pods (all, or these) of the current attempt on a node."""
         for pod in self.pods():
             if pod["status"]["phase"] == "Pending" and (not indexes or completion_index(pod) in indexes):
                 self.cluster.store.hold(pod)
@@ -253,19 +253,19 @@ class ReconcilerHarness:
         self.cluster.settle()
 
     def tell_end(self, index: int, code: int, message: Any = "") -> None:
-        """Let a pod's end be seen before the Job controller has taken notice of it."""
+        """Report a pod's end before the Job controller has counted it."""
         pod = next(pod for pod in self.pods() if completion_index(pod) == index)
         text = message if isinstance(message, str) else msgspec.json.encode(message).decode()
         self.cluster.store.change(pod, status=pods.finished_status(pod, code, "Error", text, self.clock()))
 
     def end_pod(self, index: int, code: int = 0, message: Any = "", *, reason: str = "") -> None:
-        """Let the running pod of an index end."""
+        """End the running pod of an index."""
         pod = next(pod for pod in self.pods() if completion_index(pod) == index)
         text = message if isinstance(message, str) else msgspec.json.encode(message).decode()
         self.cluster.end(pod, code, text, reason=reason)
 
     async def train(self, text: str | None = None) -> ReconcilerHarness:
-        """Go on until the current attempt trains."""
+        """Continue until the current attempt trains."""
         await self.settle()
         self.run_pods()
         self.cluster.page = text or (

@@ -1,4 +1,4 @@
-"""A GPU's sense of time: the host asks for work and goes on, the device does it in turn. No work is really done."""
+"""A GPU's asynchronous execution: the host queues work and continues; no work is executed."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ class FakeGpu:
         self.device = max(self.device, self.host) + seconds
 
     def wait(self) -> None:
-        """Let the host wait until the device has done everything."""
+        """Wait until the device has finished."""
         self.host = max(self.host, self.device)

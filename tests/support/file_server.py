@@ -1,4 +1,4 @@
-"""A web server on the loopback for files that are fetched: it counts what it sends, and fails as a test says."""
+"""A web server on the loopback for fetched files: it counts sent bytes, and injects failures."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def serve_bytes(data: bytes, **changes: object) -> FileServer:
 
 
 def pattern(start: int, count: int) -> bytes:
-    """Return bytes of an endless file, each block of which tells its place."""
+    """Return bytes of an endless file whose blocks contain their position."""
     first = start // _BLOCK
     blocks = (str(number).encode().zfill(_BLOCK) for number in range(first, (start + count) // _BLOCK + 1))
     return b"".join(blocks)[start - first * _BLOCK :][:count]

@@ -47,7 +47,7 @@ class LauncherPods:
     spares: int = 0
     env: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
-    """What is other than usual in the launcher's configuration."""
+    """Changes of the default launcher configuration."""
     pass_fds: Sequence[int] = ()
     python: str = sys.executable
     warm: bool = True

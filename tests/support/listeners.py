@@ -29,7 +29,7 @@ def list_listeners(pids: Iterable[int]) -> list[tuple[str, int]]:
 
 
 def is_loopback(address: str) -> bool:
-    """Tell whether an address is of the loopback interface."""
+    """Return whether an address is of the loopback interface."""
     return ipaddress.ip_address(address).is_loopback
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.support import ROOT
 
-# In a process of its own: what Jupyter's parts warn of is not ours.
+# In a separate process, because Jupyter's packages emit warnings.
 _EXECUTE = """
 import sys, nbformat
 from nbclient import NotebookClient
@@ -36,7 +36,7 @@ def start_notebook(
 
 
 def check_notebook(process: subprocess.Popen[str], folder: Path) -> None:
-    """Wait for its end, and see in the cells that it trained, was killed, went on and showed its figures."""
+    """Wait for its end, and check in the cells that it trained, was killed, resumed and showed its plots."""
     _, message = process.communicate()
     assert process.returncode == 0, message
     cells = json.loads((folder / "executed.ipynb").read_text())["cells"]

@@ -1,4 +1,4 @@
-"""Stores of checkpoints: a folder, or moto's S3 over HTTP behind a wire that a test can cut.
+"""Checkpoint stores: a folder, or moto's S3 over HTTP behind a proxy that tests interrupt.
 
 s3fs and moto want another python-dateutil than kubernetes does, so they are in a folder of their own (`make s3`).
 """
@@ -122,7 +122,7 @@ class ObjectStore:
         self.wire.close()
 
     def _call(self, method: str, path: str, content: bytes | None = None) -> bytes:
-        signed = {"Authorization": "AWS key:signature"}  # moto lets nobody else change what has an owner
+        signed = {"Authorization": "AWS key:signature"}  # moto allows only the owner to change an object
         request = urllib.request.Request(f"{self._direct}/{path}", data=content, headers=signed, method=method)
         with urllib.request.urlopen(request, timeout=60) as answer:
             return bytes(answer.read())

@@ -1,4 +1,4 @@
-"""The operator as users start it: a process of its own."""
+"""The operator in a separate process, as users start it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class OperatorProcess(Stoppable):
 
     @property
     def log(self) -> str:
-        """What it has said so far."""
+        """Its log so far."""
         return self._log.read_text(errors="replace")
 
     def __enter__(self) -> OperatorProcess:

@@ -61,7 +61,7 @@ def build_ruleset(
                 for source in _addresses(rule.get(peers), policy["metadata"]["namespace"], pods, namespaces, second)
                 for port in _ports(rule.get("ports"), pod if kind == "Ingress" else None)
             ] + ["jump deny"]
-    chains["forward"] = main  # the last one: nft wants a chain to exist that is jumped to
+    chains["forward"] = main  # last, because nft requires the target of a jump to exist
     blocks = "".join(f"  chain {name} {{\n    " + "\n    ".join(lines) + "\n  }\n" for name, lines in chains.items())
     return f"table inet policies {{\n{blocks}}}\n"
 

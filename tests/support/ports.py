@@ -1,4 +1,4 @@
-"""TCP ports of this machine that nobody else takes between their choice and their use, nor between two uses."""
+"""TCP ports of this machine that stay reserved until their use and between uses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .stoppable import Stoppable
 
 
 class HeldPort(Stoppable):
-    """A port, by default a free one, that is kept for who asks for it by its number, until it is let go of."""
+    """A reserved port, by default a free one, that only processes with its number can use until it is released."""
 
     def __init__(self, number: int = 0) -> None:
         self._socket = hold_port(number)
@@ -21,7 +21,7 @@ class HeldPort(Stoppable):
         return self
 
     def stop(self) -> None:
-        """Let go of it."""
+        """Release the port."""
         self._socket.close()
 
 

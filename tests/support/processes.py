@@ -1,4 +1,4 @@
-"""Find the processes that a test left behind, whoever their parent is by now."""
+"""Find the remaining processes of a test, also with another parent."""
 
 from __future__ import annotations
 

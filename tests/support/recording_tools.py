@@ -11,10 +11,10 @@ from pathlib import Path
 def run_script(
     script: Path, *arguments: str, folder: Path, tool: str, tools: Iterable[str], basics: Iterable[str], **env: str
 ) -> tuple[int, str, list[str]]:
-    """Run a script that finds nothing but these programs; return its exit code, its output and the calls.
+    """Run a script with only these programs in PATH; return its exit code, its output and the calls.
 
-    ``tool`` is the shell script that stands in for each of ``tools``; it appends its call to the file of ``CALLS``.
-    ``basics`` are this machine's own.
+    ``tool`` is the shell script that replaces each of ``tools``; it appends its call to the file of ``CALLS``.
+    ``basics`` are programs of this machine.
     """
     programs = folder / "tools"
     programs.mkdir(exist_ok=True)

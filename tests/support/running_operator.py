@@ -1,4 +1,4 @@
-"""The operator in a thread of the test's own process: real Kopf, real handlers, an event loop of its own."""
+"""The operator in a thread of the test's process, with real Kopf, real handlers and a separate event loop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RunningOperator(Stoppable):
         self.lost = threading.Event()
         """Set when another operator has taken over; a process of its own would end there and then."""
         self._memo = kopf.Memo(settings=settings, on_lost=self.lost.set)
-        # A threading.Event would be waited for in a thread of its own, which outlives a failed start.
+        # Waiting for a threading.Event needs a thread, which outlives a failed start.
         self._stop: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._ready = threading.Event()
         self._failure: BaseException | None = None
@@ -89,7 +89,7 @@ Start = Callable[..., RunningOperator]
 
 
 async def in_thread(function: Callable[..., int], *args: Any) -> int:
-    """Call a function in a thread that nobody waits for: one that never returns must not keep a failed test alive."""
+    """Call a function in a daemon thread, so that a blocked call does not keep a failed test alive."""
     done: concurrent.futures.Future[int] = concurrent.futures.Future()
 
     def call() -> None:

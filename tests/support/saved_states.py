@@ -15,7 +15,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Tell whether two states are bitwise the same, to the last tensor and its type."""
+    """Return whether two states are bitwise equal, including all tensors and types."""
     if isinstance(one, torch.Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, dict):

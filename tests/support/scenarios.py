@@ -20,7 +20,7 @@ Scenario = Callable[[OperatorSimulation], Awaitable[None]]
 
 
 async def train(sim: OperatorSimulation, **spec: Any) -> None:
-    """Create the job if there is none, and let its current attempt train."""
+    """Create the job if it does not exist, and run its current attempt."""
     if sim.get(constants.KIND, "train") is None:
         sim.create(resource(**{"nodes": 2, **spec}))
     await sim.settle()
@@ -32,7 +32,7 @@ async def train(sim: OperatorSimulation, **spec: Any) -> None:
 
 
 async def finish(sim: OperatorSimulation) -> None:
-    """Let the current attempt's pods end well."""
+    """Complete the current attempt's pods."""
     for pod in sim.pods():
         sim.end_pod(pod)
     await sim.settle()
@@ -151,7 +151,7 @@ async def be_preempted_without_a_label(sim: OperatorSimulation) -> None:
 
 
 async def be_suspended_without_a_label(sim: OperatorSimulation) -> None:
-    """Begin suspended, be let go, and be suspended again by the user, where Kueue manages every Job."""
+    """Start suspended, resume, and suspend by the user, with Kueue managing every Job."""
     kueue = sim.install_kueue("all")
     sim.create(resource(nodes=2, suspend=True))
     await sim.settle(10)
@@ -218,7 +218,7 @@ SCENARIOS = tuple(ENDS)
 
 
 def end_of(sim: OperatorSimulation) -> Any:
-    """Return what has to be the same whatever was lost on the way, without times and what is drawn by lot."""
+    """Return the values that must not depend on faults, without times and random names."""
     jobs = [
         (job["metadata"]["name"], job["spec"]["completions"], job["spec"]["suspend"], job["metadata"]["generation"])
         for job in sim.list("Job")
@@ -232,7 +232,7 @@ def end_of(sim: OperatorSimulation) -> Any:
         text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "T", text)
         status = msgspec.json.decode(re.sub(r"(train-\d+-\d+)-\w{5}", r"\1", text))
         if status.get("lastFailure", {}).get("category") == "NodeLost":
-            del status["lastFailure"]["message"]  # the pod's words, or its node's where that is looked at first
+            del status["lastFailure"]["message"]  # the pod's message, or its node's if that is read first
         for told_in_seconds in ("goodput", "lastRestart", "history"):
             status.pop(told_in_seconds, None)
         for seen_on_the_way in ("replaced", "all"):  # a pod that is away at one look and back at the next

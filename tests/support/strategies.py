@@ -118,7 +118,7 @@ INTERESTING = (
 
 @st.composite
 def mutated(draw: st.DrawFn, base: Json, *, outside: tuple[str, ...] = ()) -> Json:
-    """Return ``base`` with a few members replaced, removed or misspelt; what begins with ``outside`` stays."""
+    """Return ``base`` with a few members replaced, removed or misspelt; names that start with ``outside`` are kept."""
     value: Json = base
     choices = [path for path in places(base) if not outside or path[: len(outside)] != outside]
     for _ in range(draw(st.integers(1, 3))):
@@ -134,7 +134,7 @@ categories = st.sampled_from(tuple(CATEGORIES))
 
 @st.composite
 def words(draw: st.DrawFn, category: str) -> Json:
-    """Return a launcher's last words."""
+    """Return a launcher's termination message."""
     return last_words(
         category,
         secondary=draw(st.booleans()),

@@ -14,10 +14,10 @@ from ddp_trainer.engine import StepResult
 
 
 class Tape(TorchDispatchMode):
-    """Notes operations; :meth:`replay` does them again, with what is in the tensors by then.
+    """Records operations; :meth:`replay` repeats them with the current content of the tensors.
 
-    As on a GPU a number of the host's is the one that it was, no line of Python runs, recording leaves the tensors as
-    they were, and results are where they were. What the host reads is refused.
+    As on a GPU, host values are constants, no Python code runs, recording does not change the tensors, and results keep
+    their memory. Reads by the host are refused.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Which tier a test belongs to, whether that tier can run here, and the report at the end that says what ran.
 
 A marker decides the tier, else the first folder under ``tests/``. A tier that cannot run here skips its tests with the
-reason; a tier without tests says so. Nothing is left out in silence.
+reason; a tier without tests is reported.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class TierReport:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Count what is left after -k, -m and --deselect."""
+        """Count the tests that remain after -k, -m and --deselect."""
         for item in session.items:
             self.counts[dict(item.user_properties)["tier"]].selected += 1
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 
 def write_cifar10(root: Path, per_file: int = 20) -> Path:
-    """CIFAR-10's pickled batches with ``per_file`` images each; every class has a brightness of its own to learn."""
+    """CIFAR-10's pickled batches with ``per_file`` images each; every class has a different brightness to learn."""
     folder = root / "cifar-10-batches-py"
     folder.mkdir(parents=True)
     random = np.random.default_rng(0)

@@ -1,7 +1,7 @@
-"""Recordings of a real control plane, which whatever plays one is held against.
+"""Recordings of a real control plane, with which stand-ins are compared.
 
-A test calls ``Trace.step`` for everything that it does and says how what comes of it is read. Under
-``--record-traces``, on a real control plane, what came of it is written down; else it must become what was written.
+A test calls ``Trace.step`` for every action, with a function that reads the result. ``--record-traces`` records the
+result of a real control plane; otherwise the result must equal the recording.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Trace:
     """One file of steps, each with what came of it."""
 
     def __init__(self, name: str, *, server: str | None = None, patience: float = PATIENCE) -> None:
-        """Open the recording ``name``; with ``server``, the version of a real one, write it anew."""
+        """Open the recording ``name``; with ``server``, the version of a real one, replace it."""
         self._patience = patience
         self._path = FOLDER / f"{name}.json"
         self._server = server
@@ -55,7 +55,7 @@ class Trace:
         changes: bool = False,
         quiet: float = QUIET,
     ) -> None:
-        """Record what ``read`` settles at after a step, or wait until it is what was recorded.
+        """Record the stable result of ``read`` after a step, or wait until it equals the recording.
 
         ``view`` takes from the recording and from what is read what can be compared here. With ``changes`` the
         recording waits for a change before it waits for quiet, which is so many seconds without another one.
@@ -92,7 +92,7 @@ class Trace:
 
 
 def difference(does: str, wanted: Any, found: Any) -> str:
-    """Return the lines in which what was found differs from what was recorded."""
+    """Return the lines in which a result differs from its recording."""
     old, new = (json.dumps(value, indent=1, sort_keys=True).splitlines() for value in (wanted, found))
     lines = difflib.unified_diff(old, new, "recorded", "found", lineterm="", n=1)
     return "\n".join((f"after: {does}", *lines))

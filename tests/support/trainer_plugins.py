@@ -91,7 +91,7 @@ def interrupting(config: ModelConfig, in_channels: int, num_classes: int) -> nn.
         what = what.removeprefix("VALIDATION")
 
         def count(module: nn.Module, inputs: Any, outputs: Tensor) -> Tensor:
-            # A single image is the trainer's own try before it begins.
+            # A single image is the trainer's check before training.
             counts = module.training == training and len(outputs) > 1
             remaining[0] -= int(counts)
             if remaining[0] or not counts:

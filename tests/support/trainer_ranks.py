@@ -95,7 +95,7 @@ class Ranks:
             time.sleep(0.01)
 
     def release(self, rank: int = 0) -> None:
-        """Let a rank go on that has been held where it had written a text."""
+        """Resume a rank that was held after it wrote a text."""
         (self._folder / f"rank-{rank}.txt.go").touch()
 
     def kill(self) -> None:
@@ -125,8 +125,8 @@ def start(
 ) -> Iterator[Ranks]:
     """Start the trainer with ``arguments`` on ``world_size`` ranks of one thread; none of them outlives the block.
 
-    A rank that has written the text ``hold`` waits there until it is let go of: what a test does meanwhile it does in
-    the midst of the run, also where the machine has no time for the test. The other ranks wait for it in a collective.
+    A rank that has written the text ``hold`` waits until it is released, so that a test acts at this point of the run
+    also on a busy machine. The other ranks wait for it in a collective.
     ``script`` runs in its place: Python that finds ``torch``, ``dist``, ``world`` and ``arguments`` as names.
     """
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Imported by the server that warm processes are forked from: what any of them wants, if it starts no thread."""
+"""Imports of the server from which warm processes are forked: all modules that start no thread."""
 
 import gc
 import sys

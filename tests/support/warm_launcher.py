@@ -17,7 +17,7 @@ _main_process = multiprocessing.current_process()  # of the warm process, where 
 
 
 def fork_server(path: str, words: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Do as ``os.posix_spawn``, but fork where what is to be started is a fork server."""
+    """Replace ``os.posix_spawn``, but fork if the program is a fork server."""
     if "forkserver" not in words:
         return _spawn(path, words, environ)
     pid = os.fork()

@@ -1,7 +1,7 @@
 """Drivers for the contract suite of a cluster, one for each implementation.
 
 A new implementation gets a module with a ``ClusterDriver`` and a place in the fixture ``driver`` of ``tests/contract``;
-the suite then runs on it as it stands.
+the suite then runs on it.
 """
 
 from __future__ import annotations

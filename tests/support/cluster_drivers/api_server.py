@@ -1,4 +1,4 @@
-"""Drives an API server, the stand-in or a real one, to which the cluster speaks through the operator's own client."""
+"""Driver of an API server, the stand-in or a real one, through the operator's client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a test of the contract needs beside the cluster itself: pods that do as they are told."""
+"""Interface of contract tests to a cluster's pods: run them, end them, read their state."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ClusterDriver(ABC):
         """Return a resource's pods with all that they have: a snapshot's have what the operator needs of them."""
 
     async def let_pods_end(self, allowed: bool) -> None:
-        """Let deleted pods end, or keep them terminating."""
+        """End deleted pods, or keep them terminating."""
         raise NotImplementedError
 
     def comparable(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def index_of(pod: Object) -> int:
 
 
 def is_alive(pod: Object) -> bool:
-    """Say whether a pod neither ended nor is being deleted."""
+    """Return whether a pod has neither ended nor is being deleted."""
     ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
     return not ended and "deletionTimestamp" not in pod["metadata"]
 

@@ -1,4 +1,4 @@
-"""Drives the local cluster: its pods are small Python processes that a file tells how to end."""
+"""Driver of the local cluster, whose pods are small Python processes controlled through a file."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""A stand-in for the Kubernetes API server, for tests that need one and have none.
+"""A stand-in for the Kubernetes API server.
 
-It keeps to what the operator, Kopf and kubectl rely on: versions and preconditions, watches with their ways to fail,
-the status subresource, owner references, the Job controller. The same tests run against a real one where that is
-present, which is how it is kept honest.
+It implements what the operator, Kopf and kubectl rely on: versions and preconditions, watches and their failures, the
+status subresource, owner references, the Job controller. One test suite compares it with a real server.
 """
 
 from .actors import ClusterActors

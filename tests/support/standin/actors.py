@@ -72,7 +72,7 @@ class ClusterActors:
         return [head | item for item in answer["items"]]
 
     async def watch(self, kind: str) -> AsyncIterator[Object]:
-        """Yield the objects of a kind that are there, and then each state of each that is written, without an end."""
+        """Yield the existing objects of a kind, and then each written state, endlessly."""
         info = await self.client.connect()
         secure = info.as_ssl_context() if info.server.startswith("https:") else True
         endless = aiohttp.ClientTimeout(total=None)
@@ -216,7 +216,7 @@ class ClusterActors:
                 raise
 
     async def end_deleted_pods(self) -> None:
-        """Let the pods that wait for their kubelet after a deletion go, as it does once their processes are gone."""
+        """Remove deleted pods that wait for their kubelet, as it does after their processes have ended."""
         for pod in await self.list("Pod"):
             meta = pod["metadata"]
             if not meta.get("deletionTimestamp") or not pod["spec"].get("nodeName"):
@@ -228,7 +228,7 @@ class ClusterActors:
 
     @asynccontextmanager
     async def kubelet(self) -> AsyncIterator[None]:
-        """Let deleted pods go all the while."""
+        """Remove deleted pods continuously."""
         task = asyncio.create_task(self._end_deleted_pods_for_ever())
         try:
             yield

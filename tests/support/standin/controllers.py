@@ -53,7 +53,7 @@ class Controllers:
                 while not mailbox.queue.empty():
                     mailbox.queue.get_nowait()
                 self.round()
-        except Exception as exc:  # told to the test when the server stops
+        except Exception as exc:  # raised in the test when the server stops
             self.failure = exc
             raise
         finally:
@@ -116,7 +116,7 @@ class Controllers:
                 self._delete(kind, self._storage.find(kind, meta.get("namespace", ""), meta["name"]))
 
     def _end_pods(self) -> None:
-        """Let deleted pods fail and take their grace time away, as kubelets do (and the pod collector without one)."""
+        """Fail deleted pods and end their grace period, as kubelets do (and the pod collector without one)."""
         for _, pod in self._storage.peek(self._kind("Pod")):
             meta = pod["metadata"]
             lives = pod["status"].get("phase") not in FINISHED

@@ -1,4 +1,4 @@
-"""The API server's way to say no: an HTTP status and a ``Status`` object."""
+"""Refusals of the API server: an HTTP status and a ``Status`` object."""
 
 from __future__ import annotations
 

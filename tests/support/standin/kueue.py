@@ -65,7 +65,7 @@ class Kueue:
         self.round()
 
     def bypassed(self) -> list[str]:
-        """Return the Jobs that somebody else has let run past it."""
+        """Return the Jobs that run without Kueue's admission."""
         results = []
         for change, write in zip(self._storage.history, self._storage.writes, strict=True):
             before = change.before

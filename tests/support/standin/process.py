@@ -1,4 +1,4 @@
-"""An operator's process in a simulation: all that it knows, so that another one may begin beside it with nothing."""
+"""An operator's process in a simulation: all of its memory, so that a second process starts without any."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.builders import hand_over
 from .server import Ask
 
 LEASE = 15.0
-"""Seconds after which an operator that stands still is succeeded."""
+"""Seconds after which a successor replaces a frozen operator."""
 
 Fence = Literal["closed", "late", "open"]
 """What a deposed operator still writes: nothing; the one call that had passed its fence when it was stopped; or, as if
@@ -28,7 +28,7 @@ there were no fence, whatever its pass makes it write."""
 
 
 class ProcessContext(Protocol):
-    """What a process needs of what is around it."""
+    """The environment that a process needs."""
 
     def clock(self) -> datetime: ...
 
@@ -42,7 +42,7 @@ class ProcessContext(Protocol):
 
 
 class Process:
-    """One operator: what it knows, and when it wants to look at what. It begins with nothing."""
+    """One operator: its memory and its schedule. It starts without memory."""
 
     def __init__(self, simulation: ProcessContext) -> None:
         self.wanted: dict[Key, datetime] = {}
@@ -65,7 +65,7 @@ class Process:
 
 
 class _Client(ApiClient):
-    """The operator's client, whose calls go nowhere but to the stand-in."""
+    """The operator's client, whose calls end in the stand-in."""
 
     def __init__(self, simulation: ProcessContext, process: Process) -> None:
         super().__init__(self._log_in, qps=1e9, burst=1_000_000_000)
@@ -97,14 +97,14 @@ class _Client(ApiClient):
 
 
 class _Synchroniser(Resync):
-    """What the watches have not brought by now they have failed to bring: time stands still meanwhile."""
+    """Changes that the watches have not delivered by now are lost, because the clock does not advance."""
 
     async def _settle(self, lagging: list[Laggard]) -> list[Laggard]:
         return [(kind, meta) for kind, meta in lagging if not self.store.is_current(kind, meta)]
 
 
 class _Cluster(KubeCluster):
-    """The operator's cluster. Pods say what the test wants; Events are posted before anything else is done."""
+    """The operator's cluster. Tests set the pods' pages; Events are posted first."""
 
     def __init__(self, simulation: ProcessContext, process: Process) -> None:
         super().__init__(process.client, process.store, on_change=lambda key: simulation.want(key, of=process))

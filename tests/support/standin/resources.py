@@ -10,7 +10,7 @@ VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind: its place in the API and what is special about it."""
+    """One kind: its path in the API and its features."""
 
     group: str
     version: str

@@ -1,4 +1,4 @@
-"""The stand-in as a context manager: a thread with its own event loop, on a free port."""
+"""The stand-in as a context manager: a thread with a separate event loop, on a free port."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ T = TypeVar("T")
 class StandIn(Stoppable):
     """An API server for tests. Everything public may be used from the test's thread.
 
-    ``faults`` breaks calls, ``writes`` is what was written by anybody, ``calls`` what was asked for. ``tls``: it also
-    listens on ``secure_port``, with this certificate.
+    ``faults`` injects failures, ``writes`` lists all writes, ``calls`` all requests. ``tls``: it also listens on
+    ``secure_port`` with this certificate.
     """
 
     def __init__(self, *, crd: bool = True, bookmark_interval: float = 1.0, tls: ssl.SSLContext | None = None) -> None:
@@ -69,7 +69,7 @@ class StandIn(Stoppable):
 
     @property
     def writes(self) -> list[tuple[str, str, str, str]]:
-        """Every write so far, whoever did it, renewals of Leases apart: verb, plural, namespace, name."""
+        """All writes so far by any client, without renewals of Leases: verb, plural, namespace, name."""
         return [write for write in list(self._storage.writes) if write[1] != "leases"]
 
     def writes_of(self, *plurals: str) -> list[tuple[str, str]]:
@@ -131,7 +131,7 @@ class StandIn(Stoppable):
         self.call(inside)
 
     def write_log(self, pod: str, *lines: str, namespace: str = "default") -> None:
-        """Let a pod write lines, each with the kubelet's time before it."""
+        """Append lines to a pod's log, each with the kubelet's time."""
         self.call(lambda: self._api.logs.setdefault((namespace, pod), []).extend(lines))
 
     def serve(self, kind: Kind) -> None:
@@ -159,7 +159,7 @@ class StandIn(Stoppable):
         self._api.allow = rule
 
     def end_pods(self, allowed: bool) -> None:
-        """Let deleted pods on a node end, as a living kubelet sees to, or keep them there."""
+        """Remove deleted pods on a node, as a live kubelet does, or keep them."""
         self.controllers.ends_pods = allowed
         self.call(self.controllers.round)
 
@@ -172,7 +172,7 @@ class StandIn(Stoppable):
         self.call(self._api.watches.freeze)
 
     def thaw_watches(self) -> None:
-        """Let them speak again."""
+        """Resume the silent watches."""
         self.call(self._api.watches.thaw)
 
     def watch_count(self, plural: str | None = None) -> int:

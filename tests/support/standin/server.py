@@ -1,4 +1,4 @@
-"""The stand-in's HTTP side: paths to storage, as the API server has them."""
+"""The stand-in's HTTP interface: the API server's paths, mapped to the storage."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RequestTarget(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One call: what was asked for, the HTTP status of the answer (0: cut) and the caller's bearer token."""
+    """One call: the request, the HTTP status of the response (0: interrupted) and the caller's bearer token."""
 
     verb: str
     resource: str
@@ -175,7 +175,7 @@ class StandInApi:
         return web.json_response(answer, status=status)
 
     async def _log(self, request: web.Request, namespace: str, name: str) -> web.StreamResponse:
-        """Send a pod's log, and with ``follow`` what is written until the pod has ended."""
+        """Send a pod's log, and with ``follow`` further lines until the pod has ended."""
         pods = self.kind("Pod")
         self.storage.get(pods, namespace, name)
         answer = web.StreamResponse()
@@ -241,7 +241,7 @@ class StandInApi:
             for obj in self.storage.list(kind, namespace)
             if matches(labels_of(obj)) and all(_field(obj, path) == value for path, value in fields)
         ]
-        # A page begins where the token says; a real server shows the state of the first page, this one that of now.
+        # The token is the start of a page. A real server returns the state of the first page, this one the current.
         version, _, start = ask.query.get("continue", "").partition(":")
         first = int(start or 0)
         limit = int(ask.query.get("limit") or 0)
@@ -357,7 +357,7 @@ class StandInApi:
 
 
 def _keep_template(kind: Kind, before: Object, after: Object) -> None:
-    """A Job's template may not change (the API server lets a suspended Job's scheduling fields change; nobody here)."""
+    """A Job's template may not change (except scheduling fields of a suspended Job, which no test changes)."""
     if kind.kind != "Job":
         return
     wrong = None
@@ -371,7 +371,7 @@ def _keep_template(kind: Kind, before: Object, after: Object) -> None:
 
 
 def forbidden(place: RequestTarget, user: str) -> ApiFailure:
-    """The refusal of somebody who has no right to do this."""
+    """The refusal of a client without permission."""
     verb, kind, namespace, name, _ = place
     what = f'{kind.resource} "{name}"' if name else kind.resource
     where = "at the cluster scope" if namespace is None else f'in the namespace "{namespace}"'

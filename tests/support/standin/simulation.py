@@ -1,13 +1,13 @@
-"""The operator and its API server in one thread, without network and without time: every step is the test's.
+"""The operator and its API server in one thread, without network and real time: the test controls every step.
 
-The operator's parts are the real ones, down to the client, whose calls end in the stand-in instead of a socket. When
-the watches deliver, when a timer is due, where the process dies or stands still and which call fails is said by the
-test, so that each run of it is the same.
+The operator's parts are the real ones, down to the client, whose calls end in the stand-in instead of a socket. The
+test decides when watches deliver, when a timer is due, where the process is killed or frozen and which call fails, so
+that every run is the same.
 
-An operator that stands still is succeeded by another one once its Lease is over. Woken up, it goes on where it was.
+A successor replaces a frozen operator after the end of its Lease. The frozen operator may resume later.
 
-What is left out, and is tested over HTTP: Kopf, the Lease itself (the simulation says who leads), and the API server's
-checks of a Job's fields, which cost most.
+Omitted, and tested over HTTP: Kopf, the Lease (the simulation selects the leader), and the API server's expensive
+checks of a Job's fields.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Killed(BaseException):
 
 
 class Deposed(Exception):
-    """The operator's process stands still here, and another one leads."""
+    """The operator's process is frozen here, and another one leads."""
 
 
 class OperatorSimulation:
@@ -115,7 +115,7 @@ class OperatorSimulation:
     # The operator
 
     def _begin(self) -> None:
-        """Let a new process of the operator exist, which knows nothing."""
+        """Create a new process of the operator without memory."""
         self.lives += 1
         self.process = Process(self)
 
@@ -129,7 +129,7 @@ class OperatorSimulation:
         (of or self.process).wanted[key] = self.now + timedelta(seconds=seconds)
 
     async def restart(self) -> None:
-        """Start the operator anew: it lists everything, compares, and looks at every resource."""
+        """Restart the operator: it lists everything, compares, and processes every resource."""
         while True:
             self._begin()
             for kind in WATCHED:
@@ -148,7 +148,7 @@ class OperatorSimulation:
                 continue
 
     async def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Let the leading operator do something. Raises: Deposed where it is stopped meanwhile; Killed."""
+        """Run an action of the leading operator. Raises: Deposed if it is frozen meanwhile; Killed."""
         process = self.process
         task = asyncio.create_task(work)
         stopped = asyncio.create_task(process.stands.wait())
@@ -162,13 +162,13 @@ class OperatorSimulation:
         raise Deposed
 
     async def stand_still(self, process: Process) -> None:
-        """Stop an operator here, for its successor to begin, until it is woken up."""
+        """Freeze an operator here until it is resumed, so that its successor starts."""
         process.fence = self.fence
         process.stands.set()
         await process.goes_on.wait()
 
     async def forget_deposed(self) -> None:
-        """End the operators that stand still."""
+        """End the frozen operators."""
         work = [process.work for process in self.deposed if process.work is not None]
         self.deposed.clear()
         for task in work:
@@ -176,7 +176,7 @@ class OperatorSimulation:
         await asyncio.gather(*work, return_exceptions=True)
 
     async def wake(self, process: Process) -> None:
-        """Let a deposed operator go on with what it was in the midst of. Then it learns that it does not lead."""
+        """Resume a deposed operator, which finishes its current action and then finds that it is not the leader."""
         self.deposed.remove(process)
         process.goes_on.set()
         assert process.work is not None
@@ -193,7 +193,7 @@ class OperatorSimulation:
             self.want(key)
 
     def deliver(self, kind: str, count: int | None = None) -> bool:
-        """Let the watch of a kind bring its next changes (all); return whether there were any."""
+        """Deliver the next changes (all) of the watch of a kind; return whether there were any."""
         history = self.storage.history
         first = self.process.seen.get(kind, 0)
         last = len(history) if count is None else min(len(history), first + count)
@@ -205,7 +205,7 @@ class OperatorSimulation:
         return last > first
 
     def repeat(self, kind: str, count: int) -> None:
-        """Let the watch of a kind bring its last changes once more, as one that was cut may."""
+        """Deliver the last changes of the watch of a kind again, as after an interruption."""
         self.process.seen[kind] = max(0, self.process.seen.get(kind, 0) - count)
 
     def due(self) -> Iterator[Key]:
@@ -228,7 +228,7 @@ class OperatorSimulation:
         return None
 
     async def settle(self, seconds: float = 2.0) -> None:
-        """Let everybody work for so many seconds: each does at once what there is to do, and rests in between."""
+        """Run all actors for so many seconds: each processes its work at once and then waits."""
         if self.lives == 1:
             await self.restart()
         end = self.now + timedelta(seconds=seconds)
@@ -258,7 +258,7 @@ class OperatorSimulation:
             await self.restart()
 
     def install_kueue(self, manages: Manages = "labelled", *, quota: int = 10**6) -> Kueue:
-        """Let Kueue queue Jobs from now on."""
+        """Enable Kueue for Jobs from now on."""
         kueue = Kueue(self.storage, self.api.kind, manages, quota=quota)
         # Two versions, as of all that may be missing the operator asks for the next.
         self.api.kinds += [WORKLOAD, LOCAL_QUEUE, replace(LOCAL_QUEUE, version="v1beta2")]
@@ -272,7 +272,7 @@ class OperatorSimulation:
         return self.controllers.kueue
 
     def move_clock(self, seconds: float) -> None:
-        """Let the time jump, while nobody works."""
+        """Advance the clock while no actor runs."""
         self.now += timedelta(seconds=seconds)
 
     # The wire
@@ -350,7 +350,7 @@ class OperatorSimulation:
             self.die_if_due()
 
     def die_if_due(self) -> None:
-        """Let the process end if it was to end after this call. Raises: Killed."""
+        """End the process if it is configured to end after this call. Raises: Killed."""
         if len(self.calls) == self.kill_after:
             raise Killed
 
@@ -398,7 +398,7 @@ class OperatorSimulation:
         self.storage.update(kind, before, admit(kind, after, before, status_only=True))
 
     def delete(self, kind: str, name: str) -> None:
-        """Delete an object; what it owns follows."""
+        """Delete an object and the objects that it owns."""
         result = self.get(kind, name)
         if result is not None:
             self.storage.delete(self.api.kind(kind), result)
@@ -413,13 +413,13 @@ class OperatorSimulation:
             self.storage.update(self.api.kind("Pod"), before, after, verb="kubelet")
 
     def run_pod(self, pod: Object) -> None:
-        """Let a pod run, on a node of its index."""
+        """Run a pod on the node of its index."""
         status = pods.running_status(pod, self.now)
         conditions = [{"type": "Ready", "status": "True", "lastTransitionTime": format_time(self.now)}]
         self._write_pod(pod, {**status, "podIP": "10.0.0.1", "conditions": conditions}, nodeName=node_of(pod))
 
     def end_pod(self, pod: Object, code: int = 0, message: Any = "", *, reason: str = "") -> None:
-        """Let a pod's container end."""
+        """End a pod's container."""
         text = message if isinstance(message, str) else msgspec.json.encode(message).decode()
         reason = reason or ("Error" if code else "Completed")
         self._write_pod(pod, pods.finished_status(pod, code, reason, text, self.now))
@@ -436,7 +436,7 @@ class OperatorSimulation:
             self.storage.delete(self.api.kind("Pod"), marked, grace=grace if marked["spec"].get("nodeName") else None)
 
     def lose_node(self, name: str) -> None:
-        """Let a node fall silent: its pods are no longer ready, and what is deleted on it does not end."""
+        """Silence a node: its pods are no longer ready, and deleted pods on it do not end."""
         self.controllers.dead_nodes.add(name)
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
         ready = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "silent"}

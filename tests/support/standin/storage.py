@@ -1,7 +1,7 @@
 """The stand-in's etcd: objects, one counter of versions, a history, and watchers.
 
-Everything runs in the server's event loop, so nothing is locked. Objects that leave are copies, but for those of
-``peek``, which are for looking at only.
+Everything runs in the server's event loop, so nothing is locked. Returned objects are copies, except those of
+``peek``, which are read-only.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Change:
 
 
 class Storage:
-    """All objects by kind, namespace and name. ``clock`` tells the time."""
+    """All objects by kind, namespace and name. ``clock`` returns the time."""
 
     def __init__(self, clock: Callable[[], datetime] = utc_now) -> None:
         self.clock = clock
@@ -144,7 +144,7 @@ class Storage:
         self.compacted = self.version
 
     def watch(self, tell: Callable[[Change], None]) -> Callable[[], None]:
-        """Call ``tell`` for every change from now on; returns what ends that."""
+        """Call ``tell`` for every change from now on; returns a function that ends the subscription."""
         token = object()
         self._watchers[token] = tell
         return lambda: self._watchers.pop(token, None) and None

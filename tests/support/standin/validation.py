@@ -23,9 +23,9 @@ LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 def admit(
     kind: Kind, obj: Object, old: Object | None, *, strictness: str = "Warn", status_only: bool = False
 ) -> Object:
-    """Return the object as it would be stored. Raises: ApiFailure 400 or 422, in words like the API server's.
+    """Return the object as it would be stored. Raises: ApiFailure 400 or 422, with a message like the API server's.
 
-    With ``status_only`` the rest is taken for granted, also the CEL rules, which cost 0.1 s.
+    ``status_only`` skips all other checks, including the CEL rules, which take 0.1 s.
     """
     if kind.schema is not None:
         obj = _admit_custom(kind, obj, strictness, parts=("status",) if status_only and old is not None else None)
@@ -178,7 +178,7 @@ def _check_job(kind: Kind, obj: Object) -> None:
 
 
 def default_builtin(kind: Kind, obj: Object) -> None:
-    """Fill in what the API server fills in and somebody may look at."""
+    """Set the defaults of the API server that tests read."""
     if kind.kind == "Job":
         uid = obj["metadata"]["uid"]
         name = obj["metadata"]["name"]

@@ -39,7 +39,7 @@ class Watches:
         self._thaw.clear()
 
     def thaw(self) -> None:
-        """Let them speak again."""
+        """Resume the silent watches."""
         self._thaw.set()
 
     async def serve(self, request: web.Request, kind: Kind, namespace: str | None) -> web.StreamResponse:
@@ -74,7 +74,7 @@ class Watches:
     def _first(
         self, kind: Kind, namespace: str | None, query: Mapping[str, str], mailbox: Mailbox
     ) -> list[dict[str, Any]]:
-        """Return the events before the stream begins: the state, or what happened since a version."""
+        """Return the events before the stream: the state, or the changes since a version."""
         since = query.get("resourceVersion", "")
         matches = parse(query.get("labelSelector", ""))
         if query.get("sendInitialEvents") == "true" or since in ("", "0"):
@@ -119,7 +119,7 @@ class Watches:
 def event_of(
     change: Change, kind: Kind, namespace: str | None, matches: Callable[[Mapping[str, str]], bool]
 ) -> dict[str, Any] | None:
-    """Return what a filtered watch says about a change: leaving the filter is a deletion."""
+    """Return the event of a filtered watch for a change: leaving the filter is a deletion."""
     if change.kind != kind or namespace not in (None, change.namespace):
         return None
     was = change.before is not None and matches(labels_of(change.before))

@@ -69,8 +69,8 @@ def test_wait_for_master_reports_its_problem_and_its_end(monkeypatch: pytest.Mon
     clock = itertools.count(0.0, 2.0)
     problems = iter(["name does not resolve yet"] * 3 + [None])
     monkeypatch.setattr(master, "_probe", lambda host, port: next(problems))
-    monkeypatch.setattr(rendezvous.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(rendezvous.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(master.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(master.time, "sleep", lambda seconds: None)
     reports: list[str | None] = []
     assert master.wait_for_master("train-1-0.train", None, 600, reports.append) is None
     assert reports == ["name does not resolve yet", None]
