@@ -1,0 +1,314 @@
+"""``MemoryCheckpoint`` in one process."""
+
+from __future__ import annotations
+
+import copy
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ddp_trainer.memory import MemoryCheckpoint, checkpoint, writer
+
+
+class Run:
+    """A model that trains, and its copies in ``folder``."""
+
+    def __init__(self, folder: Path | None, width: int = 8, **options: Any) -> None:
+        torch.manual_seed(1)
+        self.model = torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.BatchNorm1d(width))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [2, 4])
+        self.objects: dict[str, Any] = {
+            "model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler,
+        }  # fmt: skip
+        self.memory = MemoryCheckpoint(
+            self.objects, folder=None if folder is None else str(folder), **{"interval": 1, **options}
+        )
+
+    def step(self, step: int) -> None:
+        torch.manual_seed(step)
+        self.optimizer.zero_grad()
+        self.model(torch.randn(16, 4)).square().mean().backward()
+        self.optimizer.step()
+        self.scheduler.step()
+
+    def train(self, first: int, last: int) -> None:
+        for step in range(first, last):
+            self.step(step)
+            self.memory.save(step + 1)
+
+    def state(self) -> dict[str, Any]:
+        return copy.deepcopy({name: item.state_dict() for name, item in self.objects.items()})
+
+
+def equal(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else bool(one == other)
+
+
+def end(run: Run) -> None:
+    """Let a process end without its exit handlers."""
+    run.memory.close()
+
+
+def test_restored_state_is_equal_to_the_bit(tmp_path: Path) -> None:
+    first = Run(tmp_path)
+    assert first.memory.restore() is None
+    first.train(0, 5)
+    end(first)
+    second = Run(tmp_path)
+    assert second.memory.restore() == 5
+    assert equal(second.state(), first.state())
+    second.train(5, 8)
+    undisturbed = Run(None)
+    undisturbed.memory.restore()
+    undisturbed.train(0, 8)
+    assert equal(second.state(), undisturbed.state())
+    end(second)
+
+
+def test_loaded_state_is_not_the_memory_of_the_copy(tmp_path: Path) -> None:
+    first = Run(tmp_path)
+    first.memory.restore()
+    first.train(0, 2)
+    end(first)
+    second = Run(tmp_path)
+    second.memory.restore()
+    second.step(2)
+    third = Run(tmp_path)
+    assert third.memory.restore() == 2
+    assert equal(third.state(), first.state())
+    end(second)
+    end(third)
+
+
+def test_copy_that_was_interrupted_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Run(tmp_path)
+    first.memory.restore()
+    first.train(0, 3)
+    first.memory.fence()
+    expected = first.state()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("killed here")
+
+    first.memory._session._writer.wait(10)  # type: ignore[union-attr]
+    monkeypatch.setattr(writer, "build_header", fail)
+    first.train(3, 4)
+    end(first)
+    second = Run(tmp_path)
+    assert second.memory.restore() == 3
+    assert equal(second.state(), expected)
+    end(second)
+
+
+def test_damaged_copy_falls_back_to_the_one_before(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    first = Run(tmp_path)
+    first.memory.restore()
+    first.train(0, 4)
+    end(first)
+    newest = max((tmp_path / "pod-0").iterdir(), key=lambda path: checkpoint.CopyFile(str(path)).header.step)  # type: ignore[union-attr]
+    with open(newest, "r+b") as file:
+        file.seek(4096 + 8)
+        file.write(b"damaged!")
+    second = Run(tmp_path)
+    assert second.memory.restore() == 3
+    assert "the copy of step 4 in pod 0 is damaged; it is not used" in capfd.readouterr().err
+    end(second)
+
+
+def test_memory_changed_by_the_next_step_is_the_state_of_the_step_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next step must wait until its parameters are copied."""
+    copied = writer.copy_memory
+
+    def copy_slowly(address: int, source: torch.Tensor, size: int) -> None:
+        copied(address, source, size // 2)
+        time.sleep(0.02)
+        copied(address, source, size)
+
+    first = Run(tmp_path)
+    first.memory.restore()
+    first.train(0, 2)
+    monkeypatch.setattr(writer, "copy_memory", copy_slowly)
+    first.train(2, 3)
+    expected = first.state()
+    first.step(3)
+    end(first)
+    second = Run(tmp_path)
+    assert second.memory.restore() == 3
+    assert equal(second.state(), expected)
+    assert first.memory.stalled_seconds > 0
+    end(second)
+
+
+def test_parameter_changed_outside_of_a_step_discards_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(tmp_path)
+    run.memory.restore()
+    run.train(0, 2)
+    copied = writer.copy_memory
+
+    def change_meanwhile(address: int, source: torch.Tensor, size: int) -> None:
+        copied(address, source, size)
+        with torch.no_grad():
+            run.model[0].weight.add_(1.0)  # type: ignore[operator]
+
+    session = run.memory._session
+    assert session is not None
+    assert session._writer is not None
+    session._writer.wait(10)
+    monkeypatch.setattr(writer, "copy_memory", change_meanwhile)
+    run.train(2, 3)
+    session._writer.wait(10)
+    monkeypatch.setattr(writer, "copy_memory", copied)
+    run.train(3, 5)
+    assert "changed outside of an optimizer's step" in capfd.readouterr().err
+    expected = run.state()
+    end(run)
+    second = Run(tmp_path)
+    assert second.memory.restore() == 5
+    assert equal(second.state(), expected)
+    end(second)
+
+
+def test_no_room_warns_once_and_training_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(checkpoint, "find_available", lambda folder: 100)
+    run = Run(tmp_path)
+    run.memory.restore()
+    run.train(0, 3)
+    printed = capfd.readouterr().err
+    assert printed.count("MiB of memory") == 1
+    assert "Training continues with its checkpoints on disk" in printed
+    end(run)
+
+
+def test_non_finite_state_is_never_restored(tmp_path: Path) -> None:
+    run = Run(tmp_path, finite_only=True)
+    run.memory.restore()
+    run.train(0, 3)
+    expected = run.state()
+    with torch.no_grad():
+        run.memory.fence()
+        run.model[0].weight[0, 0] = float("nan")  # type: ignore[index]
+    run.train(3, 6)
+    end(run)
+    second = Run(tmp_path, finite_only=True)
+    assert second.memory.restore() == 3
+    assert equal(second.state(), expected)
+    end(second)
+
+
+def test_model_of_another_shape_does_not_take_the_copy(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    first = Run(tmp_path)
+    first.memory.restore()
+    first.train(0, 2)
+    end(first)
+    second = Run(tmp_path, width=9)
+    before = second.state()
+    assert second.memory.restore() is None
+    assert "model.0.bias has the shape (9,), in the copy (8,)" in capfd.readouterr().err
+    assert equal(second.state(), before)
+    second.train(0, 1)
+    end(second)
+
+
+def test_other_objects_do_not_take_the_copy(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    first = Run(tmp_path)
+    first.memory.restore()
+    first.train(0, 2)
+    end(first)
+    model = torch.nn.Linear(4, 8)
+    second = MemoryCheckpoint({"network": model}, folder=str(tmp_path))
+    assert second.restore() is None
+    assert "it contains the state of model, optimizer, scheduler, not of network" in capfd.readouterr().err
+    second.close()
+
+
+def test_older_copy_than_the_disk_is_ignored(tmp_path: Path) -> None:
+    first = Run(tmp_path)
+    first.memory.restore()
+    first.train(0, 3)
+    end(first)
+    second = Run(tmp_path)
+    assert second.memory.restore(at_least=4) is None
+    second.memory.close()
+    third = Run(tmp_path)
+    assert third.memory.restore() is None  # the copies of a former course of the run are invalid
+    end(third)
+
+
+def test_growing_state_is_copied(tmp_path: Path) -> None:
+    class Log:
+        def __init__(self) -> None:
+            self.entries: list[int] = []
+            self.tensor = torch.zeros(1)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"entries": self.entries, "tensor": self.tensor}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.entries = state["entries"]
+            self.tensor = state["tensor"]
+
+    log = Log()
+    memory = MemoryCheckpoint({"log": log}, folder=str(tmp_path), interval=1)
+    memory.restore()
+    for step in range(1, 8):
+        log.entries.extend(range(10 * step))
+        log.tensor = torch.full((4**step,), float(step))
+        memory.save(step)
+    memory.close()
+    other = Log()
+    again = MemoryCheckpoint({"log": other}, folder=str(tmp_path))
+    assert again.restore() == 7
+    assert other.entries == log.entries
+    assert torch.equal(other.tensor, log.tensor)
+    again.close()
+
+
+def test_without_folder_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(checkpoint.ENV_MEMORY_DIR, raising=False)
+    run = Run(None)
+    run.memory.save(1)
+    assert not run.memory.is_active
+    assert run.memory.restore() is None
+
+
+def test_folder_and_interval_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(checkpoint.ENV_MEMORY_DIR, str(tmp_path))
+    monkeypatch.setenv(checkpoint.ENV_MEMORY_INTERVAL, "3")
+    run = Run(None, interval=None)
+    run.memory.restore()
+    run.train(0, 5)
+    end(run)
+    assert run.memory.interval == 3
+    again = Run(None)
+    assert again.memory.restore() == 3
+    end(again)
+
+
+def test_save_before_restore_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"save\(\) needs restore\(\)"):
+        Run(tmp_path).memory.save(1)
+
+
+def test_object_without_state_dict_is_an_error() -> None:
+    with pytest.raises(TypeError, match="data is a list without state_dict"):
+        MemoryCheckpoint({"data": []})  # type: ignore[dict-item]
+
+
+def test_several_ranks_without_group_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        Run(tmp_path).memory.restore()

@@ -1,0 +1,40 @@
+"""The interval between copies."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddp_trainer.memory.interval import Interval, compute_interval
+
+
+@pytest.mark.parametrize(
+    ("stall", "step", "interval"),
+    [(0.001, 0.2, 1), (0.002, 0.2, 1), (0.0021, 0.2, 2), (0.1, 0.2, 50), (1e9, 0.2, 1000), (0.1, 0.0, 1000)],
+)
+def test_stall_is_at_most_one_percent_of_the_steps(stall: float, step: float, interval: int) -> None:
+    assert compute_interval([stall], [step]) == interval
+
+
+def test_ranks_follow_the_slowest() -> None:
+    interval = Interval(None, lambda own: max(own, 7))
+    for _ in range(4):
+        interval.record_step(1.0)
+        interval.record_save(0.001)
+    assert interval.steps == 7
+    assert [step for step in range(1, 15) if interval.is_due(step)] == [7, 14]
+
+
+def test_fixed_interval_is_kept() -> None:
+    interval = Interval(3, lambda own: 99)
+    for _ in range(70):
+        interval.record_step(1.0)
+        interval.record_save(10.0)
+    assert interval.steps == 3
+
+
+def test_first_save_does_not_count() -> None:
+    interval = Interval(None, lambda own: own)
+    interval.record_step(1.0)
+    for stall in (5.0, 0.001, 0.001, 0.001):
+        interval.record_save(stall)
+    assert interval.steps == 1

@@ -1,0 +1,52 @@
+"""How many steps lie between two copies, so that training stops for at most one percent of its time."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+
+_SHARE = 0.01
+_LONGEST = 1000
+_FIRST_DECISIONS = (4, 16)
+_SAVES_PER_DECISION = 64
+_MEASUREMENTS = 16
+
+
+class Interval:
+    """Chooses the interval. ``fixed``: the user's choice; ``agree``: returns the greatest number of all ranks."""
+
+    def __init__(self, fixed: int | None, agree: Callable[[int], int]) -> None:
+        self.steps = fixed or 1
+        self._is_fixed = fixed is not None
+        self._agree = agree
+        self._saves = 0
+        self._stalls: list[float] = []
+        self._durations: list[float] = []
+
+    def is_due(self, step: int) -> bool:
+        """Return whether to copy the state after ``step``; the same on all ranks."""
+        return step % self.steps == 0
+
+    def record_step(self, seconds: float) -> None:
+        """Record the duration of a step without the stall."""
+        self._durations = [*self._durations[1 - _MEASUREMENTS :], seconds]
+
+    def record_save(self, stalled: float) -> None:
+        """Record for how many seconds a save stopped the training, and decide on another interval now and then."""
+        self._saves += 1
+        if self._saves > 1:  # the first one allocates the memory
+            self._stalls = [*self._stalls[1 - _MEASUREMENTS :], stalled]
+        is_time = self._saves in _FIRST_DECISIONS or self._saves % _SAVES_PER_DECISION == 0
+        if is_time and not self._is_fixed:
+            self.steps = self._agree(compute_interval(self._stalls, self._durations))
+
+
+def compute_interval(stalls: list[float], durations: list[float]) -> int:
+    """Return the smallest interval at which the median stall is at most one percent of the median steps' time."""
+    if not stalls or not durations:
+        return 1
+    allowed = _SHARE * statistics.median(durations)
+    if allowed <= 0:
+        return _LONGEST
+    return max(1, min(_LONGEST, math.ceil(statistics.median(stalls) / allowed)))

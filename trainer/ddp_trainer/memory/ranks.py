@@ -1,0 +1,190 @@
+"""The ranks of the job: this rank's place, and what ranks send each other. Works with gloo and with NCCL."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .agreement import RingNeighbours
+
+_CHUNK_BYTES = 32 << 20
+_SECONDS_FOR_PEERS = 20.0
+_POLL_SECONDS = 0.005
+
+
+class Place(NamedTuple):
+    """This rank: its number, the number of ranks, its number within its pod, and the pod's index."""
+
+    rank: int
+    world: int
+    local_rank: int
+    pod: int
+
+
+def find_place(environ: Mapping[str, str] = os.environ) -> Place:
+    """Return this rank's place. Raises RuntimeError if the process group of several ranks does not exist yet."""
+    rank = 0
+    world = 1
+    if dist.is_available() and dist.is_initialized():
+        rank = dist.get_rank()
+        world = dist.get_world_size()
+    elif int(environ.get("WORLD_SIZE") or 1) > 1:
+        raise RuntimeError("restore() needs the process group; call torch.distributed.init_process_group before it")
+    pod = environ.get("JOB_COMPLETION_INDEX") or environ.get("GROUP_RANK") or "0"
+    return Place(rank, world, int(environ.get("LOCAL_RANK") or 0), int(pod))
+
+
+class Ranks:
+    """The collectives over all ranks. Every rank calls them in the same order."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.device = _find_device() if place.world > 1 else torch.device("cpu")
+
+    def gather(self, row: Sequence[int]) -> list[list[int]]:
+        """Return the rows of all ranks, each with as many numbers of 64 bits."""
+        if self.place.world == 1:
+            return [list(row)]
+        own = torch.tensor(row, dtype=torch.int64, device=self.device)
+        rows = [torch.empty_like(own) for _ in range(self.place.world)]
+        dist.all_gather(rows, own)
+        return [[int(number) for number in each.tolist()] for each in rows]
+
+    def find_maximum(self, number: int) -> int:
+        """Return the greatest number of any rank."""
+        if self.place.world == 1:
+            return number
+        value = torch.tensor([number], dtype=torch.int64, device=self.device)
+        dist.all_reduce(value, op=dist.ReduceOp.MAX)
+        return int(value.item())
+
+    def is_true_for_all(self, condition: bool) -> bool:
+        """Return whether the condition holds on every rank."""
+        return self.find_maximum(0 if condition else 1) == 0
+
+    def broadcast(self, memory: Tensor) -> None:
+        """Replace ``memory``, uint8 on ``device``, by that of rank 0. Does not stop the host on a GPU."""
+        dist.broadcast(memory, src=0)
+
+    def wait_for_all(self) -> None:
+        """Wait until every rank calls this."""
+        self.find_maximum(0)
+
+    def send(self, memory: Tensor, target: int) -> None:
+        """Send ``memory``, uint8 on the host, in chunks."""
+        for chunk in torch.split(memory, _CHUNK_BYTES):
+            dist.send(chunk.to(self.device), dst=target)
+
+    def receive(self, memory: Tensor, source: int) -> None:
+        """Fill ``memory``, uint8 on the host, in chunks."""
+        for chunk in torch.split(memory, _CHUNK_BYTES):
+            received = torch.empty_like(chunk, device=self.device)
+            dist.recv(received, src=source)
+            chunk.copy_(received)
+
+
+def _find_device() -> torch.device:
+    """Return the device of tensors that the default process group accepts."""
+    if "nccl" in dist.get_backend_config() and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+class PeerCounter:
+    """Counts calls of all ranks in the store of the process group, from any thread. ``name``: the same on all ranks."""
+
+    def __init__(self, place: Place, name: str, environ: Mapping[str, str] = os.environ) -> None:
+        self._world = place.world
+        address = environ["MASTER_ADDR"]
+        port = int(environ["MASTER_PORT"])
+        timeout = timedelta(seconds=_SECONDS_FOR_PEERS)
+        store = dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)  # type: ignore[attr-defined]
+        self._store = dist.PrefixStore(f"ddp-memory/{name}", store)  # type: ignore[attr-defined]
+
+    def is_called_by_all(self) -> bool:
+        """Return whether all ranks call this within 20 seconds. All of them get the same result."""
+        count = self._store.add("calls", 1)
+        deadline = time.monotonic() + _SECONDS_FOR_PEERS
+        while count < self._world and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+            count = self._store.add("calls", 0)
+        own = "yes" if count >= self._world else "no"
+        return bool(self._store.compare_set("result", "", own) == b"yes")
+
+    def confirm(self) -> None:
+        """Count that this rank has completed another copy."""
+        self._store.add("copies", 1)
+
+    def wait_for_confirmations(self, copies: int) -> bool:
+        """Wait until every rank has confirmed ``copies`` copies. Returns False after 20 seconds."""
+        deadline = time.monotonic() + _SECONDS_FOR_PEERS
+        pause = _POLL_SECONDS
+        while self._store.add("copies", 0) < copies * self._world:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, 0.1)
+        return True
+
+
+class Ring:
+    """Exchanges shards with the neighbouring pods, over a connection of two ranks each, from any thread."""
+
+    def __init__(self, neighbours: RingNeighbours, rank: int) -> None:
+        self.neighbours = neighbours
+        self._outgoing: Any = None
+        self._incoming: Any = None
+        # All ranks create the connections in an order in which none waits for a chain of others.
+        outgoing_phase = _find_phase(neighbours.position, neighbours.length)
+        incoming_phase = _find_phase((neighbours.position - 1) % neighbours.length, neighbours.length)
+        if neighbours.length == 2:
+            self._outgoing = self._incoming = _connect(rank, neighbours.target)
+        elif outgoing_phase < incoming_phase:
+            self._outgoing = _connect(rank, neighbours.target)
+            self._incoming = _connect(rank, neighbours.source)
+        else:
+            self._incoming = _connect(rank, neighbours.source)
+            self._outgoing = _connect(rank, neighbours.target)
+
+    def exchange_numbers(self, own: Sequence[int]) -> list[int]:
+        """Send numbers to the target; return those of the source, as many."""
+        outgoing = torch.tensor(own, dtype=torch.int64)
+        incoming = torch.empty_like(outgoing)
+        self._exchange(outgoing, incoming)
+        return [int(number) for number in incoming.tolist()]
+
+    def exchange(self, outgoing: Tensor, incoming: Tensor) -> None:
+        """Send ``outgoing`` to the target and fill ``incoming`` from the source, both uint8 on the host."""
+        sent = torch.split(outgoing, _CHUNK_BYTES)
+        received = torch.split(incoming, _CHUNK_BYTES)
+        for index in range(max(len(sent), len(received))):
+            self._exchange(
+                sent[index] if index < len(sent) else None, received[index] if index < len(received) else None
+            )
+
+    def _exchange(self, outgoing: Tensor | None, incoming: Tensor | None) -> None:
+        work = None
+        if outgoing is not None:
+            work = dist.isend(outgoing, dst=self.neighbours.target, group=self._outgoing)
+        if incoming is not None:
+            dist.recv(incoming, src=self.neighbours.source, group=self._incoming)
+        if work is not None:
+            work.wait()
+
+
+def _find_phase(pair: int, length: int) -> int:
+    """Return when a pair of neighbours of a ring connects: no rank has two pairs in one phase."""
+    return 2 if length % 2 and pair == length - 1 else pair % 2
+
+
+def _connect(rank: int, peer: int) -> Any:
+    members = sorted((rank, peer))
+    timeout = timedelta(seconds=_SECONDS_FOR_PEERS)
+    return dist.new_group(members, backend="gloo", timeout=timeout, use_local_synchronization=True)

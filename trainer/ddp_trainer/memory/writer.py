@@ -1,0 +1,274 @@
+"""Writes copies of a state while the training continues.
+
+Tensors that only an optimizer's step changes are copied during the next forward and backward pass; the next optimizer
+step waits for the end of that copy. Everything else is copied before :meth:`Writer.write` returns.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .copies import HEADER_BYTES, SHARD, CopyFile, Header, build_header, copy_memory
+from .gpu import GpuCopies, GpuCopy
+from .ranks import PeerCounter, Place, Ring
+from .state import Leaf, TensorRow, read_tensor
+
+_SECONDS_FOR_COPY = 30.0
+_CHUNK_ELEMENTS = 1 << 15
+
+
+class Slots:
+    """The two files of one writer, of which the older one is overwritten."""
+
+    def __init__(self, path: str) -> None:
+        self.files = (CopyFile(f"{path}-0"), CopyFile(f"{path}-1"))
+
+    def list_copies(self) -> list[tuple[CopyFile, Header]]:
+        """Return the files that contain a copy."""
+        headers = [(file, file.header) for file in self.files]
+        return [(file, header) for file, header in headers if header is not None]
+
+    def find(self, kind: int, step: int, origin: int | None) -> CopyFile | None:
+        """Return the file with a copy of a step. ``origin``: the rank whose state it is; None: any."""
+        for file, header in self.list_copies():
+            if header.kind == kind and header.step == step and origin in (None, header.rank):
+                return file
+        return None
+
+    def find_next(self, keep: int | None = None) -> CopyFile:
+        """Return the file to overwrite: the older one, but not a copy of step ``keep``."""
+        steps = {file: header.step for file, header in self.list_copies()}
+        return min(
+            self.files, key=lambda file: (steps.get(file) == keep if keep is not None else False, steps.get(file, -1))
+        )
+
+    def invalidate_after(self, step: int) -> None:
+        """Declare that there is no copy of a later step."""
+        for file, header in self.list_copies():
+            if header.step > step:
+                file.invalidate()
+
+    def measure_missing(self, size: int) -> int:
+        """Return how many bytes of memory two files of ``size`` bytes need in addition to those that exist."""
+        return sum(max(0, HEADER_BYTES + size - file.allocated) for file in self.files)
+
+    def close(self) -> None:
+        """Release the memory of this process."""
+        for file in self.files:
+            file.close()
+
+
+class Copy(NamedTuple):
+    """A state to copy. ``now``: source per leaf that may change before the next optimizer step; None: it does not.
+
+    ``saves`` and ``stalled``: as in the header.
+    """
+
+    kind: int
+    step: int
+    leaves: Sequence[Leaf]
+    rows: Sequence[TensorRow]
+    manifest: bytes
+    now: Sequence[Tensor | None]
+    saves: int
+    stalled: float
+
+
+class _Pending(NamedTuple):
+    """A tensor that the thread copies. ``version``: that of its source when the copy was requested."""
+
+    address: int
+    size: int
+    leaf: Leaf
+    version: int
+
+
+class _Job(NamedTuple):
+    """What the thread does for a copy. ``memory``: that of ``file``, which begins with ``payload`` bytes of tensors."""
+
+    copy: Copy
+    file: CopyFile
+    memory: Tensor
+    payload: int
+    pending: Sequence[_Pending]
+
+
+class Writer:
+    """Copies states into the slots of this rank, one at a time, and shards into those of its neighbour.
+
+    ``problem``: why it has stopped to write; empty while it writes. ``changed``: the tensor that changed while it was
+    copied.
+    """
+
+    def __init__(self, slots: Slots, place: Place, *, finite_only: bool) -> None:
+        self.slots = slots
+        self.problem = ""
+        self.changed = ""
+        self._place = place
+        self._finite_only = finite_only
+        self._ring: Ring | None = None
+        self._peer_slots: Slots | None = None
+        self._counter: PeerCounter | None = None
+        self._exchanges = 0
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._finished = threading.Event()
+        self._finished.set()
+        self._copied = threading.Event()
+        self._copied.set()
+        self._gpu = GpuCopies()
+
+    def exchange_shards(self, ring: Ring, peer_slots: Slots, counter: PeerCounter) -> None:
+        """From now on keep the shards of a neighbour, and send it those of this rank."""
+        self._ring = ring
+        self._peer_slots = peer_slots
+        self._counter = counter
+
+    def write(self, copy: Copy) -> None:
+        """Start to copy a state. Raises :class:`NoRoomError`."""
+        if not self.wait(_SECONDS_FOR_COPY):
+            self.problem = f"the copy of an earlier step took more than {_SECONDS_FOR_COPY:g} s"
+            return
+        payload = copy.rows[-1].offset + copy.rows[-1].bytes if copy.rows else 0
+        payload = -(-payload // 64) * 64
+        file = self.slots.find_next()
+        memory = file.reserve(payload + len(copy.manifest))
+        pending = self._copy_now(copy, memory, file)
+        memory[payload:].copy_(torch.frombuffer(bytearray(copy.manifest), dtype=torch.uint8))
+        self._copied.clear()
+        self._finished.clear()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="ddp-memory-copy", daemon=True)
+            self._thread.start()
+        self._jobs.put(_Job(copy, file, memory, payload, pending))
+
+    def fence(self) -> None:
+        """Wait until the tensors of the running copy may change; on a GPU, let its stream wait."""
+        self._copied.wait()
+        self._gpu.fence()
+
+    def measure_gpu_stall(self) -> float:
+        """Return for how many seconds the GPU waited at the last fence; 0 if that is not known yet."""
+        return self._gpu.measure_stall()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the end of the running copy. Returns False if it takes longer."""
+        return self._finished.wait(seconds)
+
+    def close(self, seconds: float) -> None:
+        """Complete the running copy and end the thread: torch aborts a process that ends while a thread uses it."""
+        if self._thread is None:
+            return
+        self._jobs.put(None)
+        self._thread.join(seconds)
+        self._thread = None
+
+    def _copy_now(self, copy: Copy, memory: Tensor, file: CopyFile) -> list[_Pending]:
+        """Copy what the training may change at any time, and start the copies of the GPU. Returns the rest."""
+        pending = []
+        on_gpu = []
+        address = memory.data_ptr()
+        for leaf, row, now in zip(copy.leaves, copy.rows, copy.now):  # noqa: B905
+            size = row.bytes
+            source = leaf.tensor if now is None else now
+            if not size:
+                continue
+            if source.is_cuda:
+                target = memory[row.offset : row.offset + size]
+                on_gpu.append(GpuCopy(target, leaf.memory if now is None else now.clone()))
+            elif now is None:
+                pending.append(_Pending(address + row.offset, size, leaf, _read_version(leaf.source)))
+            else:
+                copy_memory(address + row.offset, source, size)
+        if on_gpu:
+            file.pin()
+        self._gpu.start(on_gpu)
+        return pending
+
+    def _work(self) -> None:
+        """Complete copies, in a thread."""
+        while True:
+            job = self._jobs.get()
+            if job is None:
+                return
+            try:
+                self._finish(job)
+            except Exception as error:  # training continues whatever happens to its copies
+                self.problem = f"{type(error).__name__}: {error}"
+            del job
+            self._copied.set()
+            self._finished.set()
+
+    def _finish(self, job: _Job) -> None:
+        header = self._complete(job)
+        if header is not None:
+            job.file.commit(header)
+        if self._ring is not None:
+            self._exchange(header, job.memory)
+
+    def _complete(self, job: _Job) -> Header | None:
+        """Copy the rest. Returns None if the copy must not be used."""
+        for item in job.pending:
+            copy_memory(item.address, item.leaf.tensor, item.size)
+        changed = [item.leaf.path for item in job.pending if _read_version(item.leaf.source) != item.version]
+        self._copied.set()
+        self._gpu.synchronize()
+        if changed:
+            self.changed = changed[0]
+            return None
+        if self._finite_only and not _is_finite(job.memory[: job.payload], job.copy.rows):
+            return None
+        header = build_header(
+            job.copy.kind,
+            job.copy.step,
+            world=self._place.world,
+            rank=self._place.rank,
+            payload=job.payload,
+            memory=job.memory,
+        )
+        return header._replace(saves=job.copy.saves, stalled=job.copy.stalled)
+
+    def _exchange(self, header: Header | None, memory: Tensor) -> None:
+        """Send this rank's shard to its neighbour and keep that of the other neighbour, until all ranks have done so.
+
+        Until then the copy before may be the newest complete one, so no rank may overwrite it.
+        """
+        assert self._ring is not None
+        assert self._peer_slots is not None
+        assert self._counter is not None
+        own = [-1, 0, 0, 0] if header is None else [header.step, header.payload, header.manifest, header.checksum]
+        step, payload, manifest, checksum = self._ring.exchange_numbers(own)
+        file = self._peer_slots.find_next()
+        incoming = memory[:0] if step < 0 else file.reserve(payload + manifest)
+        self._ring.exchange(memory[:0] if header is None else memory, incoming)
+        if step >= 0:
+            origin = self._ring.neighbours.source
+            file.commit(Header(SHARD, step, self._place.world, origin, payload, manifest, checksum, time.time()))
+        self._exchanges += 1
+        self._counter.confirm()
+        if not self._counter.wait_for_confirmations(self._exchanges):
+            self.problem = "another rank did not complete its copy of the last step"
+
+
+def _read_version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else int(tensor._version)
+
+
+def _is_finite(payload: Tensor, rows: Sequence[TensorRow]) -> bool:
+    """Return whether the payload contains only finite numbers."""
+    for row in rows:
+        if not getattr(torch, row.dtype).is_floating_point or not row.elements:
+            continue
+        flat = read_tensor(payload, row._replace(shape=(row.elements,), stride=(1,)))
+        # In parts so small that torch sums each with one thread: the training needs the others.
+        for part in torch.split(flat, _CHUNK_ELEMENTS):
+            if not bool(torch.isfinite(part).all()):
+                return False
+    return True
