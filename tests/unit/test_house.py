@@ -134,7 +134,7 @@ class TestWheel:
         for _, tree in python_files([name for name in files if name.startswith("trainer/")]):
             for node in ast.walk(tree):
                 names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
-                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
                 imported |= {name.split(".")[0] for name in names}
         assert imported - set(sys.stdlib_module_names) - {"ddp_trainer"} <= extra | formats
 
@@ -203,6 +203,24 @@ def unreasoned(tree: ast.Module) -> list[ast.expr]:
             if not reasons or (isinstance(reasons[0], ast.Constant) and not reasons[0].value):
                 results.append(node)
     return results
+
+
+MEMORY = ROOT / "trainer" / "ddp_trainer" / "memory"
+
+
+class TestDeliveredPackages:
+    """The launcher brings them to images that have Python 3.9 and torch."""
+
+    @pytest.mark.parametrize("path", sorted(MEMORY.glob("*.py")), ids=lambda path: path.name)
+    def test_import_the_standard_library_torch_and_themselves_only(self, path: Path) -> None:
+        tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 9))
+        absolute = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
+        plain = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+        assert {name.partition(".")[0] for name in absolute + plain} <= {*sys.stdlib_module_names, "torch"}
+
+    @pytest.mark.parametrize("path", sorted(MEMORY.glob("[!_]*.py")), ids=lambda path: path.name)
+    def test_annotations_are_not_evaluated(self, path: Path) -> None:
+        assert "from __future__ import annotations" in path.read_text(encoding="utf-8")
 
 
 @pytest.fixture(params=sorted([*LAUNCHER.rglob("*.py"), *CONTRACT.rglob("*.py")]), ids=lambda path: path.name)

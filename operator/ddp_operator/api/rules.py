@@ -286,6 +286,7 @@ RULES: tuple[CelRule, ...] = (
         for name in ("secretRef", "keep")
     ),
     _between("spec.checkpoint.keep", 1, 1000, "leave it out to keep 3 snapshots"),
+    _between("spec.checkpoint.memory.interval", 1, 1_000_000, "leave it out for an interval that fits the step time"),
     _between("spec.checkpoint.graceSeconds", 0, _YEAR, "with 0 pods are killed at once"),
     CelRule(
         "spec.code",

@@ -28,6 +28,8 @@ ENV_PORT_FILE: Final = "DDP_PORT_FILE"
 ENV_LIFELINE_FD: Final = "DDP_LIFELINE_FD"
 # Environment of every worker process (set by the launcher).
 ENV_RUNTIME_DIR: Final = "DDP_RUNTIME_DIR"
+ENV_MEMORY_DIR: Final = "DDP_MEMORY_DIR"  # folder in shared memory for ddp_trainer.memory, set by the operator
+ENV_MEMORY_INTERVAL: Final = "DDP_MEMORY_INTERVAL"  # steps between two copies
 ENV_AGENT_PID: Final = "DDP_AGENT_PID"  # removed by the shim
 
 # Files of the runtime directory.
@@ -70,6 +72,11 @@ METRIC_UPLOAD_STEP: Final = "ddp_checkpoint_upload_step"
 METRIC_UPLOAD_TIME: Final = "ddp_checkpoint_upload_timestamp_seconds"
 METRIC_UPLOAD_BYTES: Final = "ddp_checkpoint_upload_bytes_total"
 METRIC_UPLOAD_FAILURES: Final = "ddp_checkpoint_upload_consecutive_failures"
+METRIC_MEMORY_STEP: Final = "ddp_memory_checkpoint_step"
+METRIC_MEMORY_TIME: Final = "ddp_memory_checkpoint_timestamp_seconds"
+METRIC_MEMORY_BYTES: Final = "ddp_memory_checkpoint_bytes"
+METRIC_MEMORY_SAVES: Final = "ddp_memory_checkpoint_saves_total"
+METRIC_MEMORY_STALLED: Final = "ddp_memory_checkpoint_stalled_seconds_total"
 # Series of a rank that the launcher reads, or derives from the script's log.
 METRIC_GLOBAL_STEP: Final = "ddp_step"
 METRIC_STEPS: Final = "ddp_steps_total"

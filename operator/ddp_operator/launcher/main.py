@@ -19,6 +19,7 @@ from ..contract.names import (
     EXIT_RETRYABLE,
     EXIT_USER_ERROR,
 )
+from .delivered import add_delivered_packages
 from .failures.termination import finish
 from .failures.text import advise_on_program
 from .files import BOOTSTRAP, log
@@ -61,6 +62,7 @@ def main(argv: Sequence[str], signals: list[int]) -> int:
         return finish(_build_failure(pod_index, EXIT_USER_ERROR, str(error)))
 
     _set_environment(pod)
+    add_delivered_packages(pod.runtime)
     start_tracking(pod.runtime)
     warm = _can_fork_ranks(pod, arguments.line)
     flags = add_pod_flags(_complete_flags(arguments.flags, pod), pod)

@@ -14,6 +14,7 @@ from ..contract.names import (
     ENV_LIFELINE_FD,
     ENV_PORT_FILE,
     LAUNCHER_PHASES,
+    METRIC_CHECKPOINT_STEP,
     METRIC_LAUNCHER_PHASE,
     METRIC_LAUNCHER_RESTARTS,
     STOPPING_FILE,
@@ -44,6 +45,7 @@ from .progress.trainer_status import TrainerStatus
 from .rank.tracking import build_tracking_rows
 from .torchrun.channel import END, RELEASE, RESTART, AgentEvent
 from .transfer.checkpoints import NEWEST, CheckpointMirror
+from .transfer.memory import build_memory_rows, find_memory_folder, remove_memory, save_copies
 from .watchdog.monitor import StallMonitor
 from .watchdog.stall import decode_job_stall
 
@@ -139,6 +141,7 @@ class Supervisor:
             self._start_agent()
         self._linger()
         self._end_processes(keep=self._helpers)
+        self._save_memory()
         unsaved = self._finish_uploads()
         self._end_processes(keep={self._reader.pid})
         self._reader.finish(self._reap)
@@ -433,6 +436,7 @@ class Supervisor:
             *build_tracking_rows(self.pod.runtime),
             *(self._mirror.build_rows() if self._mirror is not None else []),
             *self._stalls.build_rows(),
+            *build_memory_rows(find_memory_folder(self.pod.node, os.environ)),
         ]
         return "\n".join(rows)
 
@@ -466,6 +470,15 @@ class Supervisor:
             self._agent.kill()
 
     # -- the end
+
+    def _save_memory(self) -> None:
+        """Save the copies in memory for the next attempt, and delete them."""
+        succeeded = self._end.result == "ok"
+        if not succeeded:
+            step = self.metrics.progress().get(METRIC_CHECKPOINT_STEP, -1.0)
+            deadline = time.monotonic() + self.pod.grace if self._stop_deadline is None else self._stop_deadline
+            save_copies(self.pod.node, os.environ, checkpoint_step=step, deadline=deadline)
+        remove_memory(self.pod.node, os.environ, succeeded=succeeded)
 
     def _finish_uploads(self) -> str:
         """Upload the workers' last checkpoint. Returns what the store lacks; empty if it lacks nothing.

@@ -16,6 +16,7 @@ from ddp_operator.local.container import MissingReference
 from ddp_operator.local.folder import is_out_of_space, remove_temporary_files
 from ddp_operator.local.job_controller import completion_index
 from ddp_operator.local.machine import GpuPool
+from ddp_operator.local.shared_memory import SharedMemory
 from ddp_operator.local.store import Store, grace_of
 
 # The exit code with which container runtimes report a process that did not start.
@@ -55,6 +56,7 @@ class Kubelet:
     _runs: dict[str, _Run] = field(default_factory=dict)
     _ports: dict[int, int] = field(default_factory=dict)
     _lifeline: processes.Lifeline = field(default_factory=processes.Lifeline)
+    _memory: SharedMemory = field(default_factory=SharedMemory)
 
     def log_of(self, pod: Object) -> Path:
         """Return the log file of a pod; a replacement within an attempt appends to the same file."""
@@ -71,7 +73,8 @@ class Kubelet:
                 self.store.change(pod, status=pods.pending_status("Unschedulable", message, self.clock()))
             return
         folder = self.folder / "pods" / pod["metadata"]["name"]
-        place = pods.PodPlace(folder, self.claims, tuple(gpus), self._port_for(pod))
+        memory = self._memory.create_folder(uid)
+        place = pods.PodPlace(folder, self.claims, tuple(gpus), self._port_for(pod), memory)
         namespace = pod["metadata"]["namespace"]
         log = self.log_of(pod)
         try:
@@ -138,6 +141,7 @@ class Kubelet:
         watchers = [run.watcher for run in self._runs.values() if run.watcher is not None]
         await asyncio.gather(*watchers, return_exceptions=True)  # on_error has received the exceptions
         self._lifeline.close()
+        self._memory.close()
 
     def _port_for(self, pod: Object) -> int:
         """Return the metrics port to request; 0: any free port. A replacement keeps its predecessor's port."""
@@ -161,6 +165,7 @@ class Kubelet:
                 run.killer.cancel()
             del self._runs[uid]
             self._give_back_gpus(run.pod)
+            self._memory.remove_folder(uid)
         # A launcher or worker may have been killed during a write, and a reader of its pipe would wait forever. In a
         # cluster, both end with the container.
         remove_temporary_files(Path(run.plan.environment[constants.ENV_RUNTIME_DIR]), "**/*.tmp", "output/*")

@@ -39,12 +39,13 @@ class PodPlan:
 
 @dataclass(frozen=True, slots=True)
 class PodPlace:
-    """The folders, GPUs and port of this machine for one pod."""
+    """The folders, GPUs and port of this machine for one pod. ``memory``: its folder in shared memory."""
 
     folder: Path
     claims: Path
     gpus: Sequence[str] = ()
     metrics_port: int = 0
+    memory: Path | None = None
 
 
 def plan_pod(pod: Object, place: PodPlace, lookup: Lookup, base: Mapping[str, str]) -> PodPlan:
@@ -75,6 +76,8 @@ def plan_pod(pod: Object, place: PodPlace, lookup: Lookup, base: Mapping[str, st
         constants.ENV_PORT_FILE: str(port_file),
         constants.ENV_RUNTIME_DIR: str(place.folder / "runtime"),
     }
+    if constants.ENV_MEMORY_DIR in variables:
+        fixed[constants.ENV_MEMORY_DIR] = str(place.memory or "")
     environment = {**base, **machine, **{name: localize(value) for name, value in variables.items()}, **fixed}
     folder = container.get("workingDir")
     return PodPlan(

@@ -9,6 +9,7 @@ so Kubernetes deletes these with the last job.
 import ast
 import copy
 import hashlib
+import importlib.util
 import json
 import re
 import tokenize
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -31,6 +33,7 @@ from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
 
 PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"
 """UID of an object that no API server has stored."""
+_DELIVERED: Final = "memory"  # ddp_trainer.memory imports nothing else of the trainer
 # The operator decides about restarts, so the Job controller's limit must never apply.
 _UNLIMITED_BACKOFF = 2**31 - 1
 
@@ -49,6 +52,7 @@ def load_launcher() -> Launcher:
     texts: dict[str, str] = {}
     for package in ("contract", "launcher"):
         _add_modules(texts, resources.files(f"ddp_operator.{package}"), package)
+    _add_delivered_modules(texts)
     texts[constants.LAUNCHER_FILE] = texts.pop("launcher.bootstrap.py")
     files = dict(sorted(texts.items()))
     return Launcher(files, hashlib.sha256(json.dumps(files).encode()).hexdigest())
@@ -61,6 +65,15 @@ def _add_modules(texts: dict[str, str], folder: Traversable, package: str) -> No
             _add_modules(texts, entry, f"{package}.{entry.name}")
         elif entry.name.endswith(".py") and entry.name != "__init__.py":  # the bootstrap creates the packages
             texts[f"{package}.{entry.name}"] = pack_source(entry.read_text(encoding="utf-8"))
+
+
+def _add_delivered_modules(texts: dict[str, str]) -> None:
+    """Add the package of the trainer that users' scripts import in images without the trainer."""
+    trainer = importlib.util.find_spec("ddp_trainer")
+    assert trainer is not None
+    folder = next(iter(trainer.submodule_search_locations or ()))
+    for path in Path(folder, _DELIVERED).glob("*.py"):
+        texts[f"ddp_trainer.{_DELIVERED}.{path.name}"] = pack_source(path.read_text(encoding="utf-8"))
 
 
 def pack_source(source: str) -> str:

@@ -23,6 +23,7 @@ from ddp_operator.launcher.pod import (
 from ddp_operator.manifests import torchrun
 from ddp_operator.manifests.fabric import plan_preflight
 from ddp_operator.manifests.inputs import build_cache_check, build_fetch_pod, list_mounts, list_volumes
+from ddp_operator.manifests.memory import build_memory_environment, find_shm_limit
 from ddp_operator.manifests.scheduling import add_scheduling
 from ddp_operator.manifests.template import ResolvedTemplate
 from ddp_operator.manifests.tracking import build_tracking_environment, list_tracking_secrets
@@ -222,6 +223,7 @@ def _build_environment(
         # Kubernetes expands $(NAME) and $$ in a variable's value.
         constants.ENV_LAUNCHER_CONFIG: encode_config(config).replace("$", "$$"),
     }
+    env |= build_memory_environment(job, attempt)
     if spec.checkpoint:
         env[constants.ENV_CHECKPOINT_DIR] = spec.checkpoint.path
     if spec.tracking:
@@ -260,8 +262,9 @@ def _add_volumes(pod: dict[str, Any], trainer: dict[str, Any], job: DDPTrainingJ
     mounts.append(_launcher_mount())
     if "/dev/shm" not in mounted:
         shared_memory = {"medium": "Memory"}
-        if job.spec.shm.size_limit:
-            shared_memory["sizeLimit"] = job.spec.shm.size_limit
+        size_limit = find_shm_limit(job.spec, trainer)
+        if size_limit:
+            shared_memory["sizeLimit"] = size_limit
         volumes.append({"name": constants.SHM_VOLUME, "emptyDir": shared_memory})
         mounts.append({"name": constants.SHM_VOLUME, "mountPath": "/dev/shm"})
     checkpoint = job.spec.checkpoint

@@ -21,6 +21,7 @@ from ddp_operator.launcher.transfer.storage import has_credentials
 from ddp_operator.manifests.fabric import check_fabric, merge_fabric
 from ddp_operator.manifests.inputs import check_inputs
 from ddp_operator.manifests.log_patterns import check_log_patterns
+from ddp_operator.manifests.memory import check_memory
 from ddp_operator.manifests.torchrun import InvalidCommand, UserCommand, find_nested_launcher, split_user_command
 
 _POD = "spec.template.spec"
@@ -68,6 +69,7 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
     errors += check_fabric(spec, merged_pod)
     errors += check_inputs(spec, trainer)
     errors += _check_urls(spec)
+    errors += check_memory(spec, trainer)
     nproc = _resolve_nproc(trainer, path, job)
     if isinstance(nproc, FieldError):
         errors.append(nproc)

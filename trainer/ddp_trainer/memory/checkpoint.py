@@ -38,12 +38,15 @@ from .state import (
     find_settled,
     flatten,
 )
-from .writer import Copy, Slots, Writer
+from .writer import Copy, SavedCopies, Slots, Writer
 
 ENV_MEMORY_DIR = "DDP_MEMORY_DIR"
 ENV_MEMORY_INTERVAL = "DDP_MEMORY_INTERVAL"
+ENV_CHECKPOINT_DIR = "DDP_CHECKPOINT_DIR"
+ENV_RUN_ID = "DDP_RUN_ID"
+ENV_ATTEMPT = "DDP_ATTEMPT"
 _MAX_ATTEMPTS = 8
-_MAX_HELD = 6
+_MAX_HELD = 10
 _NEVER = 1 << 62
 _SECONDS_AT_EXIT = 10.0
 
@@ -180,6 +183,15 @@ class _Layout:
         return self._rows
 
 
+def _find_saved(place: Place, environ: Mapping[str, str]) -> SavedCopies:
+    """Return the copies that launchers of earlier attempts saved for this rank (launcher/transfer/memory.py)."""
+    run = environ.get(ENV_RUN_ID, "")
+    suffix = f"-{environ.get(ENV_ATTEMPT, '')}"
+    run = run[: -len(suffix)] if run.endswith(suffix) else run
+    folder = os.path.join(environ.get(ENV_CHECKPOINT_DIR, ""), f"ddp-memory-{run}")
+    return SavedCopies(os.path.join(folder, "state"), os.path.join(folder, f"shard-{place.rank}"))
+
+
 class _Session:
     """The copies of one process: from :meth:`restore` to its end."""
 
@@ -197,6 +209,7 @@ class _Session:
         self._state_slots = Slots(os.path.join(self._folder, "state"))
         self._shard_slots = Slots(os.path.join(self._folder, f"shard-{place.local_rank}"))
         self._peer_slots = Slots(os.path.join(self._folder, f"peer-{place.local_rank}"))
+        self._saved = _find_saved(place, os.environ)
         self.interval = Interval(interval, self._agree)
         self._kind = REPLICATED
         self._members: list[Member] = []
@@ -277,7 +290,7 @@ class _Session:
 
     def _list_own_slots(self) -> list[Slots]:
         """Return the files for which this rank is responsible."""
-        own = [self._shard_slots, self._peer_slots]
+        own = [self._shard_slots, self._peer_slots, self._saved]
         return [self._state_slots, *own] if self._place.local_rank == 0 else own
 
     def _transfer(self, step: int) -> int:
@@ -314,9 +327,10 @@ class _Session:
     def _find_held(self, step: int, origin: int) -> CopyFile | None:
         """Return the file that holds a copy of a step. ``origin``: the rank of a shard."""
         if self._kind == REPLICATED:
-            return self._state_slots.find(REPLICATED, step, None)
-        own = self._shard_slots.find(SHARD, step, origin)
-        return own if own is not None else self._peer_slots.find(SHARD, step, origin)
+            held = (slots.find(REPLICATED, step, None) for slots in (self._state_slots, self._saved))
+        else:
+            held = (slots.find(SHARD, step, origin) for slots in (self._shard_slots, self._peer_slots, self._saved))
+        return next((file for file in held if file is not None), None)
 
     def _load(self, step: int, template: State) -> bool:
         """Load a copy into the objects of all ranks. Returns False if it does not fit on one of them."""

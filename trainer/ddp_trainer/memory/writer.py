@@ -6,6 +6,7 @@ step waits for the end of that copy. Everything else is copied before :meth:`Wri
 
 from __future__ import annotations
 
+import glob
 import queue
 import threading
 import time
@@ -22,13 +23,14 @@ from .state import Leaf, TensorRow, read_tensor
 
 _SECONDS_FOR_COPY = 30.0
 _CHUNK_ELEMENTS = 1 << 15
+_MAX_SAVED = 2  # files of one state; launchers delete former ones
 
 
 class Slots:
     """The two files of one writer, of which the older one is overwritten."""
 
     def __init__(self, path: str) -> None:
-        self.files = (CopyFile(f"{path}-0"), CopyFile(f"{path}-1"))
+        self.files: tuple[CopyFile, ...] = (CopyFile(f"{path}-0"), CopyFile(f"{path}-1"))
 
     def list_copies(self) -> list[tuple[CopyFile, Header]]:
         """Return the files that contain a copy."""
@@ -63,6 +65,21 @@ class Slots:
         """Release the memory of this process."""
         for file in self.files:
             file.close()
+
+
+class SavedCopies(Slots):
+    """Files on disk, which the launchers of an earlier attempt have saved there. No rank writes them.
+
+    ``paths``: without the step at the end of the files' names.
+    """
+
+    def __init__(self, *paths: str) -> None:
+        files: list[CopyFile] = []
+        for path in paths:
+            names = {name.rpartition("-")[2]: name for name in glob.glob(f"{glob.escape(path)}-[0-9]*")}
+            newest = sorted((step for step in names if step.isdigit()), key=int)[-_MAX_SAVED:]
+            files += [CopyFile(names[step]) for step in newest]
+        self.files = tuple(files)
 
 
 class Copy(NamedTuple):

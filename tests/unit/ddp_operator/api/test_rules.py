@@ -69,6 +69,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "spec.network.minPairMegabytesPerSecond": (-1, 10**7 + 1, 1),
     "spec.checkpoint.path": ("ckpt", "", "./c"),
     "spec.checkpoint.graceSeconds": (-1, YEAR + 1),
+    "spec.checkpoint.memory.interval": (0, 1_000_001),
     "spec.checkpoint.url": ("bucket/prefix", "memory://x", "https://x/y", "s3://", "s3://a b"),
     "spec.checkpoint.keep": (0, 1001, 3),
     "spec.checkpoint.secretRef": ({"name": "bucket"},),
@@ -120,6 +121,7 @@ GOOD: dict[str, tuple[Any, ...]] = {
     ),
     "spec.checkpoint.path": ("/", "/c/d"),
     "spec.checkpoint.graceSeconds": (0, YEAR),
+    "spec.checkpoint.memory.interval": (1, 1_000_000),
     "spec.checkpoint.url": ("s3://bucket/prefix", "file://data", "gs://b"),
     "spec.checkpoint": (STORE | {"keep": 1000, "secretRef": {"name": "bucket"}},),
     "spec.code": (

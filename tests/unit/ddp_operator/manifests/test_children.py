@@ -16,6 +16,7 @@ from ddp_operator.kube.client import SEND_BUFFER
 from ddp_operator.launcher import bootstrap
 from ddp_operator.manifests.children import build_children, load_launcher, pack_source, with_rendezvous_secret
 from ddp_operator.manifests.job_pod import build_pod
+from tests.support import ROOT
 from tests.support.builders import UID, job, template, trainer
 
 
@@ -159,6 +160,8 @@ class TestLauncher:
         files = [*(root / "contract").rglob("[!_]*.py"), *(root / "launcher").rglob("[!_]*.py")]
         sources = {".".join(file.relative_to(root).parts): file.read_text(encoding="utf-8") for file in files}
         sources["launcher.py"] = sources.pop("launcher.bootstrap.py")
+        for file in (ROOT / "trainer" / "ddp_trainer" / "memory").glob("*.py"):
+            sources[f"ddp_trainer.memory.{file.name}"] = file.read_text(encoding="utf-8")
         delivered = load_launcher().files
         assert delivered.keys() == sources.keys()
         for name, text in delivered.items():
@@ -382,7 +385,8 @@ class TestPod:
         limits = {"limits": {"cpu": "1"}}
         patterns = {"logPatterns": ["(?P<step>.)"], "epochs": 2}
         made = template(trainer(resources=limits))
-        env = env_of(checkpoint={"path": "/c"}, metrics=patterns, tracking={"wandb": {}}, template=made)
+        checkpoint = {"path": "/c", "memory": {"interval": 3}}
+        env = env_of(checkpoint=checkpoint, metrics=patterns, tracking={"wandb": {}}, template=made)
         assert expected - {constants.ENV_RENDEZVOUS_SECRET} <= set(env)
         assert all(isinstance(value, str) for name, value in env.items() if name != constants.ENV_POD_IP)
 
