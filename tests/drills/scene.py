@@ -47,6 +47,8 @@ SnapshotStore(*open_storage(sys.argv[1]), attempt=0, run_id="drill-0", keep=1).f
 """
 _DDP = "import sys; from ddp_operator.cli import main; sys.exit(main())"
 RECOVERY = {"maxRestarts": 3}
+CHECKPOINT = {"path": "/ckpt", "claimName": "drill", "graceSeconds": 20, "memory": {"enabled": False}}
+"""On the disk alone: the drills of ``memory`` have copies in memory too."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Scene:
         ``program``: a script in its place. ``within``: a command in front of it, which it replaces.
         """
         if self.session.store is not None:
-            checkpoint = {"path": "/ckpt", "url": self.url, "graceSeconds": 20}
+            checkpoint = {"path": "/ckpt", "url": self.url, "graceSeconds": 20, "memory": {"enabled": False}}
             # The store needs time to upload saved checkpoints before the fault.
             env = {**self.access(), "DRILL_PAUSE": str(4 * PAUSE), **(env or {})}
             spec = {"checkpoint": checkpoint, **spec}
@@ -386,7 +388,7 @@ def build_manifest(witness: Path, arguments: Sequence[str], env: Mapping[str, st
     body = {
         "nodes": 2,
         "recovery": RECOVERY,
-        "checkpoint": {"path": "/ckpt", "claimName": "drill", "graceSeconds": 20},
+        "checkpoint": CHECKPOINT,
         "template": {"spec": {"containers": [container]}},
         **spec,
     }

@@ -1,7 +1,8 @@
 """The training script of the drills: the trainer, with a witness of every step and, where asked for, a fault.
 
 Runs inside a pod. ``DRILL_FOLDER`` holds ``steps-<rank>``, a line for each step that was made: time of the machine's
-monotonic clock, attempt, restart, pid, step (from 0). ``DRILL_PAUSE`` is a sleep after each step, seconds.
+monotonic clock, attempt, restart, pid, step (from 0). ``DRILL_PAUSE`` is a sleep after each step, seconds, or before it
+with ``DRILL_PAUSE_BEFORE``.
 ``DRILL_FAULT`` is ``kind:rank:step:times``: what happens to that rank before that step, at most so often.
 """
 
@@ -20,6 +21,7 @@ from ddp_trainer.engine import Engine
 
 FOLDER = Path(os.environ["DRILL_FOLDER"])
 PAUSE = float(os.environ.get("DRILL_PAUSE", "0"))
+PAUSE_BEFORE = bool(os.environ.get("DRILL_PAUSE_BEFORE"))
 RANK = int(os.environ.get("RANK", "0"))
 SLOW_SYNC = float(os.environ.get("DRILL_SLOW_SYNC", "0"))
 
@@ -64,10 +66,11 @@ def watch_steps() -> None:
 
     def step(self: Engine, batch: Any, number: int, lr: float) -> Any:
         strike(batch, number)
+        time.sleep(PAUSE if PAUSE_BEFORE else 0)
         result = inner(self, batch, number, lr)
         with open(FOLDER / f"steps-{RANK}", "a") as file:
             file.write(f"{time.monotonic():.4f} {about} {number}\n")
-        time.sleep(PAUSE)
+        time.sleep(0 if PAUSE_BEFORE else PAUSE)
         return result
 
     setattr(Engine, inner.__name__, step)

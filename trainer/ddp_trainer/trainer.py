@@ -16,6 +16,7 @@ from ddp_trainer.distributed.stop import Reason, StopAgreement, StopSignal
 from ddp_trainer.distributed.world import World
 from ddp_trainer.errors import Preempted, UserError, require
 from ddp_trainer.exporter import Exporter
+from ddp_trainer.memory import MemoryCheckpoint
 from ddp_trainer.models.export import export_model
 from ddp_trainer.observability.epoch_record import EpochRecord
 from ddp_trainer.observability.logs import ScalarLogs
@@ -24,6 +25,31 @@ from ddp_trainer.observability.reporter import Reporter
 from ddp_trainer.observability.tracing import Tracer
 from ddp_trainer.optim import Schedule, lr_scale
 from ddp_trainer.plan import Plan, Position
+
+
+class RunState:
+    """The state of a run for :class:`MemoryCheckpoint`: that of a checkpoint, and the training time so far.
+
+    ``model``, ``optimizer`` and ``average`` show which tensors only an optimizer's step changes.
+    """
+
+    def __init__(self, loop: "TrainingLoop") -> None:
+        self._loop = loop
+        self.model = loop.engine.model
+        self.optimizer = loop.engine.optimizer
+        self.average = loop.engine.evaluated_model
+        self.seconds = 0.0
+        # Set when the run has begun.
+        self.measure_seconds: Callable[[], float] = lambda: 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state; all ranks call this."""
+        return self._loop.build_state(self._loop.loader.state()) | {"seconds": self.measure_seconds()}
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        """Load a state."""
+        self._loop.load_state(state)
+        self.seconds = float(state["seconds"])
 
 
 class TrainingLoop:
@@ -57,7 +83,16 @@ class TrainingLoop:
         self.example = parts.example
         if self.checkpointer is not None:
             self.checkpointer.on_superseded = lambda: self.stop.request(Reason.SUPERSEDED)
-        self.position = self._resume()
+        self.position = Position()
+        run_state = RunState(self)
+        self.memory = MemoryCheckpoint(
+            {f"run in {config.checkpoint.dir}": run_state},  # a program may train several times in one job
+            enabled=config.checkpoint.dir is not None and not config.eval_only,
+            finite_only=config.nonfinite == "stop",
+        )
+        restored = self._restore()
+        if not restored:
+            self._resume()
         self.plan = Plan(
             samples=self.loader.length,
             samples_per_step=self.loader.samples_per_step * world.size,
@@ -75,14 +110,24 @@ class TrainingLoop:
             processes_per_node=world.env.local_world_size,
         )
         resumed = self.checkpointer.resumed if self.checkpointer is not None else None
-        self.epochs = EpochRecord(config, world, self.position, 0.0 if resumed is None else resumed.seconds)
+        seconds = 0.0 if resumed is None else resumed.seconds
+        self.epochs = EpochRecord(config, world, self.position, run_state.seconds if restored else seconds)
+        run_state.measure_seconds = self.epochs.measure_total
         self.logs = self.report.logs = ScalarLogs(config, world, self.position.step)
         self.agreement = StopAgreement(world, self.stop)
         graph = self.engine.graph
         self.tracer = Tracer(config.profile_dir, world, lambda: graph is None or graph.settled)
 
-    def _resume(self) -> Position:
-        """Load the newest valid checkpoint, if one exists, and return the position from which to continue."""
+    def _restore(self) -> bool:
+        """Load the newest copy in memory, unless the checkpoints are newer. Returns False if there is none."""
+        saved = self.checkpointer.list() if self.checkpointer is not None else []
+        if self.memory.restore(at_least=saved[0].step if saved else 0) is None:
+            return False
+        self.report.info(f"resumed from memory: {self.position.step} steps are done")
+        return True
+
+    def _resume(self) -> None:
+        """Load the newest valid checkpoint, if one exists."""
         folder = self.config.checkpoint.dir
         state = None if folder is None else load_newest(self.checkpointer, self.world)
         if folder is None or state is None:
@@ -92,16 +137,12 @@ class TrainingLoop:
                 f"{folder} holds no checkpoint" if folder else "no weights to validate",
                 "give a --checkpoint-dir with a checkpoint, or --init-from",
             )
-            return Position()
-        load = self.engine.load_state_dict
+            return
         if self.config.eval_only:
-            load = self.engine.load_weights
             self.checkpointer = None
         with self.world.agreed():
             try:
-                load(state["engine"])
-                position = Position(**state["position"])
-                self.loader.load_state(state.get("data"))
+                self.load_state(state)
             except UserError:
                 raise
             except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -111,10 +152,25 @@ class TrainingLoop:
                     f"the checkpoint in {folder} does not fit this model or optimizer ({reason})",
                     "give another folder",
                 ) from error
-        self.report.resumed(folder, position)
-        if position.consumed:
+        self.report.resumed(folder, self.position)
+        if self.position.consumed:
             self._warn_of_changed_order(state.get("order", {}))
-        return position
+
+    def build_state(self, data: Any) -> dict[str, Any]:
+        """Return the state of a checkpoint, without copies of its tensors. ``data``: that of the loader."""
+        state: dict[str, Any] = {
+            "engine": self.engine.state_dict(),
+            "position": vars(self.position).copy(),
+            "order": self._order(),
+        }
+        return state if data is None else state | {"data": data}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Load the state of a checkpoint; with ``eval_only`` only the weights of the engine."""
+        load = self.engine.load_weights if self.config.eval_only else self.engine.load_state_dict
+        load(state["engine"])
+        self.position = Position(**state["position"])
+        self.loader.load_state(state.get("data"))
 
     def _warn_of_changed_order(self, saved: dict[str, int]) -> None:
         """Warn if the settings that decide the order of the samples differ from those ``saved`` in the checkpoint."""
@@ -143,7 +199,8 @@ class TrainingLoop:
         finally:
             self.logs.close()
             self.tracer.close()
-            # Otherwise the garbage collector deletes them, and waits five seconds for each reader process.
+            self.memory.close()
+            # If the garbage collector deletes them instead, it waits five seconds for each reader process.
             del self.loader, self.validation
 
     def _fit(self) -> Path | None:
@@ -216,6 +273,8 @@ class TrainingLoop:
             if reason := self.agreement.poll():
                 self._stop_early(reason)
             lr = self.schedule.lr(self.plan.fraction(position))
+            if self.engine.graph is not None:
+                self.memory.fence()  # a recorded step changes the parameters without the optimizer's hook
             result = self.engine.step(batch, position.step, lr)
             position.step += 1
             # The epoch's last batch may be smaller; the epoch ends then, and the count is reset.
@@ -239,6 +298,8 @@ class TrainingLoop:
             yield
             if position.step >= self.total_steps:
                 break
+            if remaining:
+                self._copy_to_memory()
             if save_every and position.step % save_every == 0 and remaining:
                 if self.config.nonfinite == "stop":
                     self.timeline.wait()  # _save reads all losses; count that wait as time of the steps
@@ -248,6 +309,13 @@ class TrainingLoop:
         if not remaining:
             position.epoch += 1
             position.consumed = 0
+        self._copy_to_memory()
+
+    def _copy_to_memory(self) -> None:
+        """Copy the state in memory, if a copy is due; all ranks call this."""
+        graph = self.engine.graph
+        if graph is None or graph.settled:  # CUDA permits no other copies while it records
+            self.memory.save(self.position.step)
 
     def _score(self) -> tuple[dict[str, float], float]:
         """Validate the model, each sample once over all ranks; return the scores and the duration in seconds."""
@@ -293,13 +361,7 @@ class TrainingLoop:
         data = self.loader.state() if self.config.checkpoint.dir is not None else None
         if self.checkpointer is None:
             return
-        state: dict[str, Any] = {
-            "engine": self.engine.state_dict(),
-            "position": vars(self.position).copy(),
-            "order": self._order(),
-        }
-        if data is not None:
-            state["data"] = data
+        state = self.build_state(data)
         run_properties = {
             "preset": self.config.preset,
             "seed": self.config.seed,

@@ -83,7 +83,7 @@ class MemoryCheckpoint:
 
     ``interval``: steps between two copies (default: DDP_MEMORY_INTERVAL, or so many that training stops for at most
     1 % of its time). ``sharded``: whether each rank has its own state (default: whether a state contains DTensors).
-    ``finite_only``: keep no copy with a number that is not finite.
+    ``finite_only``: keep no copy with a number that is not finite. ``enabled``: False: copy nothing.
     """
 
     def __init__(
@@ -94,6 +94,7 @@ class MemoryCheckpoint:
         interval: int | None = None,
         sharded: bool | None = None,
         finite_only: bool = False,
+        enabled: bool = True,
     ) -> None:
         for name, item in objects.items():
             if not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict")):
@@ -101,7 +102,7 @@ class MemoryCheckpoint:
         if interval is not None and interval < 1:
             raise ValueError(f"interval is {interval}; set a number of steps from 1")
         self._objects = dict(objects)
-        self._folder = folder or os.environ.get(ENV_MEMORY_DIR) or None
+        self._folder = (folder or os.environ.get(ENV_MEMORY_DIR) or None) if enabled else None
         self._fixed_interval = interval or _read_interval(os.environ)
         self._sharded = sharded
         self._finite_only = finite_only

@@ -1,0 +1,111 @@
+"""Faults of a job with copies in memory after each step: no completed step is repeated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+from ddp_operator.launcher.transfer.memory import MemoryCopy, list_copies
+from tests.drills.core import Outcome, Perished, drill
+from tests.drills.kills import check_lost
+from tests.drills.scene import CHECKPOINT, STRIKE, Running, Scene, kill
+
+_CHECKPOINT = {**CHECKPOINT, "memory": {"interval": 1}}
+# After the last of these steps the job has a checkpoint on the disk that is older than the copies.
+_LAST = STRIKE + 1
+
+
+def start(scene: Scene) -> Running:
+    """Start a job with copies in memory, and wait until all pods have copied a step."""
+    run = scene.start(env={"DRILL_PAUSE_BEFORE": "1"}, checkpoint=_CHECKPOINT)
+    scene.until_step(run, _LAST)
+    copied = len(scene.steps())
+    scene.until(lambda: all(newest.step >= copied for newest in list_newest(run)), "copies in memory", alive=run)
+    return run
+
+
+def list_newest(run: Running) -> list[MemoryCopy]:
+    """Return the newest copy of each pod."""
+    newest = []
+    for pid in run.tree().launchers.values():
+        folder = Path(psutil.Process(pid).environ()["DDP_MEMORY_DIR"])
+        copies = [copy for pod in folder.glob("pod-*") for copy in list_copies(str(pod))]
+        newest.append(max(copies, key=lambda copy: copy.step))
+    return newest
+
+
+def check_none_lost(scene: Scene, run: Running, struck: float, floor: str) -> Outcome:
+    """Insist that no step was repeated, and that the state is that of an undisturbed run."""
+    if not run.said("resumed from memory: "):
+        raise Perished(f"the ranks have not continued from memory\n{run.output}")
+    scene.check_state()
+    return check_lost(scene.recovery(struck, floor=floor), limit=0)
+
+
+@drill("memory-worker-killed", "SIGKILL of one worker: all ranks continue from the copies of the last step")
+def kill_worker(scene: Scene) -> Outcome:
+    run = start(scene)
+    struck = kill([run.tree().workers[1]])
+    run.succeed(restarts=0, in_place=1)
+    return check_none_lost(scene, run, struck, "ranks")
+
+
+@drill("memory-agent-killed", "SIGKILL of torchrun's agent in pod 0, with the first copy's writer")
+def kill_agent(scene: Scene) -> Outcome:
+    run = start(scene)
+    struck = kill([run.tree().agents[0]])
+    run.succeed(restarts=0, in_place=1)
+    return check_none_lost(scene, run, struck, "agents")
+
+
+@drill("memory-pod-killed", "SIGKILL of pod 1's first process: its memory is lost, pod 0 saves its own copy")
+def kill_pod(scene: Scene) -> Outcome:
+    run = start(scene)
+    struck = kill([run.tree().launchers[1]])
+    run.succeed(restarts=1)
+    return check_none_lost(scene, run, struck, "agents")
+
+
+@drill("memory-master-pod-killed", "SIGKILL of pod 0's first process: pod 1 saves its copy for the next attempt")
+def kill_master_pod(scene: Scene) -> Outcome:
+    run = start(scene)
+    struck = kill([run.tree().launchers[0]])
+    run.succeed(restarts=1)
+    return check_none_lost(scene, run, struck, "agents")
+
+
+@drill(
+    "memory-all-killed", "SIGKILL of every process of every pod: training continues from the disk, as without copies"
+)
+def kill_all(scene: Scene) -> Outcome:
+    run = start(scene)
+    struck = kill(run.tree().all)
+    run.succeed(restarts=1)
+    if run.said("resumed from memory: "):
+        raise Perished(f"copies of lost pods were used\n{run.output}")
+    scene.check_state()
+    return check_lost(scene.recovery(struck, floor="agents"))
+
+
+@drill(
+    "memory-damaged", "one wrong bit in the newest copy of every pod, then a killed worker: the copies before are used"
+)
+def damage_copies(scene: Scene) -> Outcome:
+    run = start(scene)
+    worker = run.tree().workers[1]
+    process = psutil.Process(worker)
+    process.suspend()  # so that no further copy is complete before the kill
+    damaged = list_newest(run)
+    for copy in damaged:
+        with open(copy.path, "r+b") as file:
+            file.seek(copy.size // 2)
+            byte = file.read(1)
+            file.seek(-1, 1)
+            file.write(bytes([byte[0] ^ 1]))
+    struck = kill([worker])
+    run.succeed(restarts=0, in_place=1)
+    if not run.said(r"the copy of step \d+ in pod \d is damaged; it is not used"):
+        raise Perished(f"no rank reports the damaged copy\n{run.output}")
+    scene.check_state()
+    return check_lost(scene.recovery(struck, floor="ranks"), limit=2)
