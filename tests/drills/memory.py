@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 
 from ddp_operator.launcher.transfer.memory import MemoryCopy, list_copies
-from tests.drills.core import Outcome, Perished, drill
+from tests.drills.core import DrillOutcome, Perished, drill
 from tests.drills.kills import check_lost
 from tests.drills.scene import CHECKPOINT, STRIKE, Running, Scene, kill
 
@@ -35,7 +35,7 @@ def list_newest(run: Running) -> list[MemoryCopy]:
     return newest
 
 
-def check_none_lost(scene: Scene, run: Running, struck: float, floor: str) -> Outcome:
+def check_none_lost(scene: Scene, run: Running, struck: float, floor: str) -> DrillOutcome:
     """Insist that no step was repeated, and that the state is that of an undisturbed run."""
     if not run.said("resumed from memory: "):
         raise Perished(f"the ranks have not continued from memory\n{run.output}")
@@ -44,7 +44,7 @@ def check_none_lost(scene: Scene, run: Running, struck: float, floor: str) -> Ou
 
 
 @drill("memory-worker-killed", "SIGKILL of one worker: all ranks continue from the copies of the last step")
-def kill_worker(scene: Scene) -> Outcome:
+def kill_worker(scene: Scene) -> DrillOutcome:
     run = start(scene)
     struck = kill([run.tree().workers[1]])
     run.succeed(restarts=0, in_place=1)
@@ -52,7 +52,7 @@ def kill_worker(scene: Scene) -> Outcome:
 
 
 @drill("memory-agent-killed", "SIGKILL of torchrun's agent in pod 0, with the first copy's writer")
-def kill_agent(scene: Scene) -> Outcome:
+def kill_agent(scene: Scene) -> DrillOutcome:
     run = start(scene)
     struck = kill([run.tree().agents[0]])
     run.succeed(restarts=0, in_place=1)
@@ -60,7 +60,7 @@ def kill_agent(scene: Scene) -> Outcome:
 
 
 @drill("memory-pod-killed", "SIGKILL of pod 1's first process: its memory is lost, pod 0 saves its own copy")
-def kill_pod(scene: Scene) -> Outcome:
+def kill_pod(scene: Scene) -> DrillOutcome:
     run = start(scene)
     struck = kill([run.tree().launchers[1]])
     run.succeed(restarts=1)
@@ -68,7 +68,7 @@ def kill_pod(scene: Scene) -> Outcome:
 
 
 @drill("memory-master-pod-killed", "SIGKILL of pod 0's first process: pod 1 saves its copy for the next attempt")
-def kill_master_pod(scene: Scene) -> Outcome:
+def kill_master_pod(scene: Scene) -> DrillOutcome:
     run = start(scene)
     struck = kill([run.tree().launchers[0]])
     run.succeed(restarts=1)
@@ -78,7 +78,7 @@ def kill_master_pod(scene: Scene) -> Outcome:
 @drill(
     "memory-all-killed", "SIGKILL of every process of every pod: training continues from the disk, as without copies"
 )
-def kill_all(scene: Scene) -> Outcome:
+def kill_all(scene: Scene) -> DrillOutcome:
     run = start(scene)
     struck = kill(run.tree().all)
     run.succeed(restarts=1)
@@ -91,7 +91,7 @@ def kill_all(scene: Scene) -> Outcome:
 @drill(
     "memory-damaged", "one wrong bit in the newest copy of every pod, then a killed worker: the copies before are used"
 )
-def damage_copies(scene: Scene) -> Outcome:
+def damage_copies(scene: Scene) -> DrillOutcome:
     run = start(scene)
     worker = run.tree().workers[1]
     process = psutil.Process(worker)

@@ -23,6 +23,9 @@ TRAIN = """
 import json, os, sys, time
 folder, rank, size = os.environ["DDP_CHECKPOINT_DIR"], int(os.environ["RANK"]), int(os.environ.get("SIZE", "0"))
 path = os.path.join(folder, "last.json")
+if rank and os.environ.get("SHARDS"):
+    os.makedirs(os.path.join(folder, "step-1"))
+    open(os.path.join(folder, "step-1", f"__{rank}_0.distcp"), "w").close()
 step = json.load(open(path))["step"] if os.path.exists(path) else 0
 print(f"rank {rank} begins at {step}", flush=True)
 def stop(number, frame):
@@ -174,6 +177,13 @@ def test_success_needs_last_checkpoint_in_store(attempt: Attempt, store: Store, 
     end = pods.wait(0)
     assert end.code == 82, end.log
     assert "training succeeded, but the last checkpoint was not uploaded" in end.message["message"]
+
+
+def test_shard_of_another_pod_ends_that_pod(attempt: Attempt) -> None:
+    end = attempt(1, nodes=2, STEPS=1000, SHARDS=1).wait(1)
+    assert end.code == 81, end.log
+    assert "this pod's ranks have saved the shard step-1/__1_0.distcp" in end.message["message"]
+    assert "Use checkpoint.claimName" in end.message["message"]
 
 
 def test_unusable_store_ends_pod_before_training(attempt: Attempt, store: Store, tmp_path: Path) -> None:

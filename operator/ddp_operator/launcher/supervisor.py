@@ -11,6 +11,7 @@ from typing import Any, Callable, NamedTuple, Optional, Sequence
 
 from ..contract.failure_record import Failure, encode_message
 from ..contract.names import (
+    ENV_CHECKPOINT_DIR,
     ENV_LIFELINE_FD,
     ENV_PORT_FILE,
     LAUNCHER_PHASES,
@@ -24,6 +25,7 @@ from .failures.agent_failure import (
     STORE_ERRORS,
     STORE_PROBLEMS,
     UNREACHABLE,
+    UNUSABLE,
     AgentEnd,
     build_absence_failure,
     build_store_failure,
@@ -36,7 +38,7 @@ from .files import log, try_write_json
 from .network.master import count_connections, wait_for_master
 from .network.preflight import PreflightReport, build_preflight_rows, decode_preflight, describe_preflight
 from .network.unreachable import UnreachablePeers
-from .pod import Pod
+from .pod import Pod, list_workers
 from .processes import STOP_SIGNALS, find_family, kill, list_children, process_state
 from .progress.counted_pages import create_counters
 from .progress.metrics import MetricsEndpoint
@@ -46,6 +48,7 @@ from .rank.tracking import build_tracking_rows
 from .torchrun.channel import END, RELEASE, RESTART, AgentEvent
 from .transfer.checkpoints import NEWEST, CheckpointMirror
 from .transfer.memory import build_memory_rows, find_memory_folder, remove_memory, save_copies
+from .transfer.shards import wait_for_shard
 from .watchdog.monitor import StallMonitor
 from .watchdog.stall import decode_job_stall
 
@@ -81,6 +84,7 @@ class Supervisor:
         self._has_master = False  # whether the agent waits for nothing but the checkpoints
         self._agent_waits = False  # for a snapshot
         self._master_checks: list[_MasterCheck] = []  # finished and not handled yet
+        self._lost_shards: list[str] = []  # problems found and not handled yet
         self._stop_deadline: Optional[float] = None
         self._idle_since: Optional[float] = None  # since when the stopping agent has had no worker
         self._agent = AgentProcess(pod, entry, warm=warm)
@@ -131,6 +135,8 @@ class Supervisor:
         self._serve_metrics()
         threading.Thread(target=self._stalls.run, daemon=True, name="watchdog").start()
         self._unreachable.start()
+        if self._mirror is not None and self.pod.node != 0:
+            threading.Thread(target=self._wait_for_shard, daemon=True, name="shards").start()
         while True:
             self._release_agent()
             while self._agent.status is None:
@@ -235,6 +241,8 @@ class Supervisor:
             self._on_signal(self._signals.pop(0))
         while self._master_checks:
             self._on_master_check(self._master_checks.pop())
+        while self._lost_shards:
+            self._abort(UNUSABLE, self._lost_shards.pop())
         self._enforce_stop()
         self._reap()
 
@@ -461,6 +469,12 @@ class Supervisor:
         if has_timed_out and self._agent.status is None:
             reason = mirror.problem or "it takes longer than spec.rendezvous.joinTimeoutSeconds"
             self._abort(UNREACHABLE, f"cannot synchronize the checkpoint folder with {mirror.url}: {reason}")
+
+    def _wait_for_shard(self) -> None:
+        folder = os.environ.get(ENV_CHECKPOINT_DIR, "")
+        problem = wait_for_shard(folder, lambda: [worker.rank for worker in list_workers(self.pod)])
+        self._lost_shards.append(problem)
+        os.write(self._wake_end, b"\0")
 
     def _abort(self, kind: str, message: str) -> None:
         """End the workers: without the store their progress would be lost, or their states would differ."""
