@@ -27,7 +27,7 @@ from ddp_operator.status.diagnosis import (
 )
 from ddp_operator.status.failures import Termination, describe_failure, describe_restart
 from ddp_operator.status.observation import State
-from ddp_operator.status.progress import drop_eta, record_final_progress
+from ddp_operator.status.progress import drop_eta, record_failed_step, record_final_progress
 from ddp_operator.status.replacement import find_unseen_successor, is_consequence, was_lost_lately
 from ddp_operator.status.restart_accounting import count_new_restarts, note_steps
 from ddp_operator.status.views import JobView, PodView
@@ -311,7 +311,7 @@ def _last_restart(
 
 
 def _next_attempt(state: State, restarts: Restarts, reason: str, failure: LastFailure | None = None) -> Status:
-    status = record_final_progress(state.status, state.pods, state.now)
+    status = record_failed_step(record_final_progress(state.status, state.pods, state.now), failure)
     return replace(
         status,
         attempt=status.attempt + 1,
@@ -339,6 +339,8 @@ def _begin(state: State, status: Status, restart: Fact | None = None) -> Decisio
 
 def _end(state: State, status: Status, phase: Phase, facts: list[Fact]) -> Decision:
     status = record_final_progress(status, state.pods, state.now)
+    if phase == "Failed":
+        status = record_failed_step(status, status.last_failure)
     facts += [
         Fact(c.SUSPENDED, "False", c.NOT_SUSPENDED),
         Fact(c.PROGRESSING, "False", c.FINISHED, "training has ended"),

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+import msgspec
+
 from ddp_operator import constants
 from ddp_operator.api.status import CheckpointStatus, PreflightStatus, Progress, SlowestPair
 from ddp_operator.kubeobjects import truncate
@@ -428,6 +430,12 @@ def build_progress(
         val_loss=_number(values.get(constants.METRIC_VAL_LOSS)) or before.val_loss,
         last_step_time=_time(values.get(constants.METRIC_LAST_STEP)),
     )
+
+
+def advance_progress(progress: Progress, step: int) -> Progress:
+    """Return the progress at a later step, which another source than the page reports."""
+    percent = _format_percent({}, step, progress.total_steps) or progress.percent
+    return msgspec.structs.replace(progress, step=step, percent=percent)
 
 
 def _format_percent(values: Mapping[str, float], steps: float | None, total: float | None) -> str | None:

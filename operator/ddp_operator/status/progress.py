@@ -6,10 +6,10 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from ddp_operator import constants
-from ddp_operator.api.status import CheckpointStatus, Progress, Restarts, Status
+from ddp_operator.api.status import CheckpointStatus, LastFailure, Progress, Restarts, Status
 from ddp_operator.kubeobjects import truncate
 from ddp_operator.status.failures import Termination
-from ddp_operator.status.metrics_page import Rates, build_checkpoint, build_progress
+from ddp_operator.status.metrics_page import Rates, advance_progress, build_checkpoint, build_progress
 from ddp_operator.status.observation import Pods
 
 
@@ -62,6 +62,14 @@ def count_in_place(restarts: Restarts, in_attempt: int) -> Restarts:
 def drop_eta(progress: Progress | None) -> Progress | None:
     """Return the progress of a job that makes no steps at present, which has no remaining time."""
     return None if progress is None else replace(progress, eta=None, eta_seconds=None)
+
+
+def record_failed_step(status: Status, failure: LastFailure | None) -> Status:
+    """Return the status with the step of a failed rank, which is newer than that of the last page."""
+    progress = status.progress
+    if progress is None or failure is None or failure.step is None or failure.step <= (progress.step or 0):
+        return status
+    return replace(status, progress=advance_progress(progress, failure.step))
 
 
 def drop_pace(progress: Progress | None) -> Progress | None:

@@ -124,6 +124,12 @@ RESTARTS = {
         why=(TAKEN_PORT, "Free the port. Training restarts automatically, from the checkpoint of step 30."),
         never=("no action needed",),
     ),
+    "step after the last page": Planted(
+        pods=(child_pod(0), failed_pod(1, "CUDAError", message="illegal memory access", step=47)),
+        get="Restarting CUDAError 47.0%",
+        describe=("illegal memory access",),
+        why=("illegal memory access", "from the checkpoint of step 30"),
+    ),
     "emptyDir limit": Planted(
         pods=(evicted_pod("cache", "1Gi"), child_pod(1)),
         get="Restarting Unknown",
