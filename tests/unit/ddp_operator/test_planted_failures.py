@@ -358,3 +358,10 @@ def test_loss_that_is_not_finite_has_its_remedy() -> None:
             why=("But its loss is nan", "reduce the learning rate"),
         )
     )
+
+
+def test_ranks_that_ended_before_the_first_page_have_joined() -> None:
+    pods = tuple(finished_pod(index, {"running": {}}) for index in range(2))
+    status, _ = settle(Planted(pods, "", (), (), status=JOINING))
+    assert status.is_true(c.RENDEZVOUSED)
+    assert status.reason == c.FINISHED

@@ -312,3 +312,12 @@ class TestUnreachable:
         await look.at(*self.PODS, seconds=1, status=self.JOINING)
         observation = await look.at(*self.PODS, seconds=7, status=self.JOINING)
         assert observation.unreachable == (UnreachableReport(1, "cannot reach pod 0"),)
+
+
+async def test_failures_before_a_restart_are_read_every_ten_seconds_while_pods_join() -> None:
+    joining = page(phase="Rendezvous", restarts=1)
+    look = Look(Answers(pod0=joining, pod1=page(phase="Rendezvous", answered=last_words("UserError", restarts=1))))
+    read = [
+        len((await look.at(child_pod(0), child_pod(1), seconds=seconds)).failures_in_place) for seconds in (1, 3, 5, 20)
+    ]
+    assert read == [1, 0, 0, 1]
