@@ -109,8 +109,9 @@ class Stream:
 
     @property
     def may_be_epoch(self) -> bool:
-        """Whether a number without a name, before the step, may count epochs, as in ``Train: 0 [10/100]``."""
-        return self.total is None and self.first <= 1 and self.scale is None
+        """Whether a number without a name, before the step, may count epochs, as in ``[0/25][10/100]``."""
+        scale = self.scale
+        return self.first <= 1 and (scale is None or scale < 1.0)
 
     def find_offset(self, scale: float) -> float:
         """Return by how many optimizer steps the run is ahead of the counter; 0 if it may have started at 0."""

@@ -108,6 +108,7 @@ OF_AN_EPOCH: dict[str, Format] = {
     "timm": lambda at: (
         f"Train: {at.epoch} [ {at.batch:3}/100 ({at.batch}%)]  Loss: 1.234 (0.732)  Time: 0.522s, 15.3/s"
     ),
+    "gan": lambda at: f"[{at.epoch}/10][{at.batch}/100] Loss_D: 0.5 loss: 1.234",
     "metric logger": lambda at: f"Epoch: [{at.epoch}]  [ {at.batch}/100]  eta: 0:00:00  lr: 0.1  loss: 1.234 (0.5000)",
     "mnist": lambda at: f"Train Epoch: {at.epoch + 1} [{at.batch * 64}/6400 ({at.batch}%)]\tLoss: 1.234",
     "tqdm of an epoch": lambda at: f"\rEpoch {at.epoch}: {as_bar(at.batch, 100)}, v_num=2, train_loss=1.234]",
