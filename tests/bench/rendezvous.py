@@ -106,7 +106,7 @@ def run_agent(index: int, job: Job, port: int, folder: str, reports: int, gate: 
     flags = add_pod_flags(build_torchrun_args(plan, UserCommand(WORKER[0], WORKER, program=True)), pod)
     # A thousand agents that check their workers ten times a second would have this machine for themselves.
     flags.append(f"--monitor-interval={max(0.1, job.pods / 500)}")
-    arguments = agent.torchrun.parse_args([*flags, "--max-restarts=100", f"--log-dir={folder}", *WORKER])
+    arguments = agent.parse_arguments([*flags, "--max-restarts=100", f"--log-dir={folder}", *WORKER])
     agent.run_torchrun(pod, arguments, channel, None, 0)  # type: ignore[arg-type]
 
 

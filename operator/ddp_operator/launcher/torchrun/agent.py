@@ -274,6 +274,11 @@ def read_process_failure(rank: int, failure: Any, failed_at: dict[int, float]) -
     )
 
 
+def parse_arguments(words: Sequence[str]) -> Any:
+    """Parse torchrun's command line. Raises: SystemExit, after a message."""
+    return torchrun.get_args_parser().parse_args(list(words))
+
+
 def run_torchrun(
     pod: Pod, arguments: Any, launcher: LauncherChannel, forker: Optional[RankForker], restarts: int
 ) -> bool:

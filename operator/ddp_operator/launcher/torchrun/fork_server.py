@@ -87,7 +87,7 @@ def serve(argv: Sequence[str]) -> list[str]:
         received = _receive(requests)
         _run_agent(received, problem, server=os.getpid(), forker=None)
 
-    threads = _count_lasting_threads()
+    obstacle = find_obstacle_in_server(_count_lasting_threads())
     received = _fork_on_request(requests, launcher)
     agent = os.getpid()
     ranks, theirs = socket.socketpair()
@@ -97,7 +97,7 @@ def serve(argv: Sequence[str]) -> list[str]:
         ranks.close()
         _close_all(received.descriptors)
         received = _fork_on_request(theirs, agent)
-        return _become_rank(RankRequest(**received.request), received.descriptors, threads)
+        return _become_rank(RankRequest(**received.request), received.descriptors, obstacle)
     theirs.close()
     _run_agent(received, problem, server, RankForker(ranks))
 
@@ -228,10 +228,10 @@ class RankForker:
 # -- the rank's side
 
 
-def _become_rank(request: RankRequest, descriptors: Sequence[int], threads: int) -> list[str]:
+def _become_rank(request: RankRequest, descriptors: Sequence[int], obstacle: Optional[str]) -> list[str]:
     """Turn this process into what a fresh interpreter with this command would be, or start that interpreter.
 
-    Returns the arguments of the shim.
+    ``obstacle``: see ``find_obstacle_in_server``. Returns the arguments of the shim.
     """
     output, errors, pid_end = descriptors
     os.dup2(output, 1)
@@ -245,7 +245,7 @@ def _become_rank(request: RankRequest, descriptors: Sequence[int], threads: int)
     command = request.command
     argv = command[command.index(BOOTSTRAP) + 2 :]
     kind, local_rank, target = argv[:3]
-    obstacle = find_obstacle(kind, target, threads)
+    obstacle = obstacle or find_obstacle(kind, target)
     if obstacle:
         if local_rank == "0" and request.environment.get("TORCHELASTIC_RESTART_COUNT") == "0":
             log(f"ranks start in fresh interpreters, and each imports PyTorch: {obstacle}")
@@ -262,16 +262,20 @@ def _become_rank(request: RankRequest, descriptors: Sequence[int], threads: int)
     return argv
 
 
-def find_obstacle(kind: str, target: str, threads: int) -> Optional[str]:
-    """Return why a program would run differently in a forked process than in a fresh interpreter; None if it does not.
-
-    ``kind``, ``target``: of a ``PythonLine``; ``threads``: of the fork server.
-    """
+def find_obstacle_in_server(threads: int) -> Optional[str]:
+    """Return why no rank can be forked from this process, which has imported PyTorch. ``threads``: of this process."""
     if threads > 1:
         return f"the import of PyTorch has left {threads} threads (of sitecustomize? of a preloaded library?)"
-    is_in_bad_fork = getattr(sys.modules["torch"].cuda, "_is_in_bad_fork", None)
-    if is_in_bad_fork is not None and is_in_bad_fork():
+    if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
         return "the import of PyTorch has initialized the GPU"
+    return None
+
+
+def find_obstacle(kind: str, target: str) -> Optional[str]:
+    """Return why a program would run differently in a forked process than in a fresh interpreter; None if it does not.
+
+    ``kind``, ``target``: of a ``PythonLine``.
+    """
     return _find_early_variable(kind, target) or _find_shadowing_module(kind, target)
 
 

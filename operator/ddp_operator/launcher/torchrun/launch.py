@@ -41,7 +41,7 @@ def run_agent(
         launcher.report(_build_error_event(pod, error))
         return 1
     try:
-        arguments = agent.torchrun.parse_args([*request.flags, "--no-python", *request.entry])
+        arguments = agent.parse_arguments([*request.flags, "--no-python", *request.entry])
     except SystemExit:
         launcher.report(_build_error_event(pod, ArgumentError()))
         return 2

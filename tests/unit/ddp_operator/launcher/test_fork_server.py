@@ -8,21 +8,22 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddp_operator.launcher.torchrun.fork_server import find_obstacle
+from ddp_operator.launcher.torchrun.fork_server import find_obstacle, find_obstacle_in_server
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace()))
+    cuda = SimpleNamespace(is_initialized=lambda: False)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     return tmp_path
 
 
 def test_threads_or_gpu_use_in_server_is_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_obstacle("code", "pass", threads=1) is None
-    assert "has left 2 threads" in (find_obstacle("code", "pass", threads=2) or "")
-    monkeypatch.setattr(sys.modules["torch"].cuda, "_is_in_bad_fork", lambda: True, raising=False)
-    assert "has initialized the GPU" in (find_obstacle("code", "pass", threads=1) or "")
+    assert find_obstacle_in_server(threads=1) is None
+    assert "has left 2 threads" in (find_obstacle_in_server(threads=2) or "")
+    monkeypatch.setattr(sys.modules["torch"].cuda, "is_initialized", lambda: True)
+    assert "has initialized the GPU" in (find_obstacle_in_server(threads=1) or "")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_variable_set_before_import_is_obstacle(folder: Path, line: str, name: s
         (folder / path).write_text(f"import os\n{line}\nimport torch\n")
     programs = [("script", "train.py"), ("script", "package"), ("module", "package.train"), ("module", "package")]
     for kind, target in (*programs, ("code", line)):
-        obstacle = find_obstacle(kind, target, threads=1)
+        obstacle = find_obstacle(kind, target)
         assert (obstacle and obstacle.split()[3]) == name, (kind, target)
 
 
@@ -56,7 +57,7 @@ def test_file_shadowing_imported_module_is_obstacle(folder: Path, shadow: str) -
     (folder / "src" / "json").mkdir(parents=True)
     (folder / "src" / "train.py").write_text("")
     (folder / "train.py").symlink_to("src/train.py")
-    assert find_obstacle("script", "train.py", threads=1) is None
+    assert find_obstacle("script", "train.py") is None
     (folder / "src" / shadow).write_text("")
-    assert f"src/{shadow} shadows" in (find_obstacle("script", "train.py", threads=1) or "")
-    assert find_obstacle("code", "pass", threads=1) is None
+    assert f"src/{shadow} shadows" in (find_obstacle("script", "train.py") or "")
+    assert find_obstacle("code", "pass") is None
