@@ -30,8 +30,9 @@ from .store import SignedStore, host_store
 BACKEND = "ddp"
 _SECONDS_WITHOUT_STORE = 5.0
 _SECONDS_FOR_CALL = 60.0
-_BEAT_SECONDS = 1.0
-_PATIENCE_SECONDS = 5.0  # without a heartbeat, after which a pod is dead
+_SHORTEST_BEAT = 0.5  # between two heartbeats
+_LONGEST_BEAT = 2.0
+_MISSED_BEATS = 6  # after which a pod is dead
 _LONGEST_PAUSE = 1.0  # between two reads of the store
 _LONGEST_PAUSE_OF_POD_0 = 0.3
 _PAUSE_PER_POD = 0.01
@@ -67,7 +68,8 @@ class PodRendezvous(api.RendezvousHandler):
         self._pause = min(_LONGEST_PAUSE, pod.nodes * _PAUSE_PER_POD)
         self._read_at = 0.0
         self._lost_store: Optional[tuple[AwakeClock, Exception]] = None
-        self._heartbeats = Heartbeats(_PATIENCE_SECONDS, time.monotonic())
+        self._beat_seconds = max(_SHORTEST_BEAT, min(_LONGEST_BEAT, pod.nodes * _PAUSE_PER_POD))
+        self._heartbeats = Heartbeats(self._beat_seconds * _MISSED_BEATS, time.monotonic())
         self.number = -1
         self._has_left = threading.Event()
         if pod.regroups:
@@ -217,7 +219,7 @@ class PodRendezvous(api.RendezvousHandler):
 
     def _keep_beating(self) -> None:
         with suppress(RuntimeError):  # the store has ended, as the main thread will notice
-            while not self._has_left.wait(_BEAT_SECONDS):
+            while not self._has_left.wait(self._beat_seconds):
                 self._beat()
 
     # -- the end

@@ -81,8 +81,8 @@ def until(probe: Callable[[], Any]) -> None:
 
 @pytest.fixture(autouse=True)
 def beats(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_BEAT_SECONDS", 0.02)
-    monkeypatch.setattr(rendezvous, "_PATIENCE_SECONDS", 0.6)
+    monkeypatch.setattr(rendezvous, "_SHORTEST_BEAT", 0.05)
+    monkeypatch.setattr(rendezvous, "_MISSED_BEATS", 12)
 
 
 @pytest.fixture
