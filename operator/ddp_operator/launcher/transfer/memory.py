@@ -196,6 +196,10 @@ def remove_memory(pod_index: int, env: Mapping[str, str], *, succeeded: bool) ->
     folder = find_memory_folder(pod_index, env)
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
+        try:
+            os.rmdir(os.path.dirname(folder))
+        except OSError:
+            pass  # another pod of the job shares the memory, or there was none
     saved = find_saved_folder(env)
     if succeeded and pod_index == 0 and saved is not None:
         shutil.rmtree(saved, ignore_errors=True)
