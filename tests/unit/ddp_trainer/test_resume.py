@@ -97,6 +97,44 @@ def test_run_cut_after_any_step_ends_in_bitwise_same_state(
         shutil.rmtree(cut)
 
 
+@pytest.mark.parametrize("cut", [1, 3, 8, 15])
+def test_run_that_fails_continues_from_memory_to_bitwise_the_same_state(
+    cut: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--ema-decay", "0.9", "--checkpoint-every-epochs", "0"]
+    train(*arguments, "--checkpoint-dir", str(tmp_path / "whole"))
+    monkeypatch.setenv("DDP_MEMORY_DIR", str(tmp_path / "memory"))
+    monkeypatch.setenv("DDP_MEMORY_INTERVAL", "1")
+    step = Engine.step
+
+    def fail(self: Engine, batch: Any, number: int, lr: float) -> Any:
+        if number == cut:
+            raise RuntimeError("fails here")
+        return step(self, batch, number, lr)
+
+    arguments += ["--checkpoint-dir", str(tmp_path / "cut")]
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "step", fail)
+        with pytest.raises(RuntimeError, match="fails here"):
+            train(*arguments)
+    torch.manual_seed(12345)
+    train(*arguments)
+    assert f"resumed from memory: {cut} steps are done" in capsys.readouterr().out
+    name = "step-000000016.pt"
+    assert same(load(tmp_path / "cut" / name), load(tmp_path / "whole" / name))
+    assert same(load(tmp_path / "cut" / "model.pt"), load(tmp_path / "whole" / "model.pt"))
+
+
+def test_copies_of_another_checkpoint_folder_are_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DDP_MEMORY_DIR", str(tmp_path / "memory"))
+    train("--checkpoint-dir", str(tmp_path / "first"), "--max-steps", "3")
+    train("--checkpoint-dir", str(tmp_path / "second"), "--max-steps", "3")
+    assert "resumed from memory" not in capsys.readouterr().out
+    assert (tmp_path / "second" / "step-000000003.pt").exists()
+
+
 @pytest.mark.parametrize("steps", [8, 5], ids=("epoch", "max-steps"))
 def test_signal_aborts_validation_and_resume_repeats_it(
     steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
