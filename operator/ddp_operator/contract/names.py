@@ -38,6 +38,7 @@ STALL_REPORT_FILE: Final = "stall.json"  # the watchdog's report, which the agen
 RUN_STEP_FILE: Final = "step.json"  # the run's step in pod 0, which its agent shares with peer pods
 TRAINER_STATUS_FILE: Final = "trainer-status.json"  # where a rank posts progress: {"port": …, "token": path of a file}
 COUNTERS_FILE: Final = "counters"  # the ranks' counters of optimizer steps: memory that the launcher reads
+STEP_HINT_FILE: Final = "step-hint.json"  # what makes the steps of rank 0 visible: {"hint": …}
 PAGES: Final = ("port", "prom", "post", "log")
 """Sources of a rank's progress, the best first: the port of its exporter, the page that the exporter wrote at its end,
 the status that the rank posted, the values in its log."""
@@ -108,6 +109,8 @@ COMMENT_UNREACHABLE: Final = "# ddp_launcher_unreachable "
 INPUTS_FOLDER: Final = "ddp-inputs"  # in a claim or a node cache: has a folder for each input
 COMMENT_UPLOAD_PROBLEM: Final = "# ddp_checkpoint_upload_problem "
 """Prefix of the line with the reason, in quotation marks, why checkpoints are not uploaded."""
+COMMENT_STEP_HINT: Final = "# ddp_launcher_step_hint "
+"""Prefix of the line with the reason why no step is visible, and the remedy, as a JSON text."""
 LAUNCHER_PHASES: Final = ("Starting", "WaitingForMaster", "Rendezvous", "Running", "Stopping", "Done")
 """Values of the label ``phase`` of METRIC_LAUNCHER_PHASE, in the order in which a pod passes them."""
 STALLED_STATES: Final = ("Stopped", "Behind", "Busy", "Waiting")

@@ -46,7 +46,8 @@ INVISIBLE = 2.0  # the steps were recorded as a CUDA graph: their replay calls n
 class RankCounters(NamedTuple):
     """What a rank's process has counted. None: unknown.
 
-    ``is_counted``: whether its steps are visible; ``last_step_time``: of the monotonic clock; ``step_seconds``: sum of
+    ``is_counted``: whether its steps are visible; ``is_recorded``: whether they are
+    a CUDA graph; ``last_step_time``: of the monotonic clock; ``step_seconds``: sum of
     the time between steps, without long pauses; ``longest_step``: the longest time between two steps, with pauses;
     ``work_seconds``: host time from each step to the next backward; ``first_step``: the run's step before the first one
     of this process, from the optimizer's state.
@@ -56,6 +57,7 @@ class RankCounters(NamedTuple):
     rank: int
     world_size: int
     is_counted: bool
+    is_recorded: bool
     steps: int
     last_step_time: float
     step_seconds: float
@@ -130,6 +132,7 @@ def _parse_slot(numbers: list[float]) -> Optional[RankCounters]:
         rank=_read_count(numbers[RANK]),
         world_size=max(1, _read_count(numbers[WORLD_SIZE])),
         is_counted=numbers[VISIBILITY] == COUNTED,
+        is_recorded=numbers[VISIBILITY] == INVISIBLE,
         steps=steps,
         last_step_time=_read_seconds(numbers[LAST_STEP_TIME]),
         step_seconds=_sum_step_seconds(numbers, steps),

@@ -4,6 +4,7 @@ The page comes from the user's pod. It is read as bytes, piece by piece; only li
 content raises an exception.
 """
 
+import json
 import math
 import re
 from collections import deque
@@ -54,6 +55,7 @@ _COMMENTS = {
     constants.COMMENT_INPUTS.encode(): 32768,
     constants.COMMENT_UPLOAD_PROBLEM.encode(): 4096,
     constants.COMMENT_UNREACHABLE.encode(): 4096,
+    constants.COMMENT_STEP_HINT.encode(): 2048,
 }
 _BY_RANK = {
     constants.METRIC_GLOBAL_STEP: "step",
@@ -75,6 +77,7 @@ _MAX_READINGS = 64
 _MAX_STALLED = 8  # ranks of one pod
 _MAX_WORDS = 200
 _MAX_PROBLEM = 300
+_MAX_HINT = 500
 _MAX_TRANSPORT = 40
 _MAX_LINKS = 4
 _MAX_PREFLIGHT = 32
@@ -222,6 +225,8 @@ class Page:
     """Why checkpoints cannot be uploaded, in the message of the pod."""
     unreachable: str = ""
     """What the pod cannot reach, in its message: pod 0 before training, or peers."""
+    step_hint: str = ""
+    """Why no step of the script is visible, and the remedy, in the message of the pod."""
 
     @property
     def joining(self) -> bool:
@@ -285,6 +290,7 @@ class PageParser:
         inputs = self._comments.get(constants.COMMENT_INPUTS.encode(), "")
         problem = self._comments.get(constants.COMMENT_UPLOAD_PROBLEM.encode(), "")
         unreachable = self._comments.get(constants.COMMENT_UNREACHABLE.encode(), "")
+        hint = self._comments.get(constants.COMMENT_STEP_HINT.encode(), "")
         return Page(
             {name: value for name, (_, value) in self._chosen.items()},
             self._phase,
@@ -297,6 +303,7 @@ class PageParser:
             inputs=parse_inputs(inputs) if inputs else (),
             upload_problem=sanitize_text(problem.strip('"'), _MAX_WORDS),
             unreachable=sanitize_text(unreachable.strip('"'), _MAX_PROBLEM),
+            step_hint=sanitize_text(_decode_text(hint), _MAX_HINT),
         )
 
     def _read_samples(self, data: bytes, end: int) -> None:
@@ -385,6 +392,15 @@ class PageParser:
             self._by_rank.setdefault(int(rank), {})[_BY_RANK[name]] = value
         if name not in self._chosen or rank < self._chosen[name][0]:
             self._chosen[name] = (rank, value)
+
+
+def _decode_text(text: str) -> str:
+    """Return a JSON text of a pod; empty if it is none."""
+    try:
+        value = json.loads(text or '""')
+    except (ValueError, RecursionError):
+        return ""
+    return value if isinstance(value, str) else ""
 
 
 def parse_page(text: str) -> Page:

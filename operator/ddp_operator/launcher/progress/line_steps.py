@@ -47,12 +47,18 @@ class Position(NamedTuple):
     epochs: Optional[float]
 
 
-class _Count(NamedTuple):
-    """A number of a line. ``key``: the text before it, without digits."""
+class Count(NamedTuple):
+    """A number of a line. ``before``: the text before it; ``key``: the end of that text, without digits."""
 
+    before: str
     key: str
     value: float
     total: Optional[float]
+
+    @property
+    def is_step(self) -> bool:
+        """Whether its name is that of a step."""
+        return bool(_STEP_LABEL.search(self.key))
 
 
 class Stream:
@@ -134,8 +140,7 @@ class LineSteps:
 
     def read(self, line: str, counter: float) -> bool:
         """Search a line. Returns whether it has a validated step or epoch."""
-        text = _SPACES.sub(" ", _NOT_ASCII.sub(" ", _THOUSANDS.sub("", line[:_LINE_LIMIT])))
-        streams = [self._observe(count, counter) for count in _find_counts(text)]
+        streams = [self._observe(count, counter) for count in find_counts(line)]
         steps = [stream for stream in streams if not stream.is_epoch and stream.scale is not None]
         epochs = [stream for stream in streams if stream.is_epoch]
         if steps:
@@ -149,7 +154,7 @@ class LineSteps:
             return True
         return False
 
-    def _observe(self, count: _Count, counter: float) -> Stream:
+    def _observe(self, count: Count, counter: float) -> Stream:
         key = count.key, count.total  # a validation's bar has another total
         stream = self._streams.pop(key, None) or Stream(count.key)
         self._streams[key] = stream
@@ -221,7 +226,9 @@ def _rank_stream(stream: Stream) -> tuple[bool, bool, int]:
     return stream.is_step and stream.scale == 1.0, stream.total is not None, stream.advances
 
 
-def _find_counts(text: str) -> Iterator[_Count]:
+def find_counts(line: str) -> Iterator[Count]:
+    """Yield the numbers of a line that may be counts, up to the word of a validation."""
+    text = _SPACES.sub(" ", _NOT_ASCII.sub(" ", _THOUSANDS.sub("", line[:_LINE_LIMIT])))
     for number, match in enumerate(_COUNT.finditer(text)):
         if number >= _MOST_COUNTS:
             return
@@ -232,7 +239,7 @@ def _find_counts(text: str) -> Iterator[_Count]:
             continue
         key = _ANY_NUMBER.sub("#", before)[-_CONTEXT:].strip()
         total = match["total"]
-        yield _Count(key, float(match["count"]), float(total) if total else None)
+        yield Count(before, key, float(match["count"]), float(total) if total else None)
 
 
 _VALIDATION_NAMES = ("val", "valid", "validation", "eval", "test")

@@ -1,5 +1,6 @@
 """The pod's metrics endpoint, and pages in Prometheus' text format: merge and read them."""
 
+import json
 import math
 import os
 import re
@@ -11,13 +12,16 @@ from typing import Callable, Iterable, Mapping, Optional
 
 from ...contract.names import (
     COMMENT_LAST_FAILURE,
+    COMMENT_STEP_HINT,
     METRIC_GLOBAL_STEP,
     METRIC_STEP_SECONDS,
     METRIC_STEPS,
     PAGES,
     STACK_LIMIT,
+    STEP_HINT_FILE,
 )
 from ..counters import CounterMemory, RankCounters
+from ..files import read_json
 from .counted_pages import ALIGNED, format_page, merge_counters
 
 _PROGRESS_LIMIT = 30
@@ -159,6 +163,7 @@ class MetricsEndpoint:
         counters: Optional[CounterMemory] = None,
     ) -> None:
         self._folder = os.path.join(runtime, "metrics")
+        self._hint_path = os.path.join(runtime, STEP_HINT_FILE)
         self._own_page = own_page
         self._receive = receive
         self._counters = counters
@@ -326,7 +331,12 @@ class MetricsEndpoint:
             self._builders.release()
         if self.last_failure:  # added after the merge, which removes comments of a rank's page
             body += COMMENT_LAST_FAILURE.encode() + self.last_failure + b"\n"
-        return "200 OK", body + self.comments().encode()
+        return "200 OK", body + self._build_hint().encode() + self.comments().encode()
+
+    def _build_hint(self) -> str:
+        """Return the line with the hint of the log reader; empty without one, or if a rank shows progress."""
+        hint = read_json(self._hint_path).get("hint")
+        return f"{COMMENT_STEP_HINT}{json.dumps(hint)}\n" if isinstance(hint, str) and not self._ranks() else ""
 
 
 class OpenConnections:

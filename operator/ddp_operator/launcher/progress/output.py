@@ -16,6 +16,7 @@ from ..processes import STOP_SIGNALS, set_parent_death_signal
 from ..rank.tracebacks import PLACE, describe
 from .line_progress import LineProgress
 from .log_patterns import COLOURS, LogProgress, PatternTooSlow, compile_log_pattern
+from .step_hints import StepHint
 
 _LONGEST_LINE = 1 << 16  # bytes; longer lines are written in pieces
 _LINE_SECONDS = 1.0  # after which a line without an end is written
@@ -109,6 +110,7 @@ class _Copier:
         for local_rank, descriptor in sources.items():
             progress = self._build_progress(local_rank)
             self._outputs[descriptor] = _RankOutput(pod, local_rank, progress, Lines() if marked else None)
+        self._hint = StepHint(pod, 0)
         self._changed: set[int] = set()  # descriptors whose progress is newer than its page
         self._page_time = 0.0
 
@@ -134,6 +136,7 @@ class _Copier:
                 if descriptor != done and self._copy(descriptor):
                     received = True
 
+            self._log_hint()
             finished = ending and not received
             for output in self._outputs.values():
                 output.flush(final=finished)
@@ -143,6 +146,17 @@ class _Copier:
                 for output in self._outputs.values():
                     output.write_end()
                 return
+
+    def _log_hint(self) -> None:
+        """Log once what makes the steps of rank 0 visible, if they are not."""
+        if self._pod.node != 0:
+            return
+        hint = self._hint.build(read_worker(self._pod, 0), self._counters.read(0) if self._counters else None)
+        if not hint:
+            return
+        if any(output.end and not output.end.endswith(b"\n") for output in self._outputs.values()):
+            _write_all(1, b"\n")  # the script has written a line without an end
+        log(hint)
 
     def _find_timeout(self, ending: bool) -> float:
         if ending:
@@ -157,6 +171,8 @@ class _Copier:
         output.observe_process(worker)
         rank = _global_rank(self._pod, output.local_rank, worker)
         output.write(chunk, rank)
+        if output.local_rank == 0 and self._pod.node == 0:
+            self._hint.feed(chunk)
         searched = bool(self._patterns) if self._pod.log_patterns else rank == 0
         if searched and output.progress.feed(chunk, time.time()):
             self._changed.add(descriptor)

@@ -49,6 +49,7 @@ class Run:
             rank=0,
             world_size=2,
             is_counted=True,
+            is_recorded=False,
             steps=self.counted,
             last_step_time=0.0,
             step_seconds=0.0,
