@@ -68,6 +68,11 @@ class RankCounters(NamedTuple):
     loss: Optional[float]
     first_step: Optional[int]
 
+    @property
+    def shows_steps(self) -> bool:
+        """Whether steps were counted, and those that follow will be."""
+        return self.is_counted and self.steps > 0
+
 
 class CounterMemory:
     """The slots of a pod's local ranks. Create it before the processes that share it are started."""

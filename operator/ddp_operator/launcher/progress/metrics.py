@@ -181,7 +181,7 @@ class MetricsEndpoint:
 
     def _ranks(self) -> list[int]:
         """Return the local ranks that have a page or have counted steps."""
-        ranks = {rank for rank, counters in self._read_counters().items() if counters.steps}
+        ranks = {rank for rank, counters in self._read_counters().items() if counters.shows_steps}
         with suppress(OSError):
             names = [name.partition(".") for name in os.listdir(self._folder)]
             ranks |= {int(rank) for rank, _, kind in names if rank.isdigit() and kind in PAGES}
@@ -260,7 +260,7 @@ class MetricsEndpoint:
     def _complete_page(self, rank: int, page: Optional[str]) -> Optional[str]:
         """Return what a rank's log or posts show, with its counters."""
         counters = self.read_counters(rank)
-        if counters is None or not counters.steps:
+        if counters is None or not counters.shows_steps:
             return page
         values = read_progress(page or "")
         is_aligned = (page or "").startswith(ALIGNED)

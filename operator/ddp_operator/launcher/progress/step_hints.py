@@ -81,7 +81,7 @@ class StepHint:
         return hint
 
     def _has_progress(self, counters: Optional[RankCounters]) -> bool:
-        if counters is not None and counters.is_counted and counters.steps:
+        if counters is not None and counters.shows_steps:
             return True
         folder = os.path.join(self._pod.runtime, "metrics")
         return any(os.path.exists(os.path.join(folder, f"{self._local_rank}.{kind}")) for kind in PAGES)

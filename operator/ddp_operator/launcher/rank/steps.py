@@ -40,7 +40,7 @@ class StepCounter(ImportHook):
     """
 
     # Attributes of a step: after the work of a step none of them is in the cache, so they are few and close together.
-    __slots__ = ("_alarm", "_followed", "_has_worked", "_last", "_pause", "_peers", "_slot", "_steps")
+    __slots__ = ("_alarm", "_followed", "_has_worked", "_is_on_gpu", "_last", "_pause", "_peers", "_slot", "_steps")
 
     def __init__(self, slot: Any) -> None:
         super().__init__(_MODULE)
@@ -50,6 +50,7 @@ class StepCounter(ImportHook):
         self._steps = 0.0
         self._last = 0.0  # time of the last step
         self._has_worked = True  # whether a backward has followed the last step
+        self._is_on_gpu = False  # there the host's time includes waits for the device and so for other ranks
         self._alarm = 0.0  # time from which a step does more than count
         self._pause = math.inf  # seconds between two steps that are a pause
 
@@ -110,7 +111,7 @@ class StepCounter(ImportHook):
             self._note_pause(seconds)
         self._steps += 1.0
         self._last = now
-        self._has_worked = False
+        self._has_worked = self._is_on_gpu
         slot = self._slot
         slot[_STEPS] = self._steps
         slot[_LAST_STEP_TIME] = now
@@ -143,7 +144,8 @@ class StepCounter(ImportHook):
         self._followed = weakref.ref(optimizer)
         self._is_nested = _count_hooked_steps(type(optimizer)) > 1
         cuda = self._torch.cuda
-        self._is_capturing = cuda.is_current_stream_capturing if cuda.is_initialized() else None
+        self._is_on_gpu = bool(cuda.is_initialized())
+        self._is_capturing = cuda.is_current_stream_capturing if self._is_on_gpu else None
         self._alarm = 0.0
         return True
 

@@ -183,7 +183,7 @@ class StallMonitor:
         for worker in workers:
             counters = self._metrics.read_counters(worker.local_rank)
             count = count_steps(pages.get(worker.local_rank, "")) if self._pod.log_patterns else None
-            if counters is not None and counters.is_counted and counters.pid == worker.pid and counters.steps:
+            if counters is not None and counters.shows_steps and counters.pid == worker.pid:
                 marks[worker.local_rank] = StepMark(worker.pid, float(counters.steps), counters.longest_step)
             elif count:
                 marks[worker.local_rank] = StepMark(worker.pid, count)

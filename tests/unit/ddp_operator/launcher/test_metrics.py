@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from ddp_operator.launcher.progress import counters as slots
+from ddp_operator.launcher.progress.counted_pages import complete_progress
+from ddp_operator.launcher.progress.counters import CounterMemory, open_slot
 from ddp_operator.launcher.progress.metrics import MetricsEndpoint, fetch_page, merge_pages, read_progress
 
 
@@ -236,3 +239,70 @@ def test_ranks_with_pages_are_collected(tmp_path: Path) -> None:
     assert list(metrics.collect()) == [2, 10]
     assert metrics.progress() == {"ddp_step": 2}
     assert metrics.reads_log
+
+
+@pytest.fixture
+def counters(tmp_path: Path) -> CounterMemory:
+    """The memory of a pod with two ranks, the first of which has counted 7 steps."""
+    memory = CounterMemory(str(tmp_path), 2)
+    slot = open_slot(str(tmp_path), 0)
+    for index, value in (
+        (slots.PID, 10.0),
+        (slots.RANK, 4.0),
+        (slots.WORLD_SIZE, 8.0),
+        (slots.VISIBILITY, slots.COUNTED),
+        (slots.STEPS, 7.0),
+        (slots.LAST_STEP_TIME, 13.0),
+        (slots.FIRST_STEP_TIME, 1.0),
+        (slots.BATCH, 16.0),
+    ):
+        slot[index] = value
+    (tmp_path / "metrics").mkdir()
+    return memory
+
+
+def test_counters_are_a_page_of_the_rank(tmp_path: Path, counters: CounterMemory) -> None:
+    metrics = MetricsEndpoint(str(tmp_path), lambda: "", counters=counters)
+    values = read_progress(metrics.collect()[0])
+    assert list(metrics.collect()) == [0]
+    assert 'ddp_steps_total{rank="4"} 7.0' in metrics.collect()[0]
+    assert (values["ddp_step_duration_seconds_sum"], values["ddp_samples_total"]) == (14.0, 112.0)
+    assert "ddp_step" not in values
+    assert (metrics.step(0), metrics.count_steps(0), metrics.count_steps(1)) == (None, 7, None)
+
+
+def test_page_of_the_log_continues_with_the_counter(tmp_path: Path, counters: CounterMemory) -> None:
+    log = "# counted\n# TYPE ddp_step gauge\nddp_step 105\n# TYPE ddp_steps_total counter\nddp_steps_total 5\n"
+    log += "# TYPE ddp_planned_steps gauge\nddp_planned_steps 214\n# TYPE ddp_loss gauge\nddp_loss 0.5\n"
+    (tmp_path / "metrics" / "0.log").write_text(log)
+    values = read_progress(MetricsEndpoint(str(tmp_path), lambda: "", counters=counters).collect()[0])
+    assert (values["ddp_step"], values["ddp_steps_total"], values["ddp_loss"]) == (107, 7, 0.5)
+    assert values["ddp_progress_ratio"] == 0.5
+
+
+def test_page_in_another_unit_keeps_its_steps(tmp_path: Path, counters: CounterMemory) -> None:
+    log = "# TYPE ddp_step gauge\nddp_step 640\n# TYPE ddp_steps_total counter\nddp_steps_total 640\n"
+    (tmp_path / "metrics" / "0.post").write_text(log)
+    values = read_progress(MetricsEndpoint(str(tmp_path), lambda: "", counters=counters).collect()[0])
+    assert (values["ddp_step"], values["ddp_steps_total"]) == (640, 640)
+
+
+def test_total_that_the_counter_exceeds_is_dropped(tmp_path: Path, counters: CounterMemory) -> None:
+    log = "# counted\n# TYPE ddp_step gauge\nddp_step 5\n# TYPE ddp_steps_total counter\nddp_steps_total 5\n"
+    (tmp_path / "metrics" / "0.log").write_text(log + "# TYPE ddp_planned_steps gauge\nddp_planned_steps 6\n")
+    values = read_progress(MetricsEndpoint(str(tmp_path), lambda: "", counters=counters).collect()[0])
+    assert values["ddp_step"] == 7
+    assert not {"ddp_planned_steps", "ddp_progress_ratio"} & set(values)
+
+
+def test_recorded_steps_have_no_page(tmp_path: Path, counters: CounterMemory) -> None:
+    open_slot(str(tmp_path), 1)[slots.PID] = 11.0
+    slot = memoryview(vars(counters)["_memory"])
+    slot[slots.VISIBILITY] = slots.INVISIBLE
+    assert MetricsEndpoint(str(tmp_path), lambda: "", counters=counters).collect() == {}
+
+
+def test_success_completes_the_progress() -> None:
+    progress = {"ddp_step": 83.0, "ddp_planned_steps": 100.0, "ddp_progress_ratio": 0.83}
+    assert complete_progress(progress) == {"ddp_step": 83.0, "ddp_planned_steps": 83.0, "ddp_progress_ratio": 1.0}
+    assert complete_progress({"ddp_loss": 1.0}) == {"ddp_loss": 1.0}

@@ -295,3 +295,23 @@ def test_slots_of_two_ranks_are_apart(tmp_path: Path) -> None:
         slot = open_slot(str(tmp_path), rank)
         slot[steps.counters.PID] = 10.0 + rank
     assert {rank: counters.pid for rank, counters in memory.read_all().items()} == {0: 10, 1: 11}
+
+
+def test_rank_with_a_gpu_measures_no_own_work(
+    counter: StepCounter, read: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    model = build_model()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), 3)
+    assert (read().steps, read().work_seconds) == (3, None)
+
+
+def test_captured_step_is_recorded_and_not_counted(
+    counter: StepCounter, read: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    model = build_model()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), 3)
+    assert (read().steps, read().is_counted, read().is_recorded) == (0, False, True)
