@@ -229,7 +229,12 @@ def test_drill_of_file_runs_it_kills_rank_and_reports_loss(tmp_path: Path) -> No
 
 NOT_SAVED = """
 import time
+import torch
+parameter = torch.nn.Parameter(torch.zeros(1))
+optimizer = torch.optim.SGD([parameter], lr=0.1)
 for step in range(1, 10000):
+    parameter.square().backward()
+    optimizer.step()
     time.sleep(0.01)
     if step % 20 == 0:
         print(f"Epoch: [0]  [{step}/10000]  loss: 0.5", flush=True)
