@@ -232,7 +232,8 @@ FOREIGN = {
     "kube-controller-manager": {"--kube-api-burst", "--kube-api-qps"},
     "pip": {"--only-binary", "--platform"},
     "torchrun": {
-        "--log-dir", "--logs-specs", "--nnodes", "--no-python", "--nproc_per_node", "--rdzv_", "--redirects", "--tee",
+        "--log-dir", "--logs-specs", "--nnodes", "--no-python", "--nproc_per_node", "--numa-binding", "--rdzv_",
+        "--redirects", "--tee",
     },
     "scripts of other projects": {"--deepspeed_config", "--max_iters", "--num_train_epochs"},
 }  # fmt: skip

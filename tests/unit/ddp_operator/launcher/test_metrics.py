@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ddp_operator.launcher import counters as slots
-from ddp_operator.launcher.progress.counted_pages import complete_progress
 from ddp_operator.launcher.counters import CounterMemory, open_slot
+from ddp_operator.launcher.progress.counted_pages import complete_progress
 from ddp_operator.launcher.progress.metrics import MetricsEndpoint, fetch_page, merge_pages, read_progress
 
 
