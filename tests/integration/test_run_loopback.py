@@ -39,6 +39,7 @@ WARM = {"recovery": {"warmStart": "Auto", "maxRestarts": 0}}
         pytest.param(PYTHON, {"nodes": 2, **ELASTIC, **COLD}, id="elastic, fresh interpreters"),
         pytest.param(PYTHON, {"nodes": 1, "procPerNode": 2, **WARM}, id="one node"),
         pytest.param(SHELL, {"nodes": 2, **COLD}, id="two nodes, a shell script"),
+        pytest.param(PYTHON, {"nodes": 2, "rendezvous": {"backend": "static"}, **WARM}, id="static rendezvous"),
     ],
 )
 def test_local_run_listens_on_loopback_addresses_only(command: list[str], spec: dict[str, Any], tmp_path: Path) -> None:
