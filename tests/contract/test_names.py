@@ -9,6 +9,7 @@ import pytest
 from ddp_operator import constants
 from ddp_operator.contract import names as launcher
 from ddp_trainer import contract
+from ddp_trainer.memory import checkpoint as memory_checkpoint
 
 SHARED = re.compile(r"(ENV|EXIT|CATEGORY|METRIC|RUNTIME)_\w+|DEFAULT_\w+_PORT")
 MODULES = (constants, contract)
@@ -52,3 +53,9 @@ def test_variables_of_contract_cannot_be_set_by_users() -> None:
 def test_replaced_exit_codes_are_preemption_and_signals() -> None:
     assert constants.EXIT_PREEMPTED in constants.REPLACED_EXIT_CODES
     assert all(code > 128 for code in constants.REPLACED_EXIT_CODES if code != constants.EXIT_PREEMPTED)
+
+
+def test_package_for_other_images_knows_its_variables() -> None:
+    own = {name: value for name, value in vars(memory_checkpoint).items() if name.startswith("ENV_")}
+    assert len(own) == 5
+    assert own == {name: getattr(constants, name) for name in own}

@@ -444,8 +444,11 @@ class _Session:
         counter: PeerCounter | None = None
         self._saves_everywhere = self._place.world == 1
         if self._place.world > 1:
-            counter = PeerCounter(self._place, str(self._nonce))
-            self._saves_everywhere = counter.is_called_by_all()
+            try:
+                counter = PeerCounter(self._place, str(self._nonce))
+                self._saves_everywhere = counter.is_called_by_all()
+            except (KeyError, ValueError, RuntimeError) as error:
+                self._log(f"the store of the process group does not respond: {error}", anyone=True)
         if not self._saves_everywhere:
             self._log("save() is not called by all ranks: pods whose ranks do not call it keep no copies", anyone=True)
             if self._kind == SHARD:
