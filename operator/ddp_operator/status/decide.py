@@ -30,7 +30,7 @@ from ddp_operator.status.converge import (
     find_avoidance_block,
     find_late_joiner_deadline,
 )
-from ddp_operator.status.decision import Decision, Refusal
+from ddp_operator.status.decision import AT_ONCE, Decision, Refusal
 from ddp_operator.status.diagnosis import Diagnosis, build_image_failure, is_inferred
 from ddp_operator.status.failure_policy import Verdict, judge_attempt
 from ddp_operator.status.inputs import fetch_inputs
@@ -100,7 +100,12 @@ def _begin_job(state: State, progress_interval: float) -> Decision:
     fetching = fetch_inputs(state, progress_interval)
     if fetching is not None:
         return fetching
-    return converge(attempts.start(state), progress_interval)
+    started = attempts.start(state)
+    seen = (*state.observation.pods, *state.observation.orphans)
+    if any(pod.attempt == 1 for pod in seen):
+        # The status was lost, but not the pods: the next pass judges them, before it changes any.
+        return Decision(started.status, requeue_after=AT_ONCE)
+    return converge(started, progress_interval)
 
 
 def _complete(state: State) -> Decision | None:

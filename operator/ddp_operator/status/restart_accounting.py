@@ -45,7 +45,7 @@ def account_restarts(attempt: ObservedAttempt) -> RestartAccounting:
         last_failure = attempt.lost or last_failure
 
     elif is_requeued(attempt) and attempt.was_joined and not attempt.all_run and not _is_loss_counted(attempt):
-        restarts = replace(restarts, total=restarts.total + 1, free=restarts.free + 1)
+        restarts = replace(restarts, replaced=restarts.replaced + 1)
         last_restart = _record_interruption(attempt, "NewPods", PREEMPTED.name)
 
     return RestartAccounting(restarts, last_restart, last_failure, replacement_starts)
