@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from tests.support.launcher_pods import Pods
+from tests.support.launcher_pods import LauncherPods
 
 pytestmark = pytest.mark.process
 
@@ -30,9 +30,9 @@ RUN = "run-1"
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Pods]:
+def job(tmp_path: Path) -> Iterator[LauncherPods]:
     (tmp_path / "train.py").write_text(TRAIN)
-    pods = Pods(tmp_path, ["train.py"])
+    pods = LauncherPods(tmp_path, ["train.py"])
     yield pods
     pods.stop()
 
@@ -60,7 +60,7 @@ def attack(port: int, folder: Path) -> None:
         store.append(f"{RUN}/{number}/pods", value.decode("latin-1"))
 
 
-def test_pickle_in_the_store_is_not_executed_and_disturbs_no_job(job: Pods, tmp_path: Path) -> None:
+def test_pickle_in_store_is_not_executed_and_disturbs_no_job(job: LauncherPods, tmp_path: Path) -> None:
     executed = tmp_path / "executed"
     job.start(0)
     job.until(lambda: can_connect(job.port), "pod 0 hosts the store")
@@ -83,16 +83,16 @@ def can_connect(port: int) -> bool:
     return True
 
 
-def test_pod_without_the_secret_joins_no_round(job: Pods, tmp_path: Path) -> None:
-    stranger = Pods(tmp_path, ["train.py"], env={"DDP_RENDEZVOUS_SECRET": "guessed"})
-    stranger.port = job.port
+def test_pod_without_secret_joins_no_round(job: LauncherPods, tmp_path: Path) -> None:
+    outsider = LauncherPods(tmp_path, ["train.py"], env={"DDP_RENDEZVOUS_SECRET": "guessed"})
+    outsider.port = job.port
     job.start(0)
-    stranger.start(1)
-    stranger.until(lambda: 'phase="Rendezvous"} 1' in stranger.page(1), "the stranger waits")
+    outsider.start(1)
+    outsider.until(lambda: 'phase="Rendezvous"} 1' in outsider.page(1), "the outsider waits")
     (tmp_path / "port-1").unlink()
     job.start(1)
     job.until_logged(0, "rank 0 of 2 restart 0")
     job.until_logged(1, "rank 1 of 2 restart 0")
     (tmp_path / "enough").touch()
     assert [job.wait(index).code for index in (0, 1)] == [0, 0]
-    stranger.stop()
+    outsider.stop()

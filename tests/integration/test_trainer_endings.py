@@ -33,7 +33,7 @@ MISTAKES: dict[str, Callable[[Path], list[str]]] = {
 
 
 @pytest.mark.parametrize("message", list(MISTAKES))
-def test_user_error_ends_all_ranks_with_81_and_one_line(message: str, tmp_path: Path) -> None:
+def test_user_mistake_ends_all_ranks_with_81_and_one_line(message: str, tmp_path: Path) -> None:
     arguments = MISTAKES[message](tmp_path)
     runtime = tmp_path / "runtime"
     with start(tmp_path, [*DIGITS, *arguments], 2, {contract.ENV_RUNTIME_DIR: str(runtime)}) as ranks:

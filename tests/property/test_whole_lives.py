@@ -95,7 +95,7 @@ fences: st.SearchStrategy[Fence] = st.sampled_from(["closed", "late", "open"])
 picks = st.integers(0, 5)
 
 
-class SameNameMachine(RuleBasedStateMachine):
+class JobHistoryMachine(RuleBasedStateMachine):
     """One job's name, used by one job after another."""
 
     def __init__(self) -> None:
@@ -393,4 +393,4 @@ def ended(status: Status) -> bool:
 
 
 def test_job_finishes_for_any_history_of_pods_and_operator() -> None:
-    run_state_machine_as_test(SameNameMachine, settings=examples(40, stateful_step_count=25))
+    run_state_machine_as_test(JobHistoryMachine, settings=examples(40, stateful_step_count=25))

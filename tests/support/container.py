@@ -159,7 +159,8 @@ def _find_programs() -> tuple[dict[str, str], dict[str, str]]:
         if os.path.exists(path):
             shared[path] = path
     # An editable installation names the sources by their path.
-    shared[str(ROOT / "operator")] = str(ROOT / "operator")
+    for folder in ("operator", "trainer/ddp_trainer/memory"):  # what the operator's image copies
+        shared[str(ROOT / folder)] = str(ROOT / folder)
     shared["/opt/venv"] = sys.prefix
     return links, shared
 

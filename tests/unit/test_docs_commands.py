@@ -235,7 +235,7 @@ FOREIGN = {
         "--log-dir", "--logs-specs", "--nnodes", "--no-python", "--nproc_per_node", "--numa-binding", "--rdzv_",
         "--redirects", "--tee",
     },
-    "scripts of other projects": {"--deepspeed_config", "--max_iters", "--num_train_epochs"},
+    "scripts of other projects": {"--deepspeed_config", "--max_iters", "--max_steps", "--num_train_epochs"},
 }  # fmt: skip
 
 
