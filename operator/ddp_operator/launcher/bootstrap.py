@@ -61,9 +61,8 @@ def main() -> int:
     if subcommand == "run":
         return int(_import("main").main(argv, _SIGNALS))
     if subcommand == "forkserver":
-        argv = _import("torchrun.fork_server").serve(
-            argv
-        )  # returns only in a forked rank, with the arguments of its shim
+        # It returns only in a forked rank, with the arguments of the rank's shim.
+        argv = _import("torchrun.fork_server").serve(argv)
     _import("rank.worker").main(argv)  # raises SystemExit
     return 0
 
