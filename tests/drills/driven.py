@@ -81,7 +81,10 @@ def run_job(plan: RunPlan) -> RunOutcome:
 def _start(
     command: Sequence[str], environment: Mapping[str, str], *args: Any, inner: Any = processes.start, **kwargs: Any
 ) -> Any:
-    prefix = os.environ.get(f"DRILL_PREFIX_{environment[constants.ENV_COMPLETION_INDEX]}", "").split("\n")
+    index = int(environment[constants.ENV_COMPLETION_INDEX])
+    prefix = os.environ.get(f"DRILL_PREFIX_{index}", "").split("\n")
+    if "DRILL_NETWORK" in os.environ:
+        environment = {**environment, constants.ENV_POD_IP: _address(index)}  # the store listens there
     return inner([*filter(None, prefix), *command], environment, *args, **kwargs)
 
 
