@@ -34,7 +34,7 @@ def round_store() -> SignedStore:
 
 
 class NoStore:
-    """A store that has ended."""
+    """A store whose server has ended."""
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError("connection reset")

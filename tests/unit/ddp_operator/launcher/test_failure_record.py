@@ -1,4 +1,4 @@
-"""One failure from a rank's error file to ``status.lastFailure``: each field has one value on the whole way."""
+"""One failure from a rank's error file to ``status.lastFailure``: each field keeps its value on the way."""
 
 from __future__ import annotations
 

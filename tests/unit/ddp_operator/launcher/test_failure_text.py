@@ -1,4 +1,4 @@
-"""What the launcher adds to a failure: the ranks and collectives, the path and its owner, what was not found."""
+"""The text that the launcher adds to a failure: ranks and collectives, a path and its owner, a missing module."""
 
 from __future__ import annotations
 

@@ -264,7 +264,7 @@ class TestOtherSources:
 
 class TestPod:
     def run(self, folder: Path, *urls: str) -> tuple[int, str, str]:
-        """Run what a pod runs. Returns its exit code, termination message and log."""
+        """Fetch inputs as a pod does. Return the exit code, the termination message and the log."""
         inputs = [
             {"name": f"in{number}", "url": url, "root": str(folder), "key": f"in{number}"}
             for number, url in enumerate(urls)

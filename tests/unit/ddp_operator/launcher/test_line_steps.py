@@ -1,4 +1,4 @@
-"""Lines of training loops beside the true counter: which number is the step, its total, and what the line names."""
+"""Compare steps read from lines of training loops with the true counter: the step, its total, and its unit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EPOCHS = 10
 
 
 class Moment(NamedTuple):
-    """A moment of a run of 10 epochs with 100 steps each, when it prints. ``step``: of the run, from 1."""
+    """A run of 10 epochs with 100 steps each, at one printed line. ``step`` counts the whole run, from 1."""
 
     step: int
 
@@ -219,7 +219,7 @@ def test_late_reader_of_a_fast_loop_finds_the_step() -> None:
     for step in range(0, 3000, 300):
         lines = "\n".join(f"step {at}/3000 loss 0.5" for at in range(step, step + 300))
         run.print(lines, step + 310)
-        run.progress._second = 0  # as if a second had passed
+        run.progress._second = 0  # one second later
     status = run.status
     assert status is not None
     assert status.total_steps == 3000

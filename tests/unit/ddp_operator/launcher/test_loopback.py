@@ -18,7 +18,7 @@ from tests.support.listeners import is_loopback, list_listeners
 @pytest.fixture
 def store_type(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     kind: Any = importlib.import_module("torch.distributed").TCPStore
-    monkeypatch.setattr(kind, "__init__", kind.__init__)  # bound anew at the end
+    monkeypatch.setattr(kind, "__init__", kind.__init__)  # bound again at the end
     bind_stores()
     return kind
 

@@ -1,4 +1,4 @@
-"""The mirror of a checkpoint folder: when its files are complete, and what is uploaded."""
+"""The mirror of a checkpoint folder: when its files are complete, and which files it uploads."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ RUN = "run-1"
 
 
 class Job:
-    """The pods of a job. Each joins in a thread of its own."""
+    """The pods of a job. Each joins in a separate thread."""
 
     def __init__(self, folder: Path, nodes: int, **options: Any) -> None:
         self.store = host_store("127.0.0.1", 0)
@@ -45,7 +45,7 @@ class Job:
         return self.started[-1]
 
     def close(self) -> None:
-        """Let no thread call a store that has ended."""
+        """Stop all threads that call a store whose server has ended."""
         for pod in self.started:
             pod.shutdown()
             pod._has_left.set()
@@ -203,7 +203,7 @@ class TestElastic:
     def test_living_member_is_waited_for_and_a_dead_one_is_not(self, job: Job) -> None:
         job.meet(0, 1)
         (waiting,) = job.join(0)
-        time.sleep(1.0)  # longer than the patience
+        time.sleep(1.0)  # long enough to give up a dead pod
         assert not waiting.done()
         job.pods[1]._has_left.set()
         assert read(waiting) == (0, 1)
@@ -262,7 +262,7 @@ class TestSpares:
 
 
 class TestAttack:
-    """Someone who reaches the store's port without the attempt's secret."""
+    """A client that reaches the store's port without the attempt's secret."""
 
     def test_pickle_under_the_keys_of_the_rendezvous_is_not_executed(self, fixed: Job, tmp_path: Path) -> None:
         class Attack:

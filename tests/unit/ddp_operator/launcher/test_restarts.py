@@ -1,4 +1,4 @@
-"""Restarts in the same pods: what counts against the budget, what is told of the last one, what the pod ends with."""
+"""Restarts in the same pods: counting against the budget, the report of the last restart, and the pod's exit code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.launcher_config import launcher_pod
 
 
 class AtStep:
-    """Metrics of ranks that have come to a step."""
+    """Metrics of ranks that have reached a step."""
 
     reads_log = False
 
@@ -108,7 +108,7 @@ class SaysNothing(AtStep):
 
 
 def test_a_pod_whose_ranks_report_no_step_goes_by_what_pod_0_has_told(tmp_path: Path) -> None:
-    """As of a script that prints its steps in rank 0 alone: the same failure with steps in between is no repetition."""
+    """Only rank 0 prints steps: the same failure with steps in between is no repetition."""
     config = launcher_pod(tmp_path, in_place_restarts=9, node=1, restarts_without_progress=1)
     found = InPlaceRestarts(config, cast(MetricsEndpoint, SaysNothing()))
     again = [
@@ -150,7 +150,7 @@ def test_failures_without_a_step_in_between_get_new_pods(
         answers.append(pod.observe([lost], free=False))
         pod.count_in_place(None)
         pod.forget()
-    assert answers == [True, True, again]  # the first came with steps, of the second they are the same
+    assert answers == [True, True, again]  # the first failed after steps, the second at the same step
 
 
 def test_a_restart_of_the_agent_is_refused_where_the_budget_is_used_up(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_failure_that_comes_again_at_the_same_step_is_a_repetition_until_it_is
         (2, 0, True, False, True, True),
         (2, 0, False, True, True, True),
         (0, 0, False, False, False, True),
-        (2, 2, False, False, False, False),  # what is there is of the workers before
+        (2, 2, False, False, False, False),  # the page is of the workers before the restart
     ],
 )
 def test_a_pod_ends_with_the_failures_that_no_restart_answers(

@@ -21,7 +21,7 @@ from ddp_operator.launcher.transfer.storage import UnusableStorage, open_storage
 
 
 class Attempt:
-    """An attempt with a folder of its own."""
+    """An attempt with a separate folder."""
 
     def __init__(self, root: Path, number: int, *, job: str = "job", keep: int = 3) -> None:
         system, path = open_storage(f"file://{root}/store")

@@ -174,7 +174,7 @@ class Replacing(torch.optim.Optimizer):
 
 def test_step_that_calls_its_base_class_counts_once(counter: StepCounter, read: Read) -> None:
     model = build_model()
-    torch.optim.SGD(model.parameters(), lr=0.1)  # its step calls the hooks from now on
+    torch.optim.SGD(model.parameters(), lr=0.1)  # its step calls the hooks from here on
     train(model, CallingBase(model.parameters(), lr=0.1), 4)
     assert read().steps == 4
 

@@ -23,7 +23,7 @@ def record(error: BaseException, folder: Path) -> dict[str, Any] | None:
 
 
 def raised(work: Callable[[], object]) -> BaseException:
-    with pytest.raises(BaseException) as caught:  # noqa: PT011  a SystemExit is none of Exception's
+    with pytest.raises(BaseException) as caught:  # noqa: PT011 a SystemExit is no Exception
         work()
     return caught.value
 

@@ -92,7 +92,7 @@ def test_posted_status_becomes_progress_of_rank(server: Server) -> None:
     page = server.metrics.collect()[1]
     assert 'ddp_world_size{rank="5"} 8.0\n' in page
     assert 'ddp_validation_loss{rank="5"} 1.295\n' in page
-    server.post({"trainerStatus": END})  # it names no step
+    server.post({"trainerStatus": END})  # it contains no step
     assert server.values() == (24, 24, "100.0%", "1.4")
 
 

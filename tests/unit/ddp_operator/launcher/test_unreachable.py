@@ -1,4 +1,4 @@
-"""What a pod cannot reach, by the kernel's table of connections and the wait for pod 0, and the line of its page."""
+"""Unreachable peers: the kernel's table of connections, the wait for pod 0, and the line of the pod's page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Credentials in URLs: found whatever the scheme, and left out of what is printed."""
+"""Credentials in URLs: found with every scheme, and removed from printed text."""
 
 from __future__ import annotations
 

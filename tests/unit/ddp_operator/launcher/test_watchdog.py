@@ -200,7 +200,7 @@ class TestStepPulse:
 
 
 class TestPodsAgree:
-    """The pod with the root cause kills its workers; in doubt no pod does."""
+    """The pod with the root cause kills its workers. If the root cause is unknown, no pod does."""
 
     SLEEPS = RankActivity(1, 0, "Behind", "rank 1 is in train_step (train.py:50)")
     WAITS = RankActivity(0, 0, "Waiting", "rank 0 waits for other ranks in train_step (train.py:52)")
@@ -389,7 +389,7 @@ def test_deep_stack_is_read_and_other_thread_ignored() -> None:
 @pytest.mark.parametrize("interval", [0.25, 1.0, 5.0])
 def test_pod_with_root_cause_has_shorter_grace_period(interval: float) -> None:
     with_cause, waiting = (stall_grace_seconds(2, interval, has_cause=has_cause) for has_cause in (True, False))
-    # The other pod detects it one check and one page timeout later at worst, and on a busy machine twice as late.
+    # At worst the other pod detects it one check and one page timeout later, on a busy machine after twice that time.
     page, stacks = PAGE_TIMEOUT * 2, SECONDS_FOR_STACKS
     assert waiting >= 2 * (interval + page + stacks) + with_cause
     assert with_cause == 2 * interval
