@@ -1,4 +1,4 @@
-"""What these tests share: one thread, and a GPU's sense of time."""
+"""Fixtures: one thread, and a GPU with simulated time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.fake_gpu import FakeGpu
 
 @pytest.fixture(autouse=True, scope="package")
 def _one_thread() -> Iterator[None]:
-    """Compute on one thread: for networks as small as these others gain nothing, and wait long on a busy machine."""
+    """Compute on one thread: more threads do not help networks this small, and wait long on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -21,5 +21,5 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    """A GPU that takes as long as a test says."""
+    """A GPU whose times a test sets."""
     return FakeGpu(monkeypatch)

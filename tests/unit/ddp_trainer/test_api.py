@@ -1,4 +1,4 @@
-"""``Trainer(config).fit()`` with a model, data and a task of the program's own."""
+"""``Trainer(config).fit()`` with a program's own model, data and task."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def config(folder: Path | None = None, **changes: Any) -> RunConfig:
 
 
 class TupleSamples(Dataset[Any]):
-    """Samples of several tensors of several types, one of which is drawn."""
+    """Samples of several tensors of several types, one of them random."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -115,7 +115,7 @@ def test_worked_example_learns(capsys: pytest.CaptureFixture[str]) -> None:
     assert message.rstrip().endswith("after 189 steps and 3 epochs")
     assert "name=regression:build" in message
     assert json.loads(Path("checkpoints/config.json").read_text())["task"] == "regression:Regression"
-    # Started again it has nothing to do, and says the same.
+    # The second start has nothing to train, and reports the same.
     EXAMPLE.main()
     assert capsys.readouterr().out.splitlines()[-1] == message.splitlines()[-1]
 
@@ -126,11 +126,11 @@ def test_result_reports_outcome_of_run(tmp_path: Path) -> None:
     assert result.checkpoint == tmp_path / "run" / "step-000000014.pt"
     assert result.weights == tmp_path / "run" / "model.pt"
     assert same(load(result.weights), result.model.state_dict())
-    # By hand, over all samples: the means over batches of different lengths would be others.
+    # By hand over all samples: the mean of batch means would differ, because batches have different lengths.
     batch, target = torch.utils.data.default_collate([TupleSamples(20)[index] for index in range(20)])
     batch["noise"] = torch.zeros(20)
     assert result.metrics.keys() == {"loss", "right", "kind"}
-    assert result.metrics["kind"] == sum(index % 3 for index in range(20)) / 2  # a sum a batch, of two batches
+    assert result.metrics["kind"] == sum(index % 3 for index in range(20)) / 2  # one sum per batch, for two batches
     right = float((result.model(batch).argmax(-1) == target[0]).float().mean())
     assert result.metrics["right"] == pytest.approx(right, abs=0.1)
 
@@ -155,7 +155,7 @@ def test_checkpoints_are_rated_by_score_which_is_no_accuracy(
     monkeypatch.setenv("DDP_RUNTIME_DIR", str(tmp_path / "runtime"))
     task = type("Odd", (EXAMPLE.Regression,), {"greater_is_better": better})()
     result = Trainer(config(tmp_path, epochs=1), model=EXAMPLE.build, data=DATA, task=task).fit()
-    (manifest,) = tmp_path.glob("step-*.json")  # of which the one with the greatest accuracy is kept
+    (manifest,) = tmp_path.glob("step-*.json")  # the one with the greatest accuracy is kept
     assert json.loads(manifest.read_text())["accuracy"] == sign * result.metrics["rmse"]
     page = (tmp_path / "runtime" / "metrics" / "0.prom").read_text()
     assert "ddp_validation_loss{" in page
@@ -209,11 +209,11 @@ def test_importing_package_imports_neither_torch_nor_kubernetes() -> None:
 
 
 class NoLoss(Task):
-    """Forgot it."""
+    """A task without a required method."""
 
 
 def giving(**made: Any) -> Task:
-    """A regression whose methods return what is given."""
+    """A regression whose methods return the given values."""
     return type("Odd", (EXAMPLE.Regression,), {name: lambda *_, value=value: value for name, value in made.items()})()
 
 

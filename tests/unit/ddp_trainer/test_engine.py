@@ -118,7 +118,7 @@ class Unused(nn.Module):
 
 @pytest.fixture
 def group() -> Iterator[World]:
-    """A process group of this process alone, whose world says two: so the model is a replica under DDP."""
+    """A process group of this process only with a world size of two, so that the model is a replica under DDP."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield World(RankEnv(world_size=2), CPU)
     dist.destroy_process_group()
@@ -131,7 +131,7 @@ def replica_engine(model: nn.Module, world: World, distributed: DistributedConfi
 
 
 def test_data_parallel_equals_one_process_and_saves_same_names() -> None:
-    """Without GPUs it hands each batch on to the model."""
+    """Without GPUs it passes each batch on to the model."""
     plain = engine(OptimConfig())
     model = build_model(ModelConfig(width=4, norm="group"), 1, 10)
     model.load_state_dict(plain.model.state_dict())
@@ -188,7 +188,7 @@ def test_first_bucket_is_small_by_default(given: float | None, first: int, group
         return done
 
     replica.register_comm_hook(None, note)
-    for _ in range(3):  # buckets are made anew after the first step, in the order of its gradients
+    for _ in range(3):  # DDP rebuilds its buckets after the first step, in the order of its gradients
         sizes.clear()
         replica(torch.ones(1, 512)).sum().backward()
     assert sizes[0] == first
@@ -357,7 +357,7 @@ def test_lap_on_gpu_ends_with_device_work(gpu: FakeGpu) -> None:
     timeline = Timeline(device)
     gpu.work(10.0, host=0.5)
     before = timeline.now()
-    gpu.work(2.0, host=0.25)  # copies of a state, say, for which the host does not wait
+    gpu.work(2.0, host=0.25)  # for example copies of a state, for which the host does not wait
     watch.pause(before, timeline.now())
     gpu.work(10.0, host=0.5)
     end = timeline.now()
@@ -425,6 +425,6 @@ def test_pending_message_is_repeated_in_next_phase(group: World) -> None:
 
 def test_greatest_stop_reason_is_kept() -> None:
     stop = StopSignal()
-    stop.request(Reason.SUPERSEDED)  # after which nothing may be written
+    stop.request(Reason.SUPERSEDED)  # nothing may be written after it
     stop.request(Reason.SIGNAL)
     assert StopAgreement(WORLD, stop).poll() is Reason.SUPERSEDED

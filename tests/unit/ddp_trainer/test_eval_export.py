@@ -1,4 +1,4 @@
-"""Validation without training, and the trained model in other programs' files."""
+"""Validation without training, and export of the trained model to other formats."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DIGITS = [
 
 
 def said_scores(capsys: pytest.CaptureFixture[str]) -> str:
-    """The scores of the last validation that was printed."""
+    """Return the scores of the last printed validation."""
     return re.findall(r"validation: (.*) in ", capsys.readouterr().out)[-1]
 
 
@@ -37,11 +37,11 @@ def test_validation_of_weights_writes_nothing(
 ) -> None:
     kept = ["--checkpoint-dir", str(tmp_path / "kept")]
     peers = ["--log-dir", str(tmp_path / "logs"), "--csv-dir", str(tmp_path / "csv")]
-    # The average, which is validated, is another model than the one that is trained.
+    # The validated average is a different model from the one in training.
     assert main([*DIGITS, *kept, *peers, "--max-steps", "20", "--ema-decay", "0.99"]) == 0
     expected = said_scores(capsys)
     before = contents(tmp_path)
-    # An attempt that is at work in the folder is left alone; settings of the training don't matter.
+    # An attempt that runs in the folder is not disturbed; settings of the training have no effect.
     monkeypatch.setenv("DDP_ATTEMPT", "9")
     monkeypatch.setenv("DDP_RUNTIME_DIR", str(tmp_path / "runtime"))
     assert main([*DIGITS, *kept, *peers, "--eval-only", "--optimizer", "adamw", "--resume", "never"]) == 0
@@ -101,7 +101,7 @@ def test_run_and_validation_export_validated_weights(tmp_path: Path, capsys: pyt
     again = str(tmp_path / "again.safetensors")
     assert main([*arguments, "--checkpoint-dir", str(tmp_path), "--eval-only", "--export", again]) == 0
     assert Path(again).read_bytes() == Path(paths[0]).read_bytes()
-    # What is exported can be started from.
+    # A run can start from the exported file.
     assert main([*DIGITS, "--init-from", paths[0], "--max-steps", "1"]) == 0
     assert f"initial weights: {len(weights)} of {len(weights)} tensors" in capsys.readouterr().out
 
@@ -154,7 +154,7 @@ def test_file_that_can_t_be_written_is_mistake_before_training(
 
 
 class Branching(nn.Module):
-    """A model whose outputs hang on a number in its inputs: nothing that can be traced."""
+    """A model whose outputs depend on a number in its inputs, so that it cannot be traced."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -138,7 +138,7 @@ def test_heartbeat_and_saving_set_series(exporter: Exporter) -> None:
 
 def test_silent_client_does_not_block_close(exporter: Exporter) -> None:
     with socket.create_connection(("127.0.0.1", exporter.port or 0)):
-        get(exporter.port)  # so that of the one before, too, was taken notice
+        get(exporter.port)  # so that the previous one was read too
         closing = threading.Thread(target=exporter.close, daemon=True)
         closing.start()
         closing.join(30)
@@ -174,7 +174,7 @@ def test_connection_ends_at_its_deadline_without_traceback(
 
 
 def test_closed_exporter_is_not_kept_until_program_ends() -> None:
-    before = threading.enumerate()  # another test's may never end
+    before = threading.enumerate()  # another test's thread may never end
     exporter = Exporter.start(port=0, env=RankEnv())
     kept = weakref.ref(exporter)
     exporter.close()
@@ -231,7 +231,7 @@ def test_only_metrics_page_is_served(exporter: Exporter) -> None:
 
 
 def test_local_rank_adds_its_number_to_port() -> None:
-    for _ in range(20):  # somebody may take the port before the exporter does
+    for _ in range(20):  # another process may take the port before the exporter does
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             base = probe.getsockname()[1] - 1

@@ -1,4 +1,4 @@
-"""The preset of a small GPT: what it learns, its scores, its throughput, and an exact resume."""
+"""The preset of a small GPT: its loss, its scores, its throughput, and an exact resume."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Nothing of a step goes between host and device: a GPU would stand still for it.
-
-The device is torch's ``meta``, which has shapes and no numbers: whoever asks it for a number, or mixes it with the CPU,
-gets an exception or is seen.
+"""A step exchanges nothing between host and device, because a GPU would be idle meanwhile.
+The device is torch's ``meta``, which has shapes but no values. Code that reads a value from it, or mixes it with the
+CPU,
+raises an exception or is recorded.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Operations(TorchDispatchMode):
 
 
 class Crossings(TorchFunctionMode):
-    """Notes every operation on the CPU, and every tensor that is made of the host's numbers."""
+    """Records every operation on the CPU, and every tensor that is created from the host's numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,9 +89,9 @@ def test_batch_is_built_on_device(preset: str, published: bool) -> None:
     assert isinstance(data.train, ImageData)
     source = CachedSource(data.train, augmentation, Normalize(data, DEVICE, torch.channels_last), DEVICE)
     draws = np.zeros((6, augmentation.draws), np.float32) if augmentation.active else None
-    source.record(lambda count: False)  # so that batches are made one by one
+    source.record(lambda count: False)  # so that batches are built one by one
     batches = source.batches(torch.arange(6), draws, 2)
-    next(batches)  # before it the epoch's order is sent, and what stays there
+    next(batches)  # before it, the epoch's order and constant tensors are sent
     with Crossings() as crossings:
         batch = next(batches)
         source.at_cursor(2)
@@ -129,7 +129,7 @@ def test_step_runs_on_device(preset: str) -> None:
 
 @pytest.fixture
 def ranks() -> Iterator[None]:
-    """Two ranks, of which the other's messages are left out; the statistics of batch norm have a shape."""
+    """Two ranks without messages from the peer; the statistics of batch norm have a shape."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Which number formats are had where, and in which order a scaled step happens."""
+"""The available number formats on each device, and the order of operations in a scaled step."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def _switches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Put torch's global switches back."""
+    """Restore torch's global switches."""
     cudnn = torch.backends.cudnn
     matmul = torch.backends.cuda.matmul
     utils = cast("Any", torch.utils.deterministic)
     kept = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark, utils.fill_uninitialized_memory)
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is what it was afterwards
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # to restore it afterwards
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     yield
     torch.use_deterministic_algorithms(False)
@@ -83,7 +83,7 @@ def test_auto_uses_bf16_only_where_fast_and_explicit_choice_is_kept(
 
 
 class CallLog:
-    """Writes down in which order it is asked; stands for a GPU's scaler, and for the optimiser."""
+    """Records the order of its calls; a stand-in for a GPU's scaler and for the optimizer."""
 
     def __init__(self, calls: list[str]) -> None:
         self.calls = calls

@@ -1,4 +1,4 @@
-"""A run cut anywhere and taken up again, in this process: bitwise the same; and what stops it or doesn't."""
+"""Interrupt a run anywhere and resume it in this process: bitwise the same result; and reasons that refuse a resume."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support import trainer_plugins as plugins
 from tests.support.fake_gpu import FakeGpu
 from tests.support.saved_states import load, same
 
-# All that has a state or draws numbers: batch norm, dropout, augmentation, momentum, warm-up and cosine, accumulation.
+# Everything that has a state or draws numbers: batch norm, dropout, augmentation, momentum, schedule, accumulation.
 STATEFUL = [
     "--preset", "digits-resnet", "--model-width", "4", "--batch-size", "64", "--accumulate", "3", "--dropout", "0.2",
     "--augment", "crop,flip", "--epochs", "2", "--device", "cpu", "--checkpoint-keep", "99",
@@ -90,7 +90,7 @@ def test_run_cut_after_any_step_ends_in_bitwise_same_state(
         cut.mkdir()
         shutil.copy(path, cut)
         shutil.copy(path.with_suffix(".json"), cut)
-        torch.manual_seed(12345)  # whatever state the new process's generator is in
+        torch.manual_seed(12345)  # for any state of the new process's generator
         train(*optimizer, "--checkpoint-dir", str(cut))
         assert same(load(cut / paths[-1].name), load(paths[-1])), path.stem
         assert same(load(cut / "model.pt"), weights), path.stem
@@ -142,7 +142,7 @@ def test_signal_aborts_validation_and_resume_repeats_it(
     whole = tmp_path / "whole"
     cut = tmp_path / "cut"
     arguments = [*STATEFUL, "--model", plugins.INTERRUPTING, "--max-steps", str(steps), "--eval-batch-size", "100"]
-    arguments += ["--ema-decay", "0.9"]  # whose weights the model has for a validation
+    arguments += ["--ema-decay", "0.9"]  # the model has its weights for a validation
     assert main([*arguments, "--checkpoint-dir", str(whole)]) == 0
     monkeypatch.setenv("TEST_INTERRUPT", "0:2:VALIDATIONSIGTERM")
     capsys.readouterr()
@@ -166,7 +166,7 @@ def test_signal_aborts_validation_and_resume_repeats_it(
         ("3", ["--seed", "7"], "(seed was 0, is 7)"),
         ("3", ["--validation-fraction", "0.5"], "(samples was 1438, is 899)"),
         ("3", [], ""),
-        ("8", ["--seed", "7"], ""),  # between two epochs there is no order to keep
+        ("8", ["--seed", "7"], ""),  # between two epochs no order is stored
     ],
     ids=("seed", "samples", "same", "between-epochs"),
 )
@@ -184,7 +184,7 @@ def test_changed_sample_order_within_epoch_warns(
 
 
 def test_checkpoint_between_validations_has_no_accuracy_of_older_weights(tmp_path: Path) -> None:
-    # It would count as the best one, beside or before the one that was validated.
+    # It would count as the best one, beside or before the validated one.
     train("--checkpoint-dir", str(tmp_path), "--checkpoint-every-steps", "3")
     manifests = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("step-*.json"))]
     assert [manifest["step"] for manifest in manifests] == [3, 6, 8, 9, 12, 15, 16]
@@ -210,7 +210,7 @@ def test_training_time_has_no_validations_and_checkpoints_and_all_of_devices_wor
     arguments = ["--checkpoint-dir", str(tmp_path / "run"), "--csv-dir", str(tmp_path / "csv"), "--log-every", "4"]
     arguments += ["--checkpoint-every-steps", "3", "--nonfinite", nonfinite]
     assert main([*STATEFUL, *arguments]) == 0
-    # An epoch has eight steps and at its end a wait; in it are two checkpoints, or three, with a wait before each.
+    # An epoch has eight steps and a wait at its end; it contains two or three checkpoints, each after a wait.
     seconds = (12, 24) if nonfinite == "count" else (20, 44)
     (csv,) = (tmp_path / "csv").iterdir()
     assert [line.split(",")[0] for line in csv.read_text().split()[2:]] == [f"{each:.1f}" for each in seconds]
@@ -246,7 +246,7 @@ def test_training_continues_while_disk_blocks(tmp_path: Path, monkeypatch: pytes
 
     def slow(descriptor: int) -> None:
         if threading.current_thread().name == "ddp-checkpoint":
-            # If the step loop waited for the disk, this would wait for ever.
+            # If the step loop waited for the disk, it would wait without end.
             waited.append(late.wait(30.0))
         sync(descriptor)
 
@@ -262,7 +262,7 @@ def test_training_continues_while_disk_blocks(tmp_path: Path, monkeypatch: pytes
         signal.signal(signal.SIGUSR1, old)
     assert waited
     assert all(waited)
-    # The first was being written, the last before the release waited for it, those between gave way.
+    # The first was being written, the last waited until the release, and those between were skipped.
     steps = [load(path)["position"]["step"] for path in sorted(tmp_path.glob("step-*.pt"))]
     assert steps[0] == 1
     assert steps[-1] == 7
@@ -290,7 +290,7 @@ def test_nonfinite_count_only_counts(
     arguments = [*STATEFUL, "--checkpoint-dir", str(tmp_path / "kept"), "--max-steps", "7", "--log-every", "5"]
     assert main([*arguments, "--model", plugins.INTERRUPTING]) == 0
     assert "step 5/7 loss nan" in capsys.readouterr().out
-    # Step 5, and the two after it, whose weights it has spoilt.
+    # Step 5, and the two after it, whose weights it has damaged.
     assert 'ddp_nonfinite_losses_total{rank="0"} 3.0' in (tmp_path / "metrics" / "0.prom").read_text()
 
 

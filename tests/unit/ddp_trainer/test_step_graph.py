@@ -1,6 +1,6 @@
-"""A step that is recorded and replayed is the step that would have been taken.
-
-A GPU's graph is stood in for by a tape of operations, which freezes what a graph freezes: see tests/support/tape.py.
+"""A recorded and replayed step equals the original step.
+A tape of operations is the stand-in for a GPU's graph. It freezes the same values as a graph: see
+tests/support/tape.py.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ALONE = World(RankEnv(), CPU)
 
 
 class StepHarness:
-    """The parts of a training that take its steps, and what they came to."""
+    """The objects that take the steps of a training, and their results."""
 
     def __init__(self, config: RunConfig, world: World = ALONE, scaler: Any = None) -> None:
         shape = (1, 8, 8) if config.data.name == "digits" else (3, 8, 8)
@@ -69,7 +69,7 @@ class StepHarness:
         assert all(float(group["lr"]) == pytest.approx(rate) for group in self.engine.optimizer.param_groups)
 
     def train(self, epochs: range, consumed: int = 0) -> list[Tensor]:
-        """Take the steps of ``epochs``; returns everything that a checkpoint holds, and all losses."""
+        """Take the steps of ``epochs``. Return everything that a checkpoint contains, and all losses."""
         for epoch in epochs:
             for batch in self.loader.epoch(epoch, consumed):
                 self.step(batch)
@@ -81,7 +81,7 @@ class StepHarness:
 
 @pytest.fixture(autouse=True)
 def _cut_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Crops are gathered, as on a GPU: NumPy's slices are the host's."""
+    """Crops are gathered, as on a GPU; NumPy's slices exist on the host only."""
 
     def gather(cache: Tensor, indices: Tensor, places: Any, flips: Any, height: int, width: int) -> Tensor:
         there = torch.from_numpy(places), torch.from_numpy(flips)
@@ -114,7 +114,7 @@ CHANGES = {
 
 
 def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
-    """To the bit; of a step that a scaler leaves out the norm is no number."""
+    """Compare bit by bit; the norm of a step that a scaler skips is not a number."""
     pairs = zip(ours, theirs, strict=True)
     return all(torch.allclose(item, second, rtol=0.0, atol=0.0, equal_nan=True) for item, second in pairs)
 
@@ -125,13 +125,13 @@ def test_replayed_steps_are_steps_themselves(name: str, capsys: pytest.CaptureFi
     replayed = StepHarness(settings(**CHANGES[name]))
     replayed.graph()
     assert same(eager.train(range(3)), replayed.train(range(3)))
-    # Epochs are four whole batches and one of two samples, which is none of the graph's.
+    # Epochs have four whole batches and one of two samples, which is not recorded.
     assert "CUDA graph of a step: recorded after 3 steps in " in capsys.readouterr().out
     assert len({float(item.loss) for item in replayed.taken}) == 15
 
 
 def test_scaler_scales_and_skips_steps_in_replays() -> None:
-    # Too large a scale: the first steps are left out, and the scale halves each time.
+    # The scale is too large: the first steps are skipped, and the scale halves each time.
     scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=4) for _ in range(2)]
     runs = [StepHarness(settings(optim={"clip_norm": 0.5}), scaler=scaler) for scaler in scalers]
     runs[1].graph()
@@ -160,7 +160,7 @@ def test_resumed_run_records_again_and_continues_bitwise() -> None:
 
 
 class HostWork(TorchDispatchMode):
-    """The operations that the host asks for outside the tape."""
+    """Records the operations that the host runs outside the tape."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ def test_replay_needs_few_launches() -> None:
             asked = list(watch.asked)
             steps = steps + 1
             replay()
-            watch.asked[:] = asked  # what is on the tape is not asked for
+            watch.asked[:] = asked  # the operations on the tape are not repeated by the host
 
         return count, result
 
@@ -203,7 +203,7 @@ def test_replay_needs_few_launches() -> None:
 
 @pytest.fixture
 def group() -> Iterator[World]:
-    """A process group of this process alone, whose world says two: so the model is a replica under DDP."""
+    """A process group of this process only with a world size of two, so that the model is a replica under DDP."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield World(RankEnv(world_size=2), CPU)
     dist.destroy_process_group()

@@ -44,7 +44,7 @@ def test_confusion_of_parts_adds_up_over_ranks() -> None:
     whole = task.totals(outputs, targets)
     assert len(whole) == task.num_totals
     assert torch.equal(parts[1:], whole[1:])
-    # Means of the parts' scores would be something else.
+    # The mean of the parts' scores would differ.
     each = [task.scores(task.totals(outputs[i : i + 1], targets[i : i + 1]).tolist())["mean_iou"] for i in range(6)]
     assert sum(each) / 6 != pytest.approx(task.scores(whole.tolist())["mean_iou"], abs=1e-4)
 
@@ -55,7 +55,7 @@ def test_class_that_is_nowhere_is_not_part_of_mean() -> None:
     outputs[:, 0] = 1.0
     outputs[0, 1, 0, 0] = 2.0
     task = Segmentation(CLASSES)
-    # Class 0: three of four; class 1: answered once, never true.
+    # Class 0: three of four; class 1: predicted once, never true.
     assert task.scores(task.totals(outputs, targets).tolist())["mean_iou"] == pytest.approx((3 / 4 + 0) / 2)
 
 

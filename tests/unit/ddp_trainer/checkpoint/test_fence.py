@@ -60,7 +60,7 @@ def test_recreated_job_with_attempt_1_takes_over(tmp_path: Path) -> None:
     new.check()
     with pytest.raises(Superseded):
         old.check()
-    # The old job's workers are restarted by their agent: they do not take the folder back.
+    # The agent of the old job restarts its workers; they do not take the folder back.
     with pytest.raises(Superseded):
         old.claim()
     new.check()
@@ -142,7 +142,7 @@ def test_claim_waits_for_late_content(tmp_path: Path, monkeypatch: pytest.Monkey
     fence(tmp_path, 2).check()
 
 
-# The checkpointer behind it
+# The checkpointer with the fence
 
 
 def checkpointer(folder: Path, attempt: int) -> Checkpointer:
@@ -200,14 +200,14 @@ def test_late_write_cannot_replace_or_remove_later_attempts_files(
     new = checkpointer(tmp_path, 2)
     save(new, 5)
     save(new, 6)
-    # The check was passed before the other began, and the write comes long after.
+    # The check passes before the other attempt starts, and the write follows long after.
     monkeypatch.setattr(old, "check_fence", lambda: None)
     save(old, 6)
     assert {"step-000000006-attempt-2.json", "step-000000006-attempt-2.pt"} <= set(files(tmp_path))
     newest = new.list()[0]
     assert (newest.step, newest.attempt) == (6, 2)
     assert new.read_newest() == newest.data.read_bytes()
-    # It keeps one checkpoint, and its own is the newest by now; the other's is not its to remove.
+    # It keeps one checkpoint, and its own is the newest now. It must not remove the other attempt's checkpoint.
     save(old, 9)
     assert {"step-000000006-attempt-2.json", "step-000000006-attempt-2.pt"} <= set(files(tmp_path))
 

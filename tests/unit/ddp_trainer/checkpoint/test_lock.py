@@ -1,4 +1,4 @@
-"""One run at a time in a folder of checkpoints, where no attempts are counted."""
+"""At most one run at a time in a folder of checkpoints without attempt numbers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_removed_file_is_not_mistaken_for_folders_lock(tmp_path: Path, monkeypat
     def replace_first(descriptor: int, operation: int) -> None:
         nonlocal replaced
         original(descriptor, operation)
-        if not replaced:  # the holder has removed it, and a third run has made its own
+        if not replaced:  # the holder has removed it, and a third run has created another one
             replaced = True
             (tmp_path / lock.FILE).unlink()
             (tmp_path / lock.FILE).touch()

@@ -110,7 +110,7 @@ def test_saved_checkpoint_is_reported(tmp_path: Path) -> None:
 
 
 class Poison:
-    """What would make a file, if it were unpickled."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, target: Path) -> None:
         self.target = target
@@ -131,7 +131,7 @@ def test_code_in_checkpoint_with_valid_checksum_is_not_run(tmp_path: Path) -> No
     with pytest.raises(UserError, match=r"was not saved by this trainer \(Weights only load failed"):
         newest(store)
     assert not (tmp_path / "pwned").exists()
-    torch.load(saved.data, weights_only=False)  # so it would have
+    torch.load(saved.data, weights_only=False)  # unpickling would have created it
     assert (tmp_path / "pwned").exists()
 
 
@@ -258,7 +258,7 @@ def test_state_that_cant_be_written_is_warning_too(tmp_path: Path, capsys: pytes
 
 
 class StandingDisk:
-    """Stands in for a slow file system: no fsync returns until it is let go."""
+    """A stand-in for a slow file system: fsync returns only after ``go`` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached = threading.Event()
@@ -336,7 +336,7 @@ def test_full_disk_keeps_old_checkpoint_and_leaves_no_partial_file(
     save(store, 5)
     assert "checkpoint of step 5 was not saved ([Errno 28] No space left" in capfd.readouterr().err
     assert sorted(path.name for path in store.folder.iterdir()) == ["step-000000001.json", "step-000000001.pt"]
-    # Room again: the next one is saved.
+    # After space is freed the next checkpoint is saved.
     (small_disk / "filler").unlink()
     save(store, 4)
     assert newest(store)["weights"].tolist() == [4.0] * 3

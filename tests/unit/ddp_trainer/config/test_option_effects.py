@@ -1,4 +1,4 @@
-"""Every option of the trainer changes something: the weights, the lines, the files, or what torch is asked for."""
+"""Every option of the trainer has an effect: on the weights, the lines, the files, or the calls to torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BASE = (
 CIFAR = ("--data", "cifar10", "--max-steps", "1", "--data-verify", "false")
 WIDE = ("--model", "wide-resnet", "--model-widen", "1", "--max-steps", "1")
 KEPT = ("--checkpoint-dir", "kept")
-# option -> the value that changes something, and the options without which it would change nothing
+# option -> a value with an effect, and the options that it needs for this effect
 CASES: dict[str, tuple[str, ...]] = {
     "epochs": ("3",),
     "max_steps": ("1",),
@@ -111,7 +111,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "checkpoint.resume": ("never", "--checkpoint-dir", "full"),
     "metrics.port": ("0",),
 }
-# The same for what only shows where there are several ranks, of which one is looked at.
+# The same for options with an effect on several ranks only; one rank is compared.
 OF_RANKS: dict[str, tuple[str, ...]] = {
     "model.sync_batchnorm": ("true",),
     "optim.lr_scaling": ("linear",),
@@ -127,7 +127,7 @@ OF_RANKS: dict[str, tuple[str, ...]] = {
     "distributed.compression": ("bf16",),
 }
 WITHOUT: dict[tuple[int | str, ...], list[str]] = {}
-"""What a run shows without any option but those needed, by the number of ranks and these: one is like another."""
+"""The results of a run with only the required options, by number of ranks and these options: equal for equal keys."""
 FLAGS = {option.key: option.flag for option in options(RunConfig)}
 
 
@@ -136,16 +136,16 @@ def test_every_option_has_case() -> None:
 
 
 def parse_small(arguments: Sequence[str]) -> RunConfig:
-    """The configuration of a small run; ``arguments`` that name no model get a narrow one."""
+    """The configuration of a small run. If ``arguments`` name no model, it gets a narrow one."""
     narrow = () if "--model" in arguments else ("--model", "small-resnet", "--model-width", "4")
     return parse([*BASE, *narrow, *arguments])
 
 
 class CallRecorder(list[str]):
-    """What torch and the exporter have been asked for."""
+    """Calls to torch and the exporter."""
 
     def note(self, name: str, answer: Any = None) -> Any:
-        """Return a function that notes its arguments, and gives ``answer`` or its first argument."""
+        """Return a function that records its arguments and returns ``answer`` or its first argument."""
 
         def call(*args: Any, **named: Any) -> Any:
             plain = [arg for arg in args if isinstance(arg, str | int | float | bool)]
@@ -158,7 +158,7 @@ class CallRecorder(list[str]):
 def observe(
     arguments: Sequence[str], env: RankEnv, asked: CallRecorder, capsys: pytest.CaptureFixture[str]
 ) -> list[str]:
-    """Run in the working directory; return all that can be seen of it, but for times and the configuration itself."""
+    """Run in the working directory. Return everything observable except times and the configuration itself."""
     refused = ""
     try:
         Trainer(parse_small(arguments), env=env).fit()
@@ -180,7 +180,7 @@ def observe(
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CallRecorder:
-    """Let nothing be compiled, downloaded or served, and note what would be."""
+    """Disable compilation, downloads and the endpoint, and record the calls."""
     call_recorder = CallRecorder()
     monkeypatch.setenv("DDP_METRICS_PORT", "9400")
     monkeypatch.delenv("DDP_CHECKPOINT_DIR", raising=False)
@@ -208,7 +208,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CallRecorder:
 
 
 def fresh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Go to a folder that has the data in ``data`` and a checkpoint in ``full``."""
+    """Change to a folder that has the data in ``data`` and a checkpoint in ``full``."""
     folder.mkdir()
     monkeypatch.chdir(folder)
     (Path("data")).mkdir()
@@ -239,7 +239,7 @@ def test_option_changes_effects_of_run(
         asked.clear()
         try:
             parse_small([*needs, *more])
-        except UserError as error:  # that it is refused is what can be seen
+        except UserError as error:  # the observable effect is the refusal
             return [str(error)]
         return observe([*needs, *more], RankEnv(), asked, capsys)
 

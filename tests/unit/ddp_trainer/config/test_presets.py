@@ -1,4 +1,4 @@
-"""The presets against the documents' own figures (their texts in words: docs/trainer.md)."""
+"""The presets against the documents' values (docs/trainer.md has their texts)."""
 
 from __future__ import annotations
 

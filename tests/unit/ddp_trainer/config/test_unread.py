@@ -1,4 +1,4 @@
-"""Every setting is read by the run that is configured, or refused: with each registered part, over all settings."""
+"""The configured run reads or refuses every setting: with each registered part, over all settings."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from tests.support.trainer_plugins import COLOURED
 from tests.unit.ddp_trainer.data.test_image_folder import write as write_image_folder
 
 OPTIONS = {option.key: option for option in options(RunConfig)}
-# Read only on a GPU, by several ranks or where memory is short: test_option_effects shows what each of them does there.
+# Read only on a GPU, by several ranks or with little memory: test_option_effects shows their effects there.
 OF_MACHINE = {
     "data.workers",
     "precision.cuda_graph", "distributed.backend", "distributed.timeout_seconds", "distributed.bucket_mb",
     "distributed.bucket_view", "distributed.find_unused_parameters", "distributed.broadcast_buffers",
     "distributed.compression", "schedule.warmup_by_node",
 }  # fmt: skip
-# Looked at in every run, but without effect where they are refused.
+# Read in every run, but without effect where they are refused.
 LOOKED_AT = {
     "model.sync_batchnorm", "precision.channels_last", "optim.label_smoothing",
     "checkpoint.every_epochs", "checkpoint.every_steps", "data.download", "data.validation_augment",
@@ -48,12 +48,12 @@ LOOKED_AT = {
 
 
 def flat(config: ModelConfig, in_channels: int, num_classes: int) -> nn.Module:
-    """A model of the user's own that reads no setting."""
+    """A user's model that reads no setting."""
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(in_channels, num_classes))
 
 
 def with_dropout(config: ModelConfig, in_channels: int, num_classes: int) -> nn.Module:
-    """One that reads the probability of dropout."""
+    """A model that reads the probability of dropout."""
     return nn.Sequential(flat(config, in_channels, num_classes), nn.Dropout(config.dropout))
 
 
@@ -69,17 +69,17 @@ class _Keeping(nn.Module):
 
 
 def keeping(config: ModelConfig, in_channels: int, num_classes: int) -> nn.Module:
-    """One that keeps its settings, so that it may read any of them later."""
+    """A model that keeps its settings, so that it may read any of them later."""
     return _Keeping(config, flat(config, in_channels, num_classes))
 
 
 def per_pixel(config: ModelConfig, in_channels: int, num_classes: int) -> nn.Module:
-    """One that gives a class a pixel."""
+    """A model that returns a class per pixel."""
     return nn.Conv2d(in_channels, num_classes, 1)
 
 
 def grey(config: DataConfig) -> Datasets:
-    """Data of the user's own, held as images; their number is read from the settings."""
+    """A user's data, stored as images; their number is read from the settings."""
     images = torch.zeros(8, 1, config.image_size or 8, config.image_size or 8, dtype=torch.uint8)
     data = ImageData(images, torch.arange(8) % 2)
     return Datasets(data, data, 2, mean=(0.0,), std=(1.0,))
@@ -105,7 +105,7 @@ OF_DATA: dict[str, dict[str, Any]] = {
     "voc2012": VOC,
     "imagefolder": {"data": {"image_size": 16, "batch_size": 4, "workers": 0}},
 }
-# Names, and what is laid over BASE. One for each registered part, and for each switch that others depend on.
+# Names, and changes to BASE: one for each registered part, and for each switch that other settings need.
 RUNS: dict[str, dict[str, Any]] = {
     "base": {},
     **{f"data {name}": merge({"data": {"name": name}}, OF_DATA.get(name, {})) for name in DATASETS},
@@ -137,7 +137,7 @@ def configure(changes: Mapping[str, Any]) -> RunConfig:
 
 
 class Reads:
-    """A configuration that records which of its settings are read, all groups together."""
+    """A configuration that records which settings of all groups are read."""
 
     def __init__(self, config: RunConfig) -> None:
         whole = Recording(config)
@@ -156,7 +156,7 @@ class Reads:
 
 
 class _NoRecording:
-    """In the place of the trainer's own recording, which would read all settings of this one."""
+    """Replaces the trainer's own recording, which would read all settings of this one."""
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -166,7 +166,7 @@ class _NoRecording:
 
 
 def record_run(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Train; return the settings that were read by something else than the description of the run."""
+    """Train. Return the settings that are read, except by the description of the run."""
     monkeypatch.setattr(trainer, "describe", lambda config: "")
     monkeypatch.setattr(assembly, "asdict", lambda config: {})
     monkeypatch.setattr(assembly, "Recording", _NoRecording)
@@ -210,7 +210,7 @@ def test_each_setting_of_run_is_read_or_refused(name: str, monkeypatch: pytest.M
 
 @pytest.fixture(scope="module")
 def common_reads() -> set[str]:
-    """What a run reads whatever its model is."""
+    """The settings that a run reads with any model."""
     with pytest.MonkeyPatch.context() as patch:
         return record_run(configure({}), patch)
 
@@ -262,7 +262,7 @@ RESNET = ["--preset", "cifar10-resnet18"]
          "wide-resnet, which read it; gpt reads --model-width"),
         ([*GPT, "--momentum", "0.1"], "optimizer adamw does not read --momentum; leave it out, or give --optimizer "
          "sgd, which reads it; adamw reads --beta1, --beta2"),
-        ([*GPT, "--momentum", "0.9"], "optim.momentum: optimizer adamw"),  # given, although it is the default
+        ([*GPT, "--momentum", "0.9"], "optim.momentum: optimizer adamw"),  # given, but the default value
         ([*RESNET, "--dropout", "0.5"], "model.dropout: model resnet18 does not read --dropout"),
         ([*RESNET, "--dropout", "0.5", "--rotation", "45"], "data.rotation: augmentation crop, flip does not read "
          "--rotation; leave it out, or give --augment rotate, which reads it; crop, flip reads --crop-padding. Also: "

@@ -1,4 +1,4 @@
-"""Batched augmentation against torchvision's: the same pixels from the same parameters, drawn from one distribution."""
+"""Batched augmentation against torchvision's: the same pixels for the same parameters, and the same distribution."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAMES = ["brightness", "contrast", "saturation"]
 
 
 def noise(count: int, channels: int = 3, height: int = 32, width: int = 32) -> Tensor:
-    """Smooth enough that neighbouring pixels differ little, as in photographs, and sharp enough to tell them apart."""
+    """Smooth images, whose neighbouring pixels differ little as in photographs, but sharp enough to compare."""
     generator = torch.Generator().manual_seed(0)
     coarse = torch.rand(count, channels, 5, 5, generator=generator)
     smooth = torch.nn.functional.interpolate(coarse, (height, width), mode="bicubic", align_corners=False)
@@ -64,7 +64,7 @@ def test_rotations_are_pillows(height: int, width: int) -> None:
     angles = torch.linspace(-170, 170, 12)
     ours = mapped(images, lambda item: item.rotate(angles))
     theirs = torch.stack([pixels(vision.rotate(pil(i), float(a))) for i, a in zip(images, angles, strict=True)])
-    # Pillow counts in 1/65536 of a pixel: where an edge of two pixels is met it may choose the other.
+    # Pillow rounds to 1/65536 of a pixel: at an edge of two pixels it may choose the other one.
     assert share_equal(ours, theirs) > 0.999
 
 
@@ -114,7 +114,7 @@ def test_jitter_is_pillows_in_every_order(order: int) -> None:
         for kind in ORDERS[order]:
             picture = getattr(vision, f"adjust_{NAMES[kind]}")(picture, float(own[kind]))
         difference = (result - pixels(picture).float()).abs()
-        # A product that falls on a whole number may be cut to the one below.
+        # A product that is a whole number may be truncated to the next lower one.
         assert float(difference.max()) <= 1.0
         assert float((difference > 0).float().mean()) < 0.002
 
@@ -126,7 +126,7 @@ def test_jitter_of_grey_images_skips_saturation() -> None:
 
 
 def test_zoomed_crops_are_torchvisions_resize_pad_and_crop() -> None:
-    # Scales with a whole enlarged side, and without a place that is just between two pixels.
+    # Scales with a whole enlarged side, and without a position exactly between two pixels.
     side = 24
     images = noise(4, 3, side, side)
     masks = (noise(4, 1, side, side)[:, 0] // 32).to(torch.uint8)
@@ -157,13 +157,13 @@ def test_zoomed_crops_are_torchvisions_resize_pad_and_crop() -> None:
         if size >= side:
             assert torch.equal(classes[n], mask[0])
         else:
-            # Shrunk by half, places are just between pixels, and which of two is taken is a matter of rounding.
+            # At half size, positions are exactly between pixels, and rounding decides which of two is used.
             assert torch.equal(classes[n][size:], mask[0][size:])
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_image_and_mask_are_transformed_together(seed: int) -> None:
-    # The mask is written into the image: wherever they are moved, they must agree.
+    # The mask is written into the image, so both must agree after every shift.
     side = 32
     masks = torch.arange(4, dtype=torch.uint8).repeat_interleave(8).view(1, 1, side).expand(6, side, side).contiguous()
     images = (masks.unsqueeze(1) * 50 + 20).expand(6, 3, side, side).contiguous()
@@ -172,12 +172,12 @@ def test_image_and_mask_are_transformed_together(seed: int) -> None:
     moved, classes = augmentation.batch(images, masks, torch.arange(6), draws)
     known = classes != 255
     expected = torch.where(known, classes * 50 + 20, 0).float()
-    # Between two stripes, and to the black outside, images are interpolated.
+    # Between two stripes, and at the black border, images are interpolated.
     near = (moved[:, 0] - expected).abs() < 1.0
     assert float(near.float().mean()) > 0.8
     assert classes.dtype == torch.int64
     assert set(classes.unique().tolist()) <= {0, 1, 2, 3, 255}
-    # Half of the images are mirrored: their stripes fall from left to right.
+    # Half of the images are mirrored: their stripes go down from left to right.
     fallen = [bool((row[row != 255].diff() < 0).any()) for row in classes[:, 0]]
     assert fallen == [bool(draw < 0.5) for draw in draws[:, 2]]
 
@@ -186,7 +186,7 @@ def test_image_and_mask_are_transformed_together(seed: int) -> None:
 
 
 def kolmogorov_smirnov(one: np.ndarray, other: np.ndarray) -> float:
-    """The greatest distance of two samples' distribution functions, in units of what one in a thousand exceeds."""
+    """Return the Kolmogorov-Smirnov distance of two samples, divided by the value that one in a thousand exceeds."""
     values = np.sort(np.concatenate([one, other]))
     distance = np.abs(
         np.searchsorted(np.sort(one), values, side="right") / len(one)
@@ -218,11 +218,11 @@ def test_parameters_are_distributed_like_torchvisions() -> None:
     }
     for name, (ours, theirs) in pairs.items():
         assert kolmogorov_smirnov(ours.numpy(), np.array(theirs)) < 1.0, name
-    # torchvision shuffles four changes, of which hue is none here.
+    # torchvision shuffles four changes; hue is the identity here.
     theirs_order = [ORDERS.index(tuple(int(k) for k in item[0] if int(k) < 3)) for item in colour]
     both = [offsets(draws[:, 9], 6).numpy(), np.array(theirs_order)]
     counts = np.stack([np.bincount(order, minlength=6) for order in both])
-    # Chi-squared with 5 degrees of freedom: 20.5 is exceeded once in a thousand times; the numbers are fixed.
+    # Chi-squared with 5 degrees of freedom exceeds 20.5 once in a thousand times; the seeds are fixed.
     assert (((counts - DRAWN / 6) ** 2 / (DRAWN / 6)).sum(axis=1) < 20.5).all()
     assert abs(float((draws[:, 2] < 0.5).float().mean()) - 0.5) < 0.02
 
@@ -247,7 +247,7 @@ def test_every_change_has_numbers_of_its_own() -> None:
 def test_augmented_images_are_distributed_like_documents(
     ours: Augmentation, theirs: Callable[[], list[object]]
 ) -> None:
-    """One image augmented very often: mean and spread of every pixel, and the whole distribution of a few features."""
+    """Augment one image very often: mean and spread of every pixel, and the whole distribution of a few features."""
     count = 2000
     image = noise(1)
     draws = torch.from_numpy(uniforms(np.arange(count), ours.draws, 3))
@@ -258,7 +258,7 @@ def test_augmented_images_are_distributed_like_documents(
     mine = mine.double()
     second = second.double()
     error = ((mine.var(0) + second.var(0)) / count).sqrt().clamp(min=0.05)
-    # 3,072 pixels: the greatest of so many normal deviations is below 4.7 in 99 of 100 runs; the numbers are fixed.
+    # The greatest of 3,072 normal deviations is below 4.7 in 99 of 100 runs; the seeds are fixed.
     assert float(((mine.mean(0) - second.mean(0)).abs() / error).max()) < 4.7
     torch.testing.assert_close(mine.std(0).mean(), second.std(0).mean(), rtol=0.02, atol=0)
     features = {
@@ -273,7 +273,7 @@ def test_augmented_images_are_distributed_like_documents(
 
 
 def test_torchvision_transforms_share_parameters_within_batch() -> None:
-    # Why there is an implementation of our own: one draw for the whole batch.
+    # The reason for our implementation: torchvision draws once for the whole batch.
     torch.manual_seed(0)
     images = noise(1).expand(16, 3, 32, 32)
     flipped = v2.RandomHorizontalFlip()(images)

@@ -1,4 +1,4 @@
-"""Published datasets in their own formats: what is read, what is missing or damaged, and fetching them."""
+"""Published datasets in their own formats: reading, missing or damaged files, and downloads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read(name: str, root: Path, **settings: object) -> Datasets:
 
 
 def read_whole(name: str, root: Path) -> None:
-    """Read also what is otherwise read when it is needed."""
+    """Read a dataset including the parts that are otherwise read on demand."""
     train = read(name, root, verify=False).train
     if isinstance(train, FileData):
         train.read_all(threads=2)
@@ -46,7 +46,7 @@ def test_fashion_mnist_equals_torchvision(tmp_path: Path) -> None:
     assert torch.equal(train.images[:, 0], reader.data)
     assert torch.equal(train.labels, reader.targets)
     assert len(datasets.validation) == 20
-    # ToTensor and no more: 0 to 1.
+    # ToTensor only: values from 0 to 1.
     assert (datasets.mean, datasets.std) == ((0.0,), (255.0,))
 
 
@@ -80,7 +80,7 @@ def test_voc_is_fitted_into_squares_with_void_around(tmp_path: Path) -> None:
         middle = round(16 * scale)
         assert int(mask[middle, middle]) == 1 + index
         assert int(image[0, middle, middle]) == pytest.approx(90 + 50 * index, abs=6)
-    # The mask is the file's own where nothing is resized.
+    # Without resizing, the mask equals the file's.
     largest = read("voc2012", tmp_path, image_size=60).train
     assert isinstance(largest, FileData)
     reader = reference.VOCSegmentation(str(tmp_path), year="2012", image_set="train")
@@ -164,7 +164,7 @@ def test_mask_without_palette_is_user_error(tmp_path: Path) -> None:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[str]:
-    """A web site with the files of ``tmp_path``."""
+    """A web server for the files of ``tmp_path``."""
 
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, *_: object) -> None:
@@ -189,7 +189,7 @@ def test_download_unpacks_published_archive(tmp_path: Path, site: str, monkeypat
     config = DataConfig(name="cifar10", dir=str(tmp_path / "new"))
     download(config)
     assert len(load_datasets(config).train) == 100
-    # What is there is not fetched again.
+    # Existing files are not downloaded again.
     archive.unlink()
     (tmp_path / "new" / reference.CIFAR10.filename).unlink()
     download(config)

@@ -1,4 +1,4 @@
-"""Folders of photographs, in the formats and shapes that such folders have."""
+"""Folders of photographs in common formats and shapes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLACE = Place(0, 1, torch.device("cpu"))
 
 
 def write(root: Path, per_class: int = 6) -> Path:
-    """Noise around a colour that is the class's: JPEG, PNG, grey, with a palette and with transparency."""
+    """Noise around the colour of the class: JPEG, PNG, grey, with a palette and with transparency."""
     random = np.random.default_rng(0)
     forms = [("RGB", "jpg"), ("RGB", "png"), ("L", "JPEG"), ("P", "png"), ("RGBA", "png"), ("CMYK", "jpeg")]
     for split, count in (("train", per_class), ("val", 3)):
@@ -60,7 +60,7 @@ def test_random_crops_are_of_seed_epoch_and_sample(tmp_path: Path) -> None:
     labels = torch.cat([batch.targets for batch in batches.epoch(0)])
     assert labels.dtype == torch.int64
     assert sorted(labels.tolist()) == [0] * 6 + [1] * 6
-    # Every image is there in both epochs, in another order and cut elsewhere.
+    # Both epochs contain every image, in different orders and with different crops.
     assert not torch.equal(images(batches, 1).sort(0).values, first.sort(0).values)
     # Without augmentation every epoch has the same images.
     plain = loader(tmp_path, 0, ())

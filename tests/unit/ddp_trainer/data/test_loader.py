@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def numbered(count: int) -> Datasets:
-    """Images of 2x2 pixels whose label is their number."""
+    """Images of 2x2 pixels whose label is their index."""
     labels = torch.arange(count)
     images = (labels % 256).to(torch.uint8).view(-1, 1, 1, 1).expand(count, 1, 2, 2).contiguous()
     data = ImageData(images, labels)
@@ -77,7 +77,7 @@ def test_missing_cifar_names_folder_and_files(tmp_path: object) -> None:
     assert "--data-dir" in message
 
 
-# What a user's dataset may get wrong
+# Mistakes in a user's dataset
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_random_numbers_are_uniform_and_independent() -> None:
     assert drawn.min() >= 0.0
     assert drawn.max() < 1.0
     counts = np.stack([np.histogram(column, bins=20, range=(0, 1))[0] for column in drawn.T])
-    # Chi-squared with 19 degrees of freedom: 43.8 is exceeded once in a thousand times; the numbers are fixed.
+    # Chi-squared with 19 degrees of freedom exceeds 43.8 once in a thousand times; the seeds are fixed.
     assert (((counts - 2500.0) ** 2 / 2500.0).sum(axis=1) < 43.8).all()
     correlation = np.corrcoef(np.concatenate([drawn.T, drawn[1:].T[:, [*range(49_999), 0]]]))
     assert np.abs(correlation - np.eye(6)).max() < 0.02
@@ -198,7 +198,7 @@ def test_derived_seeds_do_not_collide() -> None:
 
 
 def test_seeds_are_stable() -> None:
-    # A run that is resumed by a later version goes on with the same numbers.
+    # A later version that resumes a run draws the same numbers.
     assert [derive_seed(0, 2, 12345, 3), derive_seed(-1, 2**70 + 5)] == [6850427448243175839, 4273974289816830767]
     expected = [[0.7505671977996826, 0.6695137023925781], [0.03634607791900635, 0.1463678479194641]]
     assert uniforms(np.array([0, 49_999]), 2, 5, 1, 2).tolist() == expected
@@ -216,13 +216,13 @@ def test_both_augmentation_paths_give_same_pixels() -> None:
     sliced = _slice_numpy(cache, indices, offsets, flips, 8, 6)
     gathered = _gather_indexed(cache, indices, torch.from_numpy(offsets), torch.from_numpy(flips), 8, 6)
     assert torch.equal(sliced, gathered)
-    # And the first of them by hand: offset 0, 0 of a border of 2 moves the image down and right by 2.
+    # The first one by hand: offset 0, 0 of a border of 2 shifts the image down and right by 2.
     assert torch.equal(sliced[0, :, 2:, 2:], images[3, :, :6, :4])
     assert not sliced[0, :, :2].any()
 
 
 def test_crops_and_flips_are_drawn_for_every_image_and_evenly() -> None:
-    # One bright pixel in the middle of a row tells offset and flip.
+    # One bright pixel in the middle of a row shows the offset and the flip.
     images = torch.zeros(1, 1, 5, 5, dtype=torch.uint8)
     images[0, 0, 2, 1] = 255
     augmentation = Augmentation(1, True)
@@ -230,7 +230,7 @@ def test_crops_and_flips_are_drawn_for_every_image_and_evenly() -> None:
     draws = torch.from_numpy(uniforms(np.arange(18_000), augmentation.draws, 1, 2, 3))
     batch, _ = augmentation.batch(augmentation.prepare(images), indices[:1], indices, draws)
     places = torch.bincount(batch.flatten(1).argmax(dim=1), minlength=25).reshape(5, 5)
-    # Vertical offsets -1, 0, 1; horizontal 0, 1, 2 unflipped and 2, 3, 4 flipped, so that 2 is met twice.
+    # Vertical offsets -1, 0, 1; horizontal 0, 1, 2 without flip and 2, 3, 4 with flip: 2 occurs twice.
     expected = torch.zeros(5, 5)
     expected[1:4] = torch.tensor([1000, 1000, 2000, 1000, 1000])
     deviation = (places - expected).abs()
@@ -319,5 +319,5 @@ def test_validation_loader_yields_each_sample_once_and_may_be_empty() -> None:
             seen += [number for batch in labels for number in batch]
             batches.append(len(labels))
         assert sorted(seen) == list(range(5))
-        # Ranks that have fewer than others take part in as many rounds.
+        # Ranks with fewer batches than their peers take part in the same number of rounds.
         assert {len(list(loader.rounds())) for loader in loaders} == {max(batches)}

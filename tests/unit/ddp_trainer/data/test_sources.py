@@ -1,4 +1,4 @@
-"""Where images are held makes no difference to the batches; where they fit is decided by what is free."""
+"""The storage of images does not change the batches; free memory decides where images are stored."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 class ArraysAsFiles:
-    """A reader of one image at a time from memory; at module level, for worker processes get a copy."""
+    """A reader of one image at a time from memory; at module level, because worker processes get a copy."""
 
     def __init__(self, data: ImageData) -> None:
         self.data = data
@@ -81,13 +81,13 @@ def test_worker_processes_read_same_batches_for_many_epochs() -> None:
     read = loader(datasets, config)
     for epoch in range(2):
         assert same(held, read, epoch)
-    # An epoch left in the middle does not disturb the next one.
+    # An epoch that is left in the middle does not affect the next one.
     next(iter(read.epoch(2)))
     assert same(held, read, 3)
 
 
 def test_readers_survive_keyboard_interrupt() -> None:
-    # SIGINT goes to the whole process group; the rank may want more batches before it stops.
+    # SIGINT reaches the whole process group; the rank may need more batches before it stops.
     config = DataConfig(batch_size=10, augment=(), cache="none", workers=1)
     datasets = load_datasets(config)
     batches = loader(datasets, config).epoch(0)
@@ -99,7 +99,7 @@ def test_readers_survive_keyboard_interrupt() -> None:
 
 
 class CountingArrays(ArraysAsFiles):
-    """Notes how many of its images are held at once."""
+    """A dataset that records how many of its images exist at the same time."""
 
     def __init__(self, data: ImageData) -> None:
         super().__init__(data)
@@ -167,7 +167,7 @@ def test_published_validation_pads_and_drops() -> None:
         ValidationLoader(datasets, DataConfig(validation_as_training=True, eval_batch_size=200), Place(0, 2, CPU))
 
 
-# Where they fit
+# Choice of the storage
 
 
 def test_data_too_large_for_memory_are_read_for_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,7 @@ def test_data_too_large_for_memory_are_read_for_every_batch(monkeypatch: pytest.
     monkeypatch.setattr("ddp_trainer.data.sources.available_memory", lambda: room * 0.99)
     assert choose_cache(files, "auto", CPU, 1) == "none"
     assert choose_cache(files, "none", CPU, 1) == "none"
-    # What is in memory already fits.
+    # Images in memory already fit.
     assert choose_cache(held, "auto", CPU, 1) == "device"
     with pytest.raises(UserError, match=r"data\.cache: .* MiB of decoded images don't fit"):
         choose_cache(files, "host", CPU, 1)
@@ -208,7 +208,7 @@ def test_glibc_accepts_thresholds() -> None:
     assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
 
 
-# What a user's reader may get wrong
+# Mistakes in a user's reader
 
 
 def test_images_of_different_shapes_are_refused() -> None:
@@ -245,7 +245,7 @@ def test_masks_with_values_beyond_classes_and_void_are_refused() -> None:
 
 
 def test_batches_built_together_equal_batches_built_singly() -> None:
-    """And the last of an epoch is smaller, as ever."""
+    """The last batch of an epoch is smaller."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (23, 3, 8, 8), dtype=torch.uint8, generator=generator)
     data = ImageData(images, torch.arange(23))

@@ -1,4 +1,4 @@
-"""Iterable datasets: every sample in one shard, what a shard draws, and going on exactly."""
+"""Iterable datasets: every sample in one shard, random numbers per shard, and exact resumption."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.saved_states import load, same
 
 
 class Shuffled(IterableDataset[Any]):
-    """Numbers in an order that it draws, and with something that it draws for each."""
+    """Numbers in a random order, each with a random value."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -45,7 +45,7 @@ class Shuffled(IterableDataset[Any]):
 
 
 class Stateful(Shuffled):
-    """The same, which knows where it is; it counts how many samples it was asked for."""
+    """The same dataset with a position; it counts how many samples were read."""
 
     def __init__(self, length: int) -> None:
         super().__init__(length)
@@ -121,12 +121,12 @@ def test_shard_resumes_from_any_of_its_states(kind: str, done: int) -> None:
     data = KINDS[kind](23)
     rest = stream(data)
     rest.states = [whole[done - 1][1]]
-    torch.rand(3), random.random()  # whatever state the generators are in
+    torch.rand(3), random.random()  # for any state of the generators
     again = [*rest]
     assert len(again) == len(whole) - done
     for (_, state, batch), (_, expected, second) in zip(again, whole[done:], strict=True):
         assert torch.equal(batch[1], second[1])
-        # What a stateful one draws but by torch's generator is its own business.
+        # A stateful dataset must restore generators other than torch's itself.
         assert torch.equal(batch[0], second[0])
         assert state["batches"] == expected["batches"]
     if isinstance(data, Stateful):
@@ -162,7 +162,7 @@ def test_run_on_stream_resumes_bitwise(kind: str, workers: int, tmp_path: Path) 
 
 
 def test_changed_workers_warn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fit(tmp_path, "skipping", 0, max_steps=11)  # 44 samples, which are more than the whole batches of two workers
+    fit(tmp_path, "skipping", 0, max_steps=11)  # 44 samples: more than the whole batches of two workers
     fit(tmp_path, "skipping", 2, drop_last=True)
     message = capsys.readouterr()
     assert "workers was 1, is 2" in message.err

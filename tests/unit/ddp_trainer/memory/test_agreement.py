@@ -1,4 +1,4 @@
-"""Which step, and who sends it."""
+"""Agreement of the ranks on the step to restore and on its senders."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from ddp_trainer.memory import MemoryCheckpoint, checkpoint, writer
 
 
 class Run:
-    """A model that trains, and its copies in ``folder``."""
+    """A model in training, and its copies in ``folder``."""
 
     def __init__(self, folder: Path | None, width: int = 8, **options: Any) -> None:
         torch.manual_seed(1)
@@ -53,7 +53,7 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def end(run: Run) -> None:
-    """Let a process end without its exit handlers."""
+    """End a process without its exit handlers."""
     run.memory.close()
 
 
@@ -244,7 +244,7 @@ def test_older_copy_than_the_disk_is_ignored(tmp_path: Path) -> None:
     assert second.memory.restore(at_least=4) is None
     second.memory.close()
     third = Run(tmp_path)
-    assert third.memory.restore() is None  # the copies of a former course of the run are invalid
+    assert third.memory.restore() is None  # the copies of an abandoned course of the run are invalid
     end(third)
 
 

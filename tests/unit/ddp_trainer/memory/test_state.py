@@ -22,7 +22,7 @@ from ddp_trainer.memory.state import (
 
 
 def copy_state(value: Any) -> Any:
-    """Return a state after a way through a payload and a manifest."""
+    """Write a state to a payload and a manifest, and read it back."""
     state = flatten(value)
     rows = build_rows(state.leaves)
     size = rows[-1].offset + rows[-1].bytes if rows else 0

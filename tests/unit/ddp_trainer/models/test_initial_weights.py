@@ -1,4 +1,4 @@
-"""Training starts from the weights of a file, as far as they fit the model, and says what does not."""
+"""Training starts from the weights of a file where they fit the model, and reports those that do not."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_torchvision_weights_are_read_from_cache(monkeypatch: pytest.MonkeyPatch
 
 
 def test_only_torchvisions_weights_are_downloaded_early() -> None:
-    download_weights("nowhere/model.pt")  # which each rank reads once, and then names
+    download_weights("nowhere/model.pt")  # each rank reads the file once, then names it
 
 
 def test_first_of_many_new_tensors_are_named() -> None:

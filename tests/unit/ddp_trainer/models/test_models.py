@@ -1,4 +1,4 @@
-"""The documents' networks: their shapes, their sizes, and what they do with what doesn't fit."""
+"""The documents' networks: shapes, sizes, and the refusal of unsuitable images."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def parameters(model: nn.Module) -> int:
 
 
 def wide_resnet_size(in_channels: int, classes: int, widen: int) -> int:
-    """Weights of the document's network, counted layer by layer."""
+    """Return the number of weights of the document's network, counted layer by layer."""
 
     def layer(a: int, b: int) -> int:
         return 9 * a * b + 2 * b
@@ -53,7 +53,7 @@ def test_wide_resnet_averages_whole_image_by_default() -> None:
     window.eval()
     small = torch.randn(1, 3, 28, 28)
     large = torch.randn(1, 3, 32, 32)
-    # 28 pixels leave 7, 32 leave 8.
+    # 28 pixels become 7, 32 become 8.
     torch.testing.assert_close(whole(small), window(small))
     assert not torch.allclose(whole(large), window(large), rtol=1e-3)
 
@@ -137,7 +137,7 @@ def test_conversion_keeps_parameters_names_and_other_layers() -> None:
     assert dict(converted.named_parameters()).keys() == before.keys()
     assert all(parameter is before[name] for name, parameter in converted.named_parameters())
     assert not any(isinstance(module, nn.BatchNorm2d) for module in converted.modules())
-    # Without other ranks it is an ordinary one.
+    # Without other ranks it equals ordinary batch norm.
     torch.testing.assert_close(converted(images).detach(), expected)
 
 

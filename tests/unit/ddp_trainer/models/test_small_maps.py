@@ -1,4 +1,4 @@
-"""Matrix products in the place of convolutions: the same numbers, and really taken."""
+"""Matrix products that replace convolutions: they are used, and the results are equal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from ddp_trainer.models import ModelConfig, build_model
 from ddp_trainer.models.cpu_convolutions import SmallMapConv2d, use_matrix_products
 
-# side, kernel, stride, padding, and whether there is a short way.
+# side, kernel, stride, padding, and whether a matrix product replaces it
 SHAPES = [
     (1, 3, 1, 1, True),
     (2, 3, 2, 1, True),
@@ -33,7 +33,7 @@ SHAPES = [
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How often an ordinary convolution is computed."""
+    """Count ordinary convolutions."""
     calls: list[int] = []
     ordinary = nn.Conv2d.forward
 
@@ -75,7 +75,7 @@ def test_values_and_gradients_are_convolutions(
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(("side", "kernel"), [(1, 1), (4, 1), (2, 3)])
 def test_gradients_have_memory_layout_of_weights(layout: torch.memory_format, side: int, kernel: int) -> None:
-    """Else DDP copies every gradient into its buckets, and warns."""
+    """Otherwise DDP copies every gradient into its buckets, and warns."""
     layer = nn.Conv2d(5, 7, kernel, padding=kernel // 2)
     use_matrix_products(layer)
     layer.to(memory_format=layout)  # type: ignore[call-overload]
@@ -115,5 +115,5 @@ def test_resnet_gives_same_output_and_state_with_both_paths(monkeypatch: pytest.
     ordinary = len(calls)
     calls.clear()
     torch.testing.assert_close(ours(images), expected, rtol=1e-4, atol=1e-4)
-    # Layer 3 from its second convolution on, of 2x2 pixels, and all of layer 4.
+    # Layer 3 from its second convolution on, with 2x2 pixels, and all of layer 4.
     assert ordinary - len(calls) == 3 + 5

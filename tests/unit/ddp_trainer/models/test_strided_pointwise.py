@@ -1,4 +1,4 @@
-"""Strided 1x1 convolutions of few channels on CPUs: the same numbers, and clear of oneDNN's defect."""
+"""Strided 1x1 convolutions of few channels on CPUs: equal results without oneDNN's defect."""
 
 from __future__ import annotations
 

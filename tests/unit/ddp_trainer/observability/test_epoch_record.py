@@ -1,4 +1,4 @@
-"""What is kept of epochs: the target that ends a run, and the CSV."""
+"""The record of epochs: the target that ends a run, and the CSV."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_resumed_run_keeps_finished_epochs(tmp_path: Path) -> None:
     log = CsvLog(path, 0)
     for accuracy in (0.1, 0.2, 0.3):
         log.epoch(10.0, accuracy)
-    # The checkpoint was that of the second epoch: the third is trained again.
+    # The checkpoint is the second epoch's: the third is trained again.
     CsvLog(path, 2).epoch(5.0, 0.4)
     assert path.read_text().split() == ["time,val_accuracy", "0.0,0.0", "10.0,0.1", "20.0,0.2", "25.0,0.4"]
     CsvLog(path, 0)
@@ -136,7 +136,7 @@ def test_epochs_record_adds_up_its_steps(tmp_path: Path, gpu: FakeGpu) -> None:
     assert next(tmp_path.iterdir()).read_text().split()[1:] == ["0.0,0.0", "3.0,0.75", "5.0,0.5"]
     record.begin()
     assert record.validated(0.5) == {}  # of a run resumed between an epoch and its validation
-    # A run that ended so is at its end when it is started again.
+    # After this end, a new start of the run trains nothing.
     assert EpochRecord(config, WORLD, position).target_met
 
 

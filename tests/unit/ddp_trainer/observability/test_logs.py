@@ -1,4 +1,4 @@
-"""A run's logs: what they hold after a run that was cut, and that none of them can end it or hold it up."""
+"""A run's logs: their content after an interrupted run; a failing log neither ends nor delays a run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_run_logs_lines_and_epochs_and_resumed_run_continues(tmp_path: Path) -> 
     assert whole[5].keys() == {"step", "train/epoch", "validation/loss", "validation/accuracy", "epoch/accuracy"}
     assert (whole[1]["train/epoch"], whole[5]["train/epoch"]) == (pytest.approx(5 * 64 / 1438), 1.0)
     assert 0 < whole[5]["epoch/accuracy"] < whole[-1]["epoch/accuracy"] < 1
-    # A run that was killed in the midst of a line, with nothing newer than the first epoch's checkpoint.
+    # The run was killed while it wrote a line; its newest checkpoint is the first epoch's.
     train("cut", "--checkpoint-keep", "9")
     for path in (tmp_path / "cut" / "kept").glob("step-*46.*"):
         path.unlink()
@@ -70,7 +70,7 @@ def test_run_logs_lines_and_epochs_and_resumed_run_continues(tmp_path: Path) -> 
         file.write('{"step": 7, "tra')
     resumed = train("cut")
     assert [item["step"] for item in resumed] == [1, 5, 10, 15, 20, 23, 24, 25, 30, 35, 40, 45, 46, 46]
-    # The process that was resumed has a line for its own first step, which the next one's mean leaves out.
+    # The resumed process logs its own first step; the mean of the next line leaves this step out.
     assert [item for item in resumed if item["step"] not in (24, 25)] == [item for item in whole if item["step"] != 25]
 
 
@@ -90,7 +90,7 @@ def test_folder_that_can_t_be_written_is_mistake(tmp_path: Path) -> None:
 
 
 class Failing:
-    """A log that fails when it is opened, written to or closed."""
+    """A log that fails at open, write or close."""
 
     run = "1"
 

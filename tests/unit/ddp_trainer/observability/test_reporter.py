@@ -27,7 +27,7 @@ def exporter() -> Iterator[Exporter]:
 
 
 class ReporterHarness:
-    """A reporter that is fed losses; remembers what it said of bad ones."""
+    """A reporter that receives losses and records its messages about bad ones."""
 
     def __init__(self, exporter: Exporter, log_every: int) -> None:
         self.exporter = exporter
@@ -60,7 +60,7 @@ def test_nonfinite_losses_are_counted_and_first_is_reported(exporter: Exporter) 
 
 def test_checked_losses_still_count_in_next_mean(exporter: Exporter, capsys: pytest.CaptureFixture[str]) -> None:
     run = ReporterHarness(exporter, log_every=4)
-    run.steps(9.0, 1.0)  # the first step has a line of its own
+    run.steps(9.0, 1.0)  # the first step has a separate line
     run.reporter.check_losses()
     assert run.bad == []
     run.steps(2.0, 6.0)
@@ -110,14 +110,14 @@ def test_rate_includes_pending_device_work(
         gpu.work(0.5, host=0.01)
         position.step += 1
         reporter.step(position, torch.tensor(1.0), None, 50, 0.1, seconds=0.01, waited=0.0, computed=0.0)
-        if position.step == 7:  # a checkpoint: the host goes on, the device copies
+        if position.step == 7:  # a checkpoint: the host continues, the device copies
             before = timeline.now()
             gpu.work(9.0)
             reporter.pause(before, timeline.now())
     assert gpu.host == pytest.approx(0.1), "the host waited"
     reporter.flush()
     rates = [line.split(" samples/s")[0].split()[-1] for line in capsys.readouterr().out.splitlines() if "ETA" in line]
-    assert rates == ["98", "100", "100"]  # the device had nothing to do for the first hundredth of a second
+    assert rates == ["98", "100", "100"]  # the device was idle for the first hundredth of a second
 
 
 @pytest.mark.parametrize("rank", [0, 1])

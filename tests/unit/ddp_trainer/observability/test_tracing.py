@@ -1,4 +1,4 @@
-"""The traces of ``--profile``: what is in them, where they are told of, and what a run is without them."""
+"""The traces of ``--profile``: their content, the messages about them, and a run without them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ddp_trainer.distributed.world import World
 from ddp_trainer.observability.tracing import LEFT_OUT, TRACED, Tracer
 from tests.support.saved_states import load, same
 
-# Six steps an epoch: a trace of five after ten has validations in it.
+# Six steps an epoch: a trace of five steps after ten contains validations.
 DIGITS = [
     "--preset", "digits-resnet", "--model-width", "4", "--batch-size", "256", "--epochs", "3", "--device", "cpu",
     "--metrics-port", "0",

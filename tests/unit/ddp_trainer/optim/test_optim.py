@@ -75,7 +75,7 @@ def test_novograd_skips_weights_without_gradient() -> None:
 
 
 def test_optimizer_state_is_moved_to_its_device() -> None:
-    # A fused one counts its steps on the parameters' own device, as float32; one that is not leaves them as they were.
+    # A fused optimizer counts its steps on the parameters' device, as float32; others leave the counts unchanged.
     def state() -> dict[str, object]:
         saved = torch.optim.AdamW(first, fused=False)
         give_gradients(first, 0)
@@ -110,7 +110,7 @@ def test_novograd_resumes_bitwise_from_state() -> None:
 
 
 def layouts() -> list[Tensor]:
-    """Tensors in the layouts that gradients have, and one with gaps."""
+    """Tensors in the layouts of gradients, and one with gaps."""
     images = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(1))
     gaps = torch.randn(4, 6, generator=torch.Generator().manual_seed(2))[:, ::2]
     return [*tensors(), images.to(memory_format=torch.channels_last).requires_grad_(), gaps.requires_grad_()]
@@ -153,7 +153,7 @@ def test_novograd_launches_are_independent_of_number_of_tensors(scaled: bool) ->
 
 @pytest.mark.parametrize("found", [0.0, 1.0])
 def test_novograd_follows_gradient_scaler_without_host_sync(found: float) -> None:
-    # A scaler hands over its scale and whether anything was not finite, both on the device.
+    # A scaler passes its scale and a flag for values that are not finite, both on the device.
     weights = tensors()
     plain = tensors()
     scaled = NovoGrad(weights, lr=0.1)
@@ -236,7 +236,7 @@ def test_norms_and_biases_are_not_decayed_if_configured(name: str) -> None:
     for key, parameter in split.named_parameters():
         if key in ("0.weight", "2.weight"):
             assert torch.equal(parameter, fresh[key])
-        elif key == "1.weight":  # that of the norm begins at one, and zero gradients leave it there
+        elif key == "1.weight":  # the average of the norm starts at one, and zero gradients do not change it
             assert torch.equal(parameter, torch.ones(3))
             assert not torch.equal(fresh[key], parameter)
     assert [len(group["params"]) for group in optimizer.param_groups] == [2, 4]
@@ -248,7 +248,7 @@ def test_norms_and_biases_are_not_decayed_if_configured(name: str) -> None:
 
 
 class Counting(nn.Module):
-    """Batch norm, a buffer of whole numbers, and one that is another tensor after every step."""
+    """Batch norm, a buffer of whole numbers, and a buffer that is replaced at every step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -287,7 +287,7 @@ def test_average_is_that_of_swa_utils_with_warm_up_of_its_decay(decay: float) ->
         ema.update()
         reference.multi_avg_fn = get_ema_multi_avg_fn(min(decay, (1 + step) / (10 + step)))
         reference.update_parameters(model)
-        reference.module.norm.num_batches_tracked.copy_(model.norm.num_batches_tracked)  # of which it makes an average
+        reference.module.norm.num_batches_tracked.copy_(model.norm.num_batches_tracked)  # the module that it averages
         assert same_tensors(ema.model, reference.module)
     assert not ema.model.training
     assert not torch.equal(ema.model.state_dict()["linear.weight"], model.linear.weight)
@@ -338,7 +338,7 @@ def test_schedules_are_torchs(name: str, epochs: int, warmup: int) -> None:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.07)
     theirs = build(optimizer)
     for epoch in range(warmup, epochs + 1):
-        # torch multiplies the rate of the epoch before, and rounds as often; its closed form does not.
+        # torch multiplies the rate of the previous epoch, and rounds each time; its closed form does not.
         assert schedule.lr(epoch) == theirs._get_closed_form_lr()[0]
         assert schedule.lr(epoch) == pytest.approx(theirs.get_last_lr()[0], rel=1e-13)
         optimizer.step()
@@ -351,7 +351,7 @@ def test_last_share_is_kept_by_polynomials_and_rate_falls_between_epochs_as_well
     assert schedule.lr(2.5) == pytest.approx(0.1 + 0.9 * 0.375**2)
 
 
-# Warm-up as the document wrote it
+# Warm-up as in the document
 
 
 def test_published_warm_up_starts_at_rate_of_one_node_in_steps() -> None:
