@@ -1,4 +1,4 @@
-"""What tests of the operator in the loop share."""
+"""Fixtures of the tests with a running operator."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ async def actors(kubeconfig: Path) -> AsyncIterator[ClusterActors]:
 
 @pytest.fixture
 def start(kubeconfig: Path) -> Iterator[Start]:
-    """Start an operator (or another one, after the first was stopped); what still runs at the end is stopped."""
+    """Start an operator, or another one after the first was stopped. At the end, stop those that still run."""
     with ExitStack() as stack:
 
         def begin(*, call_timeout: float = 120.0, **settings: Any) -> RunningOperator:
             expected: dict[str, Any] = {"kubeconfig": str(kubeconfig), "health_port": 0} | settings
             operator = RunningOperator(Settings(**expected)).start()
             stack.enter_context(operator)
-            # What is late is asked for again, but for the checks at the start: after them a call may be given up early.
+            # The operator repeats a call that timed out, except its checks at the start: shorten the timeout after
+            # them.
             operator.operator.client._timeout = call_timeout
             return operator
 

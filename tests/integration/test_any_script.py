@@ -1,4 +1,4 @@
-"""Training loops as users write them, unchanged under `ddp run`: what the job shows of them."""
+"""Training loops as users write them, unchanged under `ddp run`: the progress that the job shows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.nightly, pytest.mark.process]
 
 LOOPS = ROOT / "tests" / "support" / "training_loops.py"
 TRAINS_SOON = 30
-"""Steps within which a job shows a rate; a loop takes ten a second."""
+"""Steps until a job shows a rate; a loop runs ten per second."""
 
 
 def run(folder: Path, loop: str, *options: str) -> DdpRun:

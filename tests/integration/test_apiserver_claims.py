@@ -1,4 +1,4 @@
-"""GPUs by resource claims at a real API server, in every version of its API that the server has."""
+"""GPUs by resource claims at a real API server, in every version of the claims API that the server has."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def four(device: str = "gpu.nvidia.com") -> Json:
 
 @pytest.fixture(scope="module")
 def older(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """An API server that has the versions before v1 too."""
+    """An API server that also has the versions before v1."""
     api = [f"resource.k8s.io/{version}" for version in ("v1beta1", "v1beta2")]
     with ControlPlane(tmp_path_factory.mktemp("older"), controllers=False, api=api) as control_plane:
         yield control_plane

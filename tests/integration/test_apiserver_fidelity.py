@@ -1,4 +1,4 @@
-"""The stand-in against a real API server: one suite on what the operator relies on, run on both."""
+"""The stand-in against a real API server: one suite runs on both."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Object = dict[str, Any]
 
 @pytest_asyncio.fixture(params=["stand-in", pytest.param("real", marks=pytest.mark.apiserver)])
 async def actors(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ClusterActors]:
-    """A namespace of each of the two."""
+    """A namespace on each of the two servers."""
     if request.param == "stand-in":
         with StandIn() as server:
             async with ClusterActors(server.write_kubeconfig(tmp_path)) as cluster_actors:

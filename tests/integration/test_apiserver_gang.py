@@ -1,6 +1,5 @@
-"""Kubernetes' own gang scheduling (1.36, alpha) on a real control plane: an attempt's Job is one as it stands.
-
-The Job controller makes a Workload and a PodGroup for a Job whose pods all run at once; nothing has to be asked for.
+"""Kubernetes' own gang scheduling (1.36, alpha) on a real control plane: an unmodified attempt's Job is a gang.
+The Job controller creates a Workload and a PodGroup for a Job whose pods all run at once, without further fields.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ GROUP = "/apis/scheduling.k8s.io/v1alpha2"
 
 @pytest.fixture(scope="module")
 def gang_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """Two nodes of one CPU, and a scheduler that knows gangs."""
+    """Two nodes of one CPU, and a scheduler with gang scheduling."""
     folder = tmp_path_factory.mktemp("gang")
     with ControlPlane(folder, gates=GATES, api=["scheduling.k8s.io/v1alpha2"], cpus=1) as plane:
         if not plane.has_scheduler:
@@ -49,14 +48,14 @@ async def users(gang_plane: ControlPlane) -> AsyncIterator[ClusterActors]:
 
 
 async def start(users: ClusterActors, name: str, nodes: int) -> None:
-    """Create an attempt's children as the operator does; each pod wants a whole node."""
+    """Create an attempt's children as the operator does; each pod requests a whole node."""
     container = {"name": "trainer", "image": "train:1", "command": ["python", "train.py"]}
     container |= {"resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "1"}}}
     manifest = job_manifest(name, nodes=nodes, template={"spec": {"containers": [container]}})
     resource = await users.create(manifest)
     cluster = KubeCluster(users.client)
     for child in build_children(parse_resource(resource), attempt=1, nodes=nodes):
-        with suppress(AlreadyExists):  # what jobs share
+        with suppress(AlreadyExists):  # shared by all jobs
             await cluster.create(child)
     await cluster.close()
 
@@ -76,7 +75,7 @@ async def test_all_pods_of_attempt_are_placed_or_none(users: ClusterActors) -> N
     pods = await users.until(judged, "the scheduler's word on three pods")
     await asyncio.sleep(1)
     pods = await pods_of(users, "big")
-    assert [pod["spec"].get("nodeName") for pod in pods] == [None, None, None]  # two would have room
+    assert [pod["spec"].get("nodeName") for pod in pods] == [None, None, None]  # two would fit
     assert all(pod["spec"]["schedulingGroup"]["podGroupName"] for pod in pods)
     groups = await users.client.request("GET", f"{GROUP}/namespaces/default/podgroups")
     (group,) = groups["items"]
@@ -93,7 +92,7 @@ async def test_all_pods_of_attempt_are_placed_or_none(users: ClusterActors) -> N
         return len(await placed()) == 2
 
     await users.until(all_placed, "both pods on nodes")
-    # What status/decide.py answers with a new attempt, for an elastic job.
+    # status/decide.py starts a new attempt for an elastic job instead.
     cluster = KubeCluster(users.client)
     with pytest.raises(Refused, match="cannot change parallelism for a Job referencing gang-scheduled PodGroup"):
         await cluster.patch_job("default", "small-1", {"spec": {"completions": 1, "parallelism": 1}})

@@ -1,4 +1,4 @@
-"""Hundreds of random and mutated manifests: a real API server takes exactly those that ``parse_manifest`` takes."""
+"""Hundreds of random and mutated manifests: a real API server accepts exactly those that ``parse_manifest`` accepts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NAMES = st.text(st.sampled_from("ab-.9A_é "), max_size=55) | st.sampled_from(["
 
 @pytest.fixture(scope="module")
 def server(plane: ControlPlane) -> Iterator[tuple[asyncio.Runner, ClusterActors]]:
-    """An event loop of its own, and the API server's default namespace."""
+    """A separate event loop, and the API server's default namespace."""
     with asyncio.Runner() as runner:
         actors = ClusterActors(plane.admin)
         yield runner, actors
@@ -39,7 +39,7 @@ def server(plane: ControlPlane) -> Iterator[tuple[asyncio.Runner, ClusterActors]
 
 
 def as_kubectl_sends(value: Any) -> Any:
-    """Return the value as kubectl makes JSON of YAML: a whole number has no point."""
+    """Convert a value as kubectl converts YAML to JSON: a whole number has no decimal point."""
     if isinstance(value, dict):
         return {name: as_kubectl_sends(member) for name, member in value.items()}
     if isinstance(value, list):
@@ -54,7 +54,7 @@ def test_api_server_accepts_job_on_each_fabric(server: tuple[asyncio.Runner, Clu
     pod = template(trainer(name="main", resources=limits), initContainers=[{"name": "fetch", "image": "fetch:1"}])
     made = build_children(job(nodes=2, network={"profile": profile}, template=pod), attempt=1, nodes=2)
     [child] = [child for child in made if child["kind"] == "Job"]
-    # The Job's template is validated as a pod is, but for what only the admission of a pod looks at.
+    # The API server validates the Job's template like a pod, except for checks in the admission of pods.
     pods = {"apiVersion": "v1", "kind": "Pod", **child["spec"]["template"]}
     pods["metadata"] = {**pods["metadata"], "name": "a-pod"}
     params = {"dryRun": "All", "fieldValidation": "Strict"}
@@ -75,7 +75,7 @@ def test_api_server_keeps_null_that_drops_device(server: tuple[asyncio.Runner, C
 
 
 async def refusal(actors: ClusterActors, raw: Any) -> str:
-    """Return why the API server does not take a manifest; nothing: it does."""
+    """Return why the API server refuses a manifest, or None."""
     params = {"dryRun": "All", "fieldValidation": "Strict"}
     try:
         await actors.client.request("POST", path(KIND, "default"), params=params, body=raw)
@@ -98,10 +98,10 @@ MANIFESTS = (
 def test_api_server_accepts_offline_valid_manifests(server: tuple[asyncio.Runner, ClusterActors], raw: Any) -> None:
     runner, actors = server
     if not isinstance(raw.get("metadata"), dict) or not isinstance(raw.get("status") or {}, dict):
-        return  # the API server drops what a user says of status
+        return  # the API server drops the status that a user writes
     namespace = raw["metadata"].get("namespace")
     if isinstance(namespace, str) and namespace not in ("", "default"):
-        return  # kubectl would send it to that namespace, which is not there
+        return  # kubectl would send it to that namespace, which does not exist
     message = runner.run(refusal(actors, as_kubectl_sends(raw)))
     assert taken(raw) == (not message), message or "the API server takes it"
     tally("manifest held against a real API server")

@@ -31,7 +31,7 @@ StartProcess = Callable[[], OperatorProcess]
 
 @pytest.fixture
 def namespace(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A namespace of the test's own."""
+    """A separate namespace for the test."""
     name = f"t-{abs(hash(request.node.nodeid)) % 10**8}"
     plane.kubectl("create", "namespace", name)
     yield name
@@ -40,7 +40,7 @@ def namespace(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[s
 
 @pytest_asyncio.fixture
 async def actors(plane: ControlPlane, namespace: str) -> AsyncIterator[ClusterActors]:
-    """Users, and kubelets that let deleted pods go."""
+    """Users, and kubelets that release deleted pods."""
     async with ClusterActors(plane.admin, namespace) as cluster_actors, cluster_actors.kubelet():
         yield cluster_actors
 
@@ -103,7 +103,7 @@ async def test_failed_attempt_is_followed_by_another(actors: ClusterActors, star
 
 
 async def note_ends(actors: ClusterActors, ends: dict[str, tuple[str, str]]) -> None:
-    """Note in which phase, and for which reason, each pod was seen that does not run any more."""
+    """Record the phase and reason of each pod that no longer runs."""
     async for pod in actors.watch("Pod"):
         status = pod["status"]
         if status.get("phase") not in ("Pending", "Running"):
@@ -113,7 +113,7 @@ async def note_ends(actors: ClusterActors, ends: dict[str, tuple[str, str]]) -> 
 async def test_pods_of_dead_node_are_declared_failed_and_released(
     plane: ControlPlane, namespace: str, start: StartProcess
 ) -> None:
-    """Nobody ends these pods but the operator: a pod that is only deleted would stay for ever, by its finalizer."""
+    """Only the operator ends these pods: their finalizer keeps a pod that is only deleted."""
     start()
     async with ClusterActors(plane.admin, namespace) as users:
         pod = {"containers": [{"name": "trainer", "image": "train:1", "command": ["python", "train.py"]}]}
@@ -121,7 +121,7 @@ async def test_pods_of_dead_node_are_declared_failed_and_released(
             job_manifest(
                 recovery={"forceDeleteAfterSeconds": 0},
                 template={"spec": pod | {"terminationGracePeriodSeconds": 1}},
-                scheduling={"schedulerName": "nobody"},  # so that the test alone says where they are
+                scheduling={"schedulerName": "nobody"},  # so that only the test writes their phase
             )
         )
         lost = [await users.run_pod("digits-1", index, node="node-that-is-gone") for index in (0, 1)]
@@ -154,7 +154,7 @@ async def test_deleting_resource_removes_every_child(
 async def test_deletion_needs_no_operator(
     plane: ControlPlane, namespace: str, actors: ClusterActors, start: StartProcess
 ) -> None:
-    """The first of two jobs leaves the launcher to the other, and Kubernetes deletes it with that."""
+    """The first of two jobs leaves the launcher to the second; Kubernetes deletes the launcher with the second one."""
     operator = start()
     jobs = [await actors.create(job_manifest(name)) for name in ("digits", "others")]
     for name in ("digits", "others"):

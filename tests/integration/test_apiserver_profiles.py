@@ -40,7 +40,7 @@ def definitions(plane: ControlPlane) -> None:
 
 @pytest.fixture
 def namespace(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A namespace of the test's own, without profiles for all."""
+    """A separate namespace for the test, without profiles for all."""
     name = f"p-{abs(hash(request.node.nodeid)) % 10**8}"
     plane.kubectl("create", "namespace", name)
     yield name
@@ -125,7 +125,7 @@ PATCHES: dict[str, Json] = {
 
 
 def with_retained_keys(value: Any, field: str = "") -> Any:
-    """Return a patch that says of volumes what `kubectl apply` says: no source is kept that is not named."""
+    """Return a patch of volumes as `kubectl apply` writes it: unnamed sources are removed."""
     if isinstance(value, dict):
         return {name: with_retained_keys(member, name) for name, member in value.items()}
     if not isinstance(value, list):
@@ -152,7 +152,7 @@ async def test_template_merge_equals_api_server_merge(actors: ClusterActors, cas
         kind="podtemplates",
     )
     merged = merge(stored["template"], PATCHES[case])
-    # What the API server fills in, for items that are new.
+    # Defaults that the API server adds to new items.
     again = await actors.client.request(
         "POST",
         f"/api/v1/namespaces/{actors.namespace}/podtemplates",
@@ -222,11 +222,11 @@ async def test_job_copies_profile_once(
     assert job["spec"]["template"]["spec"]["nodeSelector"] == {"kubernetes.io/os": "linux"}
     assert running["status"]["profile"]["job"] == GIVEN
     assert running["spec"]["template"] == OWN
-    # What is edited, or deleted, later is none of its business.
+    # Later edits and deletions of the profile do not affect the job.
     plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(profile({})))
     plane.kubectl("delete", CLUSTER_PROFILE_KIND, "gpu")
     first.stop()
-    start()  # it has the job's copy alone
+    start()  # it has only the job's copy
     await actors.patch(KIND, "j", {"spec": {"nodes": 4}})
     refused = await actors.resource("j", reason_is("InvalidSpec"))
     assert "elastic.maxNodes" in str(refused["status"]["conditions"])
@@ -286,7 +286,7 @@ async def test_upgrade_with_other_defaults_changes_no_started_job(
     assert [user(await actors.child_job(f"{name}-1")) for name in ("after", "apart")] == [True, True]
     kept = await actors.child_job("before-1")
     assert (kept["metadata"]["uid"], kept["spec"]) == (old["metadata"]["uid"], old["spec"])
-    # A later attempt is as the first one was.
+    # A later attempt equals the first one.
     second.stop()
     start()
     await actors.finish_pod("before-1", 0, exit_code=EXIT_RETRYABLE)

@@ -1,4 +1,4 @@
-"""What must be refused is tried at a real API server: by the operator's account, by users, and by admission."""
+"""A real API server must refuse forbidden calls: of the operator's account, of users, and by admission."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ RBAC = "/apis/rbac.authorization.k8s.io/v1"
 HOME = "ddp-operator"
 SAMPLES = sorted((ROOT / "deploy/samples").glob("*.yaml"))
 REFUSED: list[tuple[str, str, Any]] = [
-    # What is secret.
+    # Secrets.
     ("GET", "/api/v1/secrets", None),
     ("GET", f"/api/v1/namespaces/{HOME}/secrets/any", None),
     ("POST", "/api/v1/namespaces/default/secrets", {"metadata": {"name": "any"}}),
     ("POST", f"/api/v1/namespaces/{HOME}/serviceaccounts/ddp-operator/token", {"spec": {}}),
     ("POST", f"/api/v1/namespaces/{HOME}/serviceaccounts", {"metadata": {"name": "any"}}),
-    # What runs in pods; it may make them, as it may make Jobs.
+    # Programs in pods; the operator may create pods, because it may create Jobs.
     ("POST", "/api/v1/namespaces/default/pods/any/exec?command=id", None),
     ("POST", "/api/v1/namespaces/default/pods/any/attach", None),
     ("POST", "/api/v1/namespaces/default/pods/any/portforward", None),
@@ -46,7 +46,7 @@ REFUSED: list[tuple[str, str, Any]] = [
     ("PATCH", "/api/v1/namespaces/default/pods/any", {"metadata": {"labels": {"a": "b"}}}),
     ("POST", "/apis/apps/v1/namespaces/default/daemonsets", {"metadata": {"name": "any"}}),
     ("PATCH", f"/apis/apps/v1/namespaces/{HOME}/deployments/ddp-operator", {"spec": {"replicas": 9}}),
-    # Objects of others.
+    # Other owners' objects.
     ("PATCH", "/api/v1/namespaces/default/services/any", {"spec": {"selector": {"a": "b"}}}),
     ("DELETE", "/api/v1/namespaces/default/services/any", None),
     ("PATCH", "/api/v1/namespaces/default/configmaps/any", {"data": {"a": "b"}}),
@@ -56,7 +56,7 @@ REFUSED: list[tuple[str, str, Any]] = [
     ("GET", "/api/v1/namespaces/default/persistentvolumeclaims", None),
     ("DELETE", "/api/v1/namespaces/default/events/any", None),
     ("PATCH", "/apis/batch/v1/namespaces/default/jobs/any/status", {"status": {}}),
-    # What the user asked for is the user's.
+    # The user's requests belong to the user.
     ("PATCH", f"{OURS}/namespaces/default/ddptrainingjobs/any/scale", {"spec": {"replicas": 9}}),
     # The cluster.
     ("GET", "/api/v1/namespaces", None),
@@ -72,7 +72,7 @@ REFUSED: list[tuple[str, str, Any]] = [
     ("PATCH", f"{RBAC}/clusterroles/ddp-operator", {"rules": []}),
     ("POST", f"{RBAC}/clusterrolebindings", {"metadata": {"name": "any"}, "roleRef": {}}),
     ("POST", f"{RBAC}/namespaces/default/rolebindings", {"metadata": {"name": "any"}, "roleRef": {}}),
-    # Leases but its own namespace's.
+    # Leases outside its own namespace.
     ("GET", "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/any", None),
     ("DELETE", f"/apis/coordination.k8s.io/v1/namespaces/{HOME}/leases/any", None),
 ]  # fmt: skip
@@ -82,7 +82,7 @@ Ask = Callable[..., tuple[int, Any]]
 
 @contextmanager
 def asking(kubeconfig: Path) -> Iterator[Ask]:
-    """Give a function that asks the API server as this user: as a dry run, so that what is allowed does no harm."""
+    """Return a function that calls the API server as this user, as a dry run, so that it changes nothing."""
     config = yaml.safe_load(kubeconfig.read_text())
     (cluster,) = config["clusters"]
     (user,) = config["users"]
@@ -130,7 +130,7 @@ def test_account_of_operator_lacks_right(operator: Ask, admin: Ask, method: str,
     status, answer = operator(method, path, body)
     assert (status, answer["reason"]) == (403, "Forbidden"), answer
     assert f"system:serviceaccount:{HOME}:ddp-operator" in answer["message"]
-    # It is the right that lacks: nobody's path is refused just for being mistyped.
+    # The missing right is the reason: no path is refused because it is mistyped.
     assert admin(method, path, body)[0] != 403
 
 
@@ -150,7 +150,7 @@ def test_account_of_operator_cannot_impersonate(operator: Ask, admin: Ask) -> No
         ("view", "patch", "ddptrainingjobs/scale", False),
         ("edit", "create", "ddptrainingjobs", True),
         ("edit", "patch", "ddptrainingjobs/scale", True),
-        # Who could write a status could forge one: where a job is, what it has cost, why it failed.
+        # An account that may write a status could forge one: the node of a job, its cost, the cause of its failure.
         ("edit", "update", "ddptrainingjobs/status", False),
         ("admin", "patch", "ddptrainingjobs/status", False),
     ],
@@ -178,7 +178,7 @@ def test_users_have_rights_of_their_role(
         return bool(answer["status"]["allowed"])
 
     deadline = time.monotonic() + 60
-    while not may("list", "ddptrainingjobs", namespace):  # which each of the roles allows
+    while not may("list", "ddptrainingjobs", namespace):  # each of the roles permits it
         assert time.monotonic() < deadline, "the API server's authorizer never learns of the role binding"
         time.sleep(0.1)
     assert may(verb, resource, namespace) is allowed
@@ -187,7 +187,7 @@ def test_users_have_rights_of_their_role(
 
 @pytest.fixture(scope="module", params=["baseline", "restricted"])
 def standard(plane: ControlPlane, request: pytest.FixtureRequest) -> str:
-    """A namespace that enforces a standard; its name is that of the standard."""
+    """A namespace that enforces a standard; its name is the standard's."""
     name = str(request.param)
     label = f"pod-security.kubernetes.io/enforce={name}"
     manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": f"pods-{name}"}}
@@ -202,7 +202,7 @@ class TestPodSecurity:
     """The API server's own admission, with the namespace's label `enforce`."""
 
     def admitted(self, admin: Ask, standard: str, manifest: dict[str, Any]) -> tuple[int, Any]:
-        """Ask for a pod of each of the job's Jobs as the Job controller would; return the last answer, or a refusal."""
+        """Create a pod of each of the job's Jobs as the Job controller would. Return the last response, or a refusal."""
         jobs = [child for child in check_manifest(yaml.safe_dump(manifest)).children if child["kind"] == "Job"]
         assert jobs
         for number, job in enumerate(jobs):
@@ -218,12 +218,14 @@ class TestPodSecurity:
         (manifest,) = (result for result in yaml.safe_load_all(path.read_text()) if result["kind"] == "DDPTrainingJob")
         manifest["metadata"].pop("namespace", None)
         status, answer = self.admitted(admin, standard, manifest)
-        if manifest["spec"].get("network"):  # locked memory for InfiniBand: docs/fabric.md says what must admit it
+        if manifest["spec"].get(
+            "network"
+        ):  # locked memory for InfiniBand: docs/fabric.md has the admission that it needs
             assert status == 403
             assert "IPC_LOCK" in answer["message"]
             return
         if standard == "restricted" and manifest["spec"].get("securityProfile") != "Restricted":
-            # So it is really enforced; and the profile is all that it takes.
+            # So the standard is enforced, and the profile is sufficient.
             assert status == 403
             assert 'violates PodSecurity "restricted' in answer["message"]
             manifest["spec"]["securityProfile"] = "Restricted"

@@ -1,4 +1,4 @@
-"""Random changes of stored jobs: a real API server takes exactly those that the rules take offline, old beside new."""
+"""Random changes of stored jobs: a real API server accepts exactly those that the rules accept offline."""
 
 from __future__ import annotations
 
@@ -104,12 +104,12 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "cleanPodPolicy": ("All", "Running", "None"),
     "securityProfile": ("Default", "Restricted"),
 }
-"""Members of a spec that are taken as they are, so that it is the change that decides. Some say what is the default."""
+"""Members of a spec that stay unchanged, so that only the changed member matters. Some equal the default."""
 
 
 @st.composite
 def changed(draw: st.DrawFn, base: dict[str, Any]) -> dict[str, Any]:
-    """Return a manifest with one to three members set or taken away."""
+    """Return a manifest with one to three members set or removed."""
     new = copy.deepcopy(base)
     for name in draw(st.lists(st.sampled_from(sorted(VALUES)), min_size=1, max_size=3, unique=True)):
         if draw(st.booleans()) or name not in new["spec"]:
@@ -121,7 +121,7 @@ def changed(draw: st.DrawFn, base: dict[str, Any]) -> dict[str, Any]:
 
 @st.composite
 def changes(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
-    """Return the name of a stored job, and what somebody wants it to be."""
+    """Return the name of a stored job, and its requested new version."""
     base = draw(st.sampled_from(sorted(BASES)))
     status = draw(st.sampled_from(sorted(STATUSES)))
     any_change = changed(BASES[base]) | mutated(BASES[base], outside=("spec", "template"))
@@ -130,7 +130,7 @@ def changes(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class UpdateServer:
-    """An event loop of its own, the API server's default namespace, and what is stored in it, by name."""
+    """A separate event loop, the API server's default namespace, and the objects stored in it, by name."""
 
     runner: asyncio.Runner
     actors: ClusterActors
@@ -160,7 +160,7 @@ def server(plane: ControlPlane) -> Iterator[UpdateServer]:
 
 
 async def refusal(actors: ClusterActors, name: str, raw: Any) -> str:
-    """Return why the API server does not take a new version of a job; nothing: it does."""
+    """Return why the API server refuses a new version of a job, or None."""
     params = {"dryRun": "All", "fieldValidation": "Strict"}
     try:
         await actors.client.request("PUT", path(KIND, "default", name), params=params, body=raw)
@@ -172,7 +172,7 @@ async def refusal(actors: ClusterActors, name: str, raw: Any) -> str:
 
 
 def taken_for(old: dict[str, Any], raw: dict[str, Any]) -> bool:
-    """Tell offline whether a stored job may be changed so."""
+    """Return whether the rules accept this change of a stored job offline."""
     if not taken(raw):
         return False
     new = copy.deepcopy(raw)
@@ -187,7 +187,7 @@ def taken_for(old: dict[str, Any], raw: dict[str, Any]) -> bool:
 def test_api_server_accepts_offline_valid_changes(server: UpdateServer, change: tuple[str, dict[str, Any]]) -> None:
     name, raw = change
     if not isinstance(raw.get("status") or {}, dict) or raw.get("kind") != KIND:
-        return  # the API server drops what a user says of status; another kind is another place
+        return  # the API server drops the status that a user writes; another kind has another path
     old = server.stored[name]
     raw = as_kubectl_sends(raw | {"metadata": {"name": name, "resourceVersion": old["metadata"]["resourceVersion"]}})
     message = server.runner.run(refusal(server.actors, name, raw))
@@ -206,7 +206,7 @@ def test_fixed_field_accepts_no_other_value(server: UpdateServer, field: str) ->
 
 
 def test_job_of_older_schema_can_still_be_changed(server: UpdateServer, plane: ControlPlane) -> None:
-    """A job was stored when a template could be anything: what it needs now is asked for once somebody changes it."""
+    """A job was stored when templates were not validated; a change must satisfy the present rules."""
 
     async def scenario() -> None:
         crd = build_crd()
@@ -250,7 +250,7 @@ def test_job_of_older_schema_can_still_be_changed(server: UpdateServer, plane: C
 
 
 async def takes(call: Awaitable[Any]) -> bool:
-    """Return whether an API server takes a call; while it does not know the path yet, it does not."""
+    """Return whether an API server accepts a call. While the path is unknown, it does not."""
     try:
         await call
     except ResponseError as error:

@@ -1,4 +1,4 @@
-"""Checkpoints that are kept in a store: real pods, a folder as the store, and over HTTP at night."""
+"""Checkpoints in a store: real pods, with a folder as the store, and over HTTP in the nightly tier."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.saved_states import load, same
 
 pytestmark = pytest.mark.process
 
-# Counts steps, and keeps the count. What happens at a step is up to the test.
+# Counts steps and stores the count. The test defines the event at a step.
 TRAIN = """
 import json, os, sys, time
 folder, rank, size = os.environ["DDP_CHECKPOINT_DIR"], int(os.environ["RANK"]), int(os.environ.get("SIZE", "0"))
@@ -208,7 +208,7 @@ def test_trainer_ends_bit_by_bit_as_without_end_in_middle(store: Store, tmp_path
         folder.mkdir()
         pods = LauncherPods(folder, arguments, nodes=2, config=config)
         about = {"DRILL_FOLDER": folder, "DRILL_PAUSE": pause, "DDP_ATTEMPT": number, "DDP_RUN_ID": f"job-{number}"}
-        for index in range(2):  # each pod has a disk of its own; what the reference's ranks share is the first one's
+        for index in range(2):  # each pod has a separate disk; the reference's ranks share the first one
             about["DDP_CHECKPOINT_DIR"] = folder / f"ckpt-{index if config else 0}"
             pods.env = {**store.env, **{key: str(value) for key, value in about.items()}}
             pods.start(index)
@@ -253,7 +253,7 @@ def test_training_continues_while_store_is(state: str, tmp_path: Path) -> None:
     place = {"DDP_CHECKPOINT_DIR": str(folder / "ckpt"), "DDP_ATTEMPT": "1", "DDP_RUN_ID": "job-1"}
     pods = LauncherPods(folder, ["train.py"], nodes=1, config=config)
     try:
-        # Between two saves is more than a file needs to count as complete.
+        # The time between two saves is longer than a file needs to count as complete.
         pods.env = {**store.env, **place, "STEPS": "100000", "EVERY": "100", "SIZE": "200000"}
         pods.start()
         until_uploaded(pods, store, 1)

@@ -1,5 +1,4 @@
 """The operator as the chart delivers it: the rendered pod, in a container without anything else of this machine.
-
 It has no login name, no home folder, no writable folder but its volumes, and no variable but those of the pod.
 """
 
@@ -89,7 +88,7 @@ def pki(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(pki: Path) -> Iterator[StandIn]:
-    """A stand-in API server that a pod reaches as it does the true one: by TLS."""
+    """A stand-in API server that a pod reaches by TLS, like a real one."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(pki / "apiserver.crt", pki / "apiserver.key")
     with StandIn(tls=tls) as standin:
@@ -98,7 +97,7 @@ def server(pki: Path) -> Iterator[StandIn]:
 
 @pytest.fixture
 def surroundings(server: StandIn, pki: Path) -> PodContext:
-    """What a kubelet adds to the pod of the operator."""
+    """The parts that a kubelet adds to the operator's pod."""
     image_env, image_folder = read_image()
     return PodContext(
         env={
@@ -115,7 +114,7 @@ def surroundings(server: StandIn, pki: Path) -> PodContext:
 
 @pytest.fixture
 def pod() -> Object:
-    """The pod of the Deployment, whose pages are on a free port of this machine."""
+    """The Deployment's pod, whose pages are on a free port of this machine."""
     (port,) = free_ports(1)
     deployment = the(render({"port": port}, namespace=NAMESPACE), "Deployment")
     spec: Object = deployment["spec"]["template"]["spec"]
@@ -124,7 +123,7 @@ def pod() -> Object:
 
 @pytest.fixture
 def container(pod: Object, surroundings: PodContext, tmp_path: Path) -> Container:
-    """The container of that pod."""
+    """The container of the operator's pod."""
     return read_container(pod, surroundings, tmp_path / "root")
 
 

@@ -1,4 +1,4 @@
-"""The program of the drills, and each night the fast ones; `make drills` and `make soak` make the whole."""
+"""The program of the drills, and in the nightly tier the fast ones; `make drills` and `make soak` run all of them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""The images, built where buildah is.
-
-Its base is the image of DDP_TEST_BASE_IMAGE (docker://… or oci-archive:…), else one made of this machine's own Python,
+"""The images, built where buildah exists.
+The base is the image of DDP_TEST_BASE_IMAGE (docker://… or oci-archive:…), otherwise one of this machine's own Python,
 shell and libraries: nothing is pulled. The Dockerfile is the same.
 """
 
@@ -47,21 +46,21 @@ BASE = "localhost/ddp-test-base"
 
 
 def buildah(*arguments: str | Path, timeout: float = 900) -> str:
-    """Call buildah; return what it printed."""
+    """Call buildah and return its output."""
     ran = subprocess.run(["buildah", *map(str, arguments)], capture_output=True, text=True, timeout=timeout)
     assert ran.returncode == 0, f"buildah {' '.join(map(str, arguments))}:\n{ran.stdout[-4000:]}\n{ran.stderr[-4000:]}"
     return ran.stdout.strip()
 
 
 def download(folder: Path, *wanted: str, architecture: str = "amd64") -> Path:
-    """Have this Python's pip put wheels of the pinned versions there, from wherever it takes packages; else skip."""
+    """Download wheels of the pinned versions with this Python's pip; skip if it cannot."""
     chosen = [word for name in install.platforms(architecture) for word in ("--platform", name)]
     built_with = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     pip = [
         sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--only-binary=:all:",
         "--dest", folder,
     ]  # fmt: skip
-    # PyTorch has no hash, and pip wants all or none.
+    # PyTorch has no hash, and pip requires hashes for all packages or none.
     pytorch = [name for name in wanted if name.startswith("torch")]
     peers = [name for name in wanted if name not in pytorch]
     commands = [[*pip, "--constraint", ROOT / ".ci/constraints.txt", *chosen, *peers, *built_with]]
@@ -75,7 +74,7 @@ def download(folder: Path, *wanted: str, architecture: str = "amd64") -> Path:
 
 
 def make_root(folder: Path) -> None:
-    """Make the files of a small system: this Python, below /usr/local, and the few programs that a build calls."""
+    """Create the files of a small system: this Python, below /usr/local, and the few programs that a build calls."""
     home = folder / "usr/local"
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     for path in ("usr/local/bin", "usr/local/lib", "bin", "etc", "tmp", "proc", "dev", "sys"):
@@ -86,7 +85,7 @@ def make_root(folder: Path) -> None:
     shutil.copy2(python, home / "bin" / version)
     for name in ("python", "python3"):
         (home / "bin" / name).symlink_to(version)
-    # What no build calls: two thirds of the files.
+    # Two thirds of the files, which no build needs.
     left_out = shutil.ignore_patterns(
         "site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "ensurepip", "pydoc_data",
         "turtledemo", "_tkinter*", "lib2to3", "config-*",
@@ -141,7 +140,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @contextmanager
 def built(name: str, base: str, wheels: Path) -> Iterator[tuple[dict[str, Any], Callable[..., str]]]:
-    """Build an image as its Dockerfile says; give its configuration, and a way to run something in it."""
+    """Build an image from its Dockerfile. Return its configuration, and a function that runs a program in it."""
     tag = f"localhost/ddp-test-{name}"
     buildah(
         "build", "--isolation=chroot", "--layers=false", "--pull-never", "--volume", f"{wheels}:/wheels:ro",
@@ -164,7 +163,7 @@ def built(name: str, base: str, wheels: Path) -> Iterator[tuple[dict[str, Any], 
 def test_packages_are_compiled_reproducibly_and_once(
     held: list[CodeType] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What else of the process holds a function's code must leave no trace in the file."""
+    """The file must contain no trace of the other objects in the process that refer to a function's code."""
 
     def compile_and_hold(*arguments: Any, **options: Any) -> CodeType:
         code: CodeType = compile(*arguments, **options)
@@ -193,7 +192,7 @@ def test_operator_image_runs_without_torch_and_root(base: str, tmp_path: Path) -
         assert config["Labels"]["org.opencontainers.image.version"] == __version__
         assert config["Labels"]["org.opencontainers.image.revision"] == "test"
         assert run("python", "-m", "ddp_operator", "--version") == f"ddp-operator {__version__}"
-        # What a scanner makes a bill of materials of: every package says its name and version, the pinned one.
+        # A scanner's bill of materials lists the name and pinned version of every package.
         code = (
             "import importlib.metadata, importlib.util, os; import ddp_operator.manager.handlers; "
             "names = ('torch', 'ddp_trainer', 'kubernetes', 'pip'); "
@@ -215,7 +214,7 @@ def test_operator_image_runs_without_torch_and_root(base: str, tmp_path: Path) -
 def test_images_of_both_architectures_share_digest_without_emulation(
     base: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The base for the other machine has no program: whatever was run of it would fail."""
+    """The base for the other architecture has no programs: any program that the build ran would fail."""
     if platform.machine() != "x86_64":
         pytest.skip("the base image of this machine's own Python is for the other architecture here")
     wheels = tmp_path / "wheels"

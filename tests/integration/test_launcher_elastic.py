@@ -1,4 +1,4 @@
-"""An elastic job's pods come and go: the others meet again at the new size and go on from the last checkpoint."""
+"""Pods of an elastic job are added and removed: the ranks resume at the new size from the last checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.launcher_pods import LauncherPods
 
 pytestmark = pytest.mark.process
 
-# Every rank saves nothing but the step, which rank 0 keeps; a SIGTERM is obeyed after a step that all ranks agree on.
+# Rank 0 saves the step, and nothing else. All ranks agree on the step after which a SIGTERM ends them.
 TRAIN = """
 import os, signal, sys, time
 from datetime import timedelta
@@ -59,11 +59,11 @@ def job(tmp_path: Path) -> Iterator[LauncherPods]:
 def test_a_job_grows_shrinks_and_loses_a_pod_without_losing_steps(job: LauncherPods, tmp_path: Path) -> None:
     job.start()
     job.until_logged(0, "world 2 begins at step 0")
-    assert "world 1 begins" not in job.log(0)  # it has waited for both, although one would do
+    assert "world 1 begins" not in job.log(0)  # it has waited for both, although one would be enough
 
     begun = time.monotonic()
     job.start(2)
-    # A pod that is late to meet the others is not waited for long: then there is a round without it before.
+    # The rendezvous waits only briefly for a late pod, so that a round without it may come first.
     job.until(lambda: all("world 3 begins" in job.log(index) for index in range(3)), "all three begin together")
     print(f"2 -> 3 pods: {time.monotonic() - begun:.1f} s")
 
@@ -73,11 +73,11 @@ def test_a_job_grows_shrinks_and_loses_a_pod_without_losing_steps(job: LauncherP
     job.until(lambda: "world 2 begins" in job.log(0)[grown:], "the others go on with two pods")
     print(f"3 -> 2 pods: {time.monotonic() - begun:.1f} s")
     assert job.wait(2).code == 85
-    logs = "".join(job.log(index) for index in range(3))  # a pod that is late misses a round
+    logs = "".join(job.log(index) for index in range(3))  # a late pod misses a round
     stops = {int(step) for step in re.findall(r"world \d stops at step (\d+)", logs)}
     starts = [int(step) for step in re.findall(r"world \d begins at step (\d+)", job.log(0))]
     assert starts == sorted(starts)
-    assert set(starts) <= {0, *stops}  # nothing is done twice
+    assert set(starts) <= {0, *stops}  # no step is repeated
 
     begun = time.monotonic()
     job.signal(1, signal.SIGKILL)
@@ -88,5 +88,5 @@ def test_a_job_grows_shrinks_and_loses_a_pod_without_losing_steps(job: LauncherP
     last = job.wait(0)
     assert last.code == 0, last.log
     assert "world 1 is done" in last.log
-    # A round that another change of size overtakes has no beginning.
+    # The ranks of a round that another change of size overtakes do not start.
     assert last.message["restarts"] >= last.log.count(" begins at step ") - 1 >= 3

@@ -61,7 +61,7 @@ def test_sigkill_of_the_launcher_leaves_no_process(pods: PodsFactory, tmp_path: 
     job.start()
     job.until(lambda: len(list(tmp_path.glob("started-*"))) == 2, "both ranks run")
     processes = descendants(job)
-    assert len(processes) == 6  # two fork servers, the agent, its workers, and what marks their lines
+    assert len(processes) == 6  # two fork servers, the agent, its workers, and the processes that mark their lines
     job.signal(0, signal.SIGKILL)
     until_gone(job, processes)
 
@@ -144,7 +144,7 @@ sys.exit(85)
 """
     job = pods("train.py", script=script, max_restarts=3)
     job.start()
-    first = job.wait(0)  # the store has gone with it; that alone ends nobody at once
+    first = job.wait(0)  # the store has ended with it, but this does not end the peers at once
     (tmp_path / "enough").touch()
     second = job.wait(1)
     assert (first.code, second.code) == (85, 85), first.log + second.log
@@ -190,14 +190,14 @@ def test_failed_program_is_reported_with_its_last_lines(pods: PodsFactory) -> No
 
 
 def test_shell_command_runs_in_every_rank(pods: PodsFactory) -> None:
-    # Each waits until the other has spoken: the first failure ends both.
+    # Each waits until the other has printed: the first failure ends both.
     script = (
         'echo "shell rank $RANK"; touch "said-$RANK"; while [ ! -e said-0 ] || [ ! -e said-1 ]; do sleep 0.05; done'
     )
     (ended,) = pods("sh", "-c", f"{script}; exit $((RANK * 126))", nodes=1, nproc=2, max_restarts=3).run()
     assert "[rank0]: shell rank 0" in ended.log
     assert "[rank1]: shell rank 1" in ended.log
-    assert ended.code == 81  # 126 is among the codes that no retry can help
+    assert ended.code == 81  # 126 is among the codes that are not retried
     assert ended.message["exitCode"] == 126
     assert ended.message["restarts"] == 0
 
@@ -325,7 +325,7 @@ raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
 
 
 def test_signal_during_import_of_launcher_is_handled(pods: PodsFactory, tmp_path: Path) -> None:
-    """As a container's first process it would not even hear it: the kernel drops what has no handler there."""
+    """A container's first process would not receive the signal: the kernel drops signals without a handler there."""
     early = tmp_path / "early"
     early.mkdir()
     (early / "socket.py").write_text("""

@@ -1,4 +1,4 @@
-"""Hangs of real ranks: stacks of all ranks in the log, the one to blame named, and what was asked for is done."""
+"""Hangs of real ranks: stacks of all ranks in the log, the straggler's name, and the configured reaction."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pods(tmp_path: Path) -> Iterator[PodsFactory]:
         job.stop()
 
 
-# Two ranks that step together; rank 1 hangs once, after its fifth step, in the way that HANG says.
+# Two ranks that step together; rank 1 hangs once, after its fifth step, as HANG sets.
 TRAIN = """
 import os, signal, sys, time
 from ddp_trainer.exporter import Exporter
@@ -66,7 +66,7 @@ def read_ahead():
     time.sleep(600)
 threading.Thread(target=read_ahead, name="prefetch", daemon=True).start()
 """
-# As much of a collective as two ranks need that shall not import torch.
+# A minimal collective for two ranks that must not import torch.
 FILES = """
 def wait(step):
     while not os.path.exists(f"at-{1 - rank}-{step}"):
@@ -75,7 +75,7 @@ def all_reduce(step):
     open(f"at-{rank}-{step}", "w").close()
     wait(step)
 """
-# Likewise, by a byte each way: a rank that waits uses no CPU, and its stack shows a call that waits for a peer.
+# The same with one byte each way: a waiting rank uses no CPU, and its stack shows a call that waits for a peer.
 PIPES = """
 wait = os.read
 for name in ("to-0", "to-1"):
@@ -90,8 +90,8 @@ def all_reduce(step):
 """
 SLEEP = TRAIN.replace("MEET", GLOO + PREFETCH).replace("HANG", "time.sleep(600)")
 STOP = TRAIN.replace("MEET", FILES).replace("HANG", "os.kill(os.getpid(), signal.SIGSTOP)")
-# The start budget is long: importing torch takes its time. The stall budget is not: nothing else is under way. On a
-# machine that has no time for a rank for so long it is used up too early, which is no mistake: tests allow for it.
+# The start budget is long because torch's import is slow. The stall budget is short because nothing else runs then. If
+# a busy machine gives a rank no CPU for so long, the budget ends too early; the tests allow for this.
 
 
 def watchdog(action: str, *, stall: float = 4, start: float = 500) -> dict[str, WatchdogConfig]:
@@ -107,7 +107,7 @@ def test_sleeping_rank_is_root_cause_and_workers_restart_in_place(pods: PodsFact
     assert "in load_batch" in second.log
     assert "---- rank 0 (pid " in first.log
     assert "---- rank 1 (pid " in second.log
-    assert "Thread 0x" not in second.log  # as faulthandler writes them all, which crashes a rank now and then
+    assert "Thread 0x" not in second.log  # as faulthandler writes them all, which sometimes crashes a rank
     assert "[launcher] Thread prefetch (most recent call first):" in second.log
     assert re.search(r"launcher\]   File .*train\.py\", line \d+ in read_ahead", second.log)
     assert "restarting the workers in the same pods, restart 1: no step for" in second.log, (
@@ -152,7 +152,7 @@ def test_rank_stopped_before_first_page_is_named_by_its_pod(pods: PodsFactory) -
     assert "ending the workers because of the hang" not in first.log
 
 
-# Two ranks without an exporter: what is known of their steps is what rank 0 writes.
+# Two ranks without an exporter: the launcher reads their steps from rank 0's lines.
 LOGS = """
 import os, time
 rank = int(os.environ["RANK"])
@@ -275,7 +275,7 @@ print(f"step {step + 1}", flush=True)
 
 
 def heartbeat_age(job: LauncherPods) -> float:
-    """Return for how long the launcher has seen no step, seconds; 0 where it does not say."""
+    """Return the time since the launcher observed a step, seconds; 0 if the page does not contain it."""
     found = re.search(r"^ddp_launcher_heartbeat_age_seconds (\S+)$", job.page(), re.M)
     return float(found[1]) if found else 0.0
 

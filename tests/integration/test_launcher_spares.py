@@ -1,4 +1,4 @@
-"""A pod beside those that train takes the place of one that is lost."""
+"""A spare pod replaces a lost one."""
 
 from __future__ import annotations
 

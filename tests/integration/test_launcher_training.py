@@ -42,7 +42,7 @@ squares = [int(square) for square in DataLoader(Squares(), num_workers=1)]
 print(f"rank {rank} is done: {squares}", flush=True)
 """
 
-# The same without a process group, for what the agents do: importing torch costs a rank more than all the rest.
+# The same without a process group, to test the agents: torch's import is most of a rank's time.
 ALONE = """
 import os, sys, time
 rank = int(os.environ["RANK"])
@@ -126,7 +126,7 @@ def test_worker_failing_once_is_restarted_in_place(pods: PodsFactory) -> None:
     assert (failure["message"], failure["restarts"]) == ("ValueError: only the first time", 1)
     assert "restarting the workers in the same pods, restart 1: ValueError: only the first time" in second.log
     assert second.log.count("rank 1 of 2 begins") == 2
-    assert "rank 0 is done, restart 1" in first.log  # and not 0, as torchrun has it where only others have failed
+    assert "rank 0 is done, restart 1" in first.log  # and not 0, which torchrun has where only peers have failed
     assert "rank 1 is done, restart 1" in second.log
 
 

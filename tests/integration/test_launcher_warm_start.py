@@ -1,4 +1,4 @@
-"""A script in a rank that was forked behaves as under the bare interpreter; what else there is to it is in docs."""
+"""A script in a forked rank behaves as under the plain interpreter; docs/pod-contract.md lists the differences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.launcher_pods import LauncherPods
 
 pytestmark = pytest.mark.process
 
-# Stands in for the module of torchrun's agent: it runs one rank after the other, as it is told.
+# Replaces the module of torchrun's agent: it runs one rank after the other, on request.
 AGENT = """
 import json, os
 def run_agent(request, channel, guards, problem, forker):
@@ -35,7 +35,7 @@ def run_agent(request, channel, guards, problem, forker):
         channel.sendall(json.dumps(code).encode() + b"\\n")
     return 0
 """
-# Stands in for the launcher.
+# Replaces the launcher.
 LAUNCHER = """
 import os, sys
 life = os.dup(0)
@@ -110,7 +110,7 @@ class Last:
         print("frozen objects:", count())
 last = Last()
 """
-# What loads most of PyTorch: a process group, DDP and an optimizer, which brings TorchDynamo and triton.
+# Loads most of PyTorch: a process group, DDP and an optimizer, which imports TorchDynamo and triton.
 TRAINS = """
 import torch
 import torch.distributed as dist
@@ -138,7 +138,7 @@ OWN = {
 
 
 class Forked:
-    """Runs words as ``python`` would, bare or in a process that is forked from one that has imported PyTorch."""
+    """Runs an argument list as ``python`` would, directly or in a fork of a process that has imported PyTorch."""
 
     def __init__(self, root: Path) -> None:
         self.folder, self.runtime, launcher = root / "folder", root / "runtime", lay_out(root / "mount")
@@ -164,7 +164,7 @@ class Forked:
         self.agent = json.loads(self.channel.readline())["pid"]
 
     def clear(self) -> None:
-        """Let the folder, where the forked processes are, be empty."""
+        """Leave the folder of the forked processes empty."""
         for path in self.folder.iterdir():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         for path in self.runtime.glob("*/*"):

@@ -1,4 +1,4 @@
-"""A script in the launcher's shim behaves as under the bare interpreter: what it sees, what it prints, how it exits."""
+"""A script in the launcher's shim behaves as under the plain interpreter: its view, its output, its exit."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Outcome:
 
 
 class Shim:
-    """Runs words as ``python`` would, bare or in the shim."""
+    """Runs an argument list as ``python`` would, directly or in the shim."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -165,7 +165,7 @@ def test_other_programs_behave_as_in_plain_interpreter(shim: Shim, words: list[s
     (shim.folder / "sub" / "script.py").write_text("import sys\nprint(__file__, sys.path)\n")
     (shim.folder / "link.py").symlink_to("sub/script.py")
     bare, shimmed = shim.bare(*words), shim.shim(*words)
-    if words[0] == "-P":  # the launcher's own folder is not in the path either
+    if words[0] == "-P":  # nor is the launcher's own folder in the path
         assert "ddp-launcher-" not in shimmed.out
     assert shimmed == bare
 

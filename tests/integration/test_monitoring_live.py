@@ -39,9 +39,9 @@ pytestmark = [pytest.mark.nightly, pytest.mark.prometheus]
 
 SAMPLE = (ROOT / "deploy" / "samples" / "checkpoint.yaml").read_text()
 ARGUMENTS = ("--epochs", "4", "--clip-norm", "5", "--log-every", "5")
-# What a run on CPUs does not export.
+# Series that a run on CPUs does not export.
 NEEDS_A_GPU = {"ddp_gpu_memory_peak_bytes", "ddp_operator_gpu_seconds_total"}
-# What comes from the log alone, of a script that does not count its samples.
+# Series read from the log alone, of a script that does not count its samples.
 NEEDS_A_LOG = {"ddp_global_samples_per_second"}
 
 
@@ -52,7 +52,7 @@ class PrometheusServer:
     url: str
 
     def get(self, path: str, **parameters: str) -> Any:
-        """Return the data of one API call; a refused one fails with Prometheus's own words."""
+        """Return the data of one API call. A refused call fails with Prometheus's message."""
         address = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
             with urllib.request.urlopen(address, timeout=60) as answer:
@@ -67,7 +67,7 @@ class PrometheusServer:
         """Wait until an expression has a value."""
         deadline = time.monotonic() + seconds
         while True:
-            with suppress(OSError):  # it starts
+            with suppress(OSError):  # Prometheus starts
                 if self.get("query", query=expr)["result"]:
                     return
             assert time.monotonic() < deadline, f"no value: {expr}"
@@ -76,7 +76,7 @@ class PrometheusServer:
 
 @dataclass
 class ScrapedRun:
-    """What was scraped, and when."""
+    """The scraped series, and the time of the scrapes."""
 
     prometheus: PrometheusServer
     run_folder: Path
@@ -84,7 +84,7 @@ class ScrapedRun:
     end: float
 
     def values(self, expr: str) -> list[float]:
-        """Return every finite value that an expression had while there was something to scrape."""
+        """Return every finite value of an expression during the scraped time."""
         filled = (
             expr.replace("$__rate_interval", "10s").replace("$__range", "60s")
             .replace('="$namespace"', '="local"').replace('"$ddp_job"', '"run"')
@@ -97,7 +97,7 @@ class ScrapedRun:
 
 @contextmanager
 def serve_page(page: str) -> Iterator[int]:
-    """Answer every request with this page; give the port."""
+    """Respond to every request with this page. Return the port."""
 
     class PageHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -134,7 +134,7 @@ def configure(folder: Path, ddp_ports: list[int], operator_port: int, gpu_port: 
 
 
 async def submit_jobs(kubeconfig: Path, count: int, page: int) -> None:
-    """Give the operator something to do in every second; the first job's pods have the page of the real run."""
+    """Give the operator work in every second; the first job's pods have the page of the real run."""
     async with ClusterActors(kubeconfig) as actors:
         await actors.create(job_manifest("trains", metrics={"port": page}))
         for index in (0, 1):
@@ -245,7 +245,7 @@ def test_figures_are_those_of_run(watched: ScrapedRun) -> None:
 def test_report_of_job_is_written_from_prometheus(watched: ScrapedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddp_operator.report.cluster._LEAST_STEP", 1)  # it scrapes that often here
     job = yaml.safe_load((watched.run_folder / "status.yaml").read_text())
-    job["metadata"] |= {"name": "run", "namespace": "local"}  # as the configuration labels what it scrapes
+    job["metadata"] |= {"name": "run", "namespace": "local"}  # as the configuration labels the scraped series
     del job["status"]["history"]
     run = read_job(job, [], datetime.now(UTC), watched.prometheus.url)
     own = read_run(watched.run_folder)

@@ -71,7 +71,7 @@ class TestDashboards:
         assert named - exported() == set()
 
     def test_recorded_series_of_dashboards_have_rules(self) -> None:
-        """And whatever is recorded is looked at, by a dashboard or by another rule."""
+        """Every recorded series is used by a dashboard or by another rule."""
         known = {rule["record"] for path in ALERT_FILES for rule in rules(path) if "record" in rule}
         shown = set(RECORDED.findall("".join(path.read_text() for path in BOARDS)))
         used = {name for path in ALERT_FILES for rule in rules(path) for name in RECORDED.findall(rule["expr"])}
@@ -126,12 +126,12 @@ class TestDashboards:
 
     @pytest.mark.prometheus
     def test_queries_about_restarts_and_goodput_match_history(self, tmp_path: Path) -> None:
-        """A job whose attempt 1 restarts in the same pods at 5 min and dies at 10; attempt 2 goes on from step 480."""
+        """A job whose attempt 1 restarts in the same pods at 5 min and ends at 10; attempt 2 resumes at step 480."""
         labels = 'namespace="a", ddp_job="j"'
         first = f'{labels}, ddp_attempt="1"'
         two = f'{labels}, ddp_attempt="2"'
         series = {
-            # A step a second, half of which is the step itself; the last 120 steps of attempt 1 are taken once more.
+            # A step per second, half of which is the step itself; the last 120 steps of attempt 1 are repeated.
             f"ddp_step{{{first}}}": "0+60x10", f"ddp_step{{{two}}}": "_x12 480+60x10",
             f"ddp_step_duration_seconds_sum{{{first}}}": "0+30x10",
             f"ddp_step_duration_seconds_sum{{{two}}}": "_x12 0+30x10",

@@ -1,7 +1,6 @@
 """The NetworkPolicies of jobs and of the operator, enforced by the kernel between pods that are network namespaces.
-
-No network plug-in is needed: the policies as rendered are translated into the kernel's own filter rules, and real
-connections are tried. What this does not show is that a certain cluster's plug-in enforces policies at all.
+No network plug-in is needed: the rendered policies are translated into the kernel's own filter rules, and real
+connections are tried. It remains open whether a certain cluster's plug-in enforces policies at all.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ Probe = tuple[str, str, str, int]
 
 @pytest.fixture(scope="module", autouse=True)
 def _possible() -> None:
-    """Skip, with the reason, where this machine lets nobody make a network."""
+    """Skip, with the reason, if this machine permits no network namespaces."""
     lacking = [name for name in ("unshare", "ip", "nft") if shutil.which(name) is None]
     if lacking:
         pytest.skip(f"not found: {', '.join(lacking)}")
@@ -54,7 +53,7 @@ def _possible() -> None:
 
 
 def run_network(request: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    """Run the network of a request, in namespaces of its own."""
+    """Run the network of a request in separate namespaces."""
     command = [*UNSHARE, sys.executable, str(Path(pod_network.__file__))]
     return subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, timeout=120)
 
@@ -71,7 +70,7 @@ def children(manifest: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def pods() -> dict[str, NetworkPod]:
-    """Everybody who may want something of a training pod."""
+    """Everyone who may connect to a training pod."""
     operator = the(render({"networkPolicy": {"enabled": True}}, namespace="ddp-operator"), "Deployment")
     train = labels_of_training("train")
     prometheus = {"app.kubernetes.io/name": "prometheus"}
@@ -80,7 +79,7 @@ def pods() -> dict[str, NetworkPod]:
         NetworkPod("train-1", "10.1.0.2", "team", train),
         NetworkPod("other-job", "10.1.0.3", "team", labels_of_training("other")),
         NetworkPod("neighbour", "10.1.0.4", "team", {"app": "shell"}),
-        # Labels say nothing beyond their namespace.
+        # Labels have no meaning outside their namespace.
         NetworkPod("impostor", "10.1.0.5", "other", train),
         NetworkPod("prometheus", "10.1.0.6", "monitoring", prometheus),
         NetworkPod("grafana", "10.1.0.7", "monitoring", {"app.kubernetes.io/name": "grafana"}),
@@ -122,7 +121,7 @@ def tcp(source: str, *to: str, ports: tuple[int, ...]) -> list[Probe]:
 
 
 OPEN = [
-    # Ranks talk to each other on whatever port gloo or NCCL choose.
+    # Ranks connect to each other on any port that gloo or NCCL choose.
     *tcp("train-0", "train-1", ports=(RENDEZVOUS, METRICS, GLOO)),
     *tcp("train-1", "train-0", ports=(RENDEZVOUS, METRICS, GLOO)),
     ("train-0", "dns", "udp", 53),
@@ -133,7 +132,7 @@ OPEN = [
     *tcp("prometheus", "operator", ports=(8080,)),
 ]
 CLOSED = [
-    # The rendezvous has no password: nobody else may come near it.
+    # The rendezvous has no password: no other pod may reach it.
     *(
         result
         for who in ("other-job", "neighbour", "impostor", "prometheus", "grafana", "operator", "apiserver")
@@ -144,11 +143,11 @@ CLOSED = [
         for who in ("other-job", "neighbour", "impostor", "grafana")
         for result in tcp(who, "train-0", ports=(METRICS,))
     ),
-    # What runs in a training pod gets nowhere else.
+    # A training pod reaches nothing else.
     *tcp("train-0", "other-job", "neighbour", "impostor", "prometheus", "operator", ports=(METRICS, GLOO, 8080)),
     *tcp("train-0", "apiserver", ports=(API,)),
     *tcp("train-0", "storage", ports=(STORAGE,)),
-    # And the operator's pod neither.
+    # Neither does the operator's pod.
     *tcp("operator", "neighbour", "storage", "prometheus", ports=(GLOO, STORAGE, 8080)),
     *tcp("neighbour", "operator", ports=(GLOO, METRICS)),
 ]
@@ -157,7 +156,7 @@ TO_STORAGE = tcp("train-0", "storage", ports=(STORAGE,))
 
 
 def test_without_policy_all_pods_connect() -> None:
-    """Else the refusals below would show nothing."""
+    """Without this, the refusals below would prove nothing."""
     asked = [*OPEN, *CLOSED, *BY_PROMETHEUS, *TO_STORAGE]
     assert [result for result, through in probe("", asked).items() if not through] == []
 

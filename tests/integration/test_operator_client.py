@@ -1,4 +1,4 @@
-"""The HTTP client against a server that misbehaves in small ways."""
+"""The HTTP client against a server with small faults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Serve = Callable[[Answer], Awaitable[str]]
 
 @pytest_asyncio.fixture
 async def serve() -> AsyncIterator[Serve]:
-    """Serve every path by one function; returns the address."""
+    """Serve every path by one function. Return the address."""
     runners: list[web.AppRunner] = []
 
     async def start(answer: Answer) -> str:
@@ -38,7 +38,7 @@ async def serve() -> AsyncIterator[Serve]:
 
 
 class Logins:
-    """Hands out one token after another."""
+    """A source of one token after another."""
 
     def __init__(self, server: str, *tokens: str, life: timedelta | None = None) -> None:
         self.server = server
@@ -222,7 +222,7 @@ async def test_unusable_certificates_are_refused_in_one_line() -> None:
 
 
 class LoopClock:
-    """A loop's time and sleep that only count."""
+    """A loop's time and sleep without waiting."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0

@@ -1,4 +1,4 @@
-"""Real Kopf against a stand-in that breaks calls: whatever fails, the cluster ends as it should."""
+"""Real Kopf against a stand-in that breaks calls: the cluster reaches the same final state after every fault."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FAULTS: tuple[Any, ...] = (409, 429, 500, "drop", "lost answer", "timeout")
 
 @pytest.fixture(autouse=True)
 def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten failures in a row take half a second here, not a minute."""
+    """Ten failures in a row take half a second here instead of a minute."""
     monkeypatch.setattr(workqueue, "LAST_BACKOFF", 0.05)
     monkeypatch.setattr(handlers.EndlessBackoff, "__iter__", lambda self: itertools.repeat(0.05))
 
@@ -50,7 +50,7 @@ async def run_to_the_end(actors: ClusterActors, name: str = "digits") -> dict[st
 
 
 async def all_watches(server: StandIn, actors: ClusterActors) -> None:
-    """Wait until Kopf watches all three kinds: before that there is nothing to cut."""
+    """Wait until Kopf watches all three kinds: earlier there is no connection to cut."""
     await actors.until(lambda: server.watch_count() == 3, "three watches")
 
 
@@ -61,7 +61,7 @@ async def test_failure_of_any_write_is_recovered(
     start(call_timeout=1.0)
     times = dict.fromkeys(WRITES, 1) if fault == "timeout" else dict(WRITES)  # each one costs a second
     if fault == "lost answer":
-        times["create", "jobs"] = 1  # it is there, and the watch says so
+        times["create", "jobs"] = 1  # it exists, and the watch reports it
     broken = [
         server.faults.add(fault, verb=verb, resource=resource, times=count, retry_after=0)
         for (verb, resource), count in times.items()
@@ -123,7 +123,7 @@ async def test_deleted_shared_child_is_recreated(server: StandIn, actors: Cluste
         )
     server.remove("Service", "digits")
     server.remove("ConfigMap", launcher)
-    # Nobody tells of it; the next attempt must not count on what was there.
+    # No watch reports it; the next attempt must not rely on the earlier objects.
     await actors.finish_pod("digits-1", 1, exit_code=EXIT_RETRYABLE)
     await actors.child_job("digits-2")
     assert (len(server.list("Service")), len(server.list("ConfigMap"))) == (1, 2)
@@ -246,7 +246,7 @@ async def test_api_server_outage_fails_no_job(server: StandIn, actors: ClusterAc
     away = server.faults.add("drop", verb="watch", times=1_000_000)
     server.cut_watches()
     await actors.until(lambda: away.hits >= 6, "watches that fail")
-    # The users and the kubelets got through meanwhile, so the operator has much to write when its watches are back.
+    # Users and kubelets had a connection meanwhile, so the operator has much to write after its watches return.
     await actors.run_pod("digits-1", 1)
     await actors.create(job_manifest("meanwhile"))
     written = (("create", "jobs"), ("update", f"{PLURAL}/status"))

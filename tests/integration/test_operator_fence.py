@@ -1,4 +1,4 @@
-"""A leader whose network is cut in the midst of a write: what it has given up does not arrive later on."""
+"""The network of a leader is cut during a write: a write that the leader has abandoned does not arrive later."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.network_namespace import run_in_namespace
 
 
 def heard(*arguments: str) -> list[str]:
-    """Return what a server has heard of a client whose write met a network that was cut."""
+    """Return the requests that a server has received from a client whose write failed on a cut network."""
     requests: list[str] = json.loads(run_in_namespace(cut_network, *arguments))
     return requests
 

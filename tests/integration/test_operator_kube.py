@@ -57,7 +57,7 @@ def job(name: str = "digits-1") -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def keep_children(server: StandIn) -> None:
-    """Keep what names an owner of a made-up UID."""
+    """Keep members that name an owner with an invented UID."""
     server.controllers.collects_garbage = False
 
 
@@ -68,7 +68,7 @@ def store() -> ObjectCache:
 
 @pytest_asyncio.fixture
 async def cluster(actors: ClusterActors, store: ObjectCache) -> AsyncIterator[KubeCluster]:
-    """A cluster whose store no watch feeds: what it knows it knows from its own writes."""
+    """A cluster whose store has no watch: it contains only the cluster's own writes."""
     kube_cluster = KubeCluster(actors.client, store)
     store.apply(KIND, await actors.create(job_manifest()))
     yield kube_cluster
@@ -247,7 +247,7 @@ async def test_comparison_with_lists_mends_store(
     syncing = Resync(actors.client, store, namespaces=["default"], interval=3600, on_change=changed.append)
     await cluster.create(service())
     await cluster.create(service("extra"))
-    await actors.delete("Service", "extra")  # unwatched: nobody tells
+    await actors.delete("Service", "extra")  # without a watch no event arrives
     await actors.create(child("ConfigMap", "launcher"))
     await syncing.resync()
     snapshot = await seen(cluster)

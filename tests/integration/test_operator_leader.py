@@ -1,4 +1,4 @@
-"""Several operators, each a process of its own, at one API server: one works, and another one succeeds it."""
+"""Several operators in separate processes at one API server: one leads, and another one succeeds it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tests.support.standin.actors import PATIENCE
 from .test_operator_start import assert_one_line, run
 
 LEASE_SECONDS = 4
-"""Short enough for a test to wait it out. A busy machine may fail to renew it: tests that use it allow for that."""
+"""Short enough to wait for it in a test. A busy machine may fail to renew it: tests that use it allow for that."""
 LONG_LEASE_SECONDS = 60
-"""No machine is too busy to renew it."""
+"""Long enough to renew it on any busy machine."""
 WRITING = ("create", "update", "patch", "delete")
 JOBS = 12
 
@@ -34,7 +34,7 @@ StartAs = Callable[..., OperatorProcess]
 
 @pytest.fixture
 def start_as(server: StandIn, tmp_path: Path) -> Iterator[StartAs]:
-    """Start an operator process under a name, by which its calls are told from others'."""
+    """Start an operator process under a name that identifies its calls."""
     with ExitStack() as stack:
 
         def begin(name: str, lease_seconds: int = LEASE_SECONDS) -> OperatorProcess:
@@ -54,7 +54,7 @@ def holder(server: StandIn) -> str:
 
 
 def writes(server: StandIn, user: str) -> list[tuple[str, str, int]]:
-    """Return what an operator has written, its Lease apart."""
+    """Return an operator's writes except those to its Lease."""
     return [call for call in server.calls_of(user) if call[0] in WRITING and call[1] != "leases"]
 
 
@@ -65,7 +65,7 @@ def page(operator: OperatorProcess) -> str:
 
 
 def lost(operator: OperatorProcess) -> int:
-    """Wait for an operator that is to end by itself, and return its exit code."""
+    """Wait for an operator that must end without a signal, and return its exit code."""
     process = operator.process
     operator.process = None
     assert process is not None
@@ -73,7 +73,7 @@ def lost(operator: OperatorProcess) -> int:
 
 
 async def all_run(server: StandIn, actors: ClusterActors) -> None:
-    """Let every job run, and check that nothing was made twice."""
+    """Make every job run, and check that nothing was created twice."""
     for number in range(JOBS):
         for index in (0, 1):
             await actors.run_pod(f"job{number}-1", index)
@@ -102,7 +102,7 @@ async def test_standby_takes_over_when_leader_exits(server: StandIn, actors: Clu
         await actors.create(job_manifest(f"job{number}"))
     await all_run(server, actors)
     assert holder(server) == "second"
-    # An operator that only stands by ends as readily.
+    # A standby ends as fast.
     third = start_as("third", LONG_LEASE_SECONDS)
     third.stop()
     assert holder(server) == "second"
@@ -121,10 +121,10 @@ async def test_leader_that_was_frozen_wakes_up_silent_and_ends(
     try:
         await actors.until(lambda: holder(server) == "second", "the second one takes over")
         await all_run(server, actors)
-        # Whatever it was in the midst of has arrived by now.
+        # Every pending call has arrived by now.
         before = writes(server, "first")
         for number in range(JOBS):
-            await actors.delete(KIND, f"job{number}")  # news that would make it work
+            await actors.delete(KIND, f"job{number}")  # an event that would cause a pass
     finally:
         first.process.send_signal(signal.SIGCONT)
     assert lost(first) == 1

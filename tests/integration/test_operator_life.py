@@ -1,4 +1,4 @@
-"""Real Kopf against the stand-in: what a job goes through, and what the operator leaves behind."""
+"""Real Kopf against the stand-in: the life of a job, and the objects that remain after it."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def owners(obj: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def written(server: StandIn) -> list[tuple[str, ...]]:
-    """Return the writes of everybody, the leader's to its Lease apart: it renews that whatever happens."""
+    """Return all writes except the leader's to its Lease, which it always renews."""
     return [write for write in server.writes if write[1] != "leases"]
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have counts and words written at once, so that an operator that rests has written all, however slow it is."""
+    """Write counts and messages at once, so that an idle operator has written everything, also on a slow machine."""
     monkeypatch.setattr(reconciler, "MINOR_INTERVAL", 0.0)
     monkeypatch.setattr(conditions, "_PAGE_PATIENCE", timedelta(hours=1))  # pods here have no page
 
 
 def rests(server: StandIn, operator: Operator) -> bool:
-    """Tell whether the operator works, has seen all there is, has nothing to do and nothing to tell."""
+    """Return whether the operator runs, has read everything, and has nothing to do and nothing to write."""
     store = operator.store
     queue = operator.queue
     writer = operator.cluster._writer
@@ -56,7 +56,7 @@ def rests(server: StandIn, operator: Operator) -> bool:
 
 
 async def settle(server: StandIn, running: RunningOperator) -> int:
-    """Return the number of writes once the operator rests, at several looks in a row, and nobody has written."""
+    """Return the number of writes once the operator is idle in several consecutive checks without a write."""
     looks = 0
     before = -1
     while looks < 5:
@@ -74,7 +74,7 @@ async def test_time_to_first_job_is_measured_once_resource(actors: ClusterActors
     registry = running.operator.metrics.registry
     name = "ddp_operator_create_to_job_duration_seconds_count"
     await actors.until(lambda: registry.get_sample_value(name), "a measurement")
-    assert registry.get_sample_value(name) == 1  # how long the other one had waited is not known
+    assert registry.get_sample_value(name) == 1  # how long the other one had waited is unknown
     phase = {"namespace": "default", "phase": "Pending"}
     await actors.until(lambda: registry.get_sample_value("ddp_operator_jobs", phase) == 2, "two jobs are counted")
 
@@ -139,7 +139,7 @@ async def test_unchanged_job_causes_no_write(server: StandIn, actors: ClusterAct
     await actors.phase("digits", "Running")
     before = await settle(server, running)
     reconciles = operator.metrics.registry.get_sample_value("ddp_operator_reconcile_duration_seconds_count")
-    # News that changes no decision: a label on a pod, another watch, a comparison of lists.
+    # Changes without effect on a decision: a label on a pod, another watch, a comparison of lists.
     pod = await actors.pod("digits-1", 1)
     await actors.patch("Pod", pod["metadata"]["name"], {"metadata": {"labels": {"colour": "blue"}}})
     server.cut_watches()

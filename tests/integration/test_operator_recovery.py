@@ -1,4 +1,4 @@
-"""Real Kopf against the stand-in: pods that are taken away, and nodes that are lost with them."""
+"""Real Kopf against the stand-in: lost pods, and lost nodes with their pods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.standin.kueue import WORKLOAD
 
 
 async def running(actors: ClusterActors, **spec: Any) -> None:
-    """Let a job run on two nodes."""
+    """Create a job on two nodes and make it run."""
     await actors.create(job_manifest(**spec))
     for index in (0, 1):
         await actors.run_pod("digits-1", index, node=f"node-{index}")
@@ -63,7 +63,7 @@ async def test_pods_on_lost_node_block_nothing(
     start()
     if not may_read_nodes:
         server.faults.add(403, verb="get", resource="nodes", times=1_000_000)
-    # No kubelet ends a pod any more. The stand-in has no nodes either: they are gone.
+    # No kubelet ends pods any more. The stand-in has no nodes, so they count as deleted.
     server.controllers.ends_pods = False
     await running(actors, recovery={"forceDeleteAfterSeconds": 0}, template=quick_to_stop())
     pod = await actors.pod("digits-1", 1)
@@ -163,7 +163,7 @@ def quick_to_stop() -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["Pod", "Job"])
 async def test_removed_labels_are_restored(actors: ClusterActors, start: Start, kind: str) -> None:
-    """By them the operator finds its children, and the Service its pods; the Job controller has its own."""
+    """The operator finds its children, and the Service its pods, by these labels; the Job controller has its own."""
     start()
     await running(actors)
     name = "digits-1" if kind == "Job" else (await actors.pod("digits-1", 1))["metadata"]["name"]

@@ -1,4 +1,4 @@
-"""The operator's role is the calls that it makes, no more and no less."""
+"""The operator's role permits exactly the calls that it makes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def prepare_server(server: StandIn) -> None:
 async def test_each_permission_is_used_and_no_other_call_occurs(
     server: StandIn, actors: ClusterActors, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A life with everything in it: lost answers, a lost node, another attempt, a suspension, the end of its time."""
+    """A life with every event: lost responses, a lost node, another attempt, a suspension, the end of its time."""
 
     def used() -> set[tuple[str, str]]:
         return {(verb, resource) for verb, resource, _ in server.calls_of("operator")}
@@ -64,7 +64,7 @@ async def test_each_permission_is_used_and_no_other_call_occurs(
     prepare_server(server)
     running = start(kubeconfig=str(server.write_kubeconfig(tmp_path, "operator")))
 
-    monkeypatch.setattr(scheduling, "_PATIENCE", timedelta(0))  # of a Job without pods it asks at once
+    monkeypatch.setattr(scheduling, "_PATIENCE", timedelta(0))  # queries the Events of a Job without pods
     job_controller = server.controllers.job_controller
     server.controllers.job_controller = None
     await actors.create(job_manifest("stuck"))
@@ -110,7 +110,7 @@ async def test_each_permission_is_used_and_no_other_call_occurs(
     running.stop()
 
     expected = named(PERMISSIONS) | named(HOME_PERMISSIONS)
-    expected.remove(("delete", "configmaps"))  # an admission plug-in of the API server asks for it
+    expected.remove(("delete", "configmaps"))  # an admission plug-in of the API server requires it
     expected.remove(("patch", plural(KIND)))  # of a job that holds GPUs for minutes: contract/test_resource_contract.py
     expected.remove(("create", "pods"))  # of a queued job that has trained: unit/…/reconcile/test_reconcile_changes.py
     assert used() - expected == set(), "calls that the role does not allow"

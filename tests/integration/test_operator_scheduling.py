@@ -50,7 +50,7 @@ async def test_every_attempt_has_its_group(server: StandIn, actors: ClusterActor
     assert (group["metadata"]["name"], group["spec"]) == ("digits-1", {"minMember": 2, "queue": "train"})
     await actors.patch(KIND, "digits", {"spec": {"nodes": 3}})
     await actors.child_job("digits-2")
-    (group,) = server.list("PodGroup")  # that of the attempt before would hold room that nobody needs
+    (group,) = server.list("PodGroup")  # the previous attempt's would reserve capacity that no pod needs
     assert (group["metadata"]["name"], group["spec"]["minMember"]) == ("digits-2", 3)
     await actors.delete(KIND, "digits")
     await actors.until(lambda: not server.list("PodGroup"), "the group goes with the job")
@@ -62,7 +62,7 @@ async def test_network_policy_is_created_kept_and_deleted(server: StandIn, actor
     await actors.child_job("digits-1")
     (policy,) = server.list("NetworkPolicy")
     assert policy["metadata"]["name"] == "digits"
-    # Somebody deletes it: it is found at the next comparison and made anew, beside the running Job.
+    # A user deletes it: the next comparison finds that and creates it again, beside the running Job.
     server.remove("NetworkPolicy", "digits")
     running.operator.sync.nudge()
     await actors.until(lambda: server.list("NetworkPolicy"), "the policy is made anew")
@@ -97,7 +97,7 @@ async def test_job_needs_at_most_five_creations(
 async def test_pods_of_large_job_share_status_writes(
     server: StandIn, actors: ClusterActors, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconciler, "MINOR_INTERVAL", 3600.0)  # however slow the machine, the second is not over
+    monkeypatch.setattr(reconciler, "MINOR_INTERVAL", 3600.0)  # on any machine the second is not over
     start()
     nodes = 20
     await actors.create(job_manifest(nodes=nodes))
@@ -107,8 +107,8 @@ async def test_pods_of_large_job_share_status_writes(
         await actors.run_pod("digits-1", index)
     await actors.phase("digits", "Running")
     written = [call for call in server.calls[before:] if call[:2] == ("update", "ddptrainingjobs/status")]
-    assert len(written) < nodes / 2  # one for each pod and more, were it not for the pause between them
-    # What could wait is written all the same, once its time has come.
+    assert len(written) < nodes / 2  # without the pause between them, one for each pod and more
+    # Delayed changes are also written once their time has come.
     monkeypatch.setattr(reconciler, "MINOR_INTERVAL", 0.1)
     await actors.patch(KIND, "digits", {"metadata": {"labels": {"a": "b"}}})
     await actors.resource("digits", lambda resource: resource["status"]["nodes"].get("ready") == nodes)

@@ -1,4 +1,4 @@
-"""The operator as a process: both ways to start it, and what it says when it cannot."""
+"""The operator as a process: both ways to start it, and its message if it cannot start."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WAYS = [pytest.param(MODULE, id="module"), pytest.param((*KOPF, "-A"), id="kopf"
 
 
 def run(command: Sequence[str], **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the operator to its end; what it says is the result's ``stdout``."""
+    """Run the operator to its end; its output is the result's ``stdout``."""
     expected = {"DDP_OPERATOR_HEALTH_PORT": "0", **env}
     inherited = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"}
     with tempfile.TemporaryDirectory() as folder:

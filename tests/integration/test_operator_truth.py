@@ -21,7 +21,7 @@ ADDRESSES = ("127.0.0.1", "127.0.0.2")
 
 
 class Pages:
-    """What the two pods say of themselves; rank 1 needs three times as long for its own part of a step."""
+    """The pages of the two pods; rank 1 needs three times as long for its own part of a step."""
 
     def __init__(self) -> None:
         self.looks = 0
@@ -29,7 +29,7 @@ class Pages:
         self.step = 0
 
     def text(self, rank: int) -> str:
-        """Return a pod's page; unless it is stuck, every look finds it ten steps further."""
+        """Return a pod's page. Unless the pod hangs, every scrape finds it ten steps further."""
         self.looks += 1
         if self.age == 0:
             self.step = 10 * self.looks
@@ -47,7 +47,7 @@ class Pages:
 
 @asynccontextmanager
 async def serve(pages: Pages) -> AsyncIterator[int]:
-    """Answer on one port of both pods' addresses."""
+    """Respond on one port of both pods' addresses."""
 
     async def answer(request: web.Request) -> web.Response:
         return web.Response(text=pages.text(ADDRESSES.index(str(request.url.host))))
@@ -95,7 +95,7 @@ async def test_slow_rank_goodput_and_stall_are_in_status_and_on_operators_page(
         assert 'ddp_operator_goodput_ratio{namespace="default",of="lowest"}' in text
 
         pages.age = 120.0
-        # The first word of it may come from pages of which one was read before, the other after.
+        # The first report may come from pages that were read before and after the change.
         words = f"ranks 1 are behind step {pages.step}"
         stalled = await actors.resource(
             "digits",

@@ -1,4 +1,4 @@
-"""A folder as an image in a registry as it is in use (Debian's docker-registry): with a password, and with TLS."""
+"""A folder as an image in a common registry (Debian's docker-registry): with a password, and with TLS."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from ddp_operator.client.registry import push_image
 from tests.support.control_plane import free_ports
 
 _ACCEPT = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json"
-# What `htpasswd -nbB ann secret` says.
+# The output of `htpasswd -nbB ann secret`.
 _USERS = "ann:$2b$05$6xMa69fzlyfGUg5l7r4Lz.i1URSTdVHxYkEk0Td7cQ9AdM5OykIXa"
 
 
 def start_registry(folder: Path, **http: Any) -> tuple[subprocess.Popen[bytes], str]:
-    """Start one that asks for a password, at a port of this machine; returns the process and its host."""
+    """Start a registry with a password at a port of this machine. Return the process and its host."""
     host = f"localhost:{free_ports(1)[0]}"
     (folder / "users").write_text(_USERS + "\n")
     config = {
@@ -50,7 +50,7 @@ Start = Callable[..., str]
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Starts registries, whose user ann has logged in to the first one."""
+    """A function that starts registries; the user ann has logged in to the first one."""
     if shutil.which("docker-registry") is None:
         pytest.skip("there is no docker-registry (of Debian's package of that name)")
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
@@ -91,7 +91,7 @@ def push(image: Image) -> str:
 
 
 def pull(address: str, what: str, context: ssl.SSLContext | None = None) -> bytes:
-    """Return a blob or manifest, as somebody else asks for it."""
+    """Return a blob or manifest as another client reads it."""
     headers = {"Accept": _ACCEPT, "Authorization": "Basic " + base64.b64encode(b"ann:secret").decode()}
     request = urllib.request.Request(f"{address}/v2/team/code/{what}", headers=headers)
     with urllib.request.urlopen(request, context=context) as response:

@@ -33,7 +33,7 @@ def ddp(kubeconfig: Path) -> Ddp:
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> Path:
-    """A job, and a ConfigMap that it wants."""
+    """A job, and a ConfigMap that it needs."""
     config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "script"}, "data": {"train.py": "1"}}
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump_all([config, job_manifest()]))
@@ -218,5 +218,5 @@ async def test_folder_of_script_is_stored_in_config_map_owned_by_jobs(
     (tmp_path / "train.py").write_text("print(2)")
     assert await ddp("submit", "train.py", *options) == ExitCode.FAILED
     named_so = [item for item in await actors.list("ConfigMap") if item["metadata"]["name"].startswith("ddp-code-")]
-    assert len(named_so) == 1  # nothing is left of the job that was refused
+    assert len(named_so) == 1  # nothing remains of the refused job
     assert await ddp("submit", "train.py", "--workdir", str(tmp_path / "missing")) == ExitCode.BAD_INPUT

@@ -1,4 +1,4 @@
-"""Someone who reaches the rendezvous store of a running job without its secret."""
+"""An attacker reaches the rendezvous store of a running job without its secret."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def job(tmp_path: Path) -> Iterator[LauncherPods]:
 
 
 class Attack:
-    """A pickle that creates a folder when it is read."""
+    """A pickle that creates a folder when it is loaded."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -48,9 +48,8 @@ class Attack:
 
 
 def attack(port: int, folder: Path) -> None:
-    """Write the pickle under the key of torchrun's own rendezvous, and everywhere where the agents read.
-
-    A log is extended: whoever overwrites it stops the rendezvous, as does whoever stops the store.
+    """Write the pickle under the key of torchrun's own rendezvous, and under every key that the agents read.
+    A log is extended: overwriting it stops the rendezvous, as does stopping the store.
     """
     store = TCPStore("127.0.0.1", port, wait_for_workers=False)
     value = pickle.dumps(Attack(folder))

@@ -38,7 +38,7 @@ def test_page_renders_in_both_themes_without_requests(page: Path, tmp_path: Path
             tmp_path / "profile", *flags, "--enable-logging=stderr", "--window-size=1200,1400", f"--screenshot={shot}",
             page.as_uri(),
         )  # fmt: skip
-        assert "CONSOLE" not in done.stderr  # a refused fetch or a broken style would be told there
+        assert "CONSOLE" not in done.stderr  # it would contain a refused fetch or a broken style
         picture = Image.open(shot).convert("RGB")
         colors = picture.getcolors(1 << 24)
         assert colors is not None

@@ -1,4 +1,4 @@
-"""The sample, through `ddp run`: real digits, two pods over gloo, and everything that the run folder promises."""
+"""The sample under `ddp run`: real digits, two pods over gloo, and all documented files of the run folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAMPLE = (ROOT / "deploy" / "samples" / "digits.yaml").read_text()
 
 
 def read_page(run: DdpRun) -> str:
-    """Return the page whose address the run has printed, once it shows training."""
+    """Return the page at the printed address, once it shows training."""
     result = re.search(r"curl (http://\S+)", run.output)
     if result is None:
         return ""
@@ -45,7 +45,7 @@ def test_sample_trains_and_writes_status_metrics_report_and_logs(tmp_path: Path)
     assert status["nodes"] == {"desired": 2, "ready": 0, "spares": 0, "succeeded": 2, "failed": 0}
     assert (status["progress"]["epoch"], status["progress"]["percent"]) == (EPOCHS, "100.0%")
     assert 0.95 <= float(status["progress"]["valAccuracy"]) <= 1
-    # Rank 0 alone speaks, so that every line is there once.
+    # Only rank 0 prints, so that every line exists once.
     logs = "".join(path.read_text() for path in (folder / "logs").iterdir())
     for epoch in range(1, EPOCHS + 1):
         assert logs.count(f"epoch {epoch}/{EPOCHS} validation:") == 1
@@ -66,7 +66,7 @@ def test_sample_trains_and_writes_status_metrics_report_and_logs(tmp_path: Path)
     assert (folder / "job.yaml").read_text() == SAMPLE
     assert "kind: Job" in (folder / "objects.yaml").read_text()
     assert "Succeeded" in (folder / "events.log").read_text()
-    # Not a terminal: plain lines, each with its time, and no flood of them.
+    # Without a terminal: a limited number of plain lines, each with its time.
     assert "\x1b" not in run.output
     assert re.search(r"^\d\d:\d\d:\d\d (Running|Succeeded)  .*loss", run.output, re.MULTILINE)
     assert "digits: Succeeded" in run.output

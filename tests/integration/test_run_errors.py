@@ -1,4 +1,4 @@
-"""`ddp run` and errors of its own: one is tried again, many in a row end the run in order, the rest it does without."""
+"""Internal errors of `ddp run`: it retries after one error, ends gracefully after many, and survives failed writes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ time.sleep(600)
 
 
 class FailingRun:
-    """`ddp run` in this process, whose passes end as ``error_of`` says: by the number of the pass, from 1."""
+    """`ddp run` in this process; ``error_of`` maps the number of a pass, from 1, to its error."""
 
     def __init__(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, error_of: Callable[[int], Exception | None]

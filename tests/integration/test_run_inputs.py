@@ -1,4 +1,4 @@
-"""`ddp run` fetches inputs before its pods, says how far it is and what is wrong, and goes on after Ctrl-C."""
+"""`ddp run` fetches inputs before its pods, shows progress and errors, and resumes after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.file_server import FileServer, pattern, serve_file
 
 pytestmark = pytest.mark.process
 
-SIZE = 20_000_000  # more than sockets hold on the way
+SIZE = 20_000_000  # more than the sockets' buffers hold
 SHOW = "import hashlib, sys; print('sum', hashlib.sha256(open(sys.argv[1], 'rb').read()).hexdigest())"
 SHA = hashlib.sha256(pattern(0, SIZE)).hexdigest()
 

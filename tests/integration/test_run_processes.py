@@ -1,4 +1,4 @@
-"""`ddp run` over real torchrun processes: failures, recovery, and that nothing is left behind, whatever ends it."""
+"""`ddp run` over real torchrun processes: failures, recovery, and complete clean-up after every kind of end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if os.environ["DDP_ATTEMPT"] == "1":
     time.sleep(600)  # as a rank does whose peer has left a collective
 print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "in attempt", os.environ["DDP_ATTEMPT"])
 """
-# What a shell, a format string or another parser of flags would make something of.
+# Text that a shell, a format string or another parser of flags would interpret.
 HOSTILE = [
     "$(touch pwned)", "`touch pwned`", "; touch pwned", "|| touch pwned", "$HOME", "%(a)s {b} %s", "two words", "'\"\\",
     "line\nbreak", "--nnodes=9", "--", "", "../../pwned", "é…\u202e",
@@ -153,7 +153,7 @@ def test_ctrl_c_lets_workers_save_and_ends_all_processes(tmp_path: Path) -> None
         assert run.wait() == 130
         assert find_pods(marks) == []
         assert conditions(run)["Failed"] == ("True", "Interrupted")
-        assert run.read_status()["progress"]["step"] == 7  # and not where the last pass had seen it
+        assert run.read_status()["progress"]["step"] == 7  # and not in the state of the last pass
         assert ">Interrupted</span>" in (run.run_folder / "report.html").read_text()
         log = (run.run_folder / "logs" / "attempt-1-pod-0.log").read_text()
     assert (tmp_path / "saved").exists()
@@ -194,7 +194,7 @@ def test_sigkill_of_ddp_run_ends_launcher_agent_and_workers(tmp_path: Path) -> N
         assert text.startswith(f"# Written by `ddp run`, process {run.process.pid} on ")
         assert run.read_status()["phase"] != "Failed"
         killed = run.run_folder
-    # Who runs something beside it, be it in vain, closes the record of the one that was killed.
+    # The next run in the same folder, even a failing one, closes the record of the killed run.
     done = subprocess.run(
         [str(Path(sys.executable).with_name("ddp")), "run", "-", "--quiet"], cwd=tmp_path, capture_output=True,
         input=manifest(["python", "nowhere.py"], nodes=1), text=True, timeout=PATIENCE, check=False,
@@ -220,7 +220,7 @@ def test_drill_of_file_runs_it_kills_rank_and_reports_loss(tmp_path: Path) -> No
     assert message["killed"].startswith("rank 1 (process ")
     assert message["level"] == "process"
     assert message["recoverySeconds"] > 0
-    # Every step is saved: none is lost but one that was made and not seen on the page.
+    # Every step is saved: at most one step is lost, which ran and never appeared on the page.
     assert message["stepsLost"] == 0
     assert message["resumedFrom"] >= message["stepBefore"] >= 3
     assert message["fromBeginning"] is False

@@ -1,4 +1,4 @@
-"""`ddp run` in a real terminal of 40 columns: what is seen there, and what Ctrl-C does."""
+"""`ddp run` in a real terminal of 40 columns: its output there, and the effect of Ctrl-C."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class RunInTerminal:
-    """`ddp run` of a script in a terminal of its own; ``seen`` is all that was written there."""
+    """`ddp run` of a script in a separate terminal; ``seen`` is all output."""
 
     def __init__(self, folder: Path, **env: str) -> None:
         pattern = r"step (?P<step>\d+)/(?P<totalSteps>\d+): loss (?P<loss>\S+)"
@@ -47,7 +47,7 @@ class RunInTerminal:
         (folder / "job.yaml").write_text(text)
         self.ours, theirs = os.openpty()
         modes = termios.tcgetattr(theirs)
-        modes[3] &= ~termios.ECHO  # Ctrl-C would be seen as ^C wherever the cursor is
+        modes[3] &= ~termios.ECHO  # Ctrl-C would be echoed as ^C at the cursor
         termios.tcsetattr(theirs, termios.TCSANOW, modes)
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
         variables = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
@@ -64,12 +64,12 @@ class RunInTerminal:
         while True:
             try:
                 self.seen += os.read(self.ours, 65536).decode("utf-8", "replace")
-            except OSError:  # the last one that held the other end has closed it
+            except OSError:  # the last process with the other end has closed it
                 return
 
     @property
     def lines(self) -> list[str]:
-        """Every line as it was drawn at any time, without escape codes."""
+        """Return every line as it was drawn at any time, without escape codes."""
         return re.split(r"[\r\n]+", ESCAPES.sub("", self.seen))
 
     def until(self, shown: str) -> None:
@@ -80,13 +80,13 @@ class RunInTerminal:
             time.sleep(0.05)
 
     def end(self) -> int:
-        """Return the exit code once it has ended, and all that it wrote is there."""
+        """Return the exit code once the process has ended and all its output has arrived."""
         code = self.process.wait(PATIENCE)
         self._reader.join()
         return code
 
     def close(self) -> None:
-        """Kill what is left, and with it its pods."""
+        """Kill the remaining processes, including the run's pods."""
         self.process.kill()
         self.end()
         os.close(self.ours)

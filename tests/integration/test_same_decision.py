@@ -25,7 +25,7 @@ from tests.support.running_operator import RunningOperator, Start
 from tests.support.standin import ClusterActors
 
 PATIENCE = 300.0
-# What every cluster must have gone through; written down once, so that two equal mistakes are seen.
+# The sequence on every cluster, written out, so that two equal mistakes are detected.
 EXPECTED = {
     "phases": ["Pending", "Running", "Restarting", "Running", "Succeeded"],
     "conditions": {
@@ -60,7 +60,7 @@ async def test_failed_attempt_on_local_cluster_has_expected_history(tmp_path: Pa
     wake = asyncio.Event()
     cluster.on_change = wake.set
     key = Key("default", NAME)
-    # Its ranks never meet, which only real processes show.
+    # Its ranks never join the rendezvous, which only real processes show.
     spec = {"rendezvous": {"port": hold_free_port()}, "processGroupPolicy": "Ignore"}
     cluster.add(build_resource(["python", str(script)], **spec))
     reconciler = Reconciler(cluster)
@@ -106,7 +106,7 @@ async def test_failed_attempt_on_real_api_server_has_expected_history(plane: Con
 
 
 async def play(actors: ClusterActors) -> DecisionHistory:
-    """Act the scenario's pods on an API server whose operator runs, and return what was seen of the status."""
+    """Play the scenario's pods on an API server with a running operator. Return the observed sequence of the status."""
     with page_server() as (port, page):
         await actors.create(build_resource(["python", "train.py"], metrics={"port": port}))
         async with watching(actors) as history:
@@ -114,7 +114,7 @@ async def play(actors: ClusterActors) -> DecisionHistory:
             await act_attempt(actors, page, 1)
             root = {"version": 1, "category": "UserError", "exitCode": 1, "rank": 1, "node": 1, "message": FAILURE}
             await actors.finish_pod(f"{NAME}-1", 1, exit_code=EXIT_RETRYABLE, message=json.dumps(root))
-            # Nobody runs pod 0 here: once the Job controller deletes it, it is gone.
+            # No process runs pod 0 here: it is gone once the Job controller deletes it.
             await act_attempt(actors, page, 2)
             for index in (0, 1):
                 await actors.finish_pod(f"{NAME}-2", index)
@@ -123,7 +123,7 @@ async def play(actors: ClusterActors) -> DecisionHistory:
 
 
 async def act_attempt(actors: ClusterActors, page: FakeMetricsPage, attempt: int) -> None:
-    """Make both pods run and join, and wait until the status says so."""
+    """Make both pods run and join, and wait until the status shows it."""
     page.phase = "Rendezvous"
     for index in (0, 1):
         await actors.run_pod(f"{NAME}-{attempt}", index)
@@ -140,7 +140,7 @@ def _condition(resource: Mapping[str, Any], kind: str) -> str:
 
 @asynccontextmanager
 async def watching(actors: ClusterActors) -> AsyncIterator[DecisionHistory]:
-    """Record every status that is written: what looking now and then would miss on a busy machine."""
+    """Record every written status; polling would miss some on a busy machine."""
     history = DecisionHistory()
 
     async def watch() -> None:
@@ -167,7 +167,7 @@ class FakeMetricsPage:
 
 
 class page_server:
-    """Serve a Page on 127.0.0.1; gives its port and the page."""
+    """Serve a Page on 127.0.0.1. Return its port and the page."""
 
     def __enter__(self) -> tuple[int, FakeMetricsPage]:
         page = FakeMetricsPage()

@@ -1,4 +1,4 @@
-"""A restarted run in the trackers themselves: each has one run, with the figures of both starts."""
+"""A restarted run in the trackers themselves: each has one run, with the metrics of both starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks compute together, against one process that has it all: batch norm, compressed gradients, scores."""
+"""Results that ranks compute together, against one process with all data: batch norm, compressed gradients, scores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def loaded(folder: Path, rank: int) -> dict[str, torch.Tensor]:
     return state
 
 
-# The same network on the same samples: ranks have the shares of 5 and 3 of a batch of 8.
+# The same network on the same samples: two ranks have 5 and 3 samples of a batch of 8.
 NETWORK = """
 from torch import nn
 torch.manual_seed(0)
@@ -32,7 +32,7 @@ with torch.no_grad():
 images = torch.randn(8, 3, 6, 6, dtype=torch.float64) * 3 + 1
 weights = torch.randn(8, 5, dtype=torch.float64)
 """
-# In float32, in float64, as mixed precision does it, and as torch.compile does it, in one graph.
+# In float32, in float64, with mixed precision, and with torch.compile as one graph.
 SYNC = (
     """
 import copy, warnings
@@ -84,7 +84,7 @@ def test_two_ranks_batch_norm_is_that_of_whole_batch(tmp_path: Path) -> None:
     evaluated = network(images).detach()
     for kind, digits in (("float32", 5e-5), ("float64", 1e-12), ("bfloat16", 0.2), ("compiled", 5e-5)):
         first, second = (torch.load(tmp_path / f"{kind}-{rank}.pt", weights_only=True) for rank in range(2))
-        # Of a whole tensor, for of numbers near zero few digits are right.
+        # Compared for a whole tensor, because numbers near zero have few correct digits.
         close = functools.partial(_close, digits=digits)
         close(torch.cat([first["output"], second["output"]]), output.detach())
         close(torch.cat([first["input"], second["input"]]), images.grad)

@@ -51,7 +51,7 @@ def test_user_mistake_ends_all_ranks_with_81_and_one_line(message: str, tmp_path
 
 
 def test_user_error_on_one_rank_ends_all_and_names_rank(tmp_path: Path) -> None:
-    # The dataset's function fails on rank 1 alone, as when a folder is missing on one node.
+    # The dataset's function fails on rank 1 alone, as with a folder that is missing on one node.
     (tmp_path / "picky_data.py").write_text(
         "import os\n"
         "from ddp_trainer.data.published import load_digits as digits\n"

@@ -1,4 +1,4 @@
-"""The same run by other ways: on other numbers of ranks, and with an end in the middle."""
+"""One run in several ways with the same result: on other numbers of ranks, and interrupted in the middle."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_validation_of_two_ranks_is_that_of_saved_model_on_all_samples(uninterrupted: Path) -> None:
-    # Ranks have batch-norm statistics of their own, and 359 samples don't divide by two.
+    # Ranks have separate batch-norm statistics, and 359 samples are not divisible by two.
     datasets = load_datasets(DataConfig())
     model = build_model(ModelConfig(width=8, dropout=0.2), 1, 10)
     model.load_state_dict(weights(uninterrupted))

@@ -12,7 +12,7 @@ from tests.support.trainer_ranks import start
 pytestmark = pytest.mark.process
 
 DIGITS = ["--preset", "digits-resnet"]
-# What a user may write: data and models that don't fit.
+# Users' mistakes: unsuitable data and models.
 MINE = """
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A program's own task and data on two ranks: learnt, resumed to the bit, and ended together."""
+"""A program's own task and data on two ranks: it learns, resumes to the bit, and all ranks end together."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ for name, data in (("mapped", mapped), ("streamed", streamed)):
 
 def test_user_task_and_data_end_together_on_two_ranks_and_resume_bitwise(tmp_path: Path) -> None:
     run_script(tmp_path, PROGRAM, 2)
-    # 200 samples in batches of 16 on two ranks: 7 steps; of the stream rank 1 has 60, which are 4.
+    # 200 samples in batches of 16 on two ranks: 7 steps. Rank 1 has 60 samples of the stream, which are 4 batches.
     for name, steps in (("mapped", 14), ("streamed", 8)):
         first, second = (load(tmp_path / f"{name}-{rank}.pt") for rank in range(2))
         assert first["steps"] == steps
         assert same(first, second)
         last = f"step-{steps:09d}.pt"
         assert same(load(tmp_path / f"{name}-cut" / last)["engine"], load(tmp_path / name / last)["engine"])
-    # Each sample once, though the shards differ: the root of the mean over all of them, by hand.
+    # Each sample once, although the shards differ: the root of the mean over all of them, by hand.
     from tests.support.own_task import example
 
     own = example()

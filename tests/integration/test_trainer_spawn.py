@@ -14,7 +14,7 @@ from tests.support.trainer_ranks import run_script
 pytestmark = pytest.mark.process
 
 EXAMPLE = re.findall(r"```python\n(.*?)```", (ROOT / "docs/trainer.md").read_text(encoding="utf-8"), re.DOTALL)[1]
-# Whoever sets the environment, or the group, itself.
+# A program that sets the environment, or the group, itself.
 OTHERS = """
 from ddp_trainer import UserError
 
@@ -48,7 +48,7 @@ def contradict_group(local_rank, processes):
     except UserError as error:
         print(f"refused: {error}", flush=True)
 """
-# spawn's own way to start processes, but for torch's import in each of them.
+# spawn's start method without torch's import in each process.
 PROGRAM = """
 function, port, folder = arguments
 settings = {"max_steps": 2, "model": {"width": 4}, "metrics": {"port": 0}}
@@ -59,7 +59,7 @@ mp.start_processes(globals()[function], args=(2,), nprocs=2, start_method="fork"
 
 
 def run_function(folder: Path, function: str) -> str:
-    """Run a function of the program in two processes that it spawns; return what they print."""
+    """Run a function of the program in two processes that it spawns. Return their output."""
     with HeldPort() as port:
         arguments = [function, str(port.number), str(folder)]
         return run_script(folder, EXAMPLE + OTHERS + PROGRAM, 1, arguments=arguments).output(0)

@@ -31,21 +31,21 @@ def newest(folder: Path) -> dict[str, Any]:
 def test_stop_within_step_loses_and_changes_nothing(tmp_path: Path) -> None:
     train(tmp_path, [*IN_PARTS, "--checkpoint-dir", str(tmp_path / "whole")], 2)
     arguments = [*IN_PARTS, "--checkpoint-dir", str(tmp_path / "cut")]
-    # SIGTERM to rank 1 in the second part of step 9, while the checkpoint of some step before is on its slow way.
+    # SIGTERM to rank 1 in the second part of step 9, while an earlier checkpoint is being written to a slow disk.
     environ = {"TEST_INTERRUPT": f"1:{3 * 8 + 2}:SIGTERM", "TEST_SLOW_DISK": "0.2"}
     with start(tmp_path, [*arguments, "--checkpoint-every-steps", "2"], 2, environ) as ranks:
         assert ranks.codes() == [contract.EXIT_PREEMPTED] * 2, ranks.output(0)
     stopped = newest(tmp_path / "cut")["position"]["step"]
     assert 9 <= stopped <= 15, "within a tenth of a second, and before the epoch's validation ends"
     assert f"preempted: stopped after step {stopped}; checkpoint saved" in ranks.output(0)
-    # SIGTERM to rank 1 in the first epoch's validation, of six batches a rank: it is left, and owed.
+    # SIGTERM to rank 1 in the first epoch's validation, of six batches a rank: it is interrupted and repeated later.
     environ = {"TEST_INTERRUPT": "1:3:VALIDATIONSIGTERM"}
     with start(tmp_path, [*arguments, "--eval-batch-size", "32"], 2, environ) as ranks:
         assert ranks.codes() == [contract.EXIT_PREEMPTED] * 2, ranks.output(0)
     assert newest(tmp_path / "cut")["position"]["step"] == 15
     assert "preempted: stopped after step 15" in ranks.output(0)
     assert "validation:" not in ranks.output(0)
-    # The end of rank 1's machine, in the second part of the second epoch's sixth step: rank 0 ends with an error.
+    # The machine of rank 1 fails in the second part of the second epoch's sixth step: rank 0 ends with an error.
     environ = {"TEST_INTERRUPT": f"1:{3 * 5 + 2}:SIGKILL"}
     with start(tmp_path, [*arguments, "--checkpoint-every-steps", "1"], 2, environ) as ranks:
         codes = ranks.codes()
@@ -94,17 +94,17 @@ def test_attempt_that_is_overtaken_ends_all_its_ranks_and_writes_no_more(tmp_pat
     assert f"ddp_trainer: error: {message}" in ranks.output(0)
     assert ranks.output(1) == ""
     assert json.loads((tmp_path / "errors" / "1.json").read_text())["message"] == message
-    # What was in the middle of its rename may be there; no model, and nothing after it.
+    # A temporary file may remain; there is no model, and no later file.
     after = {path.name for path in folder.iterdir()} - set(before)
     assert len({name.split(".")[0] for name in after}) <= 1
     assert not (folder / "model.pt").exists()
-    # Its agent starts it again: refused before it trains, and what is there stays as it is.
+    # Its agent starts it again: it is refused before it trains, and existing files stay unchanged.
     kept = sorted(path.name for path in folder.iterdir())
     with start(tmp_path, arguments, 2, environ) as ranks:
         assert ranks.codes() == [contract.EXIT_PEER_LOST] * 2, ranks.output(0)
     assert "training:" not in ranks.output(0)
     assert sorted(path.name for path in folder.iterdir()) == kept
-    # The later attempt goes on from it.
+    # The later attempt resumes from it.
     environ |= {contract.ENV_ATTEMPT: "2", contract.ENV_RUN_ID: "uid-2"}
     ranks = train(tmp_path, [*arguments, "--max-steps", "1"], 2, environ)
     assert "resumed from" in ranks.output(0)

@@ -1,4 +1,4 @@
-"""The documents' systems, each from files in its true format, on two ranks, with networks cut small."""
+"""The documents' systems, each from files in its true format, on two ranks, with reduced networks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .test_trainer_exactness import same, weights
 
 pytestmark = pytest.mark.process
 
-# In the place of DeepLab, which takes seconds to build.
+# Replaces DeepLab, which takes seconds to build.
 SEGMENTATION = """
 from torch import nn
 def build(config, in_channels, num_classes):
@@ -88,13 +88,13 @@ def test_run_ends_on_all_ranks_when_its_target_is_reached(tmp_path: Path) -> Non
     assert not any(a >= 0.5 and b >= 0.5 for a, b in pairwise(accuracies[:-1]))
     assert "target reached in 2 validations in a row" in output
     assert (tmp_path / "ckpt" / "model.pt").exists()
-    # Started again it has nothing left to do.
+    # After another start it has nothing to train.
     again = train(tmp_path, arguments, 2).output(0)
     assert "validation:" not in again
     assert "done:" in again
 
 
-# Everything that has a state or draws numbers, at once; images are read by worker processes.
+# Everything that has a state or draws numbers, at once; worker processes read the images.
 EVERYTHING = [
     "--preset", "digits-resnet", "--model", "wide-resnet", "--model-widen", "1", "--dropout", "0.1", "--sync-batchnorm",
     "--optimizer", "novograd", "--lr", "0.02", "--clip-norm", "1.0", "--accumulate", "2", "--batch-size", "64",
@@ -116,7 +116,7 @@ def test_run_with_all_features_resumes_bitwise(tmp_path: Path) -> None:
     item, second = (torch.load(max(folder.glob("step-*.pt")), weights_only=True)["engine"] for folder in (parts, whole))
     assert same(item, second)
     assert same(weights(parts), weights(whole))
-    # What is saved for use is the average, not the weights of the last step.
+    # The exported weights are the average, not those of the last step.
     assert not same(weights(parts), item["model"])
     average = {f"module.{name}": tensor for name, tensor in weights(parts).items()}
     assert same(average, {name: tensor for name, tensor in item["ema"].items() if name != "n_averaged"})
@@ -153,7 +153,7 @@ def test_two_ranks_with_synchronised_batch_norm_equal_one_process_on_global_batc
         torch.testing.assert_close(value, alone[name], atol=5e-5, rtol=5e-4)
 
 
-# One process of the node fetches, through a web site of the test's own that counts.
+# One process of the node downloads, from the test's own counting web server.
 FETCH = """
 import collections, functools, http.server, pathlib, threading
 from ddp_trainer.assembly import fetch_datasets
@@ -187,6 +187,6 @@ def test_one_process_per_node_downloads_and_all_read(tmp_path: Path) -> None:
     archive = tmp_path / "cifar-10-python.tar.gz"
     (tmp_path / "md5").write_text(pack_cifar10(write_cifar10(tmp_path / "origin"), archive))
     ranks = run_script(tmp_path, FETCH, 2)
-    # torchvision asks for the headers first, to follow redirections.
+    # torchvision requests the headers first, to follow redirections.
     assert "samples 100 fetched 2" in ranks.output(0)
     assert ranks.output(1) == "samples 100 fetched 0\n"

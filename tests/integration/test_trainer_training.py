@@ -1,4 +1,4 @@
-"""The trainer as its users start it: torchrun, the presets, and an endpoint to scrape meanwhile."""
+"""The trainer as its users start it: torchrun, the presets, and the metrics endpoint during training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks train and validate on, written down by the ranks themselves, also where their number changes."""
+"""The samples that the ranks train and validate on, recorded by the ranks, also when their number changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EPOCHS = 2
 
 
 def run(folder: Path, world_size: int, samples: int, *arguments: str) -> list[list[list[int]]]:
-    """Go on with the run in ``folder``; returns the batches of each rank, and checks what was validated."""
+    """Resume the run in ``folder``. Return the batches of each rank, and check the validated samples."""
     environ = {"TEST_SAMPLES": str(samples), "TEST_RECORD": str(folder)}
     command = ["--data", plugins.RECORDED, "--model", plugins.RECORDING, "--epochs", str(EPOCHS), "--lr", "0.01"]
     command += ["--batch-size", "4", "--eval-batch-size", "2", "--checkpoint-dir", str(folder / "checkpoints")]
@@ -38,7 +38,7 @@ def test_other_number_of_ranks_resumes_without_repeated_or_skipped_sample(
     first = run(tmp_path, before, samples, "--max-steps", str(steps))
     rest = run(tmp_path, after, samples)
     assert [len(batches) for batches in first] == [steps] * before
-    # What is left of the first epoch, and then the whole second, dealt out evenly.
+    # The rest of the first epoch, and then the whole second, distributed evenly.
     remaining = samples - steps * before * 4
     assert [sum(map(len, batches)) for batches in rest] == [(remaining + samples) // after] * after
     steps_left = -(-remaining // after // 4)
@@ -58,5 +58,5 @@ def test_indivisible_samples_are_padded_only_at_epoch_end(
     seen = flat(first) + flat(rest)
     assert set(seen) == set(range(50))
     assert len(seen) - 50 == 1
-    # A validation alone trains on nothing; run() has seen that the ranks validate each of 7 samples once.
+    # A validation alone trains on nothing; run() has checked that the ranks validate each of 7 samples once.
     assert flat(run(tmp_path, 2, 50, "--eval-only")) == []

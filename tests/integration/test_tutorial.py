@@ -17,7 +17,7 @@ pytestmark = pytest.mark.process
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 
 
-# Instead of torchrun: forked ranks, whose process group is there already.
+# Replaces torchrun: forked ranks, whose process group exists already.
 BEFORE = "import sys; sys.argv = ['train.py', *arguments]; dist.init_process_group = lambda backend: None\n"
 
 

@@ -1,4 +1,4 @@
-"""A peer that the network cuts off, in a network namespace of its own: the launcher finds it in the kernel's table."""
+"""A peer behind a cut network, in a separate network namespace: the launcher finds it in the kernel's table."""
 
 from __future__ import annotations
 
