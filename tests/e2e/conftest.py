@@ -1,6 +1,6 @@
-"""A whole cluster that somebody lends: DDP_E2E_KUBECONFIG says which. Every test works in a namespace of its own.
+"""A complete cluster, named by DDP_E2E_KUBECONFIG. Every test works in a separate namespace.
 
-What a cluster needs beside the kubeconfig is said by environment variables:
+Environment variables describe the cluster:
 
 - ``DDP_E2E_OPERATOR``: ``installed`` (default: the operator runs there already), ``chart`` (the tests install the chart
   by Helm, and uninstall it in the end) or ``process`` (the tests apply the CRD and run ``python -m ddp_operator`` from
@@ -156,7 +156,7 @@ def adapt(manifest: Mapping[str, Any], name: str | None = None) -> dict[str, Any
 
 
 class CheckoutOperator:
-    """The operator as a process of this checkout, which a test may kill and start again."""
+    """The operator as a process of this checkout, which a test may kill and restart."""
 
     def __init__(self, kubeconfig: str, log: Path) -> None:
         self.kubeconfig = kubeconfig
@@ -177,7 +177,7 @@ class CheckoutOperator:
             )
 
     def kill(self) -> None:
-        """End it without a word."""
+        """Kill it."""
         self.process.kill()
         self.process.wait()
 
@@ -190,7 +190,7 @@ def apply_crds(kubeconfig: str, checkout: Path = ROOT) -> None:
 
 @pytest.fixture(scope="session")
 def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CheckoutOperator | None]:
-    """See to it that an operator runs; returns it where it is a process of these tests."""
+    """Ensure that an operator runs. Return it if it is a process of these tests."""
     kubeconfig = os.environ["DDP_E2E_KUBECONFIG"]
     source = os.environ.get("DDP_E2E_OPERATOR", "installed")
     assert source in ("installed", "chart", "process"), f"DDP_E2E_OPERATOR={source}: not installed, chart or process"
@@ -233,7 +233,7 @@ def new_namespace() -> Iterator[UserNamespace]:
     try:
         yield user_namespace
     finally:
-        # Shown by pytest where the test failed; the namespace takes them along.
+        # pytest shows it where the test failed; it is deleted with the namespace.
         print(user_namespace.kubectl("get", "ddp,job,pods", "-o", "wide").stdout)
         print(user_namespace.kubectl("logs", "--selector", LABEL_JOB_NAME, "--prefix", "--tail", "100").stdout)
         with suppress(NotFoundException):  # a test may have deleted it

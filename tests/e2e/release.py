@@ -19,7 +19,7 @@ TEST_LIMIT: Final = 600
 
 
 def build_images() -> None:
-    """Build both images and bring them to the nodes, as the environment asks ``images/build`` to."""
+    """Build both images and bring them to the nodes, as the environment configures ``images/build``."""
     done = subprocess.run([ROOT / "images" / "build", "operator", "trainer"], timeout=BUILD_LIMIT, check=False)
     if done.returncode:
         pytest.exit(f"images/build ended with exit code {done.returncode}; its output is above", returncode=1)
@@ -97,7 +97,7 @@ class Release(Stoppable):
         assert done.returncode == 0, f"the operator is not ready: {done.stderr}\n{self.describe()}"
 
     def describe(self) -> str:
-        """Return what the cluster knows about the operator."""
+        """Return the cluster's description of the operator."""
         target = f"deployment/{self.name}"
         commands = (
             ("get", "pods", "--output", "wide"),

@@ -1,4 +1,4 @@
-"""The operator as it is delivered: its image, run by kubelets as the chart asks for, through the life of a release."""
+"""The delivered operator: its image, run by kubelets as the chart requests, through the life of a release."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEVEL = "DDP_OPERATOR_LOG_LEVEL"
 
 @pytest.fixture
 def restored(release: Release) -> Iterator[Release]:
-    """The release, which returns to its present revision where the test has left another one."""
+    """The release. A test that leaves another revision is followed by a return to the present one."""
     level = release.read_env()[LEVEL]
     revision = release.read_revision()
     yield release

@@ -1,4 +1,4 @@
-"""Checkpoints in an object store: nothing is shared between the nodes, and what was saved outlives every pod."""
+"""Checkpoints in an object store: the nodes share nothing, and checkpoints outlive every pod."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [
     ),
 ]
 
-# Rank 0 saves; all ranks read what the others' pod has saved.
+# Rank 0 saves; all ranks read the checkpoint that the peer's pod has saved.
 TRAIN = """
 import os, time
 from pathlib import Path
@@ -53,7 +53,7 @@ def store(cluster: UserNamespace, tmp_path: Path) -> Iterator[ObjectStore]:
 
 
 def begun(cluster: UserNamespace, pod: str) -> int | None:
-    """Return the step at which a pod's rank has begun last."""
+    """Return the step at which a pod's rank has last started."""
     result = re.findall(r"rank \d begins at (\d+)", cluster.kubectl("logs", pod).stdout)
     return int(result[-1]) if result else None
 
@@ -77,7 +77,7 @@ def test_pods_without_shared_disk_resume_from_store(cluster: UserNamespace, stor
     cluster.core.delete_namespaced_pod(victim.metadata.name, cluster.namespace)
 
     def beginnings() -> set[int | None]:
-        """Return where the ranks of both pods have begun, once another pod 0 is there."""
+        """Return where the ranks of both pods have started, once another pod 0 exists."""
         pods = [pod.metadata.name for pod in cluster.pods("stored") if pod.status.phase == "Running"]
         return {begun(cluster, pod) for pod in pods} if len({victim.metadata.name, *pods}) == 3 else set()
 

@@ -1,4 +1,4 @@
-"""What a user sees on a whole cluster: kubelets that run pods, DNS, a scheduler, the garbage collector."""
+"""A user's view of a complete cluster: kubelets that run pods, DNS, a scheduler, the garbage collector."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ dist.destroy_process_group()  # else gloo's threads may abort the interpreter at
 
 
 def script_job(name: str, script: str, **spec: Any) -> dict[str, Any]:
-    """Return the sample with another program in it."""
+    """Return the sample with another program."""
     job = adapt(DIGITS, name)
     container = job["spec"]["template"]["spec"]["containers"][0]
     container["command"] = ["python3", "-c", script]
@@ -146,7 +146,7 @@ def test_missing_image_is_reported_once(cluster: UserNamespace) -> None:
     seen: list[str] = []
 
     def told_through_a_pause() -> bool:
-        """Look at what the kubelet says of one pod, and at what the status makes of it, until a second try."""
+        """Read the kubelet's state of one pod, and the status that the operator derives, until a second attempt."""
         for pod in sorted(cluster.pods("imageless"), key=lambda pod: str(pod.metadata.name))[:1]:
             for state in pod.status.container_statuses or ():
                 if state.state.waiting is not None and state.state.waiting.reason not in seen[-1:]:

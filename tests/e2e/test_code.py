@@ -59,7 +59,7 @@ def write_project(folder: Path, name: str) -> None:
 
 
 def ddp(cluster: UserNamespace, folder: Path, *words: str) -> str:
-    """Run a command as a user does, in the folder; returns what it prints."""
+    """Run a command as a user does, in the folder. Return its output."""
     line = [sys.executable, "-m", "ddp_operator.cli", *words, "--namespace", cluster.namespace]
     env = os.environ | {"KUBECONFIG": cluster.kubeconfig}
     done = subprocess.run(line, cwd=folder, env=env, text=True, capture_output=True, timeout=120, check=False)
@@ -68,7 +68,7 @@ def ddp(cluster: UserNamespace, folder: Path, *words: str) -> str:
 
 
 def test_large_folder_is_delivered_by_claim_and_packages_by_pip(cluster: UserNamespace, tmp_path: Path) -> None:
-    """The claim is one of a volume that all nodes share."""
+    """The claim on a volume that all nodes share."""
     volume = os.environ.get("DDP_E2E_CHECKPOINTS")
     if not volume:
         pytest.skip("DDP_E2E_CHECKPOINTS names no volume that all nodes share")
@@ -127,7 +127,7 @@ def test_folder_trains_on_two_pods_through_lost_pod_and_suspension(cluster: User
     def trains(restarts: int) -> bool:
         status = cluster.status("folder")
         known = status.get("restarts", {}).get("all", 0) >= restarts and status.get("phase") == "Running"
-        return known and (status.get("progress") or {}).get("loss") in ("13", "13.0")  # both ranks' 6.5
+        return known and (status.get("progress") or {}).get("loss") in ("13", "13.0")  # of both ranks: 6.5 each
 
     cluster.until(lambda: trains(0), "steps with the sum over both ranks")
     victim = next(pod for pod in cluster.pods("folder") if pod.metadata.name.startswith("folder-1-1-"))

@@ -1,4 +1,4 @@
-"""Inputs on real kubelets: a big file that is cut comes whole, and what is wrong is told before any pod trains."""
+"""Inputs on real kubelets: a big download resumes after interruptions, and errors are reported before training."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ except OSError as error:
 
 @pytest.fixture
 def foreign(cluster: UserNamespace) -> Iterator[str]:
-    """A claim into which nobody may write."""
+    """A claim without write permission."""
     yield from make_claim(cluster, "foreign", {"hostPath": {"path": "/sys", "type": "Directory"}})
 
 
@@ -45,7 +45,7 @@ def job_of(name: str, server: FileServer, claim: str, **changes: Any) -> dict[st
 
 
 def attempts(cluster: UserNamespace, name: str) -> set[str]:
-    """Return the attempts of which there are pods; 0 is that of the pod that fetches."""
+    """Return the attempts with pods; 0 is that of the pod that fetches."""
     return {pod.metadata.labels[LABEL_ATTEMPT] for pod in cluster.pods(name)}
 
 
@@ -110,7 +110,7 @@ def test_invalid_input_fails_job_before_training_pods_start(
 
 
 def test_node_cache_is_filled_before_its_pods(cluster: UserNamespace) -> None:
-    """The folder of the cache is each node's own; here nodes may share a disk, and then one fetches for the others."""
+    """The cache folder is each node's own. Here nodes may share a disk, and then one fetches for its peers."""
     folder = f"/var/tmp/{cluster.namespace}"
     server = FileServer(pattern, 5_000_000)
     with serve_file(server, host=here(cluster)):

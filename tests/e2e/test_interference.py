@@ -1,5 +1,4 @@
-"""What others do to a job while it trains on real kubelets: evictions, edits, a resource made anew, an operator killed.
-
+"""Interference with a job in training on real kubelets: evictions, edits, a recreated resource, a killed operator.
 As in ``test_recovery``: no test depends on how long something takes, and the seconds are printed.
 """
 
@@ -50,7 +49,7 @@ def test_killed_operator_loses_nothing(cluster: UserNamespace, operator: Checkou
 
     job.recovered(done, interfere, "the operator was killed, then a pod deleted, then the operator started")
     status = job.status
-    # Whether it is free depends on what was left to see: a pod that is gone when the operator comes back told nobody.
+    # The restart counts depending on the evidence that remains: a pod that was deleted during the outage leaves none.
     jobs = [item.metadata.name for item in cluster.batch.list_namespaced_job(cluster.namespace).items]
     if status["attempt"] == 1:  # the operator took longer to start than the Job controller to replace the pods
         assert jobs == ["orphan-1"], jobs

@@ -1,4 +1,4 @@
-"""docs/notebook.ipynb, the same cells as on one machine: here on two pods, of which one is deleted too."""
+"""docs/notebook.ipynb, the same cells as on one machine: here on two pods, one of which is also deleted."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""What a job does while parts of the cluster are away or refuse: the control plane, policies, quotas, room on nodes.
-
-As in ``test_recovery``: no step that was saved is lost, the job goes on by itself once the cause is gone, and until
-then its status says in words what it waits for. How long an outage lasts is part of the deed; nothing else rests on
-time.
+"""A job during outages and refusals of the cluster: the control plane, policies, quotas, capacity of nodes.
+As in ``test_recovery``: no saved step is lost, and the job continues automatically once the cause is removed. Until
+then its status names what it waits for. The length of an outage is part of the test; no assertion depends on time.
 """
 
 from __future__ import annotations
@@ -26,8 +24,8 @@ from .test_recovery import TRAIN, Training, condition
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 OUTAGE = 60.0
-"""Seconds that a part of the control plane stands still."""
-# Rank 1 fails once, well within the outage that begins as soon as some steps are made.
+"""Seconds that a part of the control plane is stopped."""
+# Rank 1 fails once, within the outage, which starts after some steps.
 FAILS_LATER = TRAIN.replace(
     "    step += 1\n",
     "    step += 1\n    if step == 150 and rank == 1 and os.environ['DDP_ATTEMPT'] == '1': os._exit(3)\n",
@@ -42,7 +40,7 @@ PROBE = {
 
 @pytest.fixture
 def freeze() -> Iterator[Callable[[str], Callable[[], None]]]:
-    """Return a function that lets a part of the control plane stand still, and returns what wakes it up again."""
+    """Return a function that stops a part of the control plane and returns another one that resumes it."""
     stop = os.environ.get("DDP_E2E_FREEZE")
     go_on = os.environ.get("DDP_E2E_THAW")
     if not stop or not go_on:
@@ -55,7 +53,7 @@ def freeze() -> Iterator[Callable[[str], Callable[[], None]]]:
 
         def begin(part: str) -> Callable[[], None]:
             thaw = partial(run, go_on, part)
-            stack.callback(thaw)  # once more does no harm
+            stack.callback(thaw)  # a second call does no harm
             run(stop, part)
             return thaw
 
@@ -73,7 +71,7 @@ def test_failure_during_control_plane_outage_is_handled_after_it(
         thaw = freeze(part)
         time.sleep(OUTAGE)
         if part == "kube-controller-manager":
-            status = job.status  # the operator has seen the failure, and can do no more
+            status = job.status  # the operator has observed the failure, and can do no more
             assert (status["phase"], status["attempt"]) == ("Restarting", 2), status
             assert condition(status, "Scheduled")["status"] == "False", status
         thaw()
@@ -87,7 +85,7 @@ def test_failure_during_control_plane_outage_is_handled_after_it(
 
 
 def a_quota(cluster: UserNamespace) -> Callable[[], object]:
-    """Let the namespace have one pod more than none, and return what takes the quota away."""
+    """Limit the namespace to its present pods by a quota. Return the function that removes the quota."""
     quota = cluster.kubectl("create", "quota", "team", "--hard=pods=1")
     assert quota.returncode == 0, quota.stderr
     cluster.until(
@@ -97,7 +95,7 @@ def a_quota(cluster: UserNamespace) -> Callable[[], object]:
 
 
 def a_policy(cluster: UserNamespace) -> Callable[[], object]:
-    """Deny Jobs in the namespace by an admission policy, and return what takes it away."""
+    """Deny Jobs in the namespace by an admission policy. Return the function that removes it."""
     name = cluster.namespace
     policy = {
         "failurePolicy": "Fail",
@@ -118,7 +116,7 @@ def a_policy(cluster: UserNamespace) -> Callable[[], object]:
 
 
 def a_webhook(cluster: UserNamespace) -> Callable[[], object]:
-    """Ask a webhook that is not there about the namespace's Jobs, and return what takes it away."""
+    """Register a webhook without a server for the namespace's Jobs. Return the function that removes it."""
     hook = {
         "name": "audit.example.com",
         "failurePolicy": "Fail",
@@ -174,7 +172,7 @@ def test_refused_attempt_reports_refusal_and_starts_once_allowed(
 ) -> None:
     job = Training(
         cluster, "refused", recovery={"inPlaceRestarts": 0}
-    )  # else the lost pod would be replaced in its Job
+    )  # otherwise the lost pod would be replaced in its Job
     done = job.trained()
     name = job.pod(1).metadata.name
 
@@ -234,7 +232,7 @@ def test_drained_nodes_are_avoided_until_uncordoned(cluster: UserNamespace) -> N
 
 def test_foreign_changes_of_children_are_reverted(cluster: UserNamespace) -> None:
     job = Training(cluster, "meddled")
-    labelled = f"ddp-operator.dev/job-name in ({job.name},)"  # and what all jobs share
+    labelled = f"ddp-operator.dev/job-name in ({job.name},)"  # and the objects shared by all jobs
     for what, deed in (
         ("the Service, the launcher's ConfigMap and a pod were deleted", ("delete", "service,configmap,pod")),
         ("the Job's parallelism was set to 0", ("patch", "job", "--patch", '{"spec": {"parallelism": 0}}')),
@@ -256,7 +254,7 @@ def test_foreign_changes_of_children_are_reverted(cluster: UserNamespace) -> Non
         patched = cluster.kubectl("patch", "job", before, "--patch", f'{{"spec": {{"suspend": {value}}}}}')
         assert patched.returncode == 0, patched.stderr
 
-    suspend("true")  # as a queue does: who suspends a Job has to resume it
+    suspend("true")  # as a queue does: only the owner of a suspension resumes the Job
     cluster.until(lambda: "suspended by another client" in condition(job.status, "Scheduled")["message"], "it waits")
     job.recovered(done, lambda: suspend("false"), "the Job was suspended by hand, and resumed")
     restarts = job.status["restarts"]

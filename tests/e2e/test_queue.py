@@ -1,7 +1,6 @@
-"""A real Kueue, in a namespace whose LocalQueue is called default: jobs without any label are queued all the same.
-
-Skipped where the cluster has no Kueue. What the tests make beside their namespace (a ResourceFlavor, a ClusterQueue) is
-called after it and deleted with it.
+"""A real Kueue, in a namespace whose LocalQueue is called default: jobs without any label are queued too.
+Skipped where the cluster has no Kueue. Objects that the tests create outside their namespace (a ResourceFlavor, a
+ClusterQueue) are named after it and deleted with it.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ for step in range(int(os.environ["STEPS"])):
 """
 
 
-# Rank 1 does once what a file in its pod asks for.
+# Rank 1 does once what a file in its pod requests.
 OBEY = """
 def obey():
     if rank == 1:
@@ -58,13 +57,13 @@ while True:
 
 
 class Queue:
-    """A queue with room for two pods, and the jobs in it."""
+    """A queue with quota for two pods, and the jobs in it."""
 
     def __init__(self, cluster: UserNamespace, version: str) -> None:
         self.cluster = cluster
         self.version = version
         self.name = cluster.namespace
-        # Some clusters let Kueue act on namespaces that carry a label only.
+        # In some clusters Kueue manages only namespaces with a label.
         cluster.core.patch_namespace(self.name, {"metadata": {"labels": {"queue-test": "true"}}})
         room = {"cpu": "100", "memory": "1Ti", "pods": "2"}
         flavor = {
@@ -97,7 +96,7 @@ class Queue:
         self.cluster.kubectl("delete", "workloadpriorityclass", f"{self.name}-high")
 
     def widen(self, pods: int) -> None:
-        """Give the ClusterQueue room for so many pods."""
+        """Set the ClusterQueue's quota to this number of pods."""
         path = "/spec/resourceGroups/0/flavors/0/resources/2/nominalQuota"
         patch = f'[{{"op":"replace","path":"{path}","value":"{pods}"}}]'
         done = self.cluster.kubectl("patch", "clusterqueue", self.name, "--type=json", "-p", patch)
@@ -110,7 +109,7 @@ class Queue:
         )
 
     def workload(self, name: str) -> dict[str, Any]:
-        """Return the newest Workload of a job's first attempt, or nothing."""
+        """Return the newest Workload of a job's first attempt, or None."""
         items = self.cluster.custom.list_namespaced_custom_object(KUEUE, self.version, self.name, "workloads")["items"]
         mine = [item for item in items if item["metadata"]["ownerReferences"][0]["name"] == f"{name}-1"]
         return max(mine, key=lambda item: str(item["metadata"]["creationTimestamp"]), default={})
@@ -147,7 +146,7 @@ class Queue:
         return next((condition for condition in conditions if condition["type"] == "Scheduled"), {})
 
     def waits(self, name: str, words: str = "", reason: str = "QuotaPending") -> str:
-        """Wait until a job waits for this reason without a pod; return what it says, which has these words."""
+        """Wait until a job waits for this reason without a pod. Return the message, which contains ``words``."""
 
         def probe() -> str:
             scheduled = self.scheduled(name)
@@ -157,7 +156,7 @@ class Queue:
         return str(self.cluster.until(probe, f"{name} waits: {reason}, {words}"))
 
     def resize(self, name: str, nodes: int) -> None:
-        """Give a job another number of nodes, as its user does."""
+        """Change a job's number of nodes, as its user does."""
         done = self.cluster.kubectl("scale", "ddp", name, f"--replicas={nodes}")
         assert done.returncode == 0, done.stderr
 
@@ -166,7 +165,7 @@ class Queue:
         return {pod.metadata.uid: pod.status.phase for pod in self.cluster.pods(name)}
 
     def succeeds(self, *names: str) -> None:
-        """Wait for the end of jobs that have lost nothing on the way."""
+        """Wait for the successful end of jobs without a restart."""
         for name in names:
             status = self.cluster.phase(name, "Succeeded", "Failed")
             assert (status["phase"], status["attempt"], status["restarts"]["total"]) == ("Succeeded", 1, 0), status
@@ -174,7 +173,7 @@ class Queue:
 
 @pytest.fixture
 def queue(cluster: UserNamespace) -> Iterator[Queue]:
-    """A queue of Kueue's for the namespace."""
+    """A LocalQueue of Kueue for the namespace."""
     groups = client.ApisApi(cluster.core.api_client).get_api_versions().groups
     versions = [group.preferred_version.version for group in groups if group.name == KUEUE]
     if not versions:
@@ -365,7 +364,7 @@ def test_failure_keeps_workload_and_healthy_pods(cluster: UserNamespace, queue: 
     gates = cluster.batch.read_namespaced_job("stays-1", queue.name).spec.template.spec.scheduling_gates
 
     def held() -> tuple[str, str]:
-        """Return the UIDs of the one Job and the one Workload."""
+        """Return the UIDs of the only Job and the only Workload."""
         (child,) = cluster.batch.list_namespaced_job(queue.name).items
         (workload,) = cluster.kubectl("get", "workloads", "-o", "jsonpath={.items[*].metadata.uid}").stdout.split()
         return child.metadata.uid, workload
@@ -373,7 +372,7 @@ def test_failure_keeps_workload_and_healthy_pods(cluster: UserNamespace, queue: 
     before = held()
 
     def fail(done: int, deed: str, category: str, counted: int) -> int:
-        """Let rank 1 do something, and see that all goes on as it was; return the last step."""
+        """Make rank 1 act, and check that training continues unchanged. Return the last step."""
         pods = [job.pod(index).metadata for index in range(2)]
         job.recovered(
             done, partial(cluster.kubectl, "exec", pods[1].name, "--", "touch", f"/tmp/{deed}"), f"{deed} in rank 1"
@@ -397,11 +396,11 @@ def test_failure_keeps_workload_and_healthy_pods(cluster: UserNamespace, queue: 
         assert held() == before
         assert job.pod(1 - index).metadata.uid == second
         assert job.pod(index).metadata.uid != lost.uid
-        if not elastic:  # what a pod that took another's place does counts as well
+        if not elastic:  # actions of a replacement pod count as well
             done = fail(done, "raise", "UserError", 5 - index)
     status = job.status
     assert (status["attempt"], status["restarts"]["total"]) == (1, 0), status
-    if elastic and gates:  # else the size waits
+    if elastic and gates:  # otherwise the change of size waits
         stays = job.pod(0).metadata.uid
         job.recovered(done, partial(queue.resize, "stays", 1), "another size", world=1)
         job.trained(since=done, world=1)
@@ -452,7 +451,8 @@ def test_queue_does_not_delay_replacement_of_lost_pod(cluster: UserNamespace, qu
 
 
 def test_inputs_are_fetched_before_training_pods_use_quota(queue: Queue) -> None:
-    """Here Kueue queues every Job, so the one that fetches too, and its pods are gone when the others want the room."""
+    """Kueue queues every Job here, so also the one that fetches; its pods are gone when the training pods need the
+    quota."""
     seen: list[dict[str, Any]] = []
 
     def look(start: int, count: int) -> bytes:

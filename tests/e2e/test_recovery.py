@@ -1,7 +1,6 @@
-"""What a user sees when pods and nodes of a running job go away, and when its size changes: on real kubelets.
-
-The training script keeps nothing but its step, saves it after every one, and never ends: what it prints says where it
-took up again. The seconds that are printed are from the deed to the first new step; no test depends on them.
+"""A user's view of a running job that loses pods and nodes or changes its size, on real kubelets.
+The training script saves only its step, after every step, and never ends. Its output shows where it resumed. The
+printed seconds are from the fault to the first new step; no test depends on them.
 """
 
 from __future__ import annotations
@@ -121,11 +120,11 @@ class Training:
         return self.cluster.until(probe, f"pod {index} runs")
 
     def living(self) -> list[Any]:
-        """Return the pods that run."""
+        """Return the running pods."""
         return [pod for pod in self.cluster.pods(self.name) if pod.status.phase == "Running"]
 
     def log(self) -> str:
-        """Return what rank 0 has printed in pod 0 as it is now, or nothing where there is none."""
+        """Return the output of rank 0 in the current pod 0, or an empty text if there is no pod 0."""
         prefix = f"{self.status.get('jobName')}-0-"
         newest_first = sorted(
             self.cluster.pods(self.name), key=lambda pod: pod.metadata.creation_timestamp, reverse=True
@@ -136,7 +135,7 @@ class Training:
         return ""
 
     def trained(self, *, since: int = 0, steps: int = 5, world: int = 2) -> int:
-        """Wait until that many steps beyond one have been made by so many ranks; return the last."""
+        """Wait until this many ranks have made this many steps beyond a step. Return the last step."""
 
         def probe() -> int | None:
             results = [int(step) for step, ranks, _ in STEP.findall(self.log()) if int(ranks) == world]
@@ -145,8 +144,8 @@ class Training:
         return int(self.cluster.until(probe, f"{self.name}: {steps} steps after {since} by {world} ranks"))
 
     def recovered(self, done: int, deed: Callable[[], object], what: str, *, world: int = 2) -> float:
-        """Do something to the job; wait until it trains again; say how long it took, and that no saved step is lost.
-
+        """Inject a fault and wait until the job trains again. Print how long it took, and check that no saved step is
+        lost.
         Returns the seconds.
         """
         begun = time.time()
@@ -181,7 +180,7 @@ def test_deleted_pod_loses_no_saved_step_and_is_not_counted(cluster: UserNamespa
         done = job.trained()
         name = job.pod(index).metadata.name
         job.recovered(done, partial(cluster.core.delete_namespaced_pod, name, cluster.namespace), what)
-        # Another loss before it is seen that training goes on would be of the same interruption.
+        # Another loss before the operator observes training would belong to the same interruption.
         cluster.until(lambda: not restarts(job), "the recovery is told")
     status = job.status
     report = status["restarts"]
@@ -276,7 +275,7 @@ def test_job_that_fails_without_step_stops_early(cluster: UserNamespace, code: s
 
 @pytest.fixture
 def lose_node(cluster: UserNamespace) -> Iterator[Callable[[str], None]]:
-    """Return a function that switches a node off without a word; it is switched on again afterwards."""
+    """Return a function that switches a node off abruptly; it is switched on again afterwards."""
     stop = os.environ.get("DDP_E2E_NODE_STOP")
     start = os.environ.get("DDP_E2E_NODE_START")
     if not stop or not start:
@@ -312,7 +311,7 @@ def test_lost_node_does_not_block_and_is_avoided(
     assert (status["restarts"]["free"], status["restarts"]["counted"]) == (1, 0)
     assert status["lastFailure"]["category"] == "NodeLost", status["lastFailure"]
     assert all(job.pod(index).spec.node_name != lost for index in range(2))
-    # The pod on the dead node was declared failed, else the Job controller would have waited for it for ever.
+    # The pod on the dead node was declared failed; otherwise the Job controller would have waited for it.
     cluster.until(
         lambda: pods[1].metadata.name not in {pod.metadata.name for pod in cluster.pods("outage")},
         "the lost pod is gone",
@@ -325,7 +324,7 @@ def report_trouble(cluster: UserNamespace) -> Iterator[Callable[[str], None]]:
     ill: list[str] = []
 
     def write(node: str, **members: Any) -> None:
-        # By its type: a strategic merge leaves the kubelet's own conditions alone.
+        # Identified by its type: a strategic merge leaves the kubelet's own conditions unchanged.
         messages = {"type": "XidCriticalError", **members}
         cluster.core.patch_node_status(node, {"status": {"conditions": [messages]}})
 

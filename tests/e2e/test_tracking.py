@@ -1,4 +1,4 @@
-"""One run in TensorBoard and MLflow through a lost pod and a suspension, and what `ddp board` prints, typed."""
+"""One run in TensorBoard and MLflow through a lost pod and a suspension, and the printed command of `ddp board`."""
 
 from __future__ import annotations
 
@@ -163,14 +163,14 @@ def typed(cluster: UserNamespace, line: str) -> Iterator[int]:
 
 
 def read_more(terminal: int, seen: bytearray) -> bytearray:
-    """Add what the terminal shows meanwhile; its end, and nothing, are errors of the system."""
+    """Append new output of the terminal; its end, and empty output, are errors of the system."""
     with suppress(OSError):
         seen += os.read(terminal, 10_000)
     return seen
 
 
 def read(url: str) -> Any:
-    """Return the JSON, or None while nothing answers."""
+    """Return the JSON, or None while there is no response."""
     with suppress(OSError), urllib.request.urlopen(url, timeout=10) as answer:
         return json.load(answer)
     return None

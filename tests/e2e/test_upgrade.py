@@ -1,5 +1,4 @@
-"""An operator is upgraded while jobs train: what runs goes on, and what fails afterwards is understood.
-
+"""An operator is upgraded while jobs train: running jobs continue, and later failures are classified.
 The older operator is the one of the commit named here, with its own launcher in the pods and its own status.
 """
 
@@ -18,7 +17,7 @@ from .test_cluster import script_job
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 OLDER = "91a3a6b681833d0e44297995e13a97da1b71d002"
-"""The last commit whose launcher was one file, and whose pods were told of the job by some dozen variables."""
+"""The last commit whose launcher was one file, and whose pods received the job in a dozen variables."""
 TRAIN_UNTIL_TOLD = """
 import os, time
 import torch
@@ -42,7 +41,7 @@ dist.destroy_process_group()
 
 @pytest.fixture
 def older_operator(operator: CheckoutOperator | None, tmp_path: Path) -> Iterator[Callable[[], None]]:
-    """Have the older operator work; return what puts the present one in its place."""
+    """Start the older operator. Return a function that replaces it by the present one."""
     if operator is None:
         pytest.skip("the operator is installed in the cluster: only one that is a process of these tests is upgraded")
     older = tmp_path / "older"
@@ -67,7 +66,7 @@ def older_operator(operator: CheckoutOperator | None, tmp_path: Path) -> Iterato
 
 
 def tell(cluster: UserNamespace, pod: str, what: str) -> None:
-    """Let the training that pod 0 leads know that it should end or fail."""
+    """Make the training that pod 0 leads end or fail."""
     done = cluster.kubectl("exec", pod, "--", "touch", f"/tmp/{what}")
     assert done.returncode == 0, done.stderr
 
@@ -78,7 +77,7 @@ def names(cluster: UserNamespace, job: str, attempt: int = 1) -> list[str]:
 
 
 def step(status: dict[str, Any]) -> int:
-    """Return the step that a status knows of."""
+    """Return the step in a status."""
     return int(status.get("progress", {}).get("step") or 0)
 
 
@@ -101,7 +100,7 @@ def test_jobs_continue_during_operator_upgrade(cluster: UserNamespace, older_ope
     assert (status["phase"], status["attempt"], status["restarts"]["all"]) == ("Succeeded", 1, 0), status
     assert names(cluster, "steady") == before["steady"]
 
-    # The older launcher's last words are read by the new operator, which answers as the older one would have.
+    # The new operator reads the older launcher's termination message, and reacts like the older operator.
     tell(cluster, before["fails-later"][0], "fail")
     cluster.until(lambda: cluster.status("fails-later").get("attempt") == 2, "a second attempt")
     failure = cluster.status("fails-later")["lastFailure"]
