@@ -18,7 +18,7 @@ Environment variables describe the cluster:
   image volumes pull from; without it no folder goes there.
 - ``DDP_E2E_NODE_STOP``, ``DDP_E2E_NODE_START``: commands that switch a node off and on; its name is added to them
   (``docker stop``). Without them no node is lost.
-- ``DDP_E2E_FREEZE``, ``DDP_E2E_THAW``: commands that stop a part of the control plane (SIGSTOP) and let it go on; its
+- ``DDP_E2E_FREEZE``, ``DDP_E2E_THAW``: commands that stop a part of the control plane (SIGSTOP) and resume it; its
   name is added to them: ``kube-apiserver``, ``etcd``, ``kube-controller-manager``. Without them these have no outage.
 """
 

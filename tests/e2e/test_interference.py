@@ -1,4 +1,5 @@
 """Interference with a job in training on real kubelets: evictions, edits, a recreated resource, a killed operator.
+
 As in ``test_recovery``: no test depends on how long something takes, and the seconds are printed.
 """
 

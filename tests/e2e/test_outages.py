@@ -1,4 +1,5 @@
 """A job during outages and refusals of the cluster: the control plane, policies, quotas, capacity of nodes.
+
 As in ``test_recovery``: no saved step is lost, and the job continues automatically once the cause is removed. Until
 then its status names what it waits for. The length of an outage is part of the test; no assertion depends on time.
 """
@@ -85,7 +86,7 @@ def test_failure_during_control_plane_outage_is_handled_after_it(
 
 
 def a_quota(cluster: UserNamespace) -> Callable[[], object]:
-    """Limit the namespace to its present pods by a quota. Return the function that removes the quota."""
+    """Limit the namespace to one pod by a quota. Return the function that removes the quota."""
     quota = cluster.kubectl("create", "quota", "team", "--hard=pods=1")
     assert quota.returncode == 0, quota.stderr
     cluster.until(

@@ -1,4 +1,5 @@
 """A real Kueue, in a namespace whose LocalQueue is called default: jobs without any label are queued too.
+
 Skipped where the cluster has no Kueue. Objects that the tests create outside their namespace (a ResourceFlavor, a
 ClusterQueue) are named after it and deleted with it.
 """
@@ -451,8 +452,7 @@ def test_queue_does_not_delay_replacement_of_lost_pod(cluster: UserNamespace, qu
 
 
 def test_inputs_are_fetched_before_training_pods_use_quota(queue: Queue) -> None:
-    """Kueue queues every Job here, so also the one that fetches; its pods are gone when the training pods need the
-    quota."""
+    """Kueue also queues the Job that fetches; its pods are gone when the training pods need the quota."""
     seen: list[dict[str, Any]] = []
 
     def look(start: int, count: int) -> bytes:

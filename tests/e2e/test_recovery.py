@@ -1,4 +1,5 @@
 """A user's view of a running job that loses pods and nodes or changes its size, on real kubelets.
+
 The training script saves only its step, after every step, and never ends. Its output shows where it resumed. The
 printed seconds are from the fault to the first new step; no test depends on them.
 """
@@ -145,6 +146,7 @@ class Training:
 
     def recovered(self, done: int, deed: Callable[[], object], what: str, *, world: int = 2) -> float:
         """Inject a fault and wait until the job trains again. Print how long it took, and check that no saved step is
+
         lost.
         Returns the seconds.
         """

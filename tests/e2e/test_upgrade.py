@@ -1,4 +1,5 @@
 """An operator is upgraded while jobs train: running jobs continue, and later failures are classified.
+
 The older operator is the one of the commit named here, with its own launcher in the pods and its own status.
 """
 

@@ -1,4 +1,5 @@
 """Kubernetes' own gang scheduling (1.36, alpha) on a real control plane: an unmodified attempt's Job is a gang.
+
 The Job controller creates a Workload and a PodGroup for a Job whose pods all run at once, without further fields.
 """
 

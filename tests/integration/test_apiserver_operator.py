@@ -113,7 +113,7 @@ async def note_ends(actors: ClusterActors, ends: dict[str, tuple[str, str]]) -> 
 async def test_pods_of_dead_node_are_declared_failed_and_released(
     plane: ControlPlane, namespace: str, start: StartProcess
 ) -> None:
-    """Only the operator ends these pods: their finalizer keeps a pod that is only deleted."""
+    """Only the operator ends these pods: their finalizer keeps a deleted pod."""
     start()
     async with ClusterActors(plane.admin, namespace) as users:
         pod = {"containers": [{"name": "trainer", "image": "train:1", "command": ["python", "train.py"]}]}

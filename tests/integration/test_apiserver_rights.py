@@ -202,7 +202,7 @@ class TestPodSecurity:
     """The API server's own admission, with the namespace's label `enforce`."""
 
     def admitted(self, admin: Ask, standard: str, manifest: dict[str, Any]) -> tuple[int, Any]:
-        """Create a pod of each of the job's Jobs as the Job controller would. Return the last response, or a refusal."""
+        """Create a pod of each of the job's Jobs as the Job controller would. Return a response or a refusal."""
         jobs = [child for child in check_manifest(yaml.safe_dump(manifest)).children if child["kind"] == "Job"]
         assert jobs
         for number, job in enumerate(jobs):
@@ -218,9 +218,7 @@ class TestPodSecurity:
         (manifest,) = (result for result in yaml.safe_load_all(path.read_text()) if result["kind"] == "DDPTrainingJob")
         manifest["metadata"].pop("namespace", None)
         status, answer = self.admitted(admin, standard, manifest)
-        if manifest["spec"].get(
-            "network"
-        ):  # locked memory for InfiniBand: docs/fabric.md has the admission that it needs
+        if manifest["spec"].get("network"):  # memory locked for InfiniBand: see docs/fabric.md
             assert status == 403
             assert "IPC_LOCK" in answer["message"]
             return

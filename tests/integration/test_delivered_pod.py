@@ -1,4 +1,5 @@
 """The operator as the chart delivers it: the rendered pod, in a container without anything else of this machine.
+
 It has no login name, no home folder, no writable folder but its volumes, and no variable but those of the pod.
 """
 

@@ -1,4 +1,5 @@
 """The images, built where buildah exists.
+
 The base is the image of DDP_TEST_BASE_IMAGE (docker://… or oci-archive:…), otherwise one of this machine's own Python,
 shell and libraries: nothing is pulled. The Dockerfile is the same.
 """

@@ -164,7 +164,7 @@ class Forked:
         self.agent = json.loads(self.channel.readline())["pid"]
 
     def clear(self) -> None:
-        """Leave the folder of the forked processes empty."""
+        """Empty the folder of the forked processes."""
         for path in self.folder.iterdir():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         for path in self.runtime.glob("*/*"):

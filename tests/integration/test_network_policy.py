@@ -1,4 +1,5 @@
 """The NetworkPolicies of jobs and of the operator, enforced by the kernel between pods that are network namespaces.
+
 No network plug-in is needed: the rendered policies are translated into the kernel's own filter rules, and real
 connections are tried. It remains open whether a certain cluster's plug-in enforces policies at all.
 """

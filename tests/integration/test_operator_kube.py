@@ -57,7 +57,7 @@ def job(name: str = "digits-1") -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def keep_children(server: StandIn) -> None:
-    """Keep members that name an owner with an invented UID."""
+    """Keep children whose owner has an invented UID."""
     server.controllers.collects_garbage = False
 
 

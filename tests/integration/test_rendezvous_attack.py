@@ -49,6 +49,7 @@ class Attack:
 
 def attack(port: int, folder: Path) -> None:
     """Write the pickle under the key of torchrun's own rendezvous, and under every key that the agents read.
+
     A log is extended: overwriting it stops the rendezvous, as does stopping the store.
     """
     store = TCPStore("127.0.0.1", port, wait_for_workers=False)

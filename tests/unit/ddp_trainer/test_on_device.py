@@ -1,4 +1,5 @@
 """A step exchanges nothing between host and device, because a GPU would be idle meanwhile.
+
 The device is torch's ``meta``, which has shapes but no values. Code that reads a value from it, or mixes it with the
 CPU,
 raises an exception or is recorded.

@@ -1,4 +1,5 @@
 """A recorded and replayed step equals the original step.
+
 A tape of operations is the stand-in for a GPU's graph. It freezes the same values as a graph: see
 tests/support/tape.py.
 """
