@@ -145,10 +145,9 @@ class Training:
         return int(self.cluster.until(probe, f"{self.name}: {steps} steps after {since} by {world} ranks"))
 
     def recovered(self, done: int, deed: Callable[[], object], what: str, *, world: int = 2) -> float:
-        """Inject a fault and wait until the job trains again. Print how long it took, and check that no saved step is
+        """Inject a fault, wait until the job trains again, and check that no saved step is lost.
 
-        lost.
-        Returns the seconds.
+        Print the seconds that it took, and return them.
         """
         begun = time.time()
         deed()
