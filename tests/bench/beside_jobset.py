@@ -1,7 +1,7 @@
-"""A burst of jobs, in turn by this operator and by the JobSet controller of the cluster of DDP_E2E_KUBECONFIG.
+"""A burst of jobs, alternately by this operator and by the JobSet controller of the cluster of DDP_E2E_KUBECONFIG.
 
-Until every job has its Job and its Service; no node can take the pods, so that nothing else is measured. Prints the
-times, and the ratios within each pair; asserts nothing. Without a JobSet in the cluster it says so and ends:
+Each time ends when every job has its Job and its Service. No node can run the pods, so that nothing else is measured.
+Prints the times, and the ratios within each pair; asserts nothing. Ends with a message if the cluster has no JobSet:
 
     DDP_E2E_KUBECONFIG=… python -m tests.bench.beside_jobset --pid $(pgrep -f jobset)
 """
@@ -35,11 +35,11 @@ JOBSETS: Final = "/apis/jobset.x-k8s.io/v1alpha2"
 NODES: Final = 2
 NOWHERE: Final = {"example.com/no-node-has": "this"}
 PAUSE: Final = 10.0
-"""Seconds that count for the CPU after the last child: for what is written about pods that wait."""
+"""Seconds after the last child whose CPU time counts: the controller writes then about waiting pods."""
 
 
 def training_job(name: str) -> dict[str, Any]:
-    """Return a job of this operator whose pods no node can take."""
+    """Return a job of this operator whose pods no node can run."""
     return job_manifest(name, nodes=NODES, template=template(trainer(), nodeSelector=NOWHERE))
 
 
@@ -54,7 +54,7 @@ def job_set(name: str) -> dict[str, Any]:
 
 @asynccontextmanager
 async def a_namespace(kubeconfig: Path, labels: Mapping[str, str]) -> AsyncIterator[ClusterActors]:
-    """Give a namespace, and wait for its end afterwards: the garbage collector must not work in the next round."""
+    """Create a namespace, and wait for its deletion afterwards, so that none overlaps the next round."""
     name = f"burst-{uuid.uuid4().hex[:8]}"
     async with ClusterActors(kubeconfig, name) as actors:
         request = actors.client.request
@@ -75,13 +75,13 @@ async def a_namespace(kubeconfig: Path, labels: Mapping[str, str]) -> AsyncItera
 
 
 async def count(actors: ClusterActors, kind: str) -> int:
-    """Return how many objects of a kind there are."""
+    """Return the number of objects of a kind."""
     page = await actors.client.request("GET", path(kind, actors.namespace), params={"limit": "1"})
     return len(page["items"]) + int(page["metadata"].get("remainingItemCount") or 0)
 
 
 async def burst(actors: ClusterActors, where: str, make: Callable[[str], dict[str, Any]], number: int) -> float:
-    """Create so many at once; return the seconds until each has its Job and its Service."""
+    """Create this many at once. Return the seconds until each has its Job and its Service."""
     since = time.perf_counter()
     await in_parallel([lambda n=n: actors.client.request("POST", where, body=make(f"job-{n}")) for n in range(number)])
 
@@ -93,13 +93,13 @@ async def burst(actors: ClusterActors, where: str, make: Callable[[str], dict[st
 
 
 def cpu_of(pid: int | None) -> float:
-    """Return the CPU seconds of a process so far; 0 where none is named."""
+    """Return the CPU seconds of a process so far; 0 if no process is named."""
     times = psutil.Process(pid).cpu_times() if pid else None
     return times.user + times.system if times else 0.0
 
 
 async def measure(options: argparse.Namespace, kubeconfig: Path) -> None:
-    """Run the rounds and print the figures."""
+    """Run the rounds and print the values."""
     ours = "this operator"
     theirs = "JobSet"
     took: dict[str, list[float]] = {ours: [], theirs: []}
@@ -145,7 +145,7 @@ async def measure(options: argparse.Namespace, kubeconfig: Path) -> None:
 
 
 async def start(options: argparse.Namespace) -> None:
-    """Measure where there is something to measure against."""
+    """Measure if the cluster has a JobSet controller."""
     kubeconfig = os.environ.get("DDP_E2E_KUBECONFIG")
     if not kubeconfig:
         print("not run: DDP_E2E_KUBECONFIG names no cluster")

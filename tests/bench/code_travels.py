@@ -1,4 +1,4 @@
-"""What it costs that the code travels: packing beside `tar | zstd`, and a run's first step with a packed folder.
+"""The cost of packing a folder: beside `tar | zstd`, and in a run's time to the first step.
 
 python -m tests.bench.code_travels
 """
@@ -30,7 +30,7 @@ spec:
 
 
 def write_tree(folder: Path, files: int, size: int) -> None:
-    """Write pieces of Python sources, in folders of a hundred files."""
+    """Write modules of Python sources, in folders of a hundred files."""
     source = b"".join(path.read_bytes() for path in sorted((ROOT / "operator").rglob("*.py")))
     draw = random.Random(1)
     for number in range(files):
@@ -44,7 +44,7 @@ def write_tree(folder: Path, files: int, size: int) -> None:
 
 
 def measure_packing(folder: Path, size: int) -> None:
-    """Print how long packing takes, in turns with tar and zstd."""
+    """Print how long packing takes, alternately with tar and zstd."""
     write_tree(folder, 10_000, size)
     ours = []
     theirs = []
@@ -69,7 +69,7 @@ def measure_packing(folder: Path, size: int) -> None:
 
 
 def measure_first_step(folder: Path) -> None:
-    """Print when the script's first line runs after `ddp run`, with and without the folder packed, in turns."""
+    """Print the time from `ddp run` to the script's first line, alternately with and without a packed folder."""
     write_tree(folder, 1250, 4096)
     (folder / "train.py").write_text(SCRIPT)
     (folder / "job.yaml").write_text(JOB)
@@ -92,7 +92,7 @@ def measure_first_step(folder: Path) -> None:
 
 
 def main() -> None:
-    """Print all figures."""
+    """Print all values."""
     with tempfile.TemporaryDirectory() as place:
         for name, size in (("small", 300), ("usual", 2000)):
             (Path(place) / name).mkdir()

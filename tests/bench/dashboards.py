@@ -1,7 +1,7 @@
 """The dashboards' queries and the rules, at a real Prometheus that holds an hour of a large job's series.
 
-Needs `prometheus` on the PATH and about 5 GB of memory for 8,000 ranks. Prints how long each query takes, slowest
-first, and each group of rules; asserts nothing:
+Needs `prometheus` on the PATH and about 5 GB of memory for 8,000 ranks. Prints the time of each query, slowest
+first, and of each group of rules; asserts nothing:
 
     python -m tests.bench.dashboards --ranks 8000
 """
@@ -32,7 +32,7 @@ from tests.support.control_plane import free_ports
 
 MONITORING: Final = ROOT / "deploy" / "monitoring"
 STEP: Final = 15
-"""Seconds between two scrapes, as the chart has it, and between two points of a graph."""
+"""Seconds between two scrapes, as in the chart, and between two points of a graph."""
 HOUR: Final = 3600
 BATCH: Final = 2000
 """Series in one remote write."""
@@ -40,7 +40,7 @@ GPU: Final = {
     "DCGM_FI_DEV_GPU_UTIL": 90, "DCGM_FI_DEV_POWER_USAGE": 600, "DCGM_FI_DEV_FB_USED": 60_000,
     "DCGM_FI_DEV_FB_FREE": 20_000, "DCGM_FI_DEV_XID_ERRORS": 0,
 }  # fmt: skip
-"""What dcgm-exporter has of a GPU."""
+"""The series that dcgm-exporter has for a GPU."""
 VARIABLES: Final = {
     "$cluster": "", "$namespace": "team", "$ddp_job": "large", "$__rate_interval": f"{4 * STEP}s", "$__range": "1h",
 }  # fmt: skip
@@ -61,7 +61,7 @@ def field(number: int, body: bytes) -> bytes:
 
 
 def snappy(body: bytes) -> bytes:
-    """Return a block in Snappy's format that compresses nothing: literals of at most 64 KiB."""
+    """Return a block in Snappy's format without compression: literals of at most 64 KiB."""
     parts = [body[at : at + 65_536] for at in range(0, len(body), 65_536)]
     return varint(len(body)) + b"".join(b"\xf4" + struct.pack("<H", len(part) - 1) + part for part in parts)
 
@@ -79,7 +79,7 @@ def encode(times: Sequence[float], values: Sequence[float]) -> bytes:
 
 
 class LoopbackPrometheus:
-    """One on loopback, with the project's rules, that takes remote writes."""
+    """A Prometheus on loopback, with the project's rules, that accepts remote writes."""
 
     def __init__(self, folder: Path) -> None:
         (port,) = free_ports(1)
@@ -92,11 +92,11 @@ class LoopbackPrometheus:
         self.process = subprocess.Popen(
             ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}",
              f"--web.listen-address=127.0.0.1:{port}", "--web.enable-remote-write-receiver", "--log.level=error",
-             "--storage.tsdb.min-block-duration=6h", "--storage.tsdb.max-block-duration=6h"],  # takes what is hours old
+             "--storage.tsdb.min-block-duration=6h", "--storage.tsdb.max-block-duration=6h"],  # samples of hours
         )  # fmt: skip
 
     def get(self, path: str, **params: Any) -> Any:
-        """Return the data of an answer. Raises: HTTPError, with the query's error as its body."""
+        """Return the data of a response. Raises: HTTPError, with the query's error as its body."""
         with urllib.request.urlopen(f"{self.url}{path}?{urllib.parse.urlencode(params)}", timeout=300) as answer:
             return json.load(answer)["data"]
 
@@ -113,7 +113,7 @@ class LoopbackPrometheus:
         urllib.request.urlopen(request, timeout=300).close()
 
     def await_ready(self) -> None:
-        """Wait until it answers."""
+        """Wait until Prometheus responds."""
         while True:
             with contextlib.suppress(OSError):
                 urllib.request.urlopen(f"{self.url}/-/ready", timeout=5).close()
@@ -124,14 +124,14 @@ class LoopbackPrometheus:
 
     @property
     def memory(self) -> float:
-        """GB, of this process, at most."""
+        """The peak memory of this process, GB."""
         return int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{self.process.pid}/status").read_text())[1]) / 1e6  # type: ignore[index]
 
 
 def write_history(prometheus: LoopbackPrometheus, ranks: int, times: Sequence[float]) -> int:
-    """Write what the ranks of one job have exported at these times; return how many series there are."""
+    """Write the series of the ranks of one job at these times. Return the number of series."""
     began = times[0] - 600
-    # Seven ranks differ in their work, others are alike: so the samples are packed once.
+    # Seven ranks have different samples, the others share them: so the samples are encoded once.
     packed = [
         {name: encode(times, [row[name] for row in rows]) for name in rows[0]}
         for kind in range(7)
@@ -169,10 +169,10 @@ def write_history(prometheus: LoopbackPrometheus, ranks: int, times: Sequence[fl
 
 
 def write_recorded(prometheus: LoopbackPrometheus, ranks: int, times: Sequence[float]) -> int:
-    """Give what the rules have recorded a history as well: the values that they have now, at all of these times."""
+    """Write a history of the recorded series: their present values, at all of these times."""
     results: list[Any] = []
     while sum(item["metric"]["__name__"] == "ddp:rank_work:seconds" for item in results) < ranks:
-        time.sleep(STEP)  # rules were at work while ranks were still written
+        time.sleep(STEP)  # rules ran while ranks were still written
         results = prometheus.get("/api/v1/query", query='{__name__=~"ddp:.*"}')["result"]
     batch = [time_series(item["metric"], encode(times, [float(item["value"][1])] * len(times))) for item in results]
     for at in range(0, len(batch), BATCH):
@@ -181,7 +181,7 @@ def write_recorded(prometheus: LoopbackPrometheus, ranks: int, times: Sequence[f
 
 
 def queries() -> Iterator[tuple[str, str, bool]]:
-    """Yield of each target of the dashboards of jobs its panel, its query, and whether it asks for one moment."""
+    """Yield the panel and query of each target of the dashboards of jobs, and whether it reads one moment."""
     for board in ("job", "fleet"):
         for panel in json.loads((MONITORING / "dashboards" / f"{board}.json").read_text())["panels"]:
             for target in panel.get("targets", ()):

@@ -1,7 +1,7 @@
-"""How long nobody leads when the leader of two operators ends: killed, or told to stop (SIGTERM), as by a drain.
+"""The time without a leader after the leader of two operators ends: by SIGKILL, or by SIGTERM as in a drain.
 
-Two processes run at a real API server (KUBEBUILDER_ASSETS). At the moment of the signal a job is created; it
-prints the times until the other one holds the Lease, and until that job has its Job. Asserts nothing.
+Two processes run at a real API server (KUBEBUILDER_ASSETS). At the moment of the signal a job is created. Prints the
+times until the other operator holds the Lease, and until that job has its Job. Asserts nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LIMIT = 300.0
 
 
 async def measure(plane: ControlPlane, folder: Path, number: signal.Signals, lease_seconds: int) -> tuple[float, float]:
-    """Return seconds from the signal to the other one's Lease, and to the new job's Job."""
+    """Return seconds from the signal to the successor's Lease, and to the new job's Job."""
     kubeconfig = plane.account(NAMESPACE, "ddp-operator")
     name = f"after-{number.name.lower()}-{time.monotonic_ns()}"
     with ExitStack() as stack:
@@ -62,13 +62,13 @@ async def measure(plane: ControlPlane, folder: Path, number: signal.Signals, lea
 
 
 async def holder(home: ClusterActors) -> str:
-    """Return who leads."""
+    """Return the name of the leader."""
     lease = await home.get("Lease", "ddp-operator")
     return str((lease and lease["spec"].get("holderIdentity")) or "")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure in turn and print."""
+    """Measure alternately and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--lease-seconds", type=int, nargs="+", default=[15])

@@ -1,4 +1,4 @@
-"""What every benchmark prints: medians with their spread, and ratios of what ran in turn within one run."""
+"""The output of all benchmarks: medians with their spread, and ratios of alternating measurements within one run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 
 def table(title: str, rows: Mapping[str, Sequence[float]], unit: str = "s", digits: int = 2) -> str:
-    """Return one line a row: median, least and greatest."""
+    """Return one line per row: median, minimum and maximum."""
     width = max(map(len, rows))
     lines = [f"{title} (median, min … max of {len(next(iter(rows.values())))})"]
     for name, values in rows.items():

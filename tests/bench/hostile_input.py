@@ -1,8 +1,8 @@
-"""What hostile pods, Jobs and specs cost the operator: the longest pause of its event loop, and its memory.
+"""The cost of hostile pods, Jobs and specs for the operator: the longest pause of its event loop, and its memory.
 
-Each row is a process. "before" is what an earlier version did, repeated here for a ratio within one run: whole pages
-parsed by prometheus_client, labelled Jobs cached whole, patterns compiled in the loop. The idle operator runs against
-the stand-in API server. Asserts nothing.
+Each row is a process. "before" repeats the code of an earlier version for a ratio within one run: whole pages parsed
+by prometheus_client, labelled Jobs cached whole, patterns compiled in the loop. The idle operator runs against the
+stand-in API server. Asserts nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ PATTERNS = ["(?i)(?P<step>[\0-\uffff])" + "[\u0100-\uffff]" * 95 + str(number) f
 
 
 class LatencyProbe:
-    """The longest time by which a task came late that is due every 5 ms."""
+    """The longest delay of a task that is due every 5 ms."""
 
     def __init__(self) -> None:
         self.pause = 0.0
@@ -68,7 +68,7 @@ class LatencyProbe:
 
 
 async def measure(work: Callable[[], Awaitable[None]]) -> tuple[float, float]:
-    """Return the longest pause in seconds while something is done, and the most MiB that the process had."""
+    """Return the longest pause in seconds while an action runs, and the peak memory of the process in MiB."""
     measured = LatencyProbe()
     beating = asyncio.create_task(measured.run())
     await asyncio.sleep(0.2)
@@ -79,7 +79,7 @@ async def measure(work: Callable[[], Awaitable[None]]) -> tuple[float, float]:
 
 
 def read_peak() -> float:
-    """Return the most MiB that this process had resident; ``getrusage`` counts those of its parent too."""
+    """Return the peak resident memory of this process in MiB; ``getrusage`` would include the parent's."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     [peak] = [line for line in lines if line.startswith("VmHWM:")]
     return int(peak.split()[1]) / 1024
@@ -89,7 +89,7 @@ class Hostile(BaseHTTPRequestHandler):
     """Serves the metrics page of any pod, and pages of Jobs of a megabyte."""
 
     def do_GET(self) -> None:
-        """Answer."""
+        """Respond."""
         url = urlsplit(self.path)
         body = HOSTILE_PAGE.encode() if url.path == "/metrics" else list_jobs(parse_qs(url.query))
         self.send_response(200)
@@ -98,7 +98,7 @@ class Hostile(BaseHTTPRequestHandler):
         self.end_headers()
         try:
             self.wfile.write(body)
-        except OSError:  # the reader has had enough
+        except OSError:  # the reader has closed the connection
             self.close_connection = True
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -106,7 +106,7 @@ class Hostile(BaseHTTPRequestHandler):
 
 
 def list_jobs(query: dict[str, list[str]]) -> bytes:
-    """Return a page of Jobs with our labels and controller that nobody but their author has made."""
+    """Return a page of Jobs with our labels and controller, whose real author is a tenant."""
     first = int(query.get("continue", ["0"])[0])
     last = min(JOBS, first + int(query["limit"][0]))
     items = []
@@ -155,7 +155,7 @@ async def read_pages(port: int) -> None:
 
 
 async def read_pages_before(port: int) -> None:
-    """Gather the whole pages, then parse one after the other."""
+    """Read all pages, then parse one after the other."""
     async with aiohttp.ClientSession() as session:
 
         async def scrape() -> str:
@@ -235,7 +235,7 @@ ROWS = (IDLE, *ATTACKS)
 
 
 def run_row(name: str, port: int, env: dict[str, str]) -> tuple[float, float]:
-    """Run a row in a process of its own. Returns its pause and its memory."""
+    """Run a row in a separate process. Return its pause and its memory."""
     command = [sys.executable, "-m", "tests.bench.hostile_input", "--row", name, "--port", str(port)]
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True)
     pause, memory = json.loads(done.stdout)
@@ -243,7 +243,7 @@ def run_row(name: str, port: int, env: dict[str, str]) -> tuple[float, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure in turn and print."""
+    """Measure alternately and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--row", choices=ROWS, help=argparse.SUPPRESS)

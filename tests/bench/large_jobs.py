@@ -1,7 +1,7 @@
-"""A job of a thousand pods, and a thousand jobs of eight, at a real control plane with pretended nodes.
+"""A job of a thousand pods, and a thousand jobs of eight, at a real control plane with simulated nodes.
 
-etcd, kube-apiserver and kube-controller-manager from $KUBEBUILDER_ASSETS; this program is scheduler and kubelets, and
-answers the scrapes. Prints figures beside their targets, and asserts nothing:
+etcd, kube-apiserver and kube-controller-manager from $KUBEBUILDER_ASSETS. This program is the scheduler and the
+kubelets, and responds to scrapes. Prints values beside their targets, and asserts nothing:
 
     KUBEBUILDER_ASSETS=… python -m tests.bench.large_jobs
 """
@@ -48,7 +48,7 @@ BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.
 
 
 def rank_series(seconds: float, rank: int = 0) -> dict[str, float]:
-    """Return a rank's series after so long, by name and further labels: as many as the trainer's."""
+    """Return a rank's series after this many seconds, by name and further labels: as many as the trainer's."""
     step = int(10 * seconds) + 1
     work = step / 12 * (1 + rank % 7 / 100)
     figures = {
@@ -69,7 +69,7 @@ def rank_series(seconds: float, rank: int = 0) -> dict[str, float]:
 
 
 def page(seconds: float) -> str:
-    """Return the metrics page of a pod whose ranks have trained for so long."""
+    """Return the metrics page of a pod whose ranks have trained for this many seconds."""
     phase = "Running" if seconds else "Rendezvous"
     lines = [f'ddp_launcher_phase{{phase="{phase}"}} 1', "ddp_launcher_in_place_restarts_total 0"]
     for rank in range(RANKS) if seconds else ():
@@ -80,7 +80,7 @@ def page(seconds: float) -> str:
 
 
 class Seen:
-    """What a watch shows of the resources of a namespace: the times at which each attempt's phases were there first."""
+    """Watch the resources of a namespace, and record when each attempt first has each phase."""
 
     def __init__(self, actors: ClusterActors) -> None:
         self._actors = actors
@@ -106,12 +106,12 @@ class Seen:
 
     @property
     def trained(self) -> float:
-        """Seconds since a job has run first."""
+        """Seconds since a job first ran."""
         began = min((when for (_, phase, _), when in self.times.items() if phase == "Running"), default=None)
         return 0.0 if began is None else time.perf_counter() - began
 
     async def phase(self, count: int, phase: str, attempt: int = 1) -> float:
-        """Wait until so many resources have had a phase in an attempt; return when the last one had."""
+        """Wait until this many resources have had a phase in an attempt. Return when the last one first had it."""
 
         def times() -> list[float]:
             return [when for (_, what, which), when in self.times.items() if (what, which) == (phase, attempt)]
@@ -121,7 +121,7 @@ class Seen:
 
 
 class UsageMeter:
-    """What a span of time costs: each program its CPU time, and the operator its memory and calls."""
+    """The cost of a time span: the CPU time of each program, and the operator's memory and calls."""
 
     def __init__(self, operator: OperatorProcess) -> None:
         assert operator.process is not None
@@ -151,7 +151,7 @@ class UsageMeter:
 
     @property
     def peak(self) -> float:
-        """The most memory that the operator has had so far, in MiB."""
+        """The operator's peak memory so far, in MiB."""
         status = Path(f"/proc/{self._process.pid}/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
@@ -164,7 +164,7 @@ class UsageMeter:
 
 
 class LargeJobs:
-    """One control plane, and the namespace that the current scenario has."""
+    """One control plane, and the namespace of the current scenario."""
 
     def __init__(self, plane: ControlPlane, folder: Path) -> None:
         self._plane = plane
@@ -175,7 +175,7 @@ class LargeJobs:
 
     @contextlib.asynccontextmanager
     async def namespace(self, name: str) -> AsyncIterator[tuple[ClusterActors, PretendNodes, Seen]]:
-        """Make a namespace with pretended nodes."""
+        """Create a namespace with simulated nodes."""
         self._plane.kubectl("create", "namespace", name)
         self._plane.kubectl("wait", "--for=create", "serviceaccount/default", "-n", name)
         async with (
@@ -197,7 +197,7 @@ class LargeJobs:
         return job_manifest(name, nodes=nodes, metrics={"port": self._port}, recovery={"maxRestarts": 20})
 
     async def one(self, nodes: int, seconds: float) -> None:
-        """Start one job of many pods; let a pod fail; let one fail again, and kill the leader; restart the operator."""
+        """Start one job of many pods. Fail a pod, fail another one and kill the leader, restart the operator."""
         name = f"1 x {nodes}"
         async with self.namespace("one") as (actors, pretended, seen):
             with self.operator("one") as operator:
@@ -246,7 +246,7 @@ class LargeJobs:
         ]
 
     async def many(self, count: int, nodes: int, seconds: float) -> None:
-        """Start many jobs at once, let them train, kill the leader, restart the operator."""
+        """Start many jobs at once, wait until they train, kill the leader, restart the operator."""
         name = f"{count} x {nodes}"
         async with self.namespace("many") as (actors, _, seen):
             with self.operator("many") as operator:
@@ -291,7 +291,7 @@ class LargeJobs:
         await actors.finish_pod(f"train-{attempt}", index, exit_code=EXIT_RETRYABLE, message='{"category":"OOM"}')
 
     async def _restart(self, namespace: str, count: int) -> tuple[float, float]:
-        """Start an operator; return the seconds until it has looked at all jobs, and the most MiB it had by then."""
+        """Start an operator. Return the seconds until it has read all jobs, and its peak memory until then in MiB."""
         again = self.operator(namespace)
         since = time.perf_counter()
         with again:
@@ -303,23 +303,23 @@ class LargeJobs:
 
 
 async def leads(operator: OperatorProcess) -> bool:
-    """Tell whether it does."""
+    """Return whether the operator runs."""
     return bool(await metric(operator, "ddp_operator_leader"))
 
 
 async def has_passed_over(operator: OperatorProcess, count: int) -> bool:
-    """Tell whether it has had a look at so many resources. Jobs that run are looked at again and again."""
+    """Return whether the operator has reconciled this many resources. It reconciles running jobs repeatedly."""
     return await metric(operator, "ddp_operator_reconcile_duration_seconds_count") >= count
 
 
 async def jobs_there(actors: ClusterActors, count: int) -> bool:
-    """Tell whether there are so many Jobs."""
+    """Return whether this many Jobs exist."""
     result = await actors.client.request("GET", path("Job", actors.namespace), params={"limit": "1"})
     return len(result["items"]) + int(result["metadata"].get("remainingItemCount", 0)) >= count
 
 
 async def measure(options: argparse.Namespace) -> None:
-    """Run what was asked for and print the table."""
+    """Run the selected scenarios and print the table."""
     with tempfile.TemporaryDirectory() as name, ControlPlane(Path(name), scheduler=False) as plane:
         plane.kubectl("apply", "--server-side", "-f", str(ROOT / "deploy" / "crds" / "ddptrainingjobs.yaml"))
         plane.kubectl("wait", "--for=condition=Established", "crd/ddptrainingjobs.ddp-operator.dev")
@@ -346,7 +346,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     missing = [name for name in ("etcd", "kube-apiserver", "kube-controller-manager") if find_binary(name) is None]
     if missing:
         sys.exit(f"not run: {', '.join(missing)} not found; set KUBEBUILDER_ASSETS to the folder that has them")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # so that nothing is left behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # so that no process remains
     asyncio.run(measure(options))
 
 

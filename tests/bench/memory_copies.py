@@ -1,4 +1,4 @@
-"""What copies in memory cost: the stall of a save, the interval that it leads to, and the time of all steps beside it.
+"""The cost of copies in memory: the stall of a save, the resulting interval, and the time of all steps beside it.
 
     python -m tests.bench.memory_copies [--rounds N]
 

@@ -1,8 +1,8 @@
-"""What the operator costs at rest: its memory, and the time from its start to its first reconcile.
+"""The cost of an idle operator: its memory, and the time from its start to its first reconcile.
 
-It runs as a process of its own against the stand-in API server. The time is held against ``python -c 'import kopf'``,
-taken in turn with it: as it is here, where Kopf finds the official client and imports that too, and as it is in an
-environment without that client, as the operator starts. Asserts nothing. ``make bench`` runs it.
+It runs as a separate process against the stand-in API server. ``python -c 'import kopf'`` alternates with it as the
+baseline: in this environment, where Kopf finds and imports the official client, and in an environment without that
+client, as the operator starts. Asserts nothing. ``make bench`` runs it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def run_python(code: str) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure in turn and print."""
+    """Measure alternately and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeats", type=int, default=5, help="measured starts, after one that is thrown away")
     parser.add_argument("--settle", type=float, default=3.0, help="seconds of rest before memory is read")

@@ -1,8 +1,8 @@
-"""What the operator does with many jobs, at a real API server: etcd and kube-apiserver from $KUBEBUILDER_ASSETS.
+"""The operator with many jobs, at a real API server: etcd and kube-apiserver from $KUBEBUILDER_ASSETS.
 
-No controller and no scheduler run beside it, so that what is measured is the operator's; where pods are needed, this
-program makes them, as the Job controller would. Every burst is held against a bare asynchronous client that writes the
-same objects with as many connections, in the same run. Prints figures beside their targets, and asserts nothing:
+No controller and no scheduler run beside it, so that only the operator is measured. If pods are needed, this program
+creates them, as the Job controller would. The baseline of every burst is a plain asynchronous client that writes the
+same objects with as many connections, in the same run. Prints values beside their targets, and asserts nothing:
 
     KUBEBUILDER_ASSETS=… python -m tests.bench.operator_scale
 """
@@ -37,7 +37,7 @@ from tests.support.operator_process import OperatorProcess
 from tests.support.standin import ClusterActors
 
 PARALLEL: Final = 16
-"""Calls at the same time, of the bare client as of the operator's workers."""
+"""Concurrent calls, of the plain client as of the operator's workers."""
 PATIENCE: Final = 900.0
 CHILDREN: Final = ("Service", "ConfigMap", "Job")
 
@@ -48,14 +48,14 @@ Samples = dict[tuple[str, str, str], float]
 
 @dataclass(frozen=True)
 class ScaleRow:
-    """One figure and what it should be."""
+    """One value and its target."""
 
     what: str
     value: float
     unit: str
     target: float
     most: bool = True
-    """Whether the target is the most that is allowed, else the least."""
+    """Whether the target is an upper bound; otherwise it is a lower bound."""
 
     def line(self, width: int) -> str:
         """Return the row as text."""
@@ -85,7 +85,7 @@ class Bench:
         self.rows: list[ScaleRow] = []
 
     def actors(self, namespace: str) -> ClusterActors:
-        """Return users of a new namespace, in which pods may be made."""
+        """Return users of a new namespace, in which they may create pods."""
         self.plane.kubectl("create", "namespace", namespace)
         self.plane.kubectl("create", "serviceaccount", "default", "-n", namespace)
         return ClusterActors(self.plane.admin, namespace)
@@ -97,9 +97,9 @@ class Bench:
         return OperatorProcess(self.plane.admin, self.folder / f"{name}.log", port=port, env=env)
 
     async def burst(self, count: int) -> None:
-        """Submit many jobs at once; then let a bare client write as much by itself."""
+        """Submit many jobs at once, then write the same objects with a plain client."""
         async with self.actors("first") as actors:
-            # A new API server is slow with what it has never done before: that is nobody's time.
+            # A new API server is slow at the first call of each kind: that time is not measured.
             since = time.perf_counter()
             await write_by_hand(actors, "job", 1, {"attempt": 1})
             print(f"the first job, by hand: {time.perf_counter() - since:.2f} s")
@@ -158,7 +158,7 @@ class Bench:
         )
 
     async def life(self, count: int) -> None:
-        """Let jobs of two pods run, and fail; count what is written until they run."""
+        """Run jobs of two pods, make them fail, and count the writes until they run."""
         async with self.actors("life") as actors:
             with self.operator("life", "life") as operator:
                 before = await calls(operator)
@@ -184,7 +184,7 @@ class Bench:
         self.rows.append(ScaleRow("a pod's end to lastFailure in status, longest", max(took), "s", 2))
 
     async def rest(self, count: int, seconds: float) -> None:
-        """Keep many jobs; look at the operator at rest, and after a restart."""
+        """Keep many jobs, and measure the operator at rest, and after a restart."""
         async with self.actors("rest") as actors:
             with self.operator("rest", "rest") as operator:
                 await submit(actors, count)
@@ -221,7 +221,7 @@ class Bench:
 
 
 async def until(probe: Callable[[], Any], pause: float) -> None:
-    """Ask again and again until the answer is yes."""
+    """Repeat a query until it returns true."""
     async with asyncio.timeout(PATIENCE):
         while True:
             answer = probe()
@@ -231,11 +231,11 @@ async def until(probe: Callable[[], Any], pause: float) -> None:
 
 
 async def submit(actors: ClusterActors, count: int) -> None:
-    """Create so many jobs, and wait for the Job of each."""
+    """Create this many jobs, and wait for the Job of each."""
     await in_parallel([lambda n=number: actors.create(job_manifest(f"job-{n}")) for number in range(count)])
 
     async def all_there() -> bool:
-        # A page of one says how many there are: cheaper than a watch, which is ended when it does not keep up.
+        # A page of one contains the total: cheaper than a watch, which ends when it does not keep up.
         page = await actors.client.request("GET", path("Job", actors.namespace), params={"limit": "1"})
         return len(page["items"]) + int(page["metadata"].get("remainingItemCount", 0)) == count
 
@@ -243,26 +243,26 @@ async def submit(actors: ClusterActors, count: int) -> None:
 
 
 async def looked_at(operator: OperatorProcess, count: int) -> bool:
-    """Tell whether the operator has had a look at so many resources, and none waits."""
+    """Return whether the operator has reconciled this many resources, and none waits."""
     if await metric(operator, "ddp_operator_reconcile_duration_seconds_count") < count:
         return False
     return not await metric(operator, "ddp_operator_queue_depth")
 
 
 async def is_quiet(operator: OperatorProcess) -> bool:
-    """Watch the operator for five seconds; tell whether it has written nothing but its Lease."""
+    """Watch the operator for five seconds. Return whether it has written only its Lease."""
     before = await calls(operator)
     await asyncio.sleep(5)
     return not writes_in(difference(before, await calls(operator)))
 
 
 def writes_in(made: Samples) -> Samples:
-    """Return the calls that write, the Lease's renewals left out."""
+    """Return the writing calls, without the Lease's renewals."""
     return {key: value for key, value in made.items() if key[0] != "get" and key[1] != "leases"}
 
 
 async def write_by_hand(actors: ClusterActors, name: str, statuses: int, status: Mapping[str, Any]) -> None:
-    """Write a job, its children and so many statuses, as a client without any logic would."""
+    """Write a job, its children and as many statuses, as a client without any logic would."""
     resource = await actors.create(job_manifest(name))
     for child in build_children(parse_resource(resource), attempt=1, nodes=2):
         if child["kind"] == "ConfigMap":
@@ -281,7 +281,7 @@ async def write_by_hand(actors: ClusterActors, name: str, statuses: int, status:
 
 
 async def make_pods(actors: ClusterActors, job: Mapping[str, Any]) -> None:
-    """Make the pods of a Job and let them run."""
+    """Create the pods of a Job and make them run."""
     for index in range(job["spec"]["completions"]):
         pod = dict(build_pod(job, index, suffix="abcde"))
         pod["metadata"] = {key: value for key, value in pod["metadata"].items() if key != "finalizers"}
@@ -291,7 +291,7 @@ async def make_pods(actors: ClusterActors, job: Mapping[str, Any]) -> None:
 
 
 async def note_jobs(actors: ClusterActors, seen: dict[str, float]) -> None:
-    """Note when each Job is seen first."""
+    """Record when each Job is first observed."""
     async for job in actors.watch("Job"):
         seen.setdefault(job["metadata"]["name"], time.perf_counter())
 
@@ -312,7 +312,7 @@ async def scrape(operator: OperatorProcess) -> list[Any]:
 
 
 def cpu_seconds() -> dict[str, float]:
-    """Return what this program and the processes it has started have used of the CPUs so far, by their names."""
+    """Return the CPU time of this program and of its processes so far, by their names."""
     spent: dict[str, float] = {}
     this = psutil.Process()
     for process in (this, *this.children(recursive=True)):
@@ -334,12 +334,12 @@ async def calls(operator: OperatorProcess) -> Samples:
 
 
 def difference(before: Mapping[Id, float], after: Mapping[Id, float]) -> dict[Id, float]:
-    """Return what was added to each figure in between."""
+    """Return the increase of each value in between."""
     return {key: value - before.get(key, 0) for key, value in after.items() if value > before.get(key, 0)}
 
 
 def writes_of_status(made: Samples) -> float:
-    """Return how often a status was written."""
+    """Return the number of writes of a status."""
     return made.get(("update", PLURAL, "200"), 0)
 
 
@@ -349,7 +349,7 @@ async def metric(operator: OperatorProcess, name: str) -> float:
 
 
 async def measure(options: argparse.Namespace) -> None:
-    """Run what was asked for and print the table."""
+    """Run the selected scenarios and print the table."""
     with tempfile.TemporaryDirectory() as name, ControlPlane(Path(name), controllers=False) as plane:
         plane.kubectl("apply", "--server-side", "-f", str(ROOT / "deploy" / "crds" / "ddptrainingjobs.yaml"))
         plane.kubectl("wait", "--for=condition=Established", "crd/ddptrainingjobs.ddp-operator.dev")

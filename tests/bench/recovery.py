@@ -1,9 +1,9 @@
-"""How long training stands still after a worker was killed, held against the least that it can take.
+"""The time without training after a worker is killed, compared with the minimum.
 
-The least is taken by hand in the same run, in turn with the recoveries: from the start of as many Python processes
-until they have imported torch, met over gloo, loaded the checkpoint and made a step. Whatever starts the workers'
-processes anew takes as long; ours are forked from one that has imported torch. Prints medians and their ratio, asserts
-nothing:
+The minimum is measured in the same run, alternately with the recoveries: from the start of as many Python processes
+until they have imported torch, joined over gloo, loaded the checkpoint and completed a step. Every solution that starts
+new worker processes needs this time; ours are forked from one that has imported torch. Prints medians and their
+ratio, asserts nothing:
 
     python -m tests.bench.recovery [--rounds 5] [--megabytes 50] [--pods 2]
 """
@@ -47,7 +47,7 @@ STEP = re.compile(r"rank 1 pid (\d+) step at ([\d.]+)")
 
 
 def by_hand(folder: Path, ranks: int) -> float:
-    """Start the workers as they are, without anything around them; return seconds to the first step."""
+    """Start the workers without launcher and agents. Return seconds to the first step."""
     port = hold_free_port()
     log = folder / "by-hand"
     begun = time.time()
@@ -70,7 +70,7 @@ def by_hand(folder: Path, ranks: int) -> float:
 
 
 def killed(job: LauncherPods, folder: Path, known: set[int]) -> float:
-    """Kill the second pod's worker; return seconds until its successor has made a step."""
+    """Kill the second pod's worker. Return seconds until its successor has completed a step."""
     log = folder / "log-1"
     pid, _ = first_step(log, known)
     known.add(pid)
@@ -81,7 +81,7 @@ def killed(job: LauncherPods, folder: Path, known: set[int]) -> float:
 
 
 def first_step(log: Path, known: set[int]) -> tuple[int, float]:
-    """Wait for a step by a process that is not known yet; return the process, and when it was made."""
+    """Wait for a step by a new process. Return the process, and the time of the step."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         for result in STEP.finditer(log.read_text(errors="replace") if log.exists() else ""):

@@ -1,6 +1,6 @@
-"""How long many agents take to join a rendezvous round, and to join the next after a worker was killed.
+"""The time that many agents need to join a rendezvous round, and the next one after a worker was killed.
 
-All agents are on this machine, each at a loopback address of its own as with ``ddp run``: forked after one import of
+All agents are on this machine, each at a separate loopback address as with ``ddp run``: forked after one import of
 torch, with the launcher's store, and a ``sleep`` as their worker. Asserts nothing:
 
     python -m tests.bench.rendezvous --agents 64 256 1000
@@ -36,7 +36,7 @@ from ddp_operator.manifests.torchrun import TorchrunPlan, UserCommand, build_tor
 from tests.support.launcher_config import launcher_pod
 
 MEMORY_EACH: Final = 13 << 20
-"""Bytes that an agent needs of its own; what it shares with the others is not counted."""
+"""Bytes of an agent's private memory; memory shared with the other agents is not counted."""
 WORKER: Final = ("sleep", "3600")
 
 
@@ -54,7 +54,7 @@ class Job(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The job in words."""
+        """The description of the job."""
         kind = "elastic" if self.elastic else f"{self.spares} spares" if self.spares else "fixed size"
         return f"{self.pods} agents, {kind}"
 
@@ -68,7 +68,7 @@ class Channel:
         self._gate = gate
 
     def report(self, event: Mapping[str, Any]) -> None:
-        """Pass a phase on. The first rendezvous begins when the other end of the gate is closed."""
+        """Report a phase. The first rendezvous starts when the other end of the gate is closed."""
         if "phase" in event:
             os.write(self._reports, f"{self._index} {event['phase']}\n".encode())
         if event.get("phase") == "Rendezvous":
@@ -84,7 +84,7 @@ class Channel:
 
 
 def run_agent(index: int, job: Job, port: int, folder: str, reports: int, gate: int) -> None:
-    """Be the agent of one pod, until killed; write to ``reports`` when it is ready, has joined, and runs its worker."""
+    """Run the agent of one pod until it is killed. Write each phase that it reaches to ``reports``."""
     from ddp_operator.launcher.torchrun import agent
 
     logging.disable(logging.ERROR)  # a line of each agent for each round
@@ -104,7 +104,7 @@ def run_agent(index: int, job: Job, port: int, folder: str, reports: int, gate: 
     most = job.pods if job.elastic else None
     plan = TorchrunPlan(least, 1, "c10d", loopback_address(0), port, loopback_address(index), "bench", max_nodes=most)
     flags = add_pod_flags(build_torchrun_args(plan, UserCommand(WORKER[0], WORKER, program=True)), pod)
-    # A thousand agents that check their workers ten times a second would have this machine for themselves.
+    # A thousand agents that check their workers ten times a second would use all CPU time of this machine.
     flags.append(f"--monitor-interval={max(0.1, job.pods / 500)}")
     arguments = agent.parse_arguments([*flags, "--max-restarts=100", f"--log-dir={folder}", *WORKER])
     agent.run_torchrun(pod, arguments, channel, None, 0)  # type: ignore[arg-type]
@@ -126,7 +126,7 @@ def fork_agent(release: int, *arguments: Any) -> int:
 
 
 class Reports:
-    """What the agents report, as it comes."""
+    """The agents' reports in the order of their arrival."""
 
     def __init__(self, agents: int) -> None:
         self._agents = agents
@@ -151,7 +151,7 @@ class Reports:
 
 
 def measure(job: Job, limit: float, seconds: float) -> None:
-    """Let the agents join a round, observe the store, and let them join another one."""
+    """Make the agents join a round, observe the store, and make them join another one."""
     from ddp_operator.launcher.torchrun.store import fork_store
 
     agents = job.pods
@@ -159,7 +159,7 @@ def measure(job: Job, limit: float, seconds: float) -> None:
     ours, theirs = socket.socketpair()
     guard, hold = os.pipe()
     store = psutil.Process(fork_store(loopback_address(0), port, guard, theirs))
-    gate, release = os.pipe()  # of which the store has no copy
+    gate, release = os.pipe()  # the store has no copy of it
     reports, pids = Reports(agents), []
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -195,7 +195,7 @@ def measure(job: Job, limit: float, seconds: float) -> None:
 
 
 class Meter:
-    """CPU seconds of the store and of all agents from now on; ``since=0``: from their start on."""
+    """Return the CPU seconds of the store and of all agents from now on; with ``since=0``, from their start on."""
 
     def __init__(self, store: psutil.Process, pids: Sequence[int], since: float | None = None) -> None:
         self._store, self._pids = store, pids

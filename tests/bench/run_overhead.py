@@ -1,7 +1,7 @@
-"""What ``ddp run`` costs: the sample against the same two torchrun commands typed by hand, taken in turn.
+"""The cost of ``ddp run``: the sample against the same two torchrun commands started by hand, alternately.
 
-Prints medians and ratios of the wall time, start to end, and of the time to the first training step, which is when the
-first line with a step reaches a log file. Asserts nothing. ``make bench`` runs it.
+Prints medians and ratios of the wall time from start to end, and of the time to the first training step, which is when
+the first line with a step reaches a log file. Asserts nothing. ``make bench`` runs it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Start = Callable[[Path], list["subprocess.Popen[bytes]"]]
 
 
 def ddp_run(folder: Path) -> list[subprocess.Popen[bytes]]:
-    """Start ``ddp run`` on the sample, in a folder of its own."""
+    """Start ``ddp run`` on the sample, in a separate folder."""
     return [start([str(Path(sys.executable).with_name("ddp")), "run", str(SAMPLE)], folder, "ddp")]
 
 
 def by_hand(folder: Path) -> list[subprocess.Popen[bytes]]:
-    """Start torchrun once for each node, with the command line and the threads that the sample has."""
+    """Start torchrun once for each node, with the sample's command line and number of threads."""
     job = parse_manifest(SAMPLE.read_text(encoding="utf-8")).job
     (container,) = job.spec.template.spec["containers"]
     interpreter, *script = [*container["command"], *container["args"]]
@@ -59,7 +59,7 @@ def start(
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on now."""
+    """Return a free port."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
@@ -91,7 +91,7 @@ def said_step(folder: Path) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run both in turn and print what they took."""
+    """Run both alternately and print their times."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeats", type=int, default=5, help="measured runs of each, after one that is thrown away")
     arguments = parser.parse_args(argv)

@@ -1,8 +1,8 @@
-"""What each write of a status costs an API server: CPU time with the CRD's rules and without, with figures and without.
+"""The cost of each write of a status for an API server: CPU time with and without the CRD's rules and metrics.
 
-Real etcd and kube-apiserver from $KUBEBUILDER_ASSETS. The definitions stand side by side, each in a group of its own,
-and take turns within one run; ``figures`` is ours with a full status.history. ``--against`` adds another definition,
-such as that of a former commit. Asserts nothing:
+Real etcd and kube-apiserver from $KUBEBUILDER_ASSETS. The definitions exist side by side, each in a separate group,
+and alternate within one run; ``figures`` is ours with a full status.history. ``--against`` adds another definition,
+such as that of an earlier commit. Asserts nothing:
 
     KUBEBUILDER_ASSETS=… python -m tests.bench.status_writes --against former.yaml
 """
@@ -63,7 +63,7 @@ class Subject:
         self._step = 0
 
     async def install(self, plane: ControlPlane, actors: ClusterActors) -> None:
-        """Make the definition and its jobs."""
+        """Create the definition and its jobs."""
         plane.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(self.crd))
         plane.kubectl("wait", "--for=condition=Established", f"crd/{PLURAL}.{self.group}")
         body = FULL | {"apiVersion": f"{self.group}/{VERSION}"}
@@ -80,7 +80,7 @@ class Subject:
         await actors.until(make, f"{self.name} is served")
 
     async def turn(self, actors: ClusterActors, writes: int) -> None:
-        """Write so many statuses, all jobs at the same time."""
+        """Write this many statuses, all jobs at the same time."""
         await asyncio.gather(*(self._write(actors, index, writes // PARALLEL) for index in range(PARALLEL)))
 
     async def _write(self, actors: ClusterActors, index: int, writes: int) -> None:

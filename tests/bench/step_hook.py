@@ -1,4 +1,4 @@
-"""What counting steps costs a rank: blocks of steps with the hooks and without, in turn, on one rank and on two.
+"""The cost of step counting for a rank: alternating blocks of steps with and without the hooks, on one and two ranks.
 
 Asserts nothing. ``make bench`` runs it.
 """
@@ -67,7 +67,7 @@ def measure(step: Callable[[], None], runtime: str, rank: int) -> tuple[list[flo
 
 
 def time_block(step: Callable[[], None]) -> float:
-    """Return the mean CPU seconds of the training thread in a step: the machine may be busy."""
+    """Return the mean CPU seconds of the training thread in a step, because the machine may be busy."""
     start = time.thread_time()
     for _ in range(STEPS):
         step()

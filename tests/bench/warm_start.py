@@ -1,7 +1,7 @@
-"""What one import of PyTorch a pod is worth: the same job with ``recovery.warmStart`` Auto and Off, in turn.
+"""The gain of one import of PyTorch per pod: the same job with ``recovery.warmStart`` Auto and Off, alternately.
 
 Prints medians and ratios of the time from a pod's start to its first step, of the memory of its ranks before they have
-a model, and of the time from the death of a rank to the next step, which is also held against as many bare Python
+a model, and of the time from the death of a rank to the next step, which is also compared with as many plain Python
 processes. Asserts nothing:
 
     python -m tests.bench.warm_start [--rounds 5] [--ranks 4]
@@ -48,7 +48,7 @@ HOLDS: Final = re.compile(r"rank \d+ pid \d+ holds (\d+) (\d+)")
 
 
 def steps(log: Path, known: set[str], ranks: int) -> dict[str, float]:
-    """Wait for the first steps of as many processes that are not known yet. Returns when each was made, by process."""
+    """Wait for the first steps of this many new processes. Return the time of each, by process."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         first: dict[str, float] = {}

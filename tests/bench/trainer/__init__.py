@@ -1,1 +1,1 @@
-"""How fast the trainer is beside the loops of the documents it grew out of: ``python -m tests.bench.trainer``."""
+"""The speed of the trainer compared with the loops of its source documents: ``python -m tests.bench.trainer``."""

@@ -89,7 +89,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print the table and write the figures; returns 0. Exits with 2 for a flag that makes no sense."""
+    """Measure, print the table and write the values; return 0. Exit with 2 for flags that exclude each other."""
     parser = build_parser()
     flags = parser.parse_args(arguments)
     device, available = _find_device(parser, flags.device)
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             remaining = 60 * flags.minutes - (time.perf_counter() - started)
             measured = _measure(case, variants, device, pace, data, folder, left=remaining, **asked)
             everything.append(measured)
-            # Each by itself: what is cut off loses no more than the case under way.
+            # One write per case: an interruption loses only the running case.
             (output / f"{case.system.name}-{case.ranks}.json").write_text(json.dumps(_as_json(measured), indent=2))
             print(f"[{time.perf_counter() - started:4.0f} s]", "\n".join(describe(measured, everything)), flush=True)
         link = _link(everything, folder)
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Data:
-    """The folders of the data sets; one that is missing is written, as noise, when it is first asked for."""
+    """The folders of the data sets. A missing one is written, as noise, at its first use."""
 
     def __init__(self, given: str | None, made: Path, quick: bool) -> None:
         self._given = Path(given) if given else None
@@ -154,11 +154,11 @@ class _Data:
         self.notes: list[str] = []
 
     def is_real(self, name: str) -> bool:
-        """Whether the data set ``name`` is no noise."""
+        """Whether the data set ``name`` is real, not noise."""
         return self._given is not None and synthetic.is_there(name, self._given)
 
     def folder(self, name: str) -> str:
-        """Where the data set ``name`` lies."""
+        """The folder of the data set ``name``."""
         if name not in self._folders:
             if self._given and self.is_real(name):
                 self._folders[name] = self._given
@@ -191,7 +191,7 @@ def _measure(
     if left <= 0:
         measured.problem = "not begun within --minutes"
         return measured
-    # A module that imports torch; the command line above is answered without it.
+    # This module imports torch; the command line above does not need it.
     from ddp_trainer.step_graph import WARM_UP
     from tests.bench.trainer.worker import MeasurementSpec
 
@@ -216,7 +216,7 @@ def _measure(
         **pace,
     )
     try:
-        # A compiled step takes its minutes before the first turn, also where the turns are short.
+        # A compiled step needs minutes before the first turn, also if the turns are short.
         patient = not quick or any("compile" in name for name in spec.contenders)
         with contextlib.ExitStack() as stack:
             link = stack.enter_context(slow_link(rate)) if rate and case.ranks == 2 else {}
@@ -232,7 +232,7 @@ def _measure(
 
 
 def _measure_memory(measured: CaseResult, spec: MeasurementSpec, variant: str, folder: Path) -> None:
-    """Add the peak memory of ours and of the bare step, which on a CPU takes a process of its own for each."""
+    """Add the peak memory of ours and of the bare step. On a CPU each needs a separate process."""
     for name in (f"ours:{variant}", f"bare:{variant}"):
         alone = launch.run(replace(spec, contenders=[name], rounds=1, seconds=0.0, train=False), 1, folder, timeout=600)
         result = alone["results"][name]
@@ -250,7 +250,7 @@ def _contenders(case: Case, variants: tuple[str, ...], batches: tuple[int, ...],
 
 
 def _link(everything: list[CaseResult], folder: Path) -> Any:
-    """The link measured on the way, or else between two processes started for it."""
+    """The link measured during the runs, or otherwise between two processes started for it."""
     from tests.bench.trainer.network import Link
     from tests.bench.trainer.worker import MeasurementSpec
 

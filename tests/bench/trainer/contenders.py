@@ -1,4 +1,4 @@
-"""What takes part in a measurement: the documents' loop, the trainer's, and the bare step that bounds both."""
+"""The contenders of a measurement: the documents' loop, the trainer's, and the bare step that bounds both."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ddp_trainer.trainer import TrainingLoop
 
 
 class Switches:
-    """torch's global switches, of which each contender has its own positions."""
+    """torch's global switches; each contender has its own settings."""
 
     def __init__(self) -> None:
         cudnn = torch.backends.cudnn
@@ -32,7 +32,7 @@ class Switches:
         self._deterministic = torch.are_deterministic_algorithms_enabled()
 
     def set(self) -> None:
-        """Put them as they were when this was made."""
+        """Restore the switches as they were when this object was created."""
         cudnn = torch.backends.cudnn
         matmul = torch.backends.cuda.matmul
         matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = self._values
@@ -40,18 +40,18 @@ class Switches:
 
 
 class Contender(Protocol):
-    """Takes steps of ``batch_size`` images a rank when asked to; ``prefetched`` batches at most are made meanwhile."""
+    """Takes steps of ``batch_size`` images a rank on request, with at most ``prefetched`` batches in advance."""
 
     batch_size: int
     prefetched: int
 
     def steps(self) -> Iterator[float]:
-        """Take a step for each item; it is the seconds the host waited for the batch."""
+        """Take a step for each item; an item is the seconds that the host waited for the batch."""
         ...
 
 
 def build_config(preset: str, *changes: Mapping[str, Any], as_published: bool = False) -> RunConfig:
-    """The preset's configuration for measuring: nothing written, nothing checked, no end, every step a whole batch."""
+    """The preset's configuration for a measurement: no output, no validation, no end, every step a whole batch."""
     values: dict[str, Any] = {
         "epochs": 10_000,
         "csv_dir": None,
@@ -84,7 +84,7 @@ class Ours:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of decoded images that are held on the device."""
+        """Bytes of decoded images on the device."""
         tensors = [getattr(self.trainer.loader.source, name, None) for name in ("cache", "labels")]
         tensors += [getattr(self.trainer.validation.source, name, None) for name in ("cache", "labels")]
         return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
@@ -116,7 +116,7 @@ class Ours:
         return (time.perf_counter() - started) / taken
 
     def report_seconds(self, steps: int) -> float:
-        """What exporter and log cost the host a step, measured by ``steps`` of them with nothing between."""
+        """The cost of exporter and log for the host per step, measured by ``steps`` of them without pause."""
         loss = torch.zeros((), device=self.trainer.world.device)
         position = self.trainer.position
         report = self.trainer.report
@@ -127,7 +127,7 @@ class Ours:
         return (time.perf_counter() - started) / steps
 
     def save_seconds(self, folder: str) -> tuple[float, float]:
-        """How long saving holds up the step loop, and how long until it is on the disk."""
+        """How long a save stalls the step loop, and how long until it is on the disk."""
         from ddp_trainer.checkpoint import CheckpointConfig
         from ddp_trainer.checkpoint.store import Checkpointer
 
@@ -146,9 +146,9 @@ class Ours:
 
 
 class Bare:
-    """Forward, backward and update of the same model in the same format, on tensors that are there already.
+    """Forward, backward and update of the same model in the same format, on existing tensors.
 
-    Without ``all_reduce`` no gradient is sent: what is missing from the time then is communication that was waited for.
+    Without ``all_reduce`` no gradient is sent: the difference of the times is the wait for communication.
     """
 
     prefetched = 0
@@ -194,7 +194,7 @@ def gradient_bytes(contender: Bare | Ours) -> int:
 
 
 def start_exporter(env: RankEnv) -> Exporter:
-    """An exporter that answers on any free port, as under the launcher."""
+    """An exporter on any free port, as under the launcher."""
     return Exporter.start(port=0, env=env)
 
 

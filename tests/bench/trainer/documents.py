@@ -1,10 +1,9 @@
-"""The documents' own training loops, written anew from their description, as the baseline to be measured against.
+"""The documents' own training loops, rewritten from their description, as the baseline of the measurement.
 
-What they do is kept, also where it is slow: images are decoded and augmented one by one by PIL in DataLoader's
-workers (where a document gives no number of workers, in the training process), copied to the device when a step
-asks for them, computed in fp32 and NCHW, and the first family waits for the device after every step to add up its loss.
-Models are the trainer's, with the presets' values ``--as-published``. On a CPU, where SyncBatchNorm of torch's does
-not run, the trainer's takes its place.
+Their slow parts are kept: PIL decodes and augments images one by one in DataLoader's workers (if a document gives no
+number of workers, in the training process). A step copies them to the device on demand and computes in fp32 and NCHW.
+The first family waits for the device after every step to add up its loss. Models are the trainer's, with the presets'
+values ``--as-published``. On a CPU, where torch's SyncBatchNorm does not run, the trainer's replaces it.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class DocumentsLoop:
         self.prefetched = 2 * self.loader.num_workers
 
     def steps(self) -> Iterator[float]:
-        """Take a step each time the next item is asked for; it is the seconds spent waiting for the batch."""
+        """Take a step at each request for the next item; an item is the seconds of waiting for the batch."""
         epoch = 0
         running_loss = 0.0
         correct: Any = 0
@@ -166,9 +165,9 @@ def _to_classes(mask: Any) -> Tensor:
 
 
 class LoopNovoGrad(torch.optim.Optimizer):
-    """NovoGrad one tensor after the other, with a question to the device for each whether it is the first step.
+    """NovoGrad one tensor after the other, which reads from the device for each whether it is the first step.
 
-    The arithmetic is that of the trainer's; the form is that of the library which the document uses.
+    The arithmetic is the trainer's; the form is that of the library in the document.
     """
 
     def __init__(self, parameters: Any, lr: float, beta1: float, beta2: float, *, average: bool) -> None:

@@ -1,4 +1,4 @@
-"""Starts the ranks of a measurement as processes of their own, and sees to it that none is left."""
+"""Start the ranks of a measurement as separate processes, and clean all of them up."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class MeasurementFailed(Exception):
-    """A measurement ended without a result; the text says why."""
+    """A measurement ended without a result; the text is the reason."""
 
 
 def run(
@@ -33,15 +33,15 @@ def run(
     prefixes: Sequence[Sequence[str]] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Measure ``spec`` on ``ranks`` processes of this machine; ``folder`` takes their output.
+    """Measure ``spec`` on ``ranks`` processes of this machine; ``folder`` receives their output.
 
-    On several ``nodes`` each rank knows, and sees of the GPUs, only those of its own share of the machine.
-    ``prefixes`` are words before each rank's command, ``environ`` is added to all ranks' environment.
+    With several ``nodes`` each rank uses only its own share of the machine and sees only that share's GPUs.
+    ``prefixes`` are put before each rank's command, ``environ`` is added to all ranks' environment.
     Raises :class:`MeasurementFailed`.
     """
     path = folder / "spec.json"
     path.write_text(json.dumps(asdict(spec)))
-    # Bound and not listening, it keeps the port from all but rank 0, which asks for it seconds later. Linux only.
+    # A bound port that does not listen is reserved for rank 0, which opens it seconds later. Linux only.
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     holder.bind(("127.0.0.1", 0))
@@ -98,11 +98,11 @@ def _environment(rank: int, ranks: int, port: int, nodes: int) -> dict[str, str]
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], timeout: float) -> None:
-    """Until all have ended, or one has failed, which the others can't go on without."""
+    """Wait until all have ended, or one has failed, without which the others cannot continue."""
     deadline = time.monotonic() + timeout
     while any(process.poll() is None for process in processes):
         if any(process.poll() for process in processes):
-            time.sleep(0.5)  # the others may have something to say
+            time.sleep(0.5)  # the others may still print errors
             return
         if time.monotonic() > deadline:
             raise MeasurementFailed(f"not done after {timeout:.0f} s")

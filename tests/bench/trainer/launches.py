@@ -1,4 +1,4 @@
-"""How many launches a GPU is asked for in a step of each preset, counted on tensors without numbers.
+"""The number of GPU launches in a step of each preset, counted on tensors without values.
 
 ``python -m tests.bench.trainer.launches``
 """
@@ -29,14 +29,14 @@ from ddp_trainer.tasks import build_task
 from tests.support.launches import counted
 
 DEVICE = torch.device("meta")
-# Images of 2x2 pixels are too small for the networks' strides; the number of launches does not hang on the size.
+# Images of 2x2 pixels are too small for the networks' strides; the number of launches does not depend on the size.
 SHAPES = {"cifar10": (3, 32, 32), "fashion-mnist": (1, 28, 28), "digits": (1, 8, 8), "voc2012": (3, 64, 64)}
 BATCH = 2
 BATCHES = 32
 
 
 def count(preset: str) -> dict[str, float]:
-    """Launches a step of ``preset``: for its batch, alone and of sixteen, for all of it, and as a replay."""
+    """Launches in a step of ``preset``: for its batch, alone and of sixteen, for all of it, and as a replay."""
     plain = {"precision": {"name": "fp32"}, "data": {"batch_size": BATCH}, "model": {"small_maps": False}}
     config = resolve(preset, None, plain | {"model": {"small_maps": False, "widen": 2}})
     shape = SHAPES[config.data.name]
@@ -74,7 +74,7 @@ def count(preset: str) -> dict[str, float]:
     def step() -> None:
         engine.step(next(batches), 0, 0.1)
 
-    counted(step)  # the first one has memory to set up
+    counted(step)  # the first one allocates memory
     eager = counted(step)
 
     def record(function: Any) -> tuple[Any, StepResult]:

@@ -1,4 +1,4 @@
-"""The most memory that something takes, of the device where it computes."""
+"""The peak memory of an operation on its device."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 
 class PeakMemory:
-    """Begin before a contender is built, :meth:`reset` when it runs, and :meth:`read` after some steps.
+    """Create it before a contender is built, call :meth:`reset` when it runs, and :meth:`read` after some steps.
 
-    On a GPU what torch's allocator has given out, above what was there at the beginning, so that others who are there
-    too do not count. On a CPU under Linux the process's resident memory; that of others can't be told from it, because
-    freed memory is used again, so there is to be nobody else.
+    On a GPU it is the memory of torch's allocator above its level at the start, so that other users do not count. On a
+    CPU under Linux it is the process's resident memory. There, other users cannot be separated, because freed memory is
+    used again: the process must run only the contender.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -28,7 +28,7 @@ class PeakMemory:
         return _status("VmRSS")
 
     def reset(self) -> None:
-        """Forget how much it has been up to now."""
+        """Forget the peak up to now."""
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
         else:
@@ -36,7 +36,7 @@ class PeakMemory:
                 Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak resident set size
 
     def read(self) -> float:
-        """Bytes at the peak since :meth:`reset`, above the beginning; NaN where it can't be known."""
+        """Bytes at the peak since :meth:`reset`, above the start; NaN if unknown."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device) - self._before
         return _status("VmHWM") - self._before

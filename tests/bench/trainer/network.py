@@ -1,4 +1,4 @@
-"""What gradients cost on the wire: a measured link, and two models of how they are averaged over it."""
+"""The cost of sending gradients: a measured link, and two models of averaging over it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def ring_seconds(ranks: int, size: float, link: Link) -> float:
 
 
 def parameter_server_seconds(ranks: int, size: float, link: Link) -> float:
-    """Time in which one parameter server takes ``size`` bytes from each of ``ranks`` workers and gives them back."""
+    """Time in which one parameter server receives ``size`` bytes from each of ``ranks`` workers and returns them."""
     return 2 * ranks * size / link.bandwidth + 2 * link.latency if ranks > 1 else 0.0
 
 
 def probe(device: Any, size: int = 32 << 20, repeats: int = 5) -> tuple[float, float] | None:
-    """Bandwidth and latency between ranks 0 and 1 by messages back and forth; None on the other ranks.
+    """Bandwidth and latency between ranks 0 and 1 by messages in both directions; None on the other ranks.
 
-    All ranks of the group call this. The best of ``repeats`` counts: whatever disturbs makes it only slower.
+    All ranks of the group call this. The best of ``repeats`` counts, because disturbances only slow it down.
     """
     import torch
     import torch.distributed as dist

@@ -1,7 +1,7 @@
-"""What the loop around a step costs the host, on one rank and on two: all of it but the batch and the step itself.
+"""The cost of the loop around a step for the host, on one rank and on two: all except the batch and the step itself.
 
 ``python -m tests.bench.trainer.overhead``: exporter, log, the agreement on stopping, schedule and records. On a busy
-machine the median says more than the mean.
+machine the median is more reliable than the mean.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STEPS = 400
 
 
 def measure(local_rank: int, ranks: int, results: Any) -> None:
-    """Take steps of the digits' preset on this rank; puts microseconds a step, median and mean, into ``results``."""
+    """Take steps of the digits' preset on this rank. Put microseconds per step, median and mean, into ``results``."""
     env = RankEnv.spawned(local_rank, ranks)
     world = World.start(DistributedConfig(device="cpu"), env)
     with contextlib.redirect_stdout(io.StringIO()):

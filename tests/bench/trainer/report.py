@@ -1,4 +1,4 @@
-"""From measurements to a table."""
+"""Turn measurements into a table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ scaling: images/s over ranks times those of one rank."""
 
 @dataclass
 class CaseResult:
-    """A case with what came of it: ``about`` of the worker, or why there is nothing."""
+    """A case with its result: ``about`` of the worker, or the reason why there is none."""
 
     case: Case
     data: str
@@ -29,14 +29,14 @@ class CaseResult:
     notes: list[str] = field(default_factory=list)
 
     def result(self, name: str) -> dict[str, Any] | None:
-        """What the contender ``name`` achieved, if it did."""
+        """The result of the contender ``name``, if it has one."""
         results = self.about.get("results", {}).get(name)
         return results if results and "failed" not in results else None
 
 
 @dataclass(frozen=True)
 class ContenderRow:
-    """One contender of one case. Seconds are those of a step; None: not known, or there is none."""
+    """One contender of one case. Seconds are those of a step; None: unknown, or not applicable."""
 
     who: str
     images_per_second: float
@@ -51,9 +51,9 @@ class ContenderRow:
 
 
 def ratio(one: dict[str, Any], other: dict[str, Any]) -> float:
-    """How many times the images/s of ``other`` those of ``one`` are: the median over the rounds.
+    """The ratio of the images/s of ``other`` to those of ``one``: the median over the rounds.
 
-    Turns of one round follow each other, so what slows the machine down for a while slows down both.
+    Turns of one round follow each other, so that a slow phase of the machine affects both.
     """
     rounds: list[float] = [mine / theirs for mine, theirs in zip(one["rates"], other["rates"], strict=True)]
     return statistics.median(rounds)
@@ -62,8 +62,8 @@ def ratio(one: dict[str, Any], other: dict[str, Any]) -> float:
 def rows(measured: CaseResult, alone: CaseResult | None) -> list[ContenderRow]:
     """The rows of a case; ``alone`` is the same preset on one rank, for the efficiency.
 
-    Communication is what the bare step takes longer than the same without all-reduce; data is the host's wait for a
-    batch, on a GPU where batches are made by the device the loader's time by itself; compute is the rest.
+    Communication is the difference between the bare step with and without all-reduce. Data is the host's wait for a
+    batch; on a GPU that builds its batches it is the loader's time alone. Compute is the rest.
     """
     results = []
     documents = measured.result("documents")
@@ -110,7 +110,7 @@ def _communication(measured: CaseResult, variant: str) -> float | None:
 
 
 def published(measured: CaseResult) -> str:
-    """What the document reports for this system."""
+    """The values that the document reports for this system."""
     system = measured.case.system
     parts = [f"{number} GPU{'s' if number > 1 else ''}: {seconds:g} s {system.seconds_of}"
              for number, seconds in system.published.items()]  # fmt: skip
@@ -121,7 +121,7 @@ def published(measured: CaseResult) -> str:
 
 
 def describe(measured: CaseResult, everything: Sequence[CaseResult]) -> list[str]:
-    """The lines of a case for a terminal; ``everything``: with what was measured before it."""
+    """The lines of a case for a terminal; ``everything`` includes earlier measurements."""
     columns = ("images/s", "+-", "x doc.", "of bare", "epoch s", "data", "compute", "comm.", "scaling")
     case = measured.case
     system = measured.case.system
@@ -188,7 +188,7 @@ def _costs(measured: CaseResult) -> list[str]:
 
 
 def communication(everything: Sequence[CaseResult], link: Link | None) -> str:
-    """What averaging the gradients costs by either way, for each model and number of ranks."""
+    """The cost of averaging the gradients in both ways, for each model and number of ranks."""
     if link is None:
         return "communication: no link could be measured"
     lines = [

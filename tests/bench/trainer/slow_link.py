@@ -1,4 +1,4 @@
-"""A slow link between two ranks of this machine: two network namespaces, which only root may make."""
+"""A slow link between two ranks of this machine: two network namespaces, which only root may create."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
-# Two namespaces and the cable between them; the names are unlikely to be anybody else's.
+# Two namespaces and the cable between them; the names are unlikely to exist already.
 _SPACES = ("ddpbench0", "ddpbench1")
 _DEVICES = ("ddpbench-a", "ddpbench-b")
 _ADDRESSES = ("10.213.77.1", "10.213.77.2")
 
 
 def find_obstacle() -> str:
-    """Return why there can be no slow link here, or nothing."""
+    """Return why this machine can create no slow link, or an empty text."""
     lacking = [name for name in ("ip", "tc") if shutil.which(name) is None]
     if lacking:
         return f"{' and '.join(lacking)} not found"
@@ -25,9 +25,10 @@ def find_obstacle() -> str:
 
 @contextlib.contextmanager
 def slow_link(rate: str) -> Iterator[dict[str, Any]]:
-    """Two network namespaces whose only connection lets ``rate`` through, each way, as ``tc`` writes it.
+    """Create two network namespaces whose only connection has ``rate`` each way, in the notation of ``tc``.
 
-    Yields what :func:`.launch.run` needs to start one rank in each. Raises: ``subprocess.CalledProcessError``.
+    Yields the arguments with which :func:`.launch.run` starts one rank in each.
+    Raises: ``subprocess.CalledProcessError``.
     """
 
     def do(words: str) -> None:

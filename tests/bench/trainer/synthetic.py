@@ -1,4 +1,4 @@
-"""Noise in the true on-disk formats of the datasets, of their true sizes, where the real ones are not at hand."""
+"""Noise in the true on-disk formats and sizes of the datasets, for machines without the real ones."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# What the real datasets hold for training, and so what an epoch is.
+# The number of training samples of the real datasets, and so the length of an epoch.
 EPOCH = {"cifar10": 50_000, "fashion-mnist": 60_000, "voc2012": 1_464}
 
 
 def is_there(name: str, folder: Path) -> bool:
-    """Whether the dataset ``name`` lies in ``folder``; whether it is complete, its reader will say."""
+    """Whether the dataset ``name`` exists in ``folder``; its reader reports whether it is complete."""
     return (folder / _MARKS[name]).exists()
 
 
 def write(name: str, folder: Path, samples: int) -> int:
     """Write ``samples`` training samples of ``name`` (the whole set at most) and a few for validation.
 
-    Returns how many there are.
+    Returns the number of samples.
     """
     samples = max(10, min(samples, EPOCH[name]))
     return _WRITERS[name](folder, samples, np.random.default_rng(0))
@@ -68,7 +68,7 @@ def _write_voc2012(folder: Path, samples: int, random: np.random.Generator) -> i
     for name in ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation"):
         (home / name).mkdir(parents=True)
     palette: Any = random.integers(0, 256, 768, np.uint8).tolist()
-    # Twelve photographs of the usual size under many names: to decode they are all alike.
+    # Twelve photographs of the usual size under many names: decoding takes the same time for all.
     for number in range(12):
         photograph = _smooth(random, (375, 500, 3))
         Image.fromarray(photograph).save(home / "JPEGImages" / f"of-{number}.jpg", quality=90)
@@ -87,7 +87,7 @@ def _write_voc2012(folder: Path, samples: int, random: np.random.Generator) -> i
 
 
 def _smooth(random: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Coarse noise made fine: JPEG and PNG have as much to do with it as with a photograph, about."""
+    """Enlarged coarse noise: JPEG and PNG need about as much time for it as for a photograph."""
     coarse = random.integers(0, 256, (-(-shape[0] // 8), -(-shape[1] // 8), *shape[2:]), np.uint8)
     return coarse.repeat(8, axis=0).repeat(8, axis=1)[: shape[0], : shape[1]].copy()
 

@@ -1,4 +1,4 @@
-"""The systems of the four documents that the presets come from, their figures, and ways to run the trainer on them."""
+"""The systems of the four documents behind the presets, their values, and ways to run the trainer on them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class System:
-    """One system of a document: a preset, and how it is spread over processes.
+    """One system of a document: a preset, and its distribution over processes.
 
-    ``published`` maps a number of GPUs to the seconds that the document reports for it, ``seconds_of`` says of what;
-    ``claim`` is what it says in words. ``label`` is what the first version of the benchmark called it.
+    ``published`` maps a number of GPUs to the seconds that the document reports for it, ``seconds_of`` names the
+    measured
+    interval; ``claim`` is the document's sentence. ``label`` is its name in the first version of the benchmark.
     """
 
     name: str
@@ -23,17 +24,17 @@ class System:
     published: Mapping[int, float] = field(default_factory=dict)
     seconds_of: str = "an epoch"
     claim: str = ""
-    # Number of ranks that the document's command starts; None: whatever is there.
+    # Number of ranks that the document's command starts; None: all that exist.
     ranks: int | None = None
     # Whether --quick runs it.
     quick: bool = False
     # Number format that the document's own loop uses.
     published_precision: str = "fp32"
-    # Over how many nodes the ranks are spread; here they are parts of this machine.
+    # Number of nodes of the ranks; here they are parts of this machine.
     nodes: int = 1
-    # What the document reports after its epochs, in words.
+    # The document's report after its epochs, as a text.
     accuracy: str = ""
-    # Batch sizes that the document has us compare.
+    # Batch sizes that the document compares.
     sweep: tuple[int, ...] = ()
 
 
@@ -65,9 +66,9 @@ SYSTEMS = (
            "training", "two nodes of two A10", ranks=4, nodes=2),
 )  # fmt: skip
 
-# By name, and by label, which --systems takes as well.
+# By name, and by label, which --systems also accepts.
 BY_NAME: Mapping[str, System] = {key: system for system in SYSTEMS for key in (system.name, system.label)}
-# What --quick changes in a preset, so that a step takes well below a second on a CPU.
+# Changes of --quick in a preset, so that a step takes well below a second on a CPU.
 _WIDE = {"data": {"batch_size": 16}, "model": {"widen": 2}}
 QUICK: Mapping[str, Mapping[str, Any]] = {
     "cifar10-resnet50": {"data": {"batch_size": 8}},
@@ -82,11 +83,11 @@ QUICK: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-# What a GPU is measured with: what the trainer chooses by itself, and on the system of the goal all steps up to it.
+# Variants on a GPU: the trainer's defaults, and on the main system all steps up to them.
 ON_GPU = ("graph", "compile-graph")
 ON_GPU_IN_FULL = ("torch", "tf32", "bf16", "graph", "compile", "compile-graph")
 
-# Name of a variant -> what it changes in a preset.
+# Name of a variant -> its changes in a preset.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "preset": {},
     "torch": {"precision": {"name": "torch", "channels_last": False, "cuda_graph": "off"}},
@@ -99,7 +100,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     # The step as one CUDA graph, without torch.compile and with it.
     "graph": {"precision": {"name": "auto", "cuda_graph": "auto"}},
     "compile-graph": {"precision": {"name": "auto", "compile": True, "cuda_graph": "auto"}},
-    # For slow links: DDP as it comes, gradients sent as bf16, and that with bf16 arithmetic.
+    # For slow links: plain DDP, gradients sent as bf16, and that with bf16 arithmetic.
     "plain-ddp": {"precision": {"name": "fp32", "channels_last": False}, "distributed": {"bucket_view": False}},
     "bf16-hook": {"precision": {"name": "fp32", "channels_last": False}, "distributed": {"compression": "bf16"}},
     "bf16-all": {"precision": {"name": "bf16"}, "distributed": {"compression": "bf16"}},
@@ -107,7 +108,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 
 def changes_of(variant: str) -> Mapping[str, Any]:
-    """What a variant changes in a preset; ``batch-64`` is the preset with that batch."""
+    """The changes of a variant in a preset; ``batch-64`` is the preset with that batch."""
     size = variant.removeprefix("batch-")
     return VARIANTS[variant] if size == variant else {"data": {"batch_size": int(size)}}
 
@@ -122,10 +123,10 @@ class Case:
 
 
 def plan_cases(systems: tuple[System, ...], device: str, available: int, ranks: tuple[int, ...] | None) -> list[Case]:
-    """What to run where ``available`` ranks fit (GPUs, or cores for CPU ranks). ``ranks`` limits the numbers tried.
+    """The cases that fit ``available`` ranks (GPUs, or cores for CPU ranks). ``ranks`` limits the numbers tried.
 
     A system of one process runs on one rank, DataParallel on one rank that uses all GPUs, DDP on one, two, four
-    GPUs and all; one whose document fixes the number runs on that.
+    GPUs and all; a system whose document fixes the number runs on that number.
     """
     unit = "GPU" if device == "cuda" else "core"
     gpus = available if device == "cuda" else 0
@@ -146,7 +147,7 @@ def plan_cases(systems: tuple[System, ...], device: str, available: int, ranks: 
 
 
 def each_preset_first(cases: list[Case]) -> list[Case]:
-    """In the same order, but for each preset the first case that can run, before all others."""
+    """In the same order, but for each preset the first runnable case comes before all others."""
     first: dict[str, Case] = {}
     for case in cases:
         if not case.missing:

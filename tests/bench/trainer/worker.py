@@ -1,4 +1,4 @@
-"""One rank of a measurement: builds the contenders and lets them take steps in turn. Started by :mod:`.launch`."""
+"""One rank of a measurement: builds the contenders, which take steps in turn. Started by :mod:`.launch`."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ TRAINED = ("preset", "published")
 
 @dataclass(frozen=True)
 class MeasurementSpec:
-    """What to measure. ``contenders`` are ``documents``, ``ours:VARIANT``, ``silent:…``, ``bare:…`` and ``mute:…``.
+    """The measurement. ``contenders`` are ``documents``, ``ours:VARIANT``, ``silent:…``, ``bare:…`` and ``mute:…``.
 
     ``silent`` is ours without exporter and log, ``mute`` the bare step without all-reduce. With ``train`` the preset is
-    then trained for the document's epochs, as it is and as published.
+    then trained for the document's epochs, unchanged and as published.
     """
 
     preset: str
@@ -53,13 +53,13 @@ class MeasurementSpec:
     half: bool = False
     data_parallel: bool = False
     train: bool = False
-    # Steps at most in a turn, and before the first one that counts.
+    # Maximum steps in a turn, and in the warm-up before the first turn.
     max_steps: int = 2000
     warm_up: int = 3
 
 
 class _Runner:
-    """A contender with its place in the stream of its steps."""
+    """A contender with its position in the stream of its steps."""
 
     def __init__(self, name: str, spec: MeasurementSpec, world: World, defaults: Switches) -> None:
         memory = PeakMemory(world.device)
@@ -82,9 +82,9 @@ class _Runner:
         self.windows: list[tuple[float, float]] = []
 
     def take(self, steps: int, world: World) -> tuple[float, float]:
-        """Take ``steps`` steps; returns seconds a rank needed for them, and how many of these for data."""
+        """Take ``steps`` steps. Return the seconds that a rank needed for them, and how many of these for data."""
         self.switches.set()
-        for _ in range(self.contender.prefetched):  # made while others took their turns, so not counted
+        for _ in range(self.contender.prefetched):  # created while others took their turns, so not counted
             next(self._steps)
         _barrier(world)
         started = time.perf_counter()
@@ -143,7 +143,7 @@ def _agree_on_steps(step_seconds: float, spec: MeasurementSpec, world: World) ->
 
 
 def measure(spec: MeasurementSpec, world: World) -> dict[str, Any]:
-    """Build all contenders, let them take turns, and return what came out; the same on every rank but for times."""
+    """Build all contenders, let each take turns, and return the results; the same on every rank except for times."""
     runners: list[_Runner] = []
     defaults = Switches()
     results: dict[str, Any] = {}
@@ -153,13 +153,14 @@ def measure(spec: MeasurementSpec, world: World) -> dict[str, Any]:
             runner = _Runner(name, spec, world, defaults)
         except Exception as error:
             problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        # A rank that fails alone leaves the others in a collective; the launcher's time limit ends them.
+        # The failure of one rank leaves its peers in a collective; the launcher's time limit ends them.
         if problem:
             results[name] = {"failed": problem}
         else:
             runners.append(runner)
     for number in range(spec.rounds):
-        # Each begins once, so that nobody always comes after the same one. There may be none that could be built.
+        # Each contender is first once, so that none always follows the same one. There may be none that could be
+        # built.
         first = number % max(1, len(runners))
         for runner in runners[first:] + runners[:first]:
             runner.windows.append(runner.take(runner.turn, world))
@@ -179,7 +180,7 @@ def measure(spec: MeasurementSpec, world: World) -> dict[str, Any]:
 
 
 def train(spec: MeasurementSpec, world: World, *, as_published: bool) -> dict[str, Any]:
-    """Train for the document's epochs; return the last accuracy, and the epochs and seconds that it took."""
+    """Train for the document's epochs. Return the last accuracy, and the epochs and seconds until then."""
     changes = merge({"csv_dir": None, "metrics": {"port": 0}, "distributed": {"device": spec.device}}, spec.changes)
     started = time.perf_counter()
     exporter = start_exporter(world.env)
@@ -191,7 +192,7 @@ def train(spec: MeasurementSpec, world: World, *, as_published: bool) -> dict[st
 
 
 def _measure_costs(ours: Ours, world: World) -> dict[str, Any]:
-    """Costs that are too small to see between two turns."""
+    """Costs that are too small to show between two turns."""
     loading = ours.loading_seconds(16)
     closer = {"report_seconds": ours.report_seconds(2000), "loading_seconds": loading}
     if world.is_main:
@@ -209,7 +210,7 @@ def _link(world: World) -> dict[str, Any] | None:
 
 
 def main(path: str) -> None:
-    """Measure what the file ``path`` says; rank 0 writes the result."""
+    """Run the measurement of the file ``path``; rank 0 writes the result."""
     spec = MeasurementSpec(**json.loads(Path(path).read_text()))
     world = World.start(DistributedConfig(device=spec.device, timeout_seconds=300.0), RankEnv.from_environ())
     about = measure(spec, world) if spec.contenders else {"link": _link(world)}
