@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from ddp_operator.launcher.pod import PreflightConfig
+from ddp_operator.launcher.network.probe import create_store
+from ddp_operator.launcher.pod import PreflightConfig, read_pod
+from ddp_operator.launcher.torchrun.store import host_store
+from tests.support.launcher_config import encoded_config
 from tests.support.launcher_pods import LauncherPods
 
 pytestmark = pytest.mark.process
@@ -63,6 +68,21 @@ def test_preflight_measures_pairs_and_reports_transport(tmp_path: Path) -> None:
             r"over Socket, slowest pair of pods (0 and 1|0 and 2|1 and 2): \d+ MB/s$", one.log, re.MULTILINE
         )
         assert "MB/s, below the required 1000000000 MB/s; the median of 3 pairs is " in one.log
+
+
+def test_probe_finds_store_that_listens_on_the_address_of_its_pod_only(tmp_path: Path) -> None:
+    """As in a cluster: the store of pod 0 does not listen on localhost."""
+    environment = {
+        **encoded_config(nodes=2),
+        "JOB_COMPLETION_INDEX": "0",
+        "MASTER_ADDR": "train-1-0.train",
+        "DDP_POD_IP": "127.0.0.2",
+    }
+    served = host_store("127.0.0.2", 0)
+    pod = replace(read_pod(environment, str(tmp_path)), port=served.port)
+    store = create_store(torch.distributed, pod, world_size=2)
+    store.set("key", "value")
+    assert served.get("key") == b"value"
 
 
 def test_required_network_refuses_sockets(tmp_path: Path) -> None:

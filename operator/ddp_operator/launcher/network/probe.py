@@ -147,7 +147,7 @@ def _measure(torch: Any, pod: Pod, place: _Place, pairs: bool, log: str) -> Prob
     os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET,ENV,P2P", NCCL_DEBUG_FILE=log)
     dist.init_process_group(
         backend,
-        store=dist.PrefixStore("preflight", _create_store(dist, pod, place)),
+        store=dist.PrefixStore("preflight", create_store(dist, pod, place.world_size)),
         rank=place.rank,
         world_size=place.world_size,
         timeout=datetime.timedelta(seconds=_SECONDS),
@@ -189,11 +189,11 @@ def _measure(torch: Any, pod: Pod, place: _Place, pairs: bool, log: str) -> Prob
     )
 
 
-def _create_store(dist: Any, pod: Pod, place: _Place) -> Any:
-    if place.world_size == pod.nproc_per_node:
-        return dist.FileStore(os.path.join(pod.runtime, "preflight"), place.world_size)
-    host = "localhost" if pod.node == 0 else pod.master
-    return dist.TCPStore(host, pod.port, None, False, timeout=datetime.timedelta(seconds=_SECONDS))
+def create_store(dist: Any, pod: Pod, world_size: int) -> Any:
+    """Return the store of the measuring ranks: the rendezvous store, or a file if one pod has all ranks."""
+    if world_size == pod.nproc_per_node:
+        return dist.FileStore(os.path.join(pod.runtime, "preflight"), world_size)
+    return dist.TCPStore(pod.store_host, pod.port, None, False, timeout=datetime.timedelta(seconds=_SECONDS))
 
 
 def _measure_pairs(
