@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support import ROOT
+from tests.support.pod_python import POD_PYTHON, has_fsdp2
 from tests.support.ports import HeldPort
 
 pytestmark = pytest.mark.process
@@ -81,6 +81,8 @@ class Group:
     """Ranks of a script, each the only one of its pod."""
 
     def __init__(self, script: str, folder: Path) -> None:
+        if script == SHARDED and not has_fsdp2():
+            pytest.skip("this torch has no fully_shard")
         self.script = folder / "train.py"
         self.script.write_text(script)
         self.memory = folder / "memory"
@@ -107,7 +109,7 @@ class Group:
         return all(process.returncode == 0 for process in processes)
 
     def _start(self, env: dict[str, str]) -> subprocess.Popen[str]:
-        command = [sys.executable, str(self.script)]
+        command = [POD_PYTHON, str(self.script)]
         return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def lose_pod(self, index: int) -> None:

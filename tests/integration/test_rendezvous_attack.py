@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import pickle
+import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from tests.support.launcher_pods import LauncherPods
+from tests.support.launcher_pods import TIMEOUT, LauncherPods
+from tests.support.pod_python import POD_PYTHON
 
 pytestmark = pytest.mark.process
 
@@ -26,7 +25,6 @@ while not os.path.exists("enough"):
 dist.barrier()
 dist.destroy_process_group()
 """
-RUN = "run-1"
 
 
 @pytest.fixture
@@ -37,27 +35,28 @@ def job(tmp_path: Path) -> Iterator[LauncherPods]:
     pods.stop()
 
 
+# A pickle that creates a folder when it is read, under the key of torchrun's own rendezvous and everywhere where the
+# agents read. It extends a log: whoever overwrites that stops the rendezvous, as does whoever stops the store.
+ATTACK = """
+import os, pickle, sys
+from torch.distributed import TCPStore
+
 class Attack:
-    """A pickle that creates a folder when it is loaded."""
+    def __reduce__(self):
+        return os.mkdir, (sys.argv[2],)
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.folder),)
+store = TCPStore("127.0.0.1", int(sys.argv[1]), wait_for_workers=False)
+value = pickle.dumps(Attack())
+for key in ("torch.rendezvous.RUN", "RUN/0/restart", "RUN/1/restart", "RUN/1/members", "RUN/closed"):
+    store.set(key.replace("RUN", "run-1"), value)
+for number in range(2):
+    store.append(f"run-1/{number}/pods", value.decode("latin-1"))
+"""
 
 
 def attack(port: int, folder: Path) -> None:
-    """Write the pickle under the key of torchrun's own rendezvous, and under every key that the agents read.
-
-    A log is extended: overwriting it stops the rendezvous, as does stopping the store.
-    """
-    store = TCPStore("127.0.0.1", port, wait_for_workers=False)
-    value = pickle.dumps(Attack(folder))
-    for key in (f"torch.rendezvous.{RUN}", f"{RUN}/0/restart", f"{RUN}/1/restart", f"{RUN}/1/members", f"{RUN}/closed"):
-        store.set(key, value)
-    for number in range(2):
-        store.append(f"{RUN}/{number}/pods", value.decode("latin-1"))
+    """Write to the store with the pods' own torch: other versions may have another protocol."""
+    subprocess.run([POD_PYTHON, "-c", ATTACK, str(port), str(folder)], check=True, timeout=TIMEOUT)
 
 
 def test_pickle_in_store_is_not_executed_and_disturbs_no_job(job: LauncherPods, tmp_path: Path) -> None:
@@ -76,11 +75,8 @@ def test_pickle_in_store_is_not_executed_and_disturbs_no_job(job: LauncherPods, 
 
 def can_connect(port: int) -> bool:
     """Return whether a store listens on a port."""
-    try:
-        TCPStore("127.0.0.1", port, wait_for_workers=False)
-    except RuntimeError:
-        return False
-    return True
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_pod_without_secret_joins_no_round(job: LauncherPods, tmp_path: Path) -> None:

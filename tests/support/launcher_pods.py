@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
@@ -18,6 +17,7 @@ from typing import Any
 from ddp_operator.manifests.torchrun import TorchrunPlan, build_env, build_torchrun_args, split_user_command
 from tests.support.launcher_config import encoded_config
 from tests.support.launcher_folder import delivered_launcher
+from tests.support.pod_python import IS_OTHER_PYTHON, POD_PYTHON
 from tests.support.ports import HeldPort
 from tests.support.warm import WarmProcess
 
@@ -49,8 +49,8 @@ class LauncherPods:
     config: Mapping[str, Any] = field(default_factory=dict)
     """Changes of the default launcher configuration."""
     pass_fds: Sequence[int] = ()
-    python: str = sys.executable
-    warm: bool = True
+    python: str = POD_PYTHON
+    warm: bool = not IS_OTHER_PYTHON
     """Whether the launcher starts with torch imported already; what a fresh interpreter does needs one."""
 
     def __post_init__(self) -> None:
