@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,31 @@ TRAINS_SOON = 30
 def run(folder: Path, loop: str, *options: str) -> DdpRun:
     command = [sys.executable, str(LOOPS), loop, *options]
     return DdpRun(folder, manifest(command, nodes=1, procPerNode=2, recovery={"maxRestarts": 0}))
+
+
+INVISIBLE = 'for i in $(seq 1 40); do echo "batch $i/40 done"; sleep 1; done'
+
+
+def test_shell_loop_shows_reason_and_pattern_in_output_status_summary_and_report(tmp_path: Path) -> None:
+    with DdpRun(tmp_path, manifest(["sh", "-c", INVISIBLE], nodes=1)) as job:
+        message = job.until(lambda: read_no_step_yet(job), "NoStepYet with the hint")
+        assert job.wait() == 0, job.output
+        report = (job.run_folder / "report.html").read_text()
+    pattern = r"spec.metrics.logPatterns: ['batch\s*(?P<step>[0-9]+) */ *(?P<totalSteps>[0-9]+)']"
+    assert pattern in message
+    assert job.output.count(message) == 2, "while it runs, and in the summary"
+    assert f"  progress:   {message}" in job.output
+    assert html.escape(message) in report
+
+
+def read_no_step_yet(job: DdpRun) -> str:
+    """Return the message of NoStepYet once it has the launcher's explanation."""
+    try:
+        conditions = job.read_status()["conditions"]
+    except (FileNotFoundError, KeyError, ValueError):
+        return ""
+    messages = [condition.get("message", "") for condition in conditions if condition["reason"] == "NoStepYet"]
+    return next((message for message in messages if "no step is visible" in message), "")
 
 
 @pytest.mark.parametrize(

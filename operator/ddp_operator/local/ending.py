@@ -62,6 +62,9 @@ def _results(status: Status, folder: RunFolder) -> list[str]:
             (progress.step, f"step {progress.step}"),
         ]
         lines.append("  " + ", ".join(text for value, text in parts if value is not None))
+    else:
+        hint = folder.read_step_hint(status.attempt)
+        lines += [f"  progress:   {hint}"] if hint else []
     rows = read_rows(folder.metrics) if folder.metrics.exists() else []
     column, unit = choose_rate(rows)
     rates = [row[column] for row in rows if row.get(column, 0.0) > 0]

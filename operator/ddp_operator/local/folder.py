@@ -20,7 +20,7 @@ import yaml
 
 from ddp_operator import constants
 from ddp_operator.api.status import ENDED_PHASES
-from ddp_operator.status.metrics_page import Page, Rates
+from ddp_operator.status.metrics_page import Page, Rates, parse_page
 
 COLUMNS: Final = {
     "time": None,  # Unix seconds
@@ -213,6 +213,11 @@ class RunFolder:
         with self._tolerantly(self.errors), self.errors.open("a", encoding="utf-8") as stream:
             stream.write(f"{_local_time(moment)} {where}\n")
             stream.write("".join(traceback.format_exception(error)) + "\n")
+
+    def read_step_hint(self, attempt: int) -> str:
+        """Return why no step of an attempt is visible, by the last page of its pod 0; empty if steps are."""
+        page = self.pages / f"attempt-{attempt}-pod-0.prom"
+        return parse_page(page.read_text(encoding="utf-8", errors="replace")).step_hint if page.exists() else ""
 
     def write_row(self, moment: datetime, attempt: int, page: Page) -> None:
         """Append a row to metrics.csv; unknown values are left empty."""

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TextIO, cast
@@ -28,7 +27,7 @@ from ddp_operator.local.ending import close_record, describe_run, interrupt
 from ddp_operator.local.folder import DELETED, RunFolder, is_out_of_space
 from ddp_operator.local.machine import describe_environment
 from ddp_operator.local.recorder import Recorder
-from ddp_operator.local.screen import NO_STEPS, LogFile, Tail, count, describe_wait, find_logs, format_line, is_silent
+from ddp_operator.local.screen import LogFile, Tail, count, describe_wait, find_logs, format_line
 from ddp_operator.local.store import workers_grace_of
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.status import conditions
@@ -138,8 +137,8 @@ class Run:
         self._url_shown = False
         self._showing = False
         self._follows = not plan.quiet and plan.logs != "none"
-        self._spoken: datetime | None = None
-        self._remarked = False
+        self._has_spoken = False  # whether the script has printed a line
+        self._has_hint = False  # whether the log or the display shows why no step is visible
 
     async def run(self) -> RunOutcome:
         """Run the job, then write status, report and summary."""
@@ -368,7 +367,7 @@ class Run:
         page = self._recorder.page
         progress = build_progress(page.values, status.progress, page.rates) or status.progress
         processes = self._plan.resource["spec"]["nodes"] * self._plan.nproc
-        spoken = self._spoken is not None or not self._follows
+        spoken = self._has_spoken or not self._follows
         waits_for = "" if self._is_over() else describe_wait(status, page, processes, spoken=spoken)
         if waits_for:
             progress = drop_pace(progress)
@@ -382,15 +381,22 @@ class Run:
         if self._recorder.port is not None and not self._url_shown:
             self._url_shown = True
             self._display.line(f"metrics     curl http://127.0.0.1:{self._recorder.port}/metrics")
-        if not self._remarked and view.progress is None and is_silent(self._status, self._spoken, utc_now()):
-            self._remarked = True
-            self._display.line(NO_STEPS)
+        self._show_step_hint()
         self._display.update(view)
+
+    def _show_step_hint(self) -> None:
+        """Display once why no step of the script is visible. The log of all ranks has this line already."""
+        hint = self._recorder.page.step_hint
+        if not hint or self._has_hint:
+            return
+        self._has_hint = True
+        if self._plan.logs != "all":
+            self._display.line(hint)
 
     def _on_log_line(self, file: LogFile, line: str) -> None:
         text = format_line(line, file, self._plan.nproc, self._plan.logs)
         if text is not None:
-            self._spoken = self._spoken or utc_now()
+            self._has_spoken = True
             self._display.line(text)
 
     def _print_plan(self) -> None:

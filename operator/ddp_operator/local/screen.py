@@ -4,7 +4,6 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Iterable
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -99,13 +98,6 @@ def split_rank(line: str, node: int, procs: int) -> tuple[int | None, str]:
 _LOADING: Final = {"WaitingForMaster": "waiting for all pods", "Rendezvous": "connecting"}
 # In a pod with one rank, the lines of the launcher and of torchrun have no prefix of a rank.
 _NOT_THE_SCRIPT: Final = re.compile(r"\[launcher\] |[IWE]\d{4} .* torch/distributed/elastic/")
-_SILENCE: Final = timedelta(seconds=30)
-_LOADING_SECONDS: Final = timedelta(seconds=90)
-NO_STEPS: Final = """\
-no step reported so far; for a progress bar and an ETA, add two lines to the script (docs/metrics.md):
-            exporter = ddp_trainer.exporter.Exporter.start(total_steps=1000)  # before the loop
-            exporter.step(samples=len(batch), loss=loss)  # after each step
-or describe its log lines in spec.metrics.logPatterns of a YAML"""
 
 
 def describe_wait(status: Status, page: Page, processes: int, *, spoken: bool) -> str:
@@ -127,20 +119,6 @@ def describe_wait(status: Status, page: Page, processes: int, *, spoken: bool) -
             loading = _LOADING.get(page.launcher_phase or "", "importing torch")
             return f"starting {count(processes, 'process', 'es')}: {loading} …"
     return "" if spoken else f"{count(processes, 'process', 'es')} started; no output of the script yet"
-
-
-def is_silent(status: Status, spoken: datetime | None, now: datetime) -> bool:
-    """Return whether the job has trained for a while without reporting a step.
-
-    ``spoken``: when the script printed its first line; None: not yet, so it may still import packages.
-    """
-    rendezvoused = status.condition(conditions.RENDEZVOUSED)
-    if status.phase != "Running" or status.progress is not None:
-        return False
-    if rendezvoused is None or rendezvoused.status != "True":
-        return False
-    since = spoken or (rendezvoused.last_transition_time or now) + _LOADING_SECONDS
-    return now - since > _SILENCE
 
 
 def format_line(line: str, file: LogFile, procs: int, ranks: str) -> str | None:

@@ -158,7 +158,7 @@ def _charts(run: RecordedRun) -> str:
     ]
     drawn = "".join(charts)
     if not drawn:
-        return "<p>No charts: the script reported no steps.</p>"
+        return f"<p>No charts: {escape(run.step_hint or 'the script reported no steps.')}</p>"
     signs = (("mark", "interruption", run.marks), ("checkpoint", "checkpoint", run.checkpoints))
     keys = "".join(f'<span class="sign {kind}">{name}</span>' for kind, name, items in signs if items)
     legend = f'<p class="legend">Time since the start of the run{keys}</p>'

@@ -99,6 +99,8 @@ class RecordedRun:
     events: Sequence[LoggedEvent]
     ranks: Sequence[RankTime]
     traces: Sequence[Path] = ()
+    step_hint: str = ""
+    """Why no step of the script is visible, and the remedy."""
 
     @property
     def interrupted(self) -> bool:
@@ -151,6 +153,7 @@ def read_run(path: Path) -> RecordedRun:
         facts=folder.facts,
         under_way=under_way,
         traces=find_traces(path),
+        step_hint=folder.read_step_hint(status.attempt),
         ranks=parse_ranks(pages[stem] for stem in sorted(pages) if stem.startswith(f"attempt-{status.attempt}-")),
     )
 
@@ -167,6 +170,7 @@ def make_run(
     facts: Mapping[str, str] | None = None,
     traces: Sequence[Path] = (),
     ranks: Sequence[RankTime] = (),
+    step_hint: str = "",
 ) -> RecordedRun:
     """Return the run with these rows and events, which may be in any order."""
     rows = sorted(rows, key=lambda row: row["time"])
@@ -188,6 +192,7 @@ def make_run(
         events=events,
         traces=traces,
         ranks=ranks,
+        step_hint=step_hint,
     )
 
 

@@ -9,6 +9,7 @@ from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.decision import Refusal
 from ddp_operator.status.lost_nodes import LostContact, describe_lost_contact
+from ddp_operator.status.metrics_page import Page
 from ddp_operator.status.node_health import describe_nodes
 from ddp_operator.status.observed_attempt import ObservedAttempt
 from ddp_operator.status.replacement import describe_replacement
@@ -144,10 +145,22 @@ def _describe_progressing(attempt: ObservedAttempt, rendezvous: Fact) -> Fact:
     if stepping or keeps_training:
         return Fact(c.PROGRESSING, "True", c.TRAINING, "training is making progress")
 
+    return Fact(
+        c.PROGRESSING,
+        "False" if rendezvous.status == "False" else "Unknown",
+        c.NO_STEP_YET,
+        _describe_absent_step(page),
+    )
+
+
+def _describe_absent_step(page: Page | None) -> str:
+    """Return why no step is known: the launcher's own explanation with its remedy, if it has one."""
+    if page is not None and page.step_hint:
+        return page.step_hint
     message = "the metrics page of pod 0 reports no step"
     if page is not None and page.in_place_restarts:
         message += f" since restart {page.in_place_restarts} in the same pods"
-    return Fact(c.PROGRESSING, "False" if rendezvous.status == "False" else "Unknown", c.NO_STEP_YET, message)
+    return message
 
 
 def _add_lost_contact(progressing: Fact, lost_contact: LostContact | None, status: Status) -> Fact:

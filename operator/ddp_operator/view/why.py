@@ -94,8 +94,8 @@ REMEDIES: Final = {
     "EnoughRanksJoined": "Training continues with the pods that run; the missing ones: kubectl get pods -l "
     "ddp-operator.dev/job-name={name}.",
     # Progressing
-    "NoStepYet": "Start-up or the first batch is slow, or the script reports no steps (docs/pod-contract.md explains "
-    "how to report them); read its log: ddp logs {name} -f.",
+    "NoStepYet": "Start-up or the first batch is slow, or the steps of the script are invisible "
+    "(docs/your-script.md); read its log: ddp logs {name} -f.",
     "NotRunning": "Check the pods: kubectl get pods -l ddp-operator.dev/job-name={name}.",
     "WaitingForPeers": "The cause is known when that pod reports, or when its node is found lost, which is not counted "
     "as a restart; no action needed. The pods: kubectl get pods -o wide -l ddp-operator.dev/job-name={name}.",
@@ -142,6 +142,7 @@ class _MessageRemedy(NamedTuple):
 
 
 _MESSAGE_REMEDIES: Final = (
+    _MessageRemedy("^no step is visible: ", "", reason="NoStepYet"),  # the message has its own remedy
     _MessageRemedy(
         "request > maximum capacity",
         "It does not start automatically: the queue's quota is smaller than the job. Run on fewer nodes (ddp scale "

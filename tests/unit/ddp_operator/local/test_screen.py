@@ -1,14 +1,13 @@
-"""What `ddp run` prints while the job runs: what it waits for, the ranks' lines, the remark on missing steps."""
+"""What `ddp run` prints while the job runs: what it waits for, and the ranks' lines."""
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from ddp_operator.api.status import Condition, Progress, Status
-from ddp_operator.local.screen import LogFile, describe_wait, format_line, is_silent
+from ddp_operator.local.screen import LogFile, describe_wait, format_line
 from ddp_operator.status.metrics_page import Page
 from tests.support.builders import NOW
 
@@ -39,16 +38,6 @@ def test_reason_for_waiting_precedes_output() -> None:
     unplaced = running("Scheduled", "False", "Unschedulable", "1 Insufficient nvidia.com/gpu\nmore")
     assert describe_wait(unplaced, Page(), 1, spoken=True) == "1 Insufficient nvidia.com/gpu"
     assert "workers have not started" in describe_wait(LOADING, Page(in_place_restarts=1), 1, spoken=True)
-
-
-def test_job_is_silent_half_minute_after_its_first_line_or_two_after_its_start() -> None:
-    joined = running("Rendezvoused", "True", "AllRanksJoined")
-    for spoken, seconds in ((NOW + timedelta(seconds=50), 80), (None, 120)):
-        assert not is_silent(joined, spoken, NOW + timedelta(seconds=seconds - 1))
-        assert is_silent(joined, spoken, NOW + timedelta(seconds=seconds + 1))
-    assert not is_silent(LOADING, None, NOW + timedelta(hours=1)), "torchrun still loads"
-    steps = running("Rendezvoused", "True", "AllRanksJoined", progress=Progress(step=1))
-    assert not is_silent(steps, None, NOW + timedelta(hours=1))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from datetime import UTC, datetime
@@ -208,6 +209,13 @@ class TestPage:
         page = build_page(read_run(write_run(tmp_path, figures=False)), NOW)
         assert "reported no steps" in page
         assert "<svg" not in page
+
+    def test_run_with_invisible_steps_has_their_remedy(self, tmp_path: Path) -> None:
+        folder = write_run(tmp_path, figures=False)
+        hint = "no step is visible: <the program>. To show progress, set spec.metrics.logPatterns"
+        name = f"attempt-{read_run(folder).status.attempt}-pod-0.prom"
+        (folder / "metrics" / name).write_text(f"# ddp_launcher_step_hint {json.dumps(hint)}\n")
+        assert "no step is visible: &lt;the program&gt;. To show progress" in build_page(read_run(folder), NOW)
 
     def test_both_themes_have_every_color(self, tmp_path: Path) -> None:
         page = build_page(read_run(write_run(tmp_path)), NOW)

@@ -1,5 +1,6 @@
 """Decisions as a pure function: ledger, actions on children, and when to look again."""
 
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -411,6 +412,13 @@ class TestPhase:
         assert state(run(pods=RUNNING, text=page(phase="Running")), "Progressing") == ("Unknown", "NoStepYet")
         assert state(run(pods=RUNNING, text=TRAINING), "Progressing") == ("True", "Training")
         assert state(run(pods=[child_pod(0)]), "Progressing") == ("False", "NotRunning")
+
+    def test_absent_step_has_launchers_explanation(self) -> None:
+        hint = "no step is visible: metrics.autoInstrument is false. To show progress, …"
+        text = page(phase="Running") + f"# ddp_launcher_step_hint {json.dumps(hint)}\n"
+        progressing = run(pods=RUNNING, text=text).status.condition("Progressing")
+        assert progressing is not None
+        assert (progressing.reason, progressing.message) == ("NoStepYet", hint)
 
     def test_observed_generation_is_that_of_spec(self) -> None:
         status = run().status

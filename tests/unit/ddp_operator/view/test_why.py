@@ -263,6 +263,11 @@ class TestWhatIsTold:
         assert "the metrics page of pod 0 reports no step" in explanation.what
         assert explanation.todo
 
+    def test_explanation_of_invisible_steps_has_one_remedy(self) -> None:
+        hint = "no step is visible: metrics.autoInstrument is false. To show progress, set spec.metrics.logPatterns"
+        explanation = why(condition(c.PROGRESSING, "Unknown", c.NO_STEP_YET, hint), phase="Running")
+        assert str(explanation).endswith(f"(NoStepYet): {hint}.")
+
     def test_success_has_its_measurements(self) -> None:
         explanation = why(
             condition("Succeeded", "True", "AllNodesSucceeded"),
