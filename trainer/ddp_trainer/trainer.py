@@ -206,7 +206,7 @@ class TrainingLoop:
     def _fit(self) -> Path | None:
         self.report.begin(self.plan, self.task.tokens(self.example))
         if self._validation_pending():
-            self._end_epoch()
+            self._finish_step()
         while not self._at_end():
             self._epoch()
             self._end_epoch()
@@ -236,16 +236,30 @@ class TrainingLoop:
                 self.report.info(f"exported to {', '.join(self.config.export)}")
 
     def _validation_pending(self) -> bool:
-        """Return whether the run was stopped after the last step of an epoch or of the run, before its validation."""
+        """Return whether the run was stopped after a step that a validation follows, before its end."""
         position = self.position
-        at_the_end_of_steps = position.consumed == 0 or position.step >= self.total_steps
-        return 0 < position.step != position.validated and at_the_end_of_steps
+        due = self._steps_are_done() or _is_multiple(position.step, self.config.validate_every_steps)
+        return 0 < position.step != position.validated and due
+
+    def _steps_are_done(self) -> bool:
+        """Return whether the last step was that of an epoch or of the run."""
+        return self.position.consumed == 0 or self.position.step >= self.total_steps
+
+    def _finish_step(self) -> None:
+        """Do what is left to do after a step at which the run was stopped."""
+        if not self._steps_are_done():
+            self._pause_within_epoch()
+        if self._steps_are_done() or self.epochs.target_met:
+            self._end_epoch()
 
     def _end_epoch(self) -> None:
         """Validate, and save a checkpoint if one is due."""
         position = self.position
         every = self.config.checkpoint.every_epochs
-        self._pause(self._validate)
+        if position.validated == position.step and position.accuracy is not None:
+            self.epochs.record(position.accuracy)  # the run has reached its target within the epoch
+        else:
+            self._pause(self._validate)
         if self._at_end() or (position.consumed == 0 and every and position.epoch % every == 0):
             self._pause(self._save)
 
@@ -266,7 +280,6 @@ class TrainingLoop:
         """Yield after each of the epoch's remaining steps."""
         position = self.position
         world = self.world
-        save_every = self.config.checkpoint.every_steps
         remaining = self.plan.steps_left(position.consumed)
         step_started = time.perf_counter()
         for batch, waited in _timed(self.loader.epoch(position.epoch, position.consumed)):
@@ -300,16 +313,28 @@ class TrainingLoop:
                 break
             if remaining:
                 self._copy_to_memory()
-            if save_every and position.step % save_every == 0 and remaining:
-                if self.config.nonfinite == "stop":
-                    self.timeline.wait()  # _save reads all losses; count that wait as time of the steps
-                step_started += self._pause(self._save)
+                step_started += self._pause_within_epoch()
+                if self.epochs.target_met:
+                    break
         else:
             remaining = 0
         if not remaining:
             position.epoch += 1
             position.consumed = 0
         self._copy_to_memory()
+
+    def _pause_within_epoch(self) -> float:
+        """Validate and save after a step within an epoch, where that is due; return the duration in seconds."""
+        step = self.position.step
+        seconds = 0.0
+        if _is_multiple(step, self.config.validate_every_steps):
+            seconds += self._pause(self._validate_within_epoch)
+        # The checkpoint follows the validation, by whose score the best one is chosen.
+        if _is_multiple(step, self.config.checkpoint.every_steps):
+            if self.config.nonfinite == "stop":
+                self.timeline.wait()  # _save reads all losses; count that wait as time of the steps
+            seconds += self._pause(self._save)
+        return seconds
 
     def _copy_to_memory(self) -> None:
         """Copy the state in memory, if a copy is due; all ranks call this."""
@@ -341,7 +366,22 @@ class TrainingLoop:
         return scores, self.timeline.seconds(started, self.timeline.now())
 
     def _validate(self) -> None:
-        """Validate the model and record the scores."""
+        """Validate the model after an epoch and record both."""
+        scores, seconds = self._update_scores()
+        training = self.epochs.validated(scores[self.task.score])
+        self.report.validated(self.position, scores, self.task.score, seconds, training)
+        self._report_target()
+
+    def _validate_within_epoch(self) -> None:
+        """Validate the model between two steps."""
+        scores, seconds = self._update_scores()
+        self.epochs.count_validation(scores[self.task.score])
+        self.agreement.begin()
+        self.report.validated(self.position, scores, self.task.score, seconds, {}, within_epoch=True)
+        self._report_target()
+
+    def _update_scores(self) -> tuple[dict[str, float], float]:
+        """Validate the model and store the scores in the position; return them and the duration in seconds."""
         scores, seconds = self._score()
         score = scores[self.task.score]
         position = self.position
@@ -350,9 +390,11 @@ class TrainingLoop:
         position.scores = scores
         best = max if self.task.greater_is_better else min
         position.best_accuracy = best(score, score if position.best_accuracy is None else position.best_accuracy)
-        self.report.validated(position, scores, self.task.score, seconds, self.epochs.validated(score))
+        return scores, seconds
+
+    def _report_target(self) -> None:
         if self.epochs.target_met:
-            self.report.info(f"target reached in {position.streak} validations in a row; the run is complete")
+            self.report.info(f"target reached in {self.position.streak} validations in a row; the run is complete")
 
     def _save(self) -> None:
         """Save a checkpoint of the current state; all ranks call this, rank 0 writes."""
@@ -438,6 +480,11 @@ class TrainingLoop:
             with self.world.agreed(), contextlib.suppress(OSError):  # the writer has warned about an unreadable folder
                 if self.checkpointer is not None:
                     self.checkpointer.check_fence()
+
+
+def _is_multiple(step: int, every: int) -> bool:
+    """Return whether something that happens ``every`` so many steps happens after ``step``; 0: never."""
+    return every > 0 and step % every == 0
 
 
 def _timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, float]]:

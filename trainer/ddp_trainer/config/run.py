@@ -42,6 +42,9 @@ class RunConfig(SettingsGroup):
         0, "seed of initial weights, sample order, augmentation and dropout", at_least=0, at_most=MAX_SEED
     )
     log_every: int = option(10, "steps between progress lines", at_least=1)
+    validate_every_steps: int = option(
+        0, "steps between additional validations within an epoch; 0: only after each epoch", at_least=0
+    )
     nonfinite: str = option(
         "count",
         "on a loss that is not a finite number: count it and continue, or stop all ranks and report step and rank",

@@ -211,11 +211,19 @@ class Reporter:
         self._watch.pause(start, end)
 
     def validated(
-        self, position: Position, scores: dict[str, float], score: str, seconds: float, training: Mapping[str, float]
+        self,
+        position: Position,
+        scores: dict[str, float],
+        score: str,
+        seconds: float,
+        training: Mapping[str, float],
+        *,
+        within_epoch: bool = False,
     ) -> None:
         """Report a validation at ``position``; ``score`` names the score by which runs are compared.
 
-        ``training`` has the values of the epoch before it; it is empty without one.
+        ``training`` has the values of the epoch before it; it is empty without one. ``within_epoch``: the epoch
+        continues after the validation.
         """
         self.flush()
         details = []
@@ -228,6 +236,8 @@ class Reporter:
         if "accuracy" in training:
             details.append(f"training accuracy {training['accuracy']:.4f}")
         epoch = f"epoch {position.epoch + (1 if position.consumed else 0)}/{self._plan.epochs}"
+        if within_epoch:
+            epoch += f" step {position.step}/{self._total}"
         self.evaluated(scores, score, seconds, f"{epoch} ", details)
 
         scalars = {f"validation/{name}": value for name, value in scores.items()}

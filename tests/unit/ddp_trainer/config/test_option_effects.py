@@ -37,6 +37,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "max_steps": ("1",),
     "seed": ("1",),
     "log_every": ("1",),
+    "validate_every_steps": ("1",),
     "nonfinite": ("stop", "--lr", "1e30", *KEPT),
     "task": ("nowhere:Task",),
     "train_accuracy": ("true",),
