@@ -1,1 +1,1 @@
-"""Fault drills: real jobs that are broken on purpose, and have to end as if nothing had happened. `make drills`."""
+"""Fault drills: real jobs with injected faults, which must reach the same final state as without. `make drills`."""

@@ -1,4 +1,4 @@
-"""`python -m tests.drills`: break real jobs in every way we know, and see that they end as if nothing had happened."""
+"""`python -m tests.drills`: inject every known fault into real jobs, and check that their final state is unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODULES = ("kills", "memory", "failures", "disks", "objects", "networks", "surro
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Make the drills and print the table; 0 where all survived."""
+    """Run the drills and print the table. Return 0 if all jobs survived."""
     for module in MODULES:
         importlib.import_module(f"tests.drills.{module}")
     parser = argparse.ArgumentParser(prog="python -m tests.drills", description=__doc__)
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_all(chosen: Sequence[Drill], session: Session, *, runs: int, fast: bool, floors: bool) -> int:
-    """Make the drills in order; return the exit code."""
+    """Run the drills in order. Return the exit code."""
     folder = session.folder
     if any(entry.trains for entry in chosen):
         session.reference = train(folder / "reference")
@@ -83,7 +83,7 @@ def run_all(chosen: Sequence[Drill], session: Session, *, runs: int, fast: bool,
 
 
 def run_once(row: DrillRow, session: Session, *, fast: bool) -> None:
-    """Make one drill once and note what came of it."""
+    """Run one drill once and record the result."""
     scene = Scene(session, row.drill.name, fast=fast)
     since = time.monotonic()
     try:
@@ -94,7 +94,7 @@ def run_once(row: DrillRow, session: Session, *, fast: bool) -> None:
     except NotHere as reason:
         row.not_here = str(reason)
         word = f"not run here: {reason}"
-    except Exception as error:  # whatever it is: the other drills, and the table, are not lost with it
+    except Exception as error:  # any error: the other drills and the table must not be lost
         trace = "" if isinstance(error, Perished) else f"\n{traceback.format_exc()}"
         row.problems.append(f"{type(error).__name__}: {error}{trace}")
         word = f"PERISHED: {str(error).splitlines()[0] if str(error) else type(error).__name__}"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class NotHere(Exception):
-    """This machine lacks a requirement of a drill, which the message names."""
+    """This machine lacks a requirement of a drill; the message has its name."""
 
 
 class Perished(Exception):
@@ -21,11 +21,11 @@ class Perished(Exception):
 
 @dataclass
 class DrillOutcome:
-    """What one run of a drill gave. ``floor`` names the floor of its recovery: ranks, agents or none.
+    """The result of one run of a drill. ``floor`` names the floor of its recovery: ranks, agents or none.
 
-    ``lost``: steps made once more; ``seconds``: from the fault to the next new step; None where there is nothing to
-    measure. ``waits``: seconds of these that the fault itself lasts, or that the job's own limits ask for. ``by_hand``:
-    the floor, as it was measured right after the drill.
+    ``lost``: repeated steps; ``seconds``: from the fault to the next new step; None if there is no measurement.
+    ``waits``: the part of these seconds in which the fault lasts, or that the job's own limits require. ``by_hand``:
+    the floor, measured directly after the drill.
     """
 
     lost: int | None = None
@@ -38,7 +38,7 @@ class DrillOutcome:
 
 @dataclass(frozen=True)
 class Drill:
-    """One fault. ``fast``: it belongs to the part that every test run makes. ``trains``: with real training."""
+    """One fault. ``fast``: it is part of every test run. ``trains``: with real training."""
 
     name: str
     about: str
@@ -53,7 +53,7 @@ DRILLS: dict[str, Drill] = {}
 def drill(
     name: str, about: str, *, fast: bool = False, trains: bool = True
 ) -> Callable[[Callable[[Scene], DrillOutcome]], Callable[..., DrillOutcome]]:
-    """Register a function as a drill. It raises Perished or AssertionError where the job does not survive."""
+    """Register a function as a drill. It raises Perished or AssertionError if the job does not survive."""
 
     def register(act: Callable[[Scene], DrillOutcome]) -> Callable[..., DrillOutcome]:
         assert name not in DRILLS
@@ -74,7 +74,7 @@ class DrillRow:
 
     @property
     def tried(self) -> int:
-        """How often it was run."""
+        """The number of its runs."""
         return len(self.outcomes) + len(self.problems)
 
 

@@ -1,4 +1,4 @@
-"""What can happen to checkpoints: a disk that is full or slow, and files that are damaged or gone."""
+"""Faults of checkpoints: a full or slow disk, and damaged or deleted files."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _damage(scene: Scene, how: Callable[[Path], None], words: str) -> DrillOutco
     tree = run.tree()
     claims = _claims(scene)
     last = _stop_between_saves(scene, run, tree.workers[1])
-    # On a busy machine the last save may not even have begun yet.
+    # On a busy machine the last save may not have started yet.
     scene.until(lambda: last in _saved(claims), f"the checkpoint of step {last}", alive=run)
     older, newest = _saved(claims)[-2:]
     (path,) = claims.glob(f"step-{newest:09d}*.pt")
@@ -110,7 +110,7 @@ def _damage(scene: Scene, how: Callable[[Path], None], words: str) -> DrillOutco
 
 
 def _stop_between_saves(scene: Scene, run: Running, pid: int) -> int:
-    """Stop rank 1 where rank 0, which may end the step that it is in, comes to no other save; return the last one."""
+    """Stop rank 1 at a point where rank 0, which may finish its step, cannot save again. Return the last save."""
     while True:
         kill([pid], signal.SIGSTOP)
         made = scene.steps()[-1].step + 1
@@ -125,7 +125,7 @@ def _claims(scene: Scene) -> Path:
 
 
 def _saved(claims: Path) -> list[int]:
-    """Return the steps of the checkpoints that are whole."""
+    """Return the steps of the complete checkpoints."""
     return sorted(int(json.loads(path.read_text())["step"]) for path in claims.glob("step-*.json"))
 
 
@@ -146,7 +146,7 @@ def _mount(scene: Scene, folder: Path) -> bool:
 
 
 def _fill(folder: Path) -> Callable[[], None]:
-    """Fill a file system to the last page; return what makes room again."""
+    """Fill a file system completely. Return a function that frees the space."""
     filler = folder / "filler"
     with filler.open("wb", buffering=0) as file:
         for size in (1 << 20, 4096):

@@ -1,6 +1,6 @@
-"""`ddp run` with a hand on it: what in a cluster others do to a job can be asked of this one while it runs.
+"""`ddp run` with commands from a drill, for actions that users and controllers perform in a cluster.
 
-Commands are files in ``DRILL_COMMANDS``, ``<number>.json``; one that was obeyed is renamed to ``<number>.done``.
+Commands are files in ``DRILL_COMMANDS``, ``<number>.json``; an executed one is renamed to ``<number>.done``.
 ``DRILL_PREFIX_<index>`` (lines) is put before the command of the pods of an index. ``DRILL_NAMES``: pods find each
 other by their names. ``DRILL_NETWORK``: by the addresses (NETWORK.1 and so on) that they have in network namespaces.
 """
@@ -28,10 +28,10 @@ PROGRAM = str(Path(__file__))
 
 
 class Driven(Run):
-    """A run that obeys."""
+    """A run that executes commands."""
 
     async def run(self) -> RunOutcome:
-        """Run, and listen meanwhile."""
+        """Run, and execute commands meanwhile."""
         cluster = self._cluster
         if "DRILL_NETWORK" in os.environ:
 
@@ -74,7 +74,7 @@ class Driven(Run):
 
 
 def run_job(plan: RunPlan) -> RunOutcome:
-    """Take the place of the function of this name in ``local.runner``."""
+    """Replace the function of this name in ``local.runner``."""
     return asyncio.run(Driven(plan).run())
 
 

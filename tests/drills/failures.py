@@ -1,4 +1,4 @@
-"""What a script does to itself: exceptions, losses that are no number, and memory that runs out."""
+"""Faults of a script itself: exceptions, losses that are not a number, and exhausted memory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.drills.kills import check_lost
 from tests.drills.scene import EVERY, STRIKE, Running, Scene
 
 SAVED = STRIKE - STRIKE % EVERY
-"""The step of the newest checkpoint when a fault strikes."""
-_LIMIT = 1200 << 20  # bytes: a launcher, an agent and a worker take half of it
-# $0 is the group: be in it, and see its files where a container would.
+"""The step of the newest checkpoint when a fault is injected."""
+_LIMIT = 1200 << 20  # bytes: a launcher, an agent and a worker need half of it
+# $0 is the group: enter it, and show its files where a container has them.
 _IN_V1 = 'echo $$ > "$0/cgroup.procs" && mount --bind "$0" /sys/fs/cgroup/memory && exec "$@"'
 _IN_V2 = 'echo $$ > "$0/cgroup.procs" && mount --bind "$0" /sys/fs/cgroup && exec "$@"'
 
@@ -82,7 +82,7 @@ def eat_memory(scene: Scene) -> DrillOutcome:
 
 
 def _memory_group(scene: Scene) -> tuple[str, str, str]:
-    """Make a memory cgroup for pod 1; return the prefix of its command, the kind of fault, and a note."""
+    """Create a memory cgroup for pod 1. Return the prefix of its command, the kind of fault, and a note."""
     v2 = Path("/sys/fs/cgroup/cgroup.controllers").exists()
     root = Path("/sys/fs/cgroup" if v2 else "/sys/fs/cgroup/memory")
     group = root / f"ddp-drill-{os.getpid()}-{time.monotonic_ns()}"
@@ -109,6 +109,6 @@ def _remove_group(group: Path) -> None:
             try:
                 group.rmdir()
             except OSError:
-                time.sleep(0.05)  # its last process is being buried
+                time.sleep(0.05)  # the kernel is still removing its last process
                 continue
         return

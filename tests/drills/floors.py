@@ -30,7 +30,7 @@ Begin = Callable[[list[str], dict[str, str], IO[bytes]], "list[subprocess.Popen[
 
 
 def train(folder: Path) -> Path:
-    """Train to the end without an interruption; return the folder with a checkpoint of every so many steps."""
+    """Train to the end without an interruption. Return the folder, with a checkpoint at a fixed interval of steps."""
     with _by_hand(folder, start_ranks, ["--checkpoint-keep", "1000"]) as started:
         deadline = time.monotonic() + PATIENCE
         for process in started:
@@ -57,7 +57,7 @@ def measure_floor(name: str, folder: Path, checkpoints: Path) -> float:
 
 @contextlib.contextmanager
 def _by_hand(folder: Path, begin: Begin, more: Sequence[str] = ()) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Start training in a folder; nothing of it outlives the block."""
+    """Start training in a folder. Kill all its processes after the block."""
     (folder / "witness").mkdir(parents=True, exist_ok=True)
     mark = uuid.uuid4().hex
     path = os.pathsep.join([str(ROOT / "operator"), str(ROOT / "trainer")])
@@ -78,7 +78,7 @@ def _by_hand(folder: Path, begin: Begin, more: Sequence[str] = ()) -> Iterator[l
 
 
 def start_ranks(command: Sequence[str], env: dict[str, str], output: IO[bytes]) -> list[subprocess.Popen[bytes]]:
-    """Start two ranks with nothing around them."""
+    """Start two ranks without agents."""
     common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     common["MASTER_PORT"] = str(hold_free_port())
     return [_start([sys.executable, *command], env | common | {"RANK": str(rank)}, output) for rank in range(2)]

@@ -9,7 +9,7 @@ from tests.drills.scene import EVERY, STEPS, STRIKE, Scene, kill
 
 
 def check_lost(outcome: DrillOutcome, limit: int = 2 * EVERY) -> DrillOutcome:
-    """Insist that no more is lost than what came after the newest checkpoint, or after the one before it."""
+    """Check that only the steps after the newest checkpoint, or the one before it, are lost."""
     if outcome.lost is not None and outcome.lost > limit:
         raise Perished(f"{outcome.lost} steps were lost, with a checkpoint every {EVERY}")
     return outcome
@@ -112,7 +112,7 @@ def kill_run(scene: Scene) -> DrillOutcome:
 @drill("rank-stopped", "SIGSTOP of one rank: the watchdog names it, ends the workers, and they start again")
 def stop_rank(scene: Scene) -> DrillOutcome:
     stall = 4.0
-    # The trainee stops itself at a step: on a busy machine, a stop from outside arrives after the last step.
+    # The process stops itself at a step: on a busy machine, an external stop arrives after the last step.
     env = {"DRILL_FAULT": f"stop:1:{STRIKE}:1"}
     run = scene.start(env=env, watchdog={"startSeconds": 240, "stallSeconds": int(stall)})
     run.succeed(restarts=0, in_place=1)

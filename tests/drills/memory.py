@@ -36,7 +36,7 @@ def list_newest(run: Running) -> list[MemoryCopy]:
 
 
 def check_none_lost(scene: Scene, run: Running, struck: float, floor: str) -> DrillOutcome:
-    """Insist that no step was repeated, and that the state is that of an undisturbed run."""
+    """Check that no step was repeated, and that the state is that of an undisturbed run."""
     if not run.said("resumed from memory: "):
         raise Perished(f"the ranks have not continued from memory\n{run.output}")
     scene.check_state()

@@ -1,4 +1,4 @@
-"""A network between two pods in separate namespaces, connected by a wire that drills cut and slow down."""
+"""A network between two pods in separate namespaces, connected by a link that drills cut and slow down."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TIMEOUT = 6
 
 
 class Cable:
-    """Two namespaces and the wire between them."""
+    """Two namespaces and the link between them."""
 
     def __init__(self, scene: Scene) -> None:
         if os.geteuid() != 0:
@@ -29,7 +29,7 @@ class Cable:
         if not shutil.which("ip") or not Path("/dev/net/tun").exists():
             raise NotHere("needs the command ip, and /dev/net/tun")
         number = random.randrange(1, 250)
-        self.network = f"198.18.{number}"  # set aside for tests of networks
+        self.network = f"198.18.{number}"  # addresses reserved for tests of networks
         names = [f"ddp-drill-{os.getpid()}-{number}-{index}" for index in range(2)]
         for name in names:
             if subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode:
@@ -46,7 +46,7 @@ class Cable:
         scene.env["DRILL_NETWORK"] = self.network
 
     def tell(self, words: str) -> float:
-        """Change the wire; return the moment before."""
+        """Change the link. Return the time just before."""
         assert self._wire.stdin is not None
         now = time.monotonic()
         self._wire.stdin.write(words + "\n")

@@ -1,4 +1,4 @@
-"""What users and controllers do to a job's objects while it trains."""
+"""Actions of users and controllers on a job's objects while it trains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A drill's stage: a folder, a job that trains through `ddp run`, the witness of its steps, what must hold after."""
+"""The environment of a drill: a folder, a job under `ddp run`, the record of its steps, and checks for the end."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tests.support.object_store import PACKAGES, ObjectStore
 
 TRAINEE = Path(__file__).with_name("trainee.py")
 PATIENCE = float(os.environ.get("DDP_DRILL_PATIENCE", "240"))
-"""Seconds after which something counts as never happening."""
+"""Seconds after which an expected event counts as missing."""
 MARK = "DDP_DRILL"
 STEPS = 40
 EVERY = 5
 STRIKE = 12
-"""Steps of the job, steps between checkpoints, and the step (from 0) at which most faults come."""
+"""Steps of the job, steps between checkpoints, and the step (from 0) of most faults."""
 PAUSE = 0.15
-"""Seconds after each step: so long that the operator sees a restart in the same pods before the job has ended."""
+"""Seconds after each step: long enough for the operator to see a restart in the same pods before the job ends."""
 ARGUMENTS = (
     "--preset", "digits-resnet", "--model-width", "8", "--batch-size", "16", "--epochs", "1",
     "--max-steps", str(STEPS), "--checkpoint-every-steps", str(EVERY), "--checkpoint-every-epochs", "0",
@@ -48,12 +48,12 @@ SnapshotStore(*open_storage(sys.argv[1]), attempt=0, run_id="drill-0", keep=1).f
 _DDP = "import sys; from ddp_operator.cli import main; sys.exit(main())"
 RECOVERY = {"maxRestarts": 3}
 CHECKPOINT = {"path": "/ckpt", "claimName": "drill", "graceSeconds": 20, "memory": {"enabled": False}}
-"""On the disk alone: the drills of ``memory`` have copies in memory too."""
+"""On the disk only: the drills of ``memory`` have copies in memory too."""
 
 
 @dataclass(frozen=True)
 class WitnessStep:
-    """One line of the witness."""
+    """One recorded step."""
 
     time: float
     attempt: int
@@ -64,12 +64,12 @@ class WitnessStep:
 
 @dataclass
 class Session:
-    """What all drills of one call share: a folder, and in it every checkpoint of an uninterrupted run."""
+    """Shared by all drills of one call: a folder with every checkpoint of an uninterrupted run."""
 
     folder: Path
     reference: Path | None = None
     store: ObjectStore | None = None
-    """Where checkpoints are kept, if not on a claim."""
+    """The URL for checkpoints, if they are not on a claim."""
 
 
 class Scene:
@@ -91,7 +91,7 @@ class Scene:
         self.env: dict[str, str] = {}
         self._undo = contextlib.ExitStack()
 
-    # Beginning
+    # Start
 
     def start(
         self,
@@ -117,31 +117,31 @@ class Scene:
         return running
 
     def on_leaving(self, undo: Callable[[], object]) -> None:
-        """Have something done at the end, whatever happens."""
+        """Register a function that runs at the end of the drill in any case."""
         self._undo.callback(undo)
 
     @property
     def url(self) -> str:
-        """Its own place in the store."""
+        """The drill's own folder in the store."""
         assert self.session.store is not None
         return f"{self.session.store.url}/{self.folder.name}"
 
     @property
     def kept(self) -> str:
-        """What messages call the place of the checkpoints."""
+        """The name of the checkpoints' location in messages."""
         return "claim drill" if self.session.store is None else self.url
 
     def access(self) -> dict[str, str]:
-        """Return the environment of what uses the store."""
+        """Return the environment of a process that uses the store."""
         assert self.session.store is not None
         return {**self.session.store.credentials, "PYTHONPATH": os.pathsep.join([_PATH, str(PACKAGES)])}
 
     def environ(self) -> dict[str, str]:
-        """Return the environment of everything that the drill starts."""
+        """Return the environment of all processes of the drill."""
         return os.environ | {"PYTHONPATH": _PATH, "TMPDIR": str(self.temporary), **self.marks, **self.env}
 
     def ask(self, **command: Any) -> float:
-        """Ask a driven run for something and wait until it is done; return the moment before."""
+        """Send a command to a driven run and wait until it is executed. Return the time just before."""
         number = len(list(self.commands.iterdir()))
         path = self.commands / f"{number}.json"
         asked = time.monotonic()
@@ -151,10 +151,10 @@ class Scene:
         self.until(path.with_suffix(".done").exists, f"an answer to {command}", alive=self.runs[-1])
         return asked
 
-    # The witness
+    # The record of steps
 
     def steps(self, rank: int = 0) -> list[WitnessStep]:
-        """Return the steps that a rank has made so far."""
+        """Return the steps that a rank has completed so far."""
         try:
             lines = (self.witness / f"steps-{rank}").read_text().splitlines()
         except FileNotFoundError:
@@ -163,10 +163,10 @@ class Scene:
         return [WitnessStep(float(t), int(a), int(r), int(p), int(s)) for t, a, r, p, s in words]
 
     def until(self, probe: Callable[[], Any], what: str, *, alive: Running | None = None) -> Any:
-        """Wait until ``probe()`` is true and return it; ``alive`` has to run meanwhile."""
+        """Wait until ``probe()`` is true and return it; ``alive`` must run meanwhile."""
         deadline = time.monotonic() + PATIENCE
         while True:
-            ended = alive is not None and alive.process.poll() is not None  # looked at first: both may happen meanwhile
+            ended = alive is not None and alive.process.poll() is not None  # read first: both may happen meanwhile
             if result := probe():
                 return result
             if alive is not None and ended:
@@ -176,13 +176,13 @@ class Scene:
             time.sleep(0.01)
 
     def until_step(self, run: Running, step: int = STRIKE, rank: int = 0) -> list[WitnessStep]:
-        """Wait until a rank has made so many steps, and where there is a store until that has one checkpoint."""
+        """Wait until a rank has completed this many steps, and the store, if any, has one checkpoint."""
         if self.session.store is not None:
             self.until(lambda: run.said("uploaded the checkpoints"), "a checkpoint in the store", alive=run)
         return list(self.until(lambda: _reached(self.steps(rank), step), f"step {step} of rank {rank}", alive=run))
 
     def recovery(self, struck: float, *, floor: str, waits: float = 0.0, note: str = "") -> DrillOutcome:
-        """Return what rank 0 lost and how long it took until its first new step after ``struck`` (monotonic)."""
+        """Return the steps that rank 0 lost and the seconds until its first new step after ``struck`` (monotonic)."""
         steps = self.steps()
         before = [step for step in steps if step.time <= struck]
         pids = {step.pid for step in before}
@@ -193,7 +193,7 @@ class Scene:
         lost = max(step.step for step in old) + 1 - after[0].step if old else 0
         return DrillOutcome(max(0, lost), after[0].time - struck, floor, waits, note)
 
-    # What must hold
+    # Checks
 
     def check_state(self, step: int = STEPS) -> None:
         """Check that the newest checkpoint is of this step and bitwise equals that of an uninterrupted run."""
@@ -211,7 +211,7 @@ class Scene:
             raise Perished(f"the state of step {step} differs from an uninterrupted run's: {difference}")
 
     def check_nothing_left(self, *, temporary: bool = True) -> None:
-        """Insist that no process and no listening port is left, and no temporary file where they are asked for."""
+        """Check that no process and no listening port remains, and, if requested, no temporary file."""
         ports = {port for run in self.runs for port in run.ports}
         deadline = time.monotonic() + PATIENCE / 4
         while (remaining := find_left(self.mark, ports)) and time.monotonic() < deadline:
@@ -263,13 +263,13 @@ class Running:
 
     @property
     def output(self) -> str:
-        """Everything it has printed, and the end of the pods' logs."""
+        """All its output, and the end of the pods' logs."""
         words = self._output.read_text(errors="replace")
         return words + "".join(f"\n--- {name} ---\n{text[-3000:]}" for name, text in self.logs().items())
 
     @property
     def run_folder(self) -> Path | None:
-        """Its run folder, once there is one."""
+        """Its run folder, once it exists."""
         runs = self.folder / "ddp-runs"
         result = [p for p in runs.iterdir() if p not in self._before and p.name != "claims"] if runs.exists() else []
         return result[0] if result else None
@@ -281,16 +281,16 @@ class Running:
         return {path.stem: path.read_text(errors="replace") for path in result}
 
     def said(self, words: str) -> bool:
-        """Return whether a pod has written this."""
+        """Return whether a pod has written this text."""
         return any(re.search(words, text) for text in self.logs().values())
 
     def status(self) -> dict[str, Any]:
-        """Return the status as status.yaml has it."""
+        """Return the status in status.yaml."""
         assert self.run_folder is not None
         return dict(yaml.safe_load((self.run_folder / "status.yaml").read_text())["status"])
 
     def report(self) -> str:
-        """Return the page that `ddp report` makes of it."""
+        """Return the page of `ddp report` for it."""
         assert self.run_folder is not None
         line = [sys.executable, "-P", "-c", _DDP, "report", str(self.run_folder)]
         subprocess.run(line, cwd=self.folder, env=self.scene.environ(), check=True, stdout=subprocess.DEVNULL)
@@ -308,12 +308,12 @@ class Running:
                 }
 
     def tree(self) -> ProcessTree:
-        """Return who is who among its processes."""
+        """Return its processes by role."""
         self.note_ports()
         return ProcessTree.of(self.process.pid)
 
     def end(self, code: int = 0) -> dict[str, Any]:
-        """Wait for the end, insist on the exit code, and return the status."""
+        """Wait for the end, check the exit code, and return the status."""
         try:
             result = self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
@@ -323,7 +323,7 @@ class Running:
         return self.status()
 
     def succeed(self, *, restarts: int | None = None, in_place: int | None = None) -> dict[str, Any]:
-        """Wait for success; ``restarts`` of the group and ``in_place`` ones must match the policy."""
+        """Wait for success. Check the numbers of ``restarts`` of the group and of those in place."""
         status = self.end()
         seen = status["restarts"]
         if restarts is not None and seen["total"] != restarts:
@@ -346,7 +346,7 @@ class ProcessTree:
 
     @classmethod
     def of(cls, run: int) -> ProcessTree:
-        """Look at the children of `ddp run`."""
+        """Read the children of `ddp run`."""
         launchers: dict[int, int] = {}
         agents: dict[int, int] = {}
         workers: dict[int, int] = {}
@@ -371,7 +371,7 @@ class ProcessTree:
 
     @property
     def all(self) -> list[int]:
-        """Every process that is known here."""
+        """Every process in this record."""
         return [*self.launchers.values(), *self.agents.values(), *self.workers.values()]
 
 
@@ -408,7 +408,7 @@ def read_newest_state(folder: Path, step: int) -> Any:
 
 
 def load_state(path: Path) -> Any:
-    """Return a checkpoint's state."""
+    """Return the state of a checkpoint."""
     import torch
 
     return torch.load(path, weights_only=True)
@@ -457,7 +457,7 @@ def find_left(mark: str, ports: set[int]) -> list[str]:
     marked = find_marked(mark)
     results = [describe_process(pid) for pid in marked]
     for item in psutil.net_connections("tcp") if ports else ():
-        # A dying process loses its environment before its sockets. With one, it is a stranger with our former port.
+        # A dying process loses its environment before its sockets. A process with an environment is another owner's.
         port = item.laddr.port if item.laddr and item.status == psutil.CONN_LISTEN else None
         if port in ports and (item.pid is None or item.pid in marked):
             results.append(f"somebody who listens on {port}")
@@ -465,7 +465,7 @@ def find_left(mark: str, ports: set[int]) -> list[str]:
 
 
 def kill(pids: Sequence[int] | Iterator[int], number: int = signal.SIGKILL) -> float:
-    """Send a signal to processes; return the moment before it."""
+    """Send a signal to processes. Return the time just before."""
     struck = time.monotonic()
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):

@@ -49,7 +49,7 @@ class ServerStage:
         return dict(result.get("status") or {})
 
     def jobs(self) -> list[str]:
-        """Return the names of the Jobs that were ever made, in order."""
+        """Return the names of all Jobs that were ever created, in order."""
         return [name for verb, name in self.server.writes_of("jobs") if verb == "create"]
 
     async def train(self, job: str) -> None:
@@ -143,7 +143,7 @@ async def _api_frozen(scene: Scene, seconds: float) -> DrillOutcome:
                 while await actors.get("Job", f"{NAME}-2") is None:
                     if time.monotonic() - failed > PATIENCE:
                         raise Perished(f"no next attempt\n{operator.log[-4000:]}")
-                    await actors.end_deleted_pods()  # nothing else here is a kubelet
+                    await actors.end_deleted_pods()  # this drill has no other kubelet
                     await asyncio.sleep(0.05)
                 taken = time.monotonic() - failed
                 for index in (0, 1):

@@ -1,10 +1,10 @@
-"""`python -m tests.drills.soak`: run many jobs, and measure what grows with their number.
+"""`python -m tests.drills.soak`: run many jobs, and measure which values grow with their number.
 
-Short jobs one after another and many at once on the local cluster, in one process; then jobs on an API server (the
-stand-in) with the operator in a process of its own. After every so many jobs: resident memory, open files, threads,
-child processes, temporary files. Printed are the slopes for each 1,000 jobs. Nothing is asserted about them; a job that
-does not succeed, or a process that is left, ends with an error. The local jobs' workers find a stub of torchrun
-(``stub/sitecustomize.py``) unless ``--torch`` is given.
+Short jobs run one after another and many at once on the local cluster, in one process; then jobs on an API server
+(the stand-in) with the operator in a separate process. After each interval of jobs it measures resident memory, open
+files, threads, child processes and temporary files, and prints the slopes per 1,000 jobs. It asserts nothing about
+them. A job that does not succeed, or a remaining process, ends it with an error. The local jobs' workers find a stub of
+torchrun (``stub/sitecustomize.py``) unless ``--torch`` is given.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from tests.support.standin import ClusterActors, StandIn
 
 STUB = Path(__file__).with_name("stub")
 WARM_UP = 0.25
-"""Share of the samples that is thrown away: imports, pools and caches fill."""
+"""Share of the first samples that is dropped, because imports, pools and caches fill then."""
 ENDED = ("Succeeded", "Failed")
 
 
 @dataclass
 class Samples:
-    """What a process used, by the number of jobs that it had done."""
+    """The resources of a process, by its number of finished jobs."""
 
     title: str
     jobs: list[int] = field(default_factory=list)
     figures: dict[str, list[float]] = field(default_factory=dict)
 
     def take(self, jobs: int, process: psutil.Process, **more: float) -> None:
-        """Look at a process."""
+        """Measure a process."""
         results = {
             "RSS, KiB": process.memory_info().rss / 1024,
             "open files": float(process.num_fds()),
@@ -65,7 +65,7 @@ class Samples:
             self.figures.setdefault(name, []).append(value)
 
     def table(self) -> str:
-        """Return first, last and slope of each figure."""
+        """Return first value, last value and slope of each measurement."""
         kept = int(len(self.jobs) * WARM_UP)
         lines = [f"{self.title}: {self.jobs[-1]} jobs, {len(self.jobs)} samples, the first {kept} not counted"]
         for name, values in self.figures.items():
@@ -77,7 +77,7 @@ class Samples:
 
 
 class Farm(LocalCluster):
-    """A local cluster with many jobs, each reconciled when something of it changes."""
+    """A local cluster with many jobs, each reconciled when one of its objects changes."""
 
     def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
         super().__init__(folder, folder / "claims", environ=environ, gpu_ids=())
@@ -86,7 +86,7 @@ class Farm(LocalCluster):
         self._logs = folder / "logs"
 
     async def run_job(self, manifest: Mapping[str, Any]) -> None:
-        """Run a job to its end, delete it, and wait until nothing of it is left. Raises: AssertionError."""
+        """Run a job to its end, delete it, and wait until none of its objects is left. Raises: AssertionError."""
         name = manifest["metadata"]["name"]
         changed = self._waiting[name] = asyncio.Event()
         self.add(manifest)
@@ -122,9 +122,9 @@ class Farm(LocalCluster):
 
 
 def build_job(name: str, nodes: int) -> dict[str, Any]:
-    """Return a job that does next to nothing."""
+    """Return a job with minimal work."""
     container = {"name": "trainer", "image": "x", "command": ["python", "-c", "print('done')"]}
-    with hold_port() as holder:  # not for longer: what each of very many jobs leaves open is counted here
+    with hold_port() as holder:  # no longer: the soak counts the resources that each of very many jobs leaves open
         port = holder.getsockname()[1]
     return {
         "apiVersion": constants.API_VERSION,

@@ -1,4 +1,4 @@
-"""What a job takes for granted: the wall clock, and names that resolve."""
+"""Assumptions of a job about its environment: the wall clock, and names that resolve."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HOUR = 3600
 
 
 class SceneClock:
-    """The wall clock of everything that a scene starts."""
+    """The wall clock of all processes of a scene."""
 
     def __init__(self, scene: Scene) -> None:
         compiler = shutil.which("cc")

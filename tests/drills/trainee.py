@@ -1,9 +1,10 @@
-"""The training script of the drills: the trainer, with a witness of every step and, where asked for, a fault.
+"""The training script of the drills: the trainer, with a record of every step and, on request, a fault.
 
-Runs inside a pod. ``DRILL_FOLDER`` holds ``steps-<rank>``, a line for each step that was made: time of the machine's
+Runs inside a pod. ``DRILL_FOLDER`` contains ``steps-<rank>``, with a line for each completed step: time of the
+machine's
 monotonic clock, attempt, restart, pid, step (from 0). ``DRILL_PAUSE`` is a sleep after each step, seconds, or before it
 with ``DRILL_PAUSE_BEFORE``.
-``DRILL_FAULT`` is ``kind:rank:step:times``: what happens to that rank before that step, at most so often.
+``DRILL_FAULT`` is ``kind:rank:step:times``: the fault of that rank before that step, and how often it may occur.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SLOW_SYNC = float(os.environ.get("DRILL_SLOW_SYNC", "0"))
 
 
 def take_turn(times: int) -> bool:
-    """Return whether the fault may still happen; every turn leaves a file."""
+    """Return whether the fault may still occur; every occurrence leaves a file."""
     for number in range(times):
         try:
             (FOLDER / f"fault-{number}").touch(exist_ok=False)
@@ -38,7 +39,7 @@ def take_turn(times: int) -> bool:
 
 
 def strike(batch: Any, step: int) -> None:
-    """Break this rank where that is asked for."""
+    """Inject the requested fault into this rank."""
     kind, rank, at, times = os.environ.get("DRILL_FAULT", "none:-1:-1:0").split(":")
     if int(rank) != RANK or int(at) != step or not take_turn(int(times)):
         return

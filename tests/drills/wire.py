@@ -27,7 +27,7 @@ _HERE = 254
 
 
 def open_end(namespace: str | None, name: str, address: str) -> int:
-    """Make a device in a namespace (None: this one); return the descriptor through which its packets go."""
+    """Create a device in a namespace (None: this one). Return the descriptor of its packets."""
     home = os.open("/proc/self/ns/net", os.O_RDONLY)
     libc = ctypes.CDLL(None, use_errno=True)
     if namespace is not None:
@@ -50,7 +50,7 @@ def open_end(namespace: str | None, name: str, address: str) -> int:
 
 
 class PacketForwarder:
-    """Passes packets on by their destination's last byte."""
+    """Forwards packets by the last byte of their destination."""
 
     def __init__(self, ends: dict[int, int]) -> None:
         self._ends = ends
@@ -60,7 +60,7 @@ class PacketForwarder:
         self._delay = 0.0
 
     def run(self) -> None:
-        """Pass packets on until the input ends."""
+        """Forward packets until the input ends."""
         print("ready", flush=True)
         while True:
             pause = max(0.0, self._waiting[0][0] - time.monotonic()) if self._waiting else None
@@ -105,7 +105,7 @@ class PacketForwarder:
 
 
 def main() -> None:
-    """Make the ends and pass packets on."""
+    """Create the devices and forward packets."""
     network, *namespaces = sys.argv[1:]
     names = dict(enumerate(namespaces, 1))
     ends = {number: open_end(name, "wire", f"{network}.{number}") for number, name in names.items()}

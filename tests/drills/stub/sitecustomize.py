@@ -1,7 +1,7 @@
-"""Python finds this at its start: a stand-in for torchrun, so that the soak's jobs need not import PyTorch.
+"""A stand-in for torchrun, so that the soak's jobs need not import PyTorch. Python imports it at its start.
 
-It has as much of torch as the launcher uses, joins the other pods in a folder (``DRILL_MEETING``) and starts one
-worker. The soak tests the launcher, its agent and store, the shim and the local cluster.
+It contains the parts of torch that the launcher uses, joins the other pods in a folder (``DRILL_MEETING``) and starts
+one worker. The soak tests the launcher, its agent and store, the shim and the local cluster.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class MemoryStore:
 
 
 class SignalException(Exception):
-    """The agent was told to stop."""
+    """The agent received a signal to stop."""
 
     def __init__(self, message: str, number: signal.Signals) -> None:
         super().__init__(message)
@@ -120,7 +120,7 @@ class LocalElasticAgent:
 
 
 class RendezvousHandler:
-    """Has nothing: the agents join in a folder."""
+    """An empty class: the agents join in a folder."""
 
     number = 0
 
