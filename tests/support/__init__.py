@@ -3,4 +3,4 @@
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The repository."""
+"""The root of the repository."""

@@ -1,4 +1,4 @@
-"""Small builders of what tests speak about: manifests, typed jobs, and Jobs and pods as an API server shows them."""
+"""Small builders for tests: manifests, typed jobs, and Jobs and pods as an API server returns them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def resource(
 
 
 def claiming(*uses: Json, name: str = "h100", kind: str = CLAIM_TEMPLATE_KIND, **container: Any) -> Json:
-    """Return a pod template with the resource claim ``gpus`` of an object, of which the trainer uses this."""
+    """Return a pod template with the resource claim ``gpus`` of an object, of which the trainer uses this request."""
     source = "resourceClaimTemplateName" if kind == CLAIM_TEMPLATE_KIND else "resourceClaimName"
     resources = {**container.pop("resources", {}), "claims": list(uses)}
     return template(trainer(resources=resources, **container), resourceClaims=[{"name": "gpus", source: name}])
@@ -70,7 +70,7 @@ def gpu_claim(*requests: Json, name: str = "h100", kind: str = CLAIM_TEMPLATE_KI
 
 
 def profile(job: Any, *locked: str, name: str = "gpu", kind: str = constants.CLUSTER_PROFILE_KIND) -> Json:
-    """Return a profile as a platform writes it."""
+    """Return a profile as a platform engineer writes it."""
     metadata = {"name": name} | ({"namespace": "default"} if kind == constants.PROFILE_KIND else {})
     spec = {"job": job, "locked": list(locked)}
     return {"apiVersion": constants.API_VERSION, "kind": kind, "metadata": metadata, "spec": spec}
@@ -88,17 +88,17 @@ def job(name: str = "train", *, status: Status | None = None, **spec: Any) -> DD
 def observe(
     typed: DDPTrainingJob, jobs: Iterable[Json], pods: Iterable[Json], page: Page | None = None, **answers: Any
 ) -> Observation:
-    """Return what is observed of a job: its children, and ``answers``, which are further fields of the observation."""
+    """Return the observation of a job: its children, and ``answers``, which are further fields of the observation."""
     seen = view_children(typed, Snapshot({}, jobs=tuple(jobs), pods=tuple(pods)))
     answers["page_requested"] = answers.get("page_requested", False) or page is not None
     return Observation(seen.jobs, seen.pods, seen.orphans, page=page, **answers)
 
 
 def child_job(attempt: int = 1, *, nodes: int = 2, name: str = "train", owner: str = UID, **changes: Any) -> Json:
-    """Return a child Job. ``conditions`` maps types to messages; ``deleting`` and ``suspend`` as they say.
+    """Return a child Job. ``conditions`` maps types to messages; ``deleting`` and ``suspend`` set these fields.
 
-    ``written``: the record of what the operator wrote into ``suspend`` (by default what stands there; None: there is
-    none); ``queue``: Kueue's label; ``awaits_peers``: its launchers do; ``status``: members of the raw status.
+    ``written``: the operator's record of the ``suspend`` that it wrote (default: the present value; None: no record);
+    ``queue``: Kueue's label; ``awaits_peers``: its launchers do; ``status``: members of the raw status.
     """
     conditions: Mapping[str, str] = changes.pop("conditions", {})
     at = format_time(changes.pop("at", NOW))
@@ -219,7 +219,7 @@ def last_words(category: str = "", **members: Any) -> Json:
 def page(**values: Any) -> str:
     """Return a metrics page of rank 0: ``page(ddp_step=3, phase='Running')``.
 
-    ``restarts``: how often the workers were restarted in the pod; ``answered``: the last words on the last failure.
+    ``restarts``: number of restarts of the workers in the pod; ``answered``: the message of the last failure.
     """
     phase, restarts, answered = (values.pop(name, None) for name in ("phase", "restarts", "answered"))
     lines = [f'{name}{{rank="0"}} {value}' for name, value in values.items()]
@@ -232,7 +232,7 @@ def page(**values: Any) -> str:
 
 
 def hand_over(page: str | None, take: Callable[[bytes], None]) -> bool:
-    """Answer a scrape with a page; None: the pod does not answer."""
+    """Respond to a scrape with a page; None: the pod does not respond."""
     if page is None:
         return False
     take(page.encode("utf-8", "replace"))

@@ -1,8 +1,8 @@
 """A container of a rendered pod, run by the kernel's namespaces instead of a kubelet.
 
-It has what the pod gives it and nothing else of this machine: command, environment, user, file system, volumes. The
-image is one of this machine's own Python with the environment of the tests. Of the language of pods this knows what our
-manifests use, and refuses the rest. The network is this machine's.
+It has only the parts that the pod requests: command, environment, user, file system, volumes. The image is one of this
+machine's own Python with the environment of the tests. It supports the pod fields that our manifests use, and refuses
+all others. The network is this machine's.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Volume:
 
 @dataclass(frozen=True, kw_only=True)
 class Container:
-    """What a kubelet and an image make of a container. ``shared`` maps paths inside it to paths of this machine."""
+    """The result of a kubelet and an image for a container. ``shared`` maps paths inside it to paths outside."""
 
     root: str
     command: Sequence[str]
@@ -61,7 +61,7 @@ class Container:
 
 @dataclass(frozen=True, kw_only=True)
 class PodContext:
-    """What a cluster adds to a pod. ``fields``: the downward API; ``objects``: ConfigMaps and Secrets."""
+    """The values that a cluster adds to a pod. ``fields``: the downward API; ``objects``: ConfigMaps and Secrets."""
 
     env: Mapping[str, str]
     account: Mapping[str, str]
@@ -192,11 +192,11 @@ class ContainerProcess(Stoppable):
 
     @property
     def log(self) -> str:
-        """All that the container has printed."""
+        """All output of the container."""
         return self._log.read_text(errors="replace")
 
     def wait(self) -> int:
-        """Wait for the end of the command; return its exit code."""
+        """Wait for the end of the command. Return its exit code."""
         try:
             return self._process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
@@ -204,7 +204,7 @@ class ContainerProcess(Stoppable):
             raise AssertionError(f"the container did not end:\n{self.log}") from None
 
     def wait_until_ok(self, url: str) -> None:
-        """Wait until a page answers 200."""
+        """Wait until a page returns 200."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             code = self._process.poll()
@@ -218,11 +218,11 @@ class ContainerProcess(Stoppable):
         raise AssertionError(f"{url} did not answer 200:\n{self.log}")
 
     def terminate(self) -> int:
-        """End it as a kubelet does; return the exit code of the command."""
+        """End the container as a kubelet does. Return the exit code of the command."""
         self._process.terminate()
         return self.wait()
 
     def stop(self) -> None:
-        """End it at once."""
+        """Kill the container."""
         self._process.kill()
         self._process.wait()

@@ -39,7 +39,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class NotPossible(Exception):
-    """The kernel refuses what a container needs."""
+    """The kernel refuses a requirement of a container."""
 
 
 def call_kernel(name: str, *arguments: Any) -> None:
@@ -54,7 +54,7 @@ def call_kernel(name: str, *arguments: Any) -> None:
 
 
 def mount(source: str, target: Path, kind: str = "", flags: int = 0, options: str = "") -> None:
-    """Mount something."""
+    """Call mount(2)."""
     words = (os.fsencode(word) if word else None for word in (source, str(target), kind))
     call_kernel("mount", *words, flags, os.fsencode(options))
 
@@ -150,7 +150,7 @@ def mount_volume(target: Path, volume: dict[str, Any], group: int) -> None:
 
 
 def drop_privileges(user: int, group: int, groups: Iterable[int]) -> None:
-    """Become the user for good."""
+    """Change to the user permanently."""
     for capability in range(64):
         if LIBC.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
             break
@@ -159,7 +159,7 @@ def drop_privileges(user: int, group: int, groups: Iterable[int]) -> None:
         os.setresgid(group, group, group)
         os.setresuid(user, user, user)
     call_kernel("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    # Last: a change of the user takes it back.
+    # Last, because a change of the user resets it.
     call_kernel("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
@@ -174,7 +174,7 @@ def run_command(root: Path, request: dict[str, Any]) -> NoReturn:
 
 
 def explain_failures(function: Any, *arguments: Any) -> None:
-    """Call a function; a refusal of the kernel ends this process with its own exit code."""
+    """Call a function. If the kernel refuses, end this process with a separate exit code."""
     try:
         function(*arguments)
     except NotPossible as error:

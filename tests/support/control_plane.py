@@ -1,7 +1,8 @@
-"""A real control plane for tests: etcd and kube-apiserver, controller-manager and scheduler where they are found.
+"""A real control plane for tests: etcd and kube-apiserver, and controller-manager and scheduler if they exist.
 
 The binaries come from ``$KUBEBUILDER_ASSETS`` (envtest's convention; etcd also from PATH). Everything runs on free
-ports of the loopback address, keeps its state in one temporary folder, checks permissions (RBAC), and ends in the end.
+ports of the loopback address, keeps its state in one temporary folder, checks permissions (RBAC), and ends with the
+block.
 """
 
 from __future__ import annotations
@@ -64,11 +65,11 @@ class ControlPlane(Stoppable):
         self.has_controllers = controllers and find_binary("kube-controller-manager") is not None
         self.has_scheduler = controllers and scheduler and find_binary("kube-scheduler") is not None
         self.admin = folder / "admin.kubeconfig"
-        """A kubeconfig that may do everything."""
+        """A kubeconfig with all rights."""
 
     @property
     def url(self) -> str:
-        """Where the API server listens."""
+        """The address of the API server."""
         return f"https://127.0.0.1:{self._port}"
 
     @property
@@ -94,7 +95,7 @@ class ControlPlane(Stoppable):
             process.send_signal(signal.SIGTERM)
         for _, process in reversed(self._processes):
             try:
-                process.wait(1)  # there is nothing worth a graceful end
+                process.wait(1)  # these programs need no graceful end
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -115,7 +116,7 @@ class ControlPlane(Stoppable):
         return done
 
     def write_kubeconfig(self, name: str, user: dict[str, Any], namespace: str = "default") -> Path:
-        """Write a kubeconfig for a user of this server; ``namespace`` is where that user is at home."""
+        """Write a kubeconfig for a user of this server; ``namespace`` is the user's default namespace."""
         path = self._folder / f"{name}.kubeconfig"
         cluster = {"server": self.url, "certificate-authority": "pki/ca.crt"}
         config = {
@@ -176,7 +177,7 @@ class ControlPlane(Stoppable):
             "--endpoint-reconciler-type=none",
             "--service-cluster-ip-range=10.96.0.0/16",
             "--authorization-mode=Node,RBAC",
-            # The strictest that clusters have: who adds an owner must be allowed to delete.
+            # The strictest setting of clusters: a client that adds an owner must be allowed to delete it.
             "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",
             f"--client-ca-file={pki / 'ca.crt'}",
             f"--tls-cert-file={pki / 'apiserver.crt'}",
@@ -225,7 +226,7 @@ class ControlPlane(Stoppable):
             )
 
     def _add_nodes(self) -> None:
-        """Add nodes with room for everything, and nothing on them."""
+        """Add empty nodes with capacity for everything."""
         room = {"memory": "4Ti", "pods": "500", "nvidia.com/gpu": "64", "ephemeral-storage": "4Ti"}
         room["cpu"] = str(self._cpus)
         for name in NODES:

@@ -1,8 +1,8 @@
 """A write into an interrupted network: a program that prints what the server received after the repair.
 
 Run as ``unshare --user --map-root-user --net --fork --kill-child python cut_network.py [SECONDS]``. The network is the
-loopback of a namespace of its own. SECONDS is the client's ``unheard``; with it, the network is mended once the kernel
-has let go of what it could not deliver, without it at once.
+loopback of a separate namespace. SECONDS is the client's ``unheard``. With it, the network is repaired once the kernel
+has discarded the undelivered data, without it at once.
 """
 
 from __future__ import annotations

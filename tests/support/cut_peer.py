@@ -1,4 +1,4 @@
-"""A peer that the network cuts off: a program for tests, which prints what the launcher reports before and after.
+"""A peer behind a cut network: a program for tests, which prints the launcher's report before and after.
 
 Run as ``unshare --user --map-root-user --net --fork --kill-child python cut_peer.py``.
 """

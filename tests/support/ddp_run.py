@@ -1,4 +1,4 @@
-"""`ddp run` as a user has it: a process, its output, its run folder."""
+"""`ddp run` as a process, with its output and its run folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import yaml
 from ddp_operator.constants import ENV_LOCAL_POD
 
 PATIENCE = 300.0
-"""Seconds after which something counts as never happening. No test measures time with it."""
+"""Seconds after which an expected event counts as missing. No test measures time with it."""
 
 
 def manifest(command: Sequence[str], *, nodes: int = 2, env: Mapping[str, str] | None = None, **spec: Any) -> str:
@@ -98,7 +98,7 @@ class DdpRun:
         """Wait until ``probe()`` is true while the run continues; return its result."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
-            ended = self.process.poll() is not None  # looked at first: it may happen, and the run end, meanwhile
+            ended = self.process.poll() is not None  # read first: the event and the end may follow
             if result := probe():
                 return result
             assert not ended, f"ended before {what}:\n{self.output}"
@@ -113,7 +113,7 @@ class DdpRun:
             raise AssertionError(f"did not end:\n{self.output}") from None
 
     def marks(self) -> set[str]:
-        """Return the UIDs by which the processes of its pods are known."""
+        """Return the UIDs that identify the processes of its pods."""
         results = set()
         for pid in children_of(self.process.pid):
             if mark := read_environment(pid).get(ENV_LOCAL_POD):
@@ -130,7 +130,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def read_environment(pid: int) -> dict[str, str]:
-    """Return the environment with which a process was started; nothing of one that is gone."""
+    """Return the environment with which a process was started; empty if the process has ended."""
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""One scenario for every cluster: create, rank 1 fails once, recover, succeed. And what of its history is compared."""
+"""One scenario for every cluster: create, rank 1 fails once, recover, succeed. Compare its history."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TIMING_REASONS = {"Scheduled", "Rendezvoused", "Progressing"}
 
 
 def build_resource(command: list[str], **spec: Any) -> dict[str, Any]:
-    """Return the job of the scenario. No restart in the same pods: the group level is what both sides must agree on."""
+    """Return the job of the scenario, without restarts in the same pods, so that all clusters start a new attempt."""
     template = {"spec": {"containers": [{"name": "trainer", "image": "train:1", "command": command}]}}
     return job_manifest(
         NAME, **{"recovery": {"inPlaceRestarts": 0, "maxRestarts": 2, "warmStart": "Off"}, "template": template} | spec
@@ -33,14 +33,14 @@ def build_resource(command: list[str], **spec: Any) -> dict[str, Any]:
 
 @dataclass
 class DecisionHistory:
-    """What a watcher of the resource's status saw, without times and without repetitions."""
+    """The history that a watcher of the resource's status sees, without times and repetitions."""
 
     phases: list[str] = field(default_factory=list)
     conditions: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     last: Mapping[str, Any] = field(default_factory=dict)
 
     def add(self, status: Mapping[str, Any]) -> None:
-        """Take in one status."""
+        """Record one status."""
         if not status.get("phase"):
             return
         self.last = status
@@ -51,7 +51,7 @@ class DecisionHistory:
             _extend(self.conditions.setdefault(kind, []), (condition["status"], reason))
 
     def facts(self) -> dict[str, Any]:
-        """Return everything that must be the same on every cluster."""
+        """Return the values that must be equal on every cluster."""
         failure = self.last.get("lastFailure") or {}
         restarts = self.last.get("restarts") or {}
         return {

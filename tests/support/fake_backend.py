@@ -15,7 +15,7 @@ from ddp_operator.view.why import Why, explain_why
 
 
 class FakeBackend:
-    """A backend with one job, which goes through ``statuses`` when it is followed, and has these lines of log."""
+    """A backend with one job, which has ``statuses`` one after the other, and these lines of log."""
 
     def __init__(self, resource: dict[str, Any], *statuses: Mapping[str, Any], lines: tuple[Line, ...] = ()) -> None:
         self.resource: dict[str, Any] | None = resource

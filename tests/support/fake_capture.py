@@ -1,4 +1,4 @@
-"""What torch keeps of a CUDA graph's capture: pools that are open, references to them, and generators in recordings."""
+"""The state of torch during the capture of a CUDA graph: open pools, references to them, and recorded generators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Generator = torch.Generator
 
 
 class FakeCapture:
-    """Takes the place of the names of torch that a capture uses.
+    """Replaces the names of torch that a capture uses.
 
     ``closes`` is whether capture_end() closes the pool before it throws, as torch does from 2.12 on; ``heals`` whether
     closing it afterwards has an effect.

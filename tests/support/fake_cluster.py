@@ -74,7 +74,7 @@ class FakeCluster(LocalCluster):
         self.page: str | None = None
         self.calls: list[str] = []
         self.hidden = False
-        """Whether profiles and resource claims may not be read."""
+        """Whether reads of profiles and resource claims are refused."""
         self.changes = 0
         self.events: list[Event] = []
         self.on_event = lambda resource, event: self.events.append(event)
@@ -134,7 +134,7 @@ class FakeCluster(LocalCluster):
         self._settle()
 
     def _admit(self, job: Object) -> None:
-        """Take resource claims too, for which a cluster has drivers and this machine none."""
+        """Store resource claims too, for which a cluster has drivers and this machine none."""
         template = job["spec"]["template"]
         pod = {name: value for name, value in template["spec"].items() if name != "resourceClaims"}
         super()._admit({**job, "spec": {**job["spec"], "template": {**template, "spec": pod}}})
@@ -155,7 +155,7 @@ class ReconcilerHarness:
         self.item = item
         self.cluster.add(item)
         self.defaults: Profile | None = None
-        """What the operator's settings give every job, from its next start on."""
+        """The defaults that the operator's settings give every job, from its next start on."""
         self.reconciler = self.restart_operator()
         self.requeue: float | None = None
 
@@ -165,12 +165,12 @@ class ReconcilerHarness:
         return self.reconciler
 
     async def reconcile(self) -> float | None:
-        """Make one pass."""
+        """Run one pass."""
         self.requeue = await self.reconciler.reconcile(self.key)
         return self.requeue
 
     async def settle(self, limit: int = 20) -> ReconcilerHarness:
-        """Make passes until one writes nothing, as a queue fed by events would; lost calls are tried again."""
+        """Run passes until one writes nothing, as a queue driven by events would; failed calls are retried."""
         for _ in range(limit):
             before = self.cluster.changes
             try:
@@ -181,7 +181,7 @@ class ReconcilerHarness:
                 return self
         raise AssertionError(f"still writing after {limit} passes: {self.cluster.calls[-12:]}")
 
-    # What there is
+    # State
 
     @property
     def raw(self) -> Json | None:
@@ -190,7 +190,7 @@ class ReconcilerHarness:
 
     @property
     def version(self) -> str:
-        """What changes with every write of the resource."""
+        """The version, which changes with every write of the resource."""
         return "" if self.raw is None else str(self.raw["metadata"]["resourceVersion"])
 
     @property
@@ -200,7 +200,7 @@ class ReconcilerHarness:
         return msgspec.convert(self.raw.get("status") or {}, Status)
 
     def condition(self, kind: str) -> Condition:
-        """Return a condition that must be there."""
+        """Return a condition that must exist."""
         return next(c for c in self.status.conditions if c.type == kind)
 
     def state(self, kind: str) -> tuple[str, str]:
@@ -209,7 +209,7 @@ class ReconcilerHarness:
         return condition.status, condition.reason
 
     def children(self) -> dict[str, list[str]]:
-        """Return the names of what the operator has made, by kind."""
+        """Return the names of the objects that the operator has created, by kind."""
         kinds = ("Service", "ConfigMap", "Job")
         return {kind: [item["metadata"]["name"] for item in self.cluster.store.list(kind)] for kind in kinds}
 
@@ -230,12 +230,12 @@ class ReconcilerHarness:
         return [event.reason for event in self.cluster.events]
 
     async def observe(self) -> Snapshot:
-        """Return what the reconciler sees."""
+        """Return the reconciler's observation."""
         snapshot = await self.cluster.observe(self.key)
         assert snapshot is not None
         return snapshot
 
-    # What users and nodes do
+    # Actions of users and nodes
 
     def edit(self, **spec: Any) -> None:
         """Change members of the spec; None removes one."""

@@ -9,14 +9,14 @@ import torch
 
 
 class FakeGpu:
-    """``host`` and ``device`` are the seconds at which each is done with all that it has been given so far."""
+    """``host`` and ``device`` are the seconds at which each has finished all work so far."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.host = self.device = 0.0
         gpu = self
 
         class Event:
-            """Stands for ``torch.cuda.Event``."""
+            """A stand-in for ``torch.cuda.Event``."""
 
             def __init__(self, **_: Any) -> None:
                 self._at: float | None = None
@@ -42,7 +42,7 @@ class FakeGpu:
         monkeypatch.setattr("time.perf_counter", lambda: self.host)
 
     def work(self, seconds: float, host: float = 0.0) -> None:
-        """Ask the device for ``seconds`` of work, which takes the host ``host`` seconds to do."""
+        """Queue ``seconds`` of work for the device, which takes the host ``host`` seconds."""
         self.host += host
         self.device = max(self.device, self.host) + seconds
 

@@ -18,14 +18,14 @@ class FileServer:
     """Serves one content at every path. ``requests``: path and Range of each, ``sent``: bytes of all bodies."""
 
     content: Callable[[int, int], bytes]
-    """Returns so many bytes from a place on."""
+    """Returns a number of bytes from an offset."""
     size: int
     etag: str = '"v1"'
     ranges: bool = True
     statuses: list[int] = field(default_factory=list)
-    """Answers to the next requests instead of the file; 0: the file."""
+    """Responses to the next requests instead of the file; 0: the file."""
     cuts: list[int] = field(default_factory=list)
-    """After how many bytes of the next bodies the connection is cut."""
+    """The number of bytes of the next bodies after which the connection is cut."""
     requests: list[tuple[str, str]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     redirect: str = ""
@@ -35,12 +35,12 @@ class FileServer:
 
     @property
     def starts(self) -> list[int]:
-        """Where in the file the bodies began, but for the first byte that is asked for to see its size."""
+        """The offset of each body, except the first byte that is requested to learn the size."""
         results = [range_ for _, range_ in self.requests if range_ != "bytes=0-0"]
         return [int(re.findall(r"\d+", range_)[0]) if range_ else 0 for range_ in results]
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
-        """Answer one request."""
+        """Respond to one request."""
         asked = handler.headers.get("Range") or ""
         with self.lock:
             self.requests.append((handler.path, asked))
@@ -77,7 +77,7 @@ class FileServer:
         until = end if cut is None else min(end, start + cut)
         while start < until:
             piece = self.content(start, min(_PIECE, until - start))
-            with self.lock:  # before the other end may have seen it
+            with self.lock:  # before the client may have seen it
                 self.sent += len(piece)
             handler.wfile.write(piece)
             start += len(piece)

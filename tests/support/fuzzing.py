@@ -1,4 +1,4 @@
-"""How much is tried: a little and always the same in `make test`, much and ever new in `make fuzz`."""
+"""The number of examples: few fixed ones in `make test`, many new ones in `make fuzz`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from hypothesis import settings
 
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
 FACTOR = 50
-"""How many times more a thorough run tries."""
+"""Multiple of examples in a thorough run."""
 TALLIES: Counter[str] = Counter()
-"""How many inputs of each sort have been tried in this process."""
+"""Number of inputs of each kind in this process."""
 
 
 def examples(count: int, **more: int) -> settings:
-    """Return settings (a decorator) for so many examples in a quick run."""
+    """Return settings (a decorator) for this many examples in a quick run."""
     return settings(max_examples=count * FACTOR if THOROUGH else count, **more)
 
 
 def tally(sort: str) -> None:
-    """Count one input that was tried."""
+    """Count one input."""
     TALLIES[sort] += 1

@@ -1,4 +1,4 @@
-"""Configurations of a launcher and pods for its tests, with what a test does not care about filled in."""
+"""Configurations of a launcher and pods for its tests, with defaults for values that a test does not need."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONFIG = LauncherConfig(
 
 
 def encoded_config(**changes: Any) -> dict[str, str]:
-    """Return the variable that holds a configuration."""
+    """Return the variable that contains a configuration."""
     return {"DDP_LAUNCHER_CONFIG": encode_config(dataclasses.replace(CONFIG, **changes))}
 
 

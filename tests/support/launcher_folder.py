@@ -1,4 +1,4 @@
-"""The launcher as pods have it: the files of its ConfigMap, behind the links that a kubelet lays."""
+"""The launcher as pods have it: the files of its ConfigMap, behind a kubelet's symbolic links."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RANK_MODULES = [
 
 
 def lay_out(folder: Path) -> Path:
-    """Lay the files out in a new folder. Returns the path of what a pod starts."""
+    """Write the files to a new folder. Return the path of the program that a pod starts."""
     written = folder / "..2026_01_01_00_00_00.000000000"
     written.mkdir(parents=True)
     (folder / "..data").symlink_to(written.name)
@@ -31,7 +31,7 @@ def lay_out(folder: Path) -> Path:
 
 @cache
 def delivered_launcher() -> Path:
-    """Return the path of what a pod starts, in a folder that all tests of this process share."""
+    """Return the path of the program that a pod starts, in a folder shared by all tests of this process."""
     folder = Path(tempfile.mkdtemp(prefix="ddp-launcher-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return lay_out(folder / "mount")

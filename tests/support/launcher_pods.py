@@ -21,7 +21,7 @@ from tests.support.pod_python import IS_OTHER_PYTHON, POD_PYTHON
 from tests.support.ports import HeldPort
 from tests.support.warm import WarmProcess
 
-TIMEOUT = 150  # patience, not expectation: other work on the machine makes everything many times slower
+TIMEOUT = 150  # a generous limit: other work on the machine makes everything many times slower
 
 
 @dataclass
@@ -35,7 +35,7 @@ class PodEnd:
 
 @dataclass
 class LauncherPods:
-    """The pods of one job. ``stop`` ends whatever still runs."""
+    """The pods of one job. ``stop`` ends the remaining processes."""
 
     folder: Path
     command: Sequence[str]
@@ -51,7 +51,7 @@ class LauncherPods:
     pass_fds: Sequence[int] = ()
     python: str = POD_PYTHON
     warm: bool = not IS_OTHER_PYTHON
-    """Whether the launcher starts with torch imported already; what a fresh interpreter does needs one."""
+    """Whether the launcher starts with torch imported already; tests of a fresh interpreter need False."""
 
     def __post_init__(self) -> None:
         # Short: a DataLoader puts sockets there, whose whole path must be shorter than 108 characters, or it hangs.
@@ -124,14 +124,14 @@ class LauncherPods:
         return int(self.until(lambda: file.exists() and json.loads(file.read_text()), f"pod {index} serves metrics"))
 
     def page(self, index: int = 0, path: str = "metrics") -> str:
-        """Return the page that the pod shows now."""
+        """Return the present page of the pod."""
         address = f"http://127.0.0.1:{self.metrics_port(index)}/{path}"
         with urllib.request.urlopen(address, timeout=TIMEOUT) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
             return str(answer.read().decode())
 
     def log(self, index: int) -> str:
-        """Return what the pod has written so far."""
+        """Return the output of the pod so far."""
         return (self.folder / f"log-{index}").read_text(errors="replace")
 
     def wait(self, index: int) -> PodEnd:
@@ -166,7 +166,7 @@ class LauncherPods:
         self.running[index].send_signal(number)
 
     def stop(self) -> None:
-        """End what still runs."""
+        """End the remaining processes."""
         for pod in self.running.values():
             if pod.poll() is None:
                 pod.send_signal(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What a GPU would be asked for, counted without one."""
+"""Count the launches that a GPU would receive, without a GPU."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _VIEWS = ("as_strided", "detach", "select", "slice", "unbind", "view")
-# Memory, and answers about tensors.
+# Allocations, and queries about tensors.
 _NOTHING = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_local_scalar_dense")
 
 
 class Launches(TorchDispatchMode):
-    """Counts operations that launch something: no views, no allocations; a foreach of unequal shapes one by one.
+    """Counts operations that launch kernels: no views, no allocations; a foreach of unequal shapes one by one.
 
-    A fused or foreach operation counts as one, though torch cuts long lists. torch has no fused SGD for the device
+    A fused or foreach operation counts as one, although torch cuts long lists. torch has no fused SGD for the device
     ``meta``; here it does nothing.
     """
 
@@ -37,7 +37,7 @@ class Launches(TorchDispatchMode):
 
 
 def counted(function: Callable[[], object]) -> int:
-    """The launches of ``function``."""
+    """The number of launches of ``function``."""
     launches = Launches()
     with launches:
         function()

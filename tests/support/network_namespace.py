@@ -1,4 +1,4 @@
-"""Programs for tests that cut the network of a namespace of their own."""
+"""Programs for tests that cut the network of a separate namespace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _IMPOSSIBLE: Final = re.compile(r"not permitted|[Pp]ermission denied|[Rr]ead-onl
 
 
 def run_in_namespace(program: ModuleType, *arguments: str) -> str:
-    """Return what a program prints in a new network namespace; skip the test where none can be created."""
+    """Return the output of a program in a new network namespace; skip the test if none can be created."""
     missing = [name for name in ("unshare", "ip", "nft") if shutil.which(name) is None]
     if missing:
         pytest.skip(f"not found: {', '.join(missing)}")

@@ -1,6 +1,6 @@
 """Checkpoint stores: a folder, or moto's S3 over HTTP behind a proxy that tests interrupt.
 
-s3fs and moto want another python-dateutil than kubernetes does, so they are in a folder of their own (`make s3`).
+s3fs and moto need another python-dateutil than kubernetes does, so they are in a separate folder (`make s3`).
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class FaultyProxy:
 
 
 class ObjectStore:
-    """A bucket. ``url`` is a folder in it, ``credentials`` what a pod needs to reach it, ``env`` what a process does.
+    """A bucket. ``url`` is a folder in it, ``credentials`` are a pod's to reach it, ``env`` a process's variables.
 
-    ``host``: the address at which it is reached.
+    ``host``: its address.
     """
 
     def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
@@ -113,7 +113,7 @@ class ObjectStore:
         return sorted(part.partition("</Key>")[0].rpartition("/")[2] for part in listing.split("<Key>")[1:])
 
     def replace(self, name: str, content: bytes) -> None:
-        """Put another content in an object's place."""
+        """Replace the content of an object."""
         self._call("PUT", f"bucket/prefix/{name}", content)
 
     def stop(self) -> None:
@@ -129,7 +129,7 @@ class ObjectStore:
 
 
 class FolderStore:
-    """The same as a folder."""
+    """The same interface for a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "store"

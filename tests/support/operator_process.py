@@ -25,7 +25,7 @@ KOPF = (str(Path(sys.executable).with_name("kopf")), "run", "-m", "ddp_operator.
 class OperatorProcess(Stoppable):
     """Starts on entering and is ready then; ends on leaving, by SIGTERM.
 
-    ``warm``: with what it imports there already; what a fresh interpreter does needs one.
+    ``warm``: with its imports done already; tests of a fresh interpreter need False.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class OperatorProcess(Stoppable):
 
     @property
     def url(self) -> str:
-        """Where health and metrics are."""
+        """The address of health and metrics."""
         return f"http://127.0.0.1:{self._port}"
 
     @property
@@ -70,7 +70,7 @@ class OperatorProcess(Stoppable):
         return self
 
     def kill(self) -> None:
-        """End it as a crash would."""
+        """Kill it, as in a crash."""
         process = self.process
         self.process = None
         assert process is not None
@@ -78,7 +78,7 @@ class OperatorProcess(Stoppable):
         process.wait()
 
     def stop(self) -> None:
-        """End it by SIGTERM; doing so twice does no harm."""
+        """End it by SIGTERM. A second call does no harm."""
         process = self.process
         self.process = None
         if process is None:

@@ -1,4 +1,4 @@
-"""The worked example of docs/trainer.md as a module, and what tests break of it."""
+"""The worked example of docs/trainer.md as a module, and broken versions of it for tests."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Pods as network namespaces of the kernel, joined by a router that enforces NetworkPolicies: a program for tests.
 
 Run as ``unshare --user --map-root-user --net --fork --kill-child python pod_network.py``. It reads a request as JSON
-(addresses, the ports that every pod answers on, an nftables ruleset, probes) and prints for each probe whether it came
-through. Everything ends with this process: the kernel takes the namespaces back. ``build_ruleset`` translates policies;
-of their language it knows what this project writes, and refuses the rest.
+(addresses, the ports on which every pod responds, an nftables ruleset, probes) and prints for each probe whether it
+arrived. Everything ends with this process: the kernel removes the namespaces. ``build_ruleset`` translates policies;
+it supports the fields that this project writes, and refuses all others.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def build_ruleset(
 ) -> str:
     """Return nftables rules for a router between the pods.
 
-    As Kubernetes has it: a pod that no policy of a direction selects is open in that direction; what several policies
-    allow adds up; a connection needs both its source's egress and its destination's ingress; answers are free.
+    As in Kubernetes, a pod that no policy of a direction selects is open in that direction. Several policies permit the
+    union of their rules. A connection needs both its source's egress and its destination's ingress; responses are free.
     """
     main = ["type filter hook forward priority 0; policy accept;", "ct state established,related accept"]
     chains = {"deny": ["meta l4proto tcp reject with tcp reset", "reject"]}
@@ -89,7 +89,7 @@ def _addresses(
     namespaces: Mapping[str, Mapping[str, str]],
     side: str,
 ) -> list[str]:
-    """Return one match a peer; no peers at all match everything."""
+    """Return one match per peer; without peers everything matches."""
     if not peers:
         return [""]
     results = []
@@ -116,7 +116,7 @@ def _addresses(
 
 
 def _ports(ports: Sequence[Mapping[str, Any]] | None, owner: NetworkPod | None) -> list[str]:
-    """Return one match a port; no ports at all match everything. A name is that of the destination's port."""
+    """Return one match per port; without ports everything matches. A name is that of the destination's port."""
     if not ports:
         return [""]
     numbers = []
@@ -135,16 +135,16 @@ def _only(found: Mapping[str, Any], *known: str) -> None:
 
 
 def run(*command: str, text: str = "") -> None:
-    """Call a program; its complaint is the error."""
+    """Call a program; its error output is the error."""
     done = subprocess.run(command, input=text, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
 def main() -> None:
-    """Build the network, probe it, print what came through."""
+    """Build the network, run the probes, print those that arrived."""
     request = json.load(sys.stdin)
-    # Writing here needs no privilege beyond this namespace's own.
+    # A write here needs no privilege beyond this namespace's own.
     with open("/proc/sys/net/ipv4/ip_forward", "w", encoding="ascii") as switch:
         switch.write("1")
     talks = []
@@ -173,7 +173,7 @@ def main() -> None:
 
 
 def be_a_pod(talk: socket.socket, address: str, ports: Mapping[str, Sequence[int]]) -> NoReturn:
-    """Answer on the ports and probe others when asked, until the router's end of the talk is closed."""
+    """Respond on the ports and send probes on request, until the router closes the channel."""
     try:
         if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), "unshare")
@@ -201,19 +201,19 @@ def be_a_pod(talk: socket.socket, address: str, ports: Mapping[str, Sequence[int
 
 
 def accept(server: socket.socket) -> None:
-    """Take connections."""
+    """Accept connections."""
     while True:
         server.accept()[0].close()
 
 
 def echo(server: socket.socket) -> None:
-    """Send back what comes."""
+    """Send received data back."""
     while True:
         server.sendto(*server.recvfrom(100))
 
 
 def reaches(address: str, protocol: str, port: int) -> bool:
-    """Whether a connection, or a datagram and its answer, come through. What the router refuses it answers at once."""
+    """Whether a connection, or a datagram and its response, arrive. The router rejects refused ones at once."""
     kind = socket.SOCK_STREAM if protocol == "tcp" else socket.SOCK_DGRAM
     with socket.socket(socket.AF_INET, kind) as client:
         client.settimeout(PATIENCE)

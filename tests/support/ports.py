@@ -27,7 +27,7 @@ class HeldPort(Stoppable):
 
 @contextlib.contextmanager
 def hold_row(count: int) -> Iterator[int]:
-    """Hold so many ports in a row; gives the first."""
+    """Reserve this many consecutive ports. Return the first."""
     for _ in range(50):
         with contextlib.ExitStack() as stack:
             first = stack.enter_context(HeldPort()).number

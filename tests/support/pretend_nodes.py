@@ -1,6 +1,7 @@
-"""A scheduler and kubelets for thousands of pods that run nothing: bound, ready, scraped, and gone when deleted.
+"""A scheduler and kubelets for thousands of pods without processes: bound, ready, scraped, and gone when deleted.
 
-In the caller's event loop, with a few connections: the API server is as busy as with real nodes, this machine is not.
+In the caller's event loop, with a few connections: the load on the API server is as with real nodes, that on this
+machine is not.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PARALLEL = 16
 class PretendNodes:
     """Runs every pod of one namespace from entering to leaving.
 
-    ``page`` is what each pod's metrics page says, on ``port`` of this machine; ``started`` counts pods by their Jobs.
+    ``page`` is each pod's metrics page, on ``port`` of this machine; ``started`` counts pods by their Jobs.
     """
 
     def __init__(self, actors: ClusterActors, *, port: int, page: Callable[[], str]) -> None:
@@ -74,7 +75,7 @@ class PretendNodes:
     async def _work(self) -> None:
         while True:
             pod = await self._queue.get()
-            with suppress(ResponseError):  # gone meanwhile
+            with suppress(ResponseError):  # deleted meanwhile
                 await (self._end if "deletionTimestamp" in pod["metadata"] else self._start)(pod)
 
     async def _start(self, pod: Any) -> None:
@@ -93,9 +94,9 @@ class PretendNodes:
 
 
 def own_address() -> str:
-    """Return an address of this machine that a Service may have as an endpoint: none of the loopback's.
+    """Return an address of this machine that a Service may have as an endpoint, so not of the loopback.
 
-    Raises: OSError where it has none.
+    Raises: OSError if it has none.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # sends nothing

@@ -10,15 +10,15 @@ from types import TracebackType
 import psutil
 
 MARK = "DDP_TEST_GUARD"
-# Helpers that Python itself starts once and keeps for the life of the interpreter.
+# Helpers that Python starts once and keeps for the life of the interpreter.
 KEPT = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 
 class ProcessGuard:
-    """Watch one stretch of code; afterwards ``leaked`` describes the processes that outlived it by ``grace`` seconds.
+    """Watch one block of code; afterwards ``leaked`` describes the processes that outlived it by ``grace`` seconds.
 
-    A process counts as the test's own when it descends from this one, or when it inherited the mark that is put into
-    the environment meanwhile: an orphan has another parent by then.
+    A process belongs to the test if it descends from this one, or if it inherited the mark that the environment has
+    meanwhile: an orphan has another parent by then.
     """
 
     def __init__(self, grace: float | None = None) -> None:

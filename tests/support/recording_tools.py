@@ -1,4 +1,4 @@
-"""Programs that only write down how they were called, for tests of shell scripts that call many of them."""
+"""Programs that only record how they were called, for tests of shell scripts that call many of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 def run_script(
     script: Path, *arguments: str, folder: Path, tool: str, tools: Iterable[str], basics: Iterable[str], **env: str
 ) -> tuple[int, str, list[str]]:
-    """Run a script with only these programs in PATH; return its exit code, its output and the calls.
+    """Run a script with only these programs in PATH. Return its exit code, its output and the calls.
 
     ``tool`` is the shell script that replaces each of ``tools``; it appends its call to the file of ``CALLS``.
     ``basics`` are programs of this machine.

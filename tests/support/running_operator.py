@@ -21,12 +21,12 @@ STOP_LIMIT = 120.0
 
 
 class RunningOperator(Stoppable):
-    """One life of the operator: ``start`` it, and ``stop`` it at the latest on leaving the ``with`` block."""
+    """One life of the operator: ``start`` it, and ``stop`` it at the latest at the end of the ``with`` block."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.lost = threading.Event()
-        """Set when another operator has taken over; a process of its own would end there and then."""
+        """Set when another operator has taken over; a separate process would end then."""
         self._memo = kopf.Memo(settings=settings, on_lost=self.lost.set)
         # Waiting for a threading.Event needs a thread, which outlives a failed start.
         self._stop: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -36,17 +36,17 @@ class RunningOperator(Stoppable):
 
     @property
     def operator(self) -> Operator:
-        """What the handlers hold."""
+        """The state of the handlers."""
         result: Operator = self._memo.operator
         return result
 
     @property
     def url(self) -> str:
-        """Where health and metrics are."""
+        """The address of health and metrics."""
         return f"http://127.0.0.1:{self.operator.health.port}"
 
     def start(self) -> RunningOperator:
-        """Start it and wait until Kopf calls it started."""
+        """Start it and wait until Kopf reports that it has started."""
         self._thread.start()
         if not self._ready.wait(START_LIMIT) or self._failure is not None:
             failure = self._failure
@@ -56,7 +56,7 @@ class RunningOperator(Stoppable):
         return self
 
     def stop(self) -> None:
-        """Stop it as SIGTERM would. Stopping twice does no harm."""
+        """Stop it as SIGTERM would. A second call does no harm."""
         if not self._stop.done():
             self._stop.set_result(None)
         self._thread.join(STOP_LIMIT)
@@ -93,7 +93,7 @@ async def in_thread(function: Callable[..., int], *args: Any) -> int:
     done: concurrent.futures.Future[int] = concurrent.futures.Future()
 
     def call() -> None:
-        with suppress(concurrent.futures.InvalidStateError):  # the test has given up on it
+        with suppress(concurrent.futures.InvalidStateError):  # the test has stopped waiting for it
             try:
                 done.set_result(function(*args))
             except Exception as error:

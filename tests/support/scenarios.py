@@ -1,4 +1,4 @@
-"""Lives of a job, played step by step in a simulation: what users, nodes and pods do, and nothing of the operator."""
+"""Lives of a job, step by step in a simulation: actions of users, nodes and pods, but not of the operator."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def stop_in_a_queue(sim: OperatorSimulation) -> None:
 
 
 async def be_preempted(sim: OperatorSimulation, manages: Manages = "labelled", **spec: Any) -> None:
-    """Wait for quota, train, lose the quota to others for longer than any deadline, and get it back."""
+    """Wait for quota, train, lose the quota to other jobs for longer than any deadline, and get it back."""
     kueue = sim.install_kueue(manages, quota=0)
     sim.create(resource(nodes=2, pendingDeadlineSeconds=300, activeDeadlineSeconds=100, **spec))
     await sim.settle(200)
@@ -213,7 +213,7 @@ ENDS: dict[Scenario, tuple[str, int, int] | None] = {
     be_made_again: ("Succeeded", 1, 0),
     pass_away: None,
 }
-"""Each scenario's phase, attempt and counted restarts in the end; None: the job is gone."""
+"""Each scenario's final phase, attempt and counted restarts; None: the job is deleted."""
 SCENARIOS = tuple(ENDS)
 
 
@@ -235,7 +235,7 @@ def end_of(sim: OperatorSimulation) -> Any:
             del status["lastFailure"]["message"]  # the pod's message, or its node's if that is read first
         for told_in_seconds in ("goodput", "lastRestart", "history"):
             status.pop(told_in_seconds, None)
-        for seen_on_the_way in ("replaced", "all"):  # a pod that is away at one look and back at the next
+        for seen_on_the_way in ("replaced", "all"):  # a pod that is missing in one observation and present in the next
             status.get("restarts", {}).pop(seen_on_the_way, None)
     return {"status": status, "jobs": jobs, "pods": sorted(pods), "others": peers, "made": made}
 

@@ -1,4 +1,4 @@
-"""What runs beside a test and has to be stopped."""
+"""Helpers that run beside a test and must be stopped."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager
 
 
 class Stoppable(AbstractContextManager["Stoppable"]):
-    """Something that is stopped at the latest on leaving its ``with`` block."""
+    """An object that is stopped at the latest at the end of its ``with`` block."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop it; doing so twice does no harm."""
+        """Stop it. A second call does no harm."""
 
     def __exit__(self, *about: object) -> None:
         self.stop()

@@ -1,4 +1,4 @@
-"""What tests of every input draw from: JSON of any shape, pod templates, mutated manifests, worlds of jobs and pods."""
+"""Strategies for generated inputs: JSON of any shape, pod templates, mutated manifests, clusters of jobs and pods."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def mutate(value: Any, path: tuple[Any, ...], new: Any, how: str) -> Any:
-    """Replace, remove or misspell one member. A path that an earlier change has taken away changes nothing."""
+    """Replace, remove or misspell one member. A path that an earlier change has removed changes nothing."""
     changed = copy.deepcopy(value)
     node = changed
     for name in path[:-1]:

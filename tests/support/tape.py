@@ -1,4 +1,4 @@
-"""A CPU's stand-in for a recorded CUDA graph: every operation again, on the same memory and with the same numbers."""
+"""A CPU's stand-in for a recorded CUDA graph: it repeats every operation on the same memory with the same values."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class Tape(TorchDispatchMode):
 
     @torch.no_grad()
     def undo(self) -> None:
-        """Put tensors back to what they were before this began."""
+        """Restore tensors to their values before recording started."""
         for tensor, value in self._before.values():
             tensor.copy_(value)
 
     @torch.no_grad()
     def replay(self) -> None:
-        """Do all of it again."""
+        """Repeat all operations."""
         for func, args, kwargs, out in self.calls:
             if func.is_view:
-                continue  # of the same memory as before
+                continue  # in the same memory as before
             again = func(*args, **kwargs)
             for old, new in zip(_pytree.tree_leaves(out), _pytree.tree_leaves(again), strict=True):
                 if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
@@ -56,7 +56,7 @@ class Tape(TorchDispatchMode):
 def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """The tensors that a call changes."""
     if func.name() == "aten::native_batch_norm":
-        return [arg for arg in args[3:5] if arg is not None]  # the statistics, which its schema keeps quiet about
+        return [arg for arg in args[3:5] if arg is not None]  # its schema does not mark the statistics as changed
     results: list[Tensor] = []
     for position, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -66,7 +66,7 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
 
 
 def record(function: Callable[[], StepResult]) -> tuple[Callable[[], None], StepResult]:
-    """Take the place of :func:`ddp_trainer.step_graph.record_on_gpu`."""
+    """Replaces :func:`ddp_trainer.step_graph.record_on_gpu`."""
     state = torch.get_rng_state()
     tape = Tape()
     try:

@@ -1,7 +1,7 @@
-"""Which tier a test belongs to, whether that tier can run here, and the report at the end that says what ran.
+"""The tier of each test, whether that tier can run here, and the report of the tiers at the end.
 
-A marker decides the tier, else the first folder under ``tests/``. A tier that cannot run here skips its tests with the
-reason; a tier without tests is reported.
+A marker decides the tier, otherwise the first folder under ``tests/``. A tier that cannot run here skips its tests
+with the reason; a tier without tests is reported.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def tier_of(path: str, markers: Iterable[str]) -> str:
 
 @dataclass
 class Count:
-    """What became of one tier's tests."""
+    """The results of one tier's tests."""
 
     collected: int = 0
     selected: int = 0
@@ -108,7 +108,7 @@ class Count:
     seconds: float = 0.0
 
     def add(self, nodeid: str, outcome: str, seconds: float) -> None:
-        """Take one phase (set-up, call, tear-down) of a test into account; a failed phase is what counts."""
+        """Record one phase (set-up, call, tear-down) of a test; a failed phase decides."""
         self.seconds += seconds
         rank = ("passed", "skipped", "failed")
         before = self.outcomes.get(nodeid, "passed")
@@ -140,7 +140,7 @@ class TierReport:
     def __init__(self) -> None:
         self.counts = {tier.name: Count() for tier in TIERS}
         self.tried: Counter[str] = Counter()
-        """How many inputs of each sort tests of any input have tried (their property ``tried``)."""
+        """Number of generated inputs of each kind (their property ``tried``)."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -151,10 +151,10 @@ class TierReport:
             path = item.nodeid.split("::", 1)[0]
             markers = {mark.name for mark in item.iter_markers()}
             name = tier_of(path, markers)
-            # Travels with the reports, also between the processes of pytest-xdist.
+            # Sent with the reports, also between the processes of pytest-xdist.
             item.user_properties.append(("tier", name))
             self.counts[name].collected += 1
-            # One for the night may also need a tool.
+            # A nightly test may also need a tool.
             reason = missing[name] or next((by_marker[marker] for marker in by_marker.keys() & markers), None)
             if reason is not None:
                 item.add_marker(pytest.mark.skip(reason=reason))
@@ -165,7 +165,7 @@ class TierReport:
             self.counts[dict(item.user_properties)["tier"]].selected += 1
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take one phase of one test into account."""
+        """Record one phase of one test."""
         properties = dict(report.user_properties)
         if report.when == "teardown":
             self.tried.update(properties.get("tried", {}))
@@ -174,7 +174,7 @@ class TierReport:
             self.counts[str(name)].add(report.nodeid, report.outcome, report.duration)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print one line a tier (with -q: a tier that has tests here)."""
+        """Print one line per tier (with -q: only tiers with tests here)."""
         terminalreporter.section("tiers")
         width = max(len(tier.name) for tier in TIERS)
         for tier in TIERS:

@@ -14,7 +14,7 @@ from PIL import Image
 
 
 def write_cifar10(root: Path, per_file: int = 20) -> Path:
-    """CIFAR-10's pickled batches with ``per_file`` images each; every class has a different brightness to learn."""
+    """CIFAR-10's pickled batches with ``per_file`` images each; every class has another brightness."""
     folder = root / "cifar-10-batches-py"
     folder.mkdir(parents=True)
     random = np.random.default_rng(0)
@@ -31,14 +31,14 @@ def write_cifar10(root: Path, per_file: int = 20) -> Path:
 
 
 def pack_cifar10(root: Path, archive: Path) -> str:
-    """The archive that :func:`write_cifar10`'s folder would be published as; returns its MD5."""
+    """The archive in which :func:`write_cifar10`'s folder would be published. Returns its MD5."""
     with tarfile.open(archive, "w:gz") as packed:
         packed.add(root / "cifar-10-batches-py", "cifar-10-batches-py")
     return hashlib.md5(archive.read_bytes()).hexdigest()
 
 
 def write_fashion_mnist(root: Path, train: int = 60, test: int = 20, *, packed: bool = False) -> Path:
-    """Fashion-MNIST's IDX files, big-endian as they are, in torchvision's folder; ``packed`` also leaves the .gz."""
+    """Fashion-MNIST's big-endian IDX files in torchvision's folder; ``packed`` also leaves the .gz."""
     folder = root / "FashionMNIST" / "raw"
     folder.mkdir(parents=True)
     random = np.random.default_rng(0)
@@ -66,7 +66,7 @@ def write_voc2012(root: Path, train: int = 8, validation: int = 4) -> Path:
     folder = root / "VOCdevkit" / "VOC2012"
     for name in ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation"):
         (folder / name).mkdir(parents=True)
-    # The first colours of VOC's own palette; all 256 must be there, for index 255 is void.
+    # The first colours of VOC's own palette; it must have all 256, because index 255 is void.
     palette = [0, 0, 0, 128, 0, 0, 0, 128, 0, 128, 128, 0] + [224, 224, 192] * 252
     for split, count, first in (("train", train, 0), ("val", validation, train)):
         names = [f"2012_{number:06d}" for number in range(first, first + count)]

@@ -16,9 +16,9 @@ from tests.support import ROOT
 
 FOLDER = ROOT / "tests" / "contract" / "traces"
 PATIENCE = 60.0
-"""Seconds after which something counts as never happening; a real Job controller's first back-off is shorter."""
+"""Seconds after which an expected event counts as missing; a real Job controller's first back-off is shorter."""
 PATIENCE_HERE = 20.0
-"""The same where nothing but this machine's load takes time."""
+"""The same for events that only this machine's load delays."""
 QUIET = 3.0
 """Seconds without a change after which a real control plane counts as settled; its Job controller batches for one."""
 POLL = 0.02
@@ -28,7 +28,7 @@ View = Callable[[Any], Any]
 
 
 class Trace:
-    """One file of steps, each with what came of it."""
+    """One file of steps, each with its result."""
 
     def __init__(self, name: str, *, server: str | None = None, patience: float = PATIENCE) -> None:
         """Open the recording ``name``; with ``server``, the version of a real one, replace it."""
@@ -39,7 +39,7 @@ class Trace:
         self._next = 0
 
     def answer(self, does: str, found: Any, *, view: View = lambda result: result) -> None:
-        """Record what came of a step at once, or compare it."""
+        """Record the result of a step at once, or compare it."""
         if self._server:
             self._steps.append({"do": does, "then": found})
         else:
@@ -57,8 +57,9 @@ class Trace:
     ) -> None:
         """Record the stable result of ``read`` after a step, or wait until it equals the recording.
 
-        ``view`` takes from the recording and from what is read what can be compared here. With ``changes`` the
-        recording waits for a change before it waits for quiet, which is so many seconds without another one.
+        ``view`` selects from recording and result the parts that can be compared here. With ``changes`` the recording
+        waits
+        for a change before it waits for quiet, which is a number of seconds without another change.
         """
         if self._server:
             before = self._steps[-1]["then"] if changes else None
@@ -82,7 +83,7 @@ class Trace:
         return recorded["then"]
 
     def close(self) -> None:
-        """Write the recording, or see to it that all of it has happened."""
+        """Write the recording, or check that all its steps have happened."""
         if not self._server:
             assert self._next == len(self._steps), "the scenario has changed: record it anew with --record-traces"
             return

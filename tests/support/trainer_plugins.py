@@ -1,8 +1,8 @@
-"""Data and models that the trainer loads by name in tests: they write down what they see, or interrupt.
+"""Data and models that the trainer loads by name in tests: they record their inputs, or interrupt.
 
-``recorded`` data have their number in their pixels, and the ``recording`` model writes down the numbers that it is
-given: what a run really trained and validated on. The ``interrupting`` model does to its own process what
-``TEST_INTERRUPT`` says in the middle of a step.
+``recorded`` data have their index in their pixels, and the ``recording`` model records the indexes in its inputs: the
+samples that a run really trained and validated on. The ``interrupting`` model applies the fault of
+``TEST_INTERRUPT`` to its own process in the middle of a step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def recorded(config: DataConfig) -> Datasets:
 
 def _numbered(length: int) -> ImageData:
     numbers = torch.arange(length)
-    # Counted from 1: before it starts, the trainer asks models for their opinion of a black image.
+    # Counted from 1: before it starts, the trainer passes a black image to the model.
     pixels = torch.stack([(numbers + 1) // 256, (numbers + 1) % 256], 1).to(torch.uint8).view(-1, 2, 1, 1)
     return ImageData(pixels, numbers % 2)
 
@@ -56,12 +56,12 @@ class _RecordingModel(nn.Module):
 
 
 def recording(config: ModelConfig, in_channels: int, num_classes: int) -> nn.Module:
-    """Writes one line a forward pass into the folder TEST_RECORD."""
+    """Writes one line per forward pass into the folder TEST_RECORD."""
     return _RecordingModel()
 
 
 def read_record(folder: Path, kind: str) -> list[list[list[int]]]:
-    """What the ranks saw: for each rank its batches, in order. Removes the record."""
+    """Return the batches of each rank, in order. Remove the record."""
     ranks = []
     for path in sorted(folder.glob(f"{kind}-*.txt")):
         ranks.append([[int(word) for word in line.split()] for line in path.read_text().splitlines()])
@@ -70,10 +70,10 @@ def read_record(folder: Path, kind: str) -> list[list[list[int]]]:
 
 
 def interrupting(config: ModelConfig, in_channels: int, num_classes: int) -> nn.Module:
-    """A small ResNet that, if TEST_INTERRUPT is "rank:forward:what", does that before that rank's forward pass.
+    """A small ResNet that, if TEST_INTERRUPT is "rank:forward:what", fails before that rank's forward pass.
 
-    ``what`` is the name of a signal to itself, or NAN for outputs that are not numbers. VALIDATION before it counts
-    the batches of validations instead. TEST_SLOW_DISK makes every fsync take so many seconds.
+    ``what`` is the name of a signal to its own process, or NAN for outputs that are not numbers. VALIDATION before it
+    counts the batches of validations instead. TEST_SLOW_DISK makes every fsync take this many seconds.
     """
     model = small_resnet(config, in_channels, num_classes)
     if slow := os.environ.get("TEST_SLOW_DISK"):
@@ -109,7 +109,7 @@ COLOURED = f"{__name__}:coloured"
 
 
 def coloured(config: DataConfig) -> Datasets:
-    """A few small pictures, each class of another colour: for runs that are to learn something within steps."""
+    """A few small pictures, each class of another colour, for runs that must learn within few steps."""
     generator = torch.Generator().manual_seed(0)
 
     def pictures(length: int) -> ImageData:

@@ -1,7 +1,7 @@
-"""Run the trainer's ranks as real processes, without paying for torch's import in each of them.
+"""Run the trainer's ranks as real processes, without torch's import in each of them.
 
-Ranks are forked from a server process that has imported everything once. They talk over gloo as under torchrun, and
-each rank's exit code and output can be looked at, which torchrun hides.
+Ranks are forked from a server process that has imported everything once. They communicate over gloo as under torchrun,
+and tests can read each rank's exit code and output, which torchrun hides.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.ports import HeldPort
 from tests.support.warm import CONTEXT, start_server
 
 PATIENCE = 300.0
-"""Seconds after which something counts as never happening. No test measures time with it."""
+"""Seconds after which an expected event counts as missing. No test measures time with it."""
 # The rank's program as text: a function would have to be importable by name in the server.
 _BEGINNING = """
 import os, sys
@@ -52,7 +52,7 @@ torch.set_num_threads(int(environ["OMP_NUM_THREADS"]))
 from ddp_trainer.cli import main
 sys.exit(main(arguments))
 """
-# A script of a test's own: a process group and nothing else.
+# A script of the test: a process group and nothing else.
 _SCRIPT = """
 import torch
 import torch.distributed as dist
@@ -66,14 +66,14 @@ world.close()
 
 
 class Ranks:
-    """The processes of one run and what they wrote."""
+    """The processes of one run and their output."""
 
     def __init__(self, folder: Path, processes: Sequence[BaseProcess]) -> None:
         self._folder = folder
         self.processes = list(processes)
 
     def output(self, rank: int) -> str:
-        """What ``rank`` has written so far, both streams."""
+        """The output of ``rank`` so far, both streams."""
         path = self._folder / f"rank-{rank}.txt"
         return path.read_text() if path.exists() else ""
 
@@ -87,7 +87,7 @@ class Ranks:
         """Wait until ``rank`` has written ``text``."""
         deadline = time.monotonic() + PATIENCE
         while True:
-            ended = self.processes[rank].exitcode is not None  # looked at first: it may write and end meanwhile
+            ended = self.processes[rank].exitcode is not None  # read first: it may write and end meanwhile
             if text in self.output(rank):
                 return
             assert not ended, f"ended without {text!r}: {self.output(rank)}"
@@ -99,7 +99,7 @@ class Ranks:
         (self._folder / f"rank-{rank}.txt.go").touch()
 
     def kill(self) -> None:
-        """SIGKILL every rank, as a machine's end would."""
+        """SIGKILL every rank, as when a machine fails."""
         for process in self.processes:
             os.kill(process.pid or 0, signal.SIGKILL)
 
@@ -127,7 +127,7 @@ def start(
 
     A rank that has written the text ``hold`` waits until it is released, so that a test acts at this point of the run
     also on a busy machine. The other ranks wait for it in a collective.
-    ``script`` runs in its place: Python that finds ``torch``, ``dist``, ``world`` and ``arguments`` as names.
+    ``script`` replaces the trainer: Python code with ``torch``, ``dist``, ``world`` and ``arguments`` as names.
     """
     folder.mkdir(parents=True, exist_ok=True)
     held = HeldPort()
@@ -156,7 +156,7 @@ def start(
 
 
 def run_script(folder: Path, script: str, world_size: int, *, arguments: Sequence[str] = ()) -> Ranks:
-    """Run ``script`` on ``world_size`` ranks to the end, by default with ``folder`` as argument; insist on success."""
+    """Run ``script`` on ``world_size`` ranks to the end, by default with ``folder`` as argument. Check its success."""
     with start(folder, arguments or [str(folder)], world_size, script=script) as ranks:
         codes = ranks.codes()
     assert codes == [0] * world_size, "".join(ranks.output(rank) for rank in range(world_size))
@@ -166,7 +166,7 @@ def run_script(folder: Path, script: str, world_size: int, *, arguments: Sequenc
 def train(
     folder: Path, arguments: Sequence[str], world_size: int = 1, environ: Mapping[str, str] | None = None
 ) -> Ranks:
-    """Run to the end and insist on success."""
+    """Run to the end and check its success."""
     with start(folder, arguments, world_size, environ) as ranks:
         codes = ranks.codes()
     assert codes == [0] * world_size, ranks.output(0)

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
 
-PAUSE = 0.1  # seconds; stands for the work of a larger model
+PAUSE = 0.1  # seconds; simulates the work of a larger model
 
 
 def make_data(samples: int = 960) -> DataLoader[tuple[torch.Tensor, ...]]:

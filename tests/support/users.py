@@ -1,4 +1,4 @@
-"""Users as they are in pods: a number without a login name or a home folder."""
+"""Users as in pods: a number without a login name or a home folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def forget_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the test's own user neither a name nor a home folder."""
+    """Remove the login name and the home folder of the test's own user."""
 
     def find_nothing(uid: int) -> NoReturn:
         raise KeyError(f"getpwuid(): uid not found: {uid}")

@@ -1,4 +1,4 @@
-"""Processes forked from a server that has imported torch and Kopf once, for tests that start many: it costs seconds."""
+"""Processes forked from a server that has imported torch and Kopf once, for tests that start many."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from multiprocessing import forkserver
 from pathlib import Path
 
 CONTEXT = multiprocessing.get_context("forkserver")
-# The server is one for all of a worker's tests.
+# All tests of a worker share one server.
 CONTEXT.set_forkserver_preload(["tests.support.warm_imports"])
-# Text, since a function would have to be importable by name in the server.
+# Text, because the server would have to import a function by name.
 _PROGRAM = """
 import os, runpy, sys
 os.setsid()
@@ -51,7 +51,7 @@ def start_server() -> None:
 
 
 class WarmProcess:
-    """``python argv[0] argv[1:]``, or ``-m module``, in its own session; what tests use of ``subprocess.Popen``."""
+    """A process for ``python argv``, in its own session, with the methods of ``Popen`` that tests use."""
 
     def __init__(self, argv: Sequence[str], *, output: Path, folder: Path, environ: Mapping[str, str]) -> None:
         start_server()
@@ -76,7 +76,7 @@ class WarmProcess:
         return code
 
     def kill(self) -> None:
-        """End it at once, unless it has ended."""
+        """Kill it, unless it has ended."""
         self.send_signal(signal.SIGKILL)
 
     def send_signal(self, number: int) -> None:

@@ -4,7 +4,7 @@ import gc
 import sys
 
 gc.disable()
-# As the operator has it: Kopf imports them only where they are installed.
+# As in the operator: Kopf imports them only if they are installed.
 UNUSED = ("kubernetes", "kubernetes_asyncio", "pykube")
 for name in UNUSED:
     sys.modules[name] = None  # type: ignore[assignment]
@@ -19,6 +19,6 @@ import tests.support.warm_launcher  # noqa: E402, F401
 
 for name in UNUSED:
     del sys.modules[name]
-# A collection in a forked process would write to all of this, and so copy it.
+# A garbage collection in a forked process would write to all these objects, and so copy their memory.
 gc.freeze()
 gc.enable()

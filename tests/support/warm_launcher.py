@@ -13,7 +13,7 @@ from contextlib import suppress
 from multiprocessing import forkserver, process, resource_tracker, util
 
 _spawn = os.posix_spawn
-_main_process = multiprocessing.current_process()  # of the warm process, where this is imported first
+_main_process = multiprocessing.current_process()  # of the warm process, which imports it first
 
 
 def fork_server(path: str, words: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -52,7 +52,7 @@ def _be_as_after_exec() -> None:
         with suppress(OSError):
             if int(name) > 2 and not os.get_inheritable(int(name)):
                 os.close(int(name))
-    # The launcher is a child of multiprocessing's own fork server, and has its way to start children.
+    # The launcher is a child of multiprocessing's fork server, and has its way to start children.
     multiprocessing.set_start_method(None, force=True)
     process._current_process = _main_process  # type: ignore[attr-defined]
     process._parent_process = None  # type: ignore[attr-defined]

@@ -30,25 +30,25 @@ class ApiServerDriver(ClusterDriver):
         self._standin = standin
 
     async def let_pods_end(self, allowed: bool) -> None:
-        """Switch the kubelets that are played."""
+        """Switch the simulated kubelets on or off."""
         self.api.kubelet_works = allowed
         if self._standin is not None:
             self._standin.end_pods(allowed)
 
     async def add_resource(self, name: str, **spec: Any) -> Object:
-        """Create it as a user does."""
+        """Create the resource as a user does."""
         return await self.api.create(build_resource(name, **spec))
 
     async def list_whole_pods(self, key: Key) -> list[Object]:
-        """List them at the API server."""
+        """List the objects at the API server."""
         return await self.api.list("Pod")
 
     async def run_pod(self, job: str, index: int) -> None:
-        """Do what the scheduler and its kubelet do."""
+        """Act as the scheduler and its kubelet."""
         await self.api.run_pod(job, index, node="node-1")
 
     async def finish_pod(self, job: str, index: int, *, code: int = 0, message: str = "") -> None:
-        """Do what its kubelet does."""
+        """Act as its kubelet."""
         await self.api.finish_pod(job, index, exit_code=code, message=message)
 
     def announce_port(self, pod: Object, port: int) -> int:
@@ -56,7 +56,7 @@ class ApiServerDriver(ClusterDriver):
         return port
 
     def unacceptable(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """Give it a field that no API server knows."""
+        """Add a field that no API server knows."""
         spoiled = deepcopy(dict(job))
         spoiled["spec"]["template"]["spec"]["nodeSelectr"] = {"a": "b"}
         return spoiled
@@ -77,7 +77,7 @@ async def open_standin(folder: Path, *, backoff: float = 0.0) -> AsyncIterator[A
 
 @asynccontextmanager
 async def open_control_plane(plane: ControlPlane) -> AsyncIterator[ApiServerDriver]:
-    """Use a real control plane, whose nodes have no kubelet: what kubelets do is done here."""
+    """Use a real control plane, whose nodes have no kubelet: the driver acts as the kubelets."""
     async with ClusterActors(plane.admin) as api, api.kubelet():
         driver = ApiServerDriver(api)
         try:
@@ -88,7 +88,7 @@ async def open_control_plane(plane: ControlPlane) -> AsyncIterator[ApiServerDriv
 
 
 async def _empty(api: ClusterActors) -> None:
-    """Delete what a test has left in its namespace: the next one finds the same names free."""
+    """Delete the objects of a test in its namespace, so that the next test can use the same names."""
     for kind in (KIND, "Job", "Pod", "Service", "ConfigMap"):
         own = {} if kind == KIND else {"labelSelector": LABEL_JOB_NAME}
         await api.client.request(

@@ -14,16 +14,16 @@ from ddp_operator import constants
 from ddp_operator.cluster import Cluster, Key, Object, Snapshot
 
 PATIENCE = 120.0
-"""Seconds after which something counts as never happening. No test measures time with it."""
+"""Seconds after which an expected event counts as missing. No test measures time with it."""
 
 
 class ClusterDriver(ABC):
-    """One cluster, and hands to act in it."""
+    """One cluster, and actions on it."""
 
     cluster: Cluster
 
     def dress(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the Job with whatever its pods need to obey the driver."""
+        """Return the Job with the additions that its pods need to follow the driver."""
         return dict(job)
 
     @abstractmethod
@@ -32,7 +32,7 @@ class ClusterDriver(ABC):
 
     @abstractmethod
     async def run_pod(self, job: str, index: int) -> None:
-        """See to it that the living pod of this index runs."""
+        """Make the living pod of this index run."""
 
     @abstractmethod
     async def finish_pod(self, job: str, index: int, *, code: int = 0, message: str = "") -> None:
@@ -40,25 +40,25 @@ class ClusterDriver(ABC):
 
     @abstractmethod
     def announce_port(self, pod: Object, port: int) -> int:
-        """Take it that this pod serves on a port of this machine; return the port by which the operator knows it."""
+        """Set the port of this machine on which this pod serves. Return the port that the operator uses for it."""
 
     @abstractmethod
     def unacceptable(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the Job, spoiled so that this cluster must refuse it."""
+        """Return the Job with an error that this cluster must refuse."""
 
     can_hold_pods = True
     """Whether deleted pods may be kept from ending."""
 
     @abstractmethod
     async def list_whole_pods(self, key: Key) -> list[Object]:
-        """Return a resource's pods with all that they have: a snapshot's have what the operator needs of them."""
+        """Return a resource's pods with all members: a snapshot's have only those that the operator needs."""
 
     async def let_pods_end(self, allowed: bool) -> None:
         """End deleted pods, or keep them terminating."""
         raise NotImplementedError
 
     def comparable(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return what of a Job's recorded state is the same here as on a real control plane."""
+        """Return the part of a Job's recorded state that equals a real control plane's."""
         return state
 
     async def until(self, key: Key, ready: Callable[[Snapshot], Any], what: str) -> Snapshot:
@@ -88,7 +88,7 @@ def build_resource(name: str, **spec: Any) -> dict[str, Any]:
 
 @contextmanager
 def serve(page: bytes) -> Iterator[int]:
-    """Answer every GET on a port of this machine with ``page``."""
+    """Respond to every GET on a port of this machine with ``page``."""
 
     class EchoHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -96,7 +96,7 @@ def serve(page: bytes) -> Iterator[int]:
             self.end_headers()
             try:
                 self.wfile.write(page)
-            except ConnectionError:  # the reader has had enough
+            except ConnectionError:  # the reader has closed the connection
                 pass
 
         def log_message(self, format: str, *args: Any) -> None:

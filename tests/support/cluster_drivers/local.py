@@ -40,11 +40,11 @@ class LocalClusterDriver(ClusterDriver):
         self.local = self.cluster = LocalCluster(folder / "run", folder / "claims", backoff=backoff)
 
     def comparable(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Leave out pods that have ended: here a deleted pod is gone at once, and seen a while longer."""
+        """Leave out finished pods: here a deleted pod disappears at once, and stays visible for a while."""
         return state | {"pods": [pod for pod in state["pods"] if pod["phase"] == "Running" and not pod["deleted"]]}
 
     def dress(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """Give its containers the program that obeys."""
+        """Give its containers the controlled program."""
         dressed = deepcopy(dict(job))
         orders = self._orders(dressed["metadata"]["name"])
         orders.mkdir(parents=True, exist_ok=True)
@@ -57,11 +57,11 @@ class LocalClusterDriver(ClusterDriver):
         return dressed
 
     async def add_resource(self, name: str, **spec: Any) -> Object:
-        """Store it."""
+        """Store the resource."""
         return self.local.add(build_resource(name, **spec))
 
     async def list_whole_pods(self, key: Key) -> list[Object]:
-        """Return those of the snapshot: here they are whole."""
+        """Return the pods of the snapshot: here they are complete."""
         snapshot = await self.cluster.observe(key)
         return list(snapshot.pods) if snapshot is not None else []
 
@@ -69,7 +69,7 @@ class LocalClusterDriver(ClusterDriver):
         """Do nothing: pods run from the start."""
 
     async def finish_pod(self, job: str, index: int, *, code: int = 0, message: str = "") -> None:
-        """Write the order, in one piece."""
+        """Write the order atomically."""
         order = self._orders(job) / str(index)
         temporary = order.with_suffix(".tmp")
         temporary.write_text(json.dumps({"code": code, "message": message}))
@@ -81,7 +81,7 @@ class LocalClusterDriver(ClusterDriver):
         return constants.DEFAULT_METRICS_PORT
 
     def unacceptable(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """Give it a volume that only a cluster has."""
+        """Add a volume that only a cluster has."""
         spoiled = deepcopy(dict(job))
         spoiled["spec"]["template"]["spec"]["volumes"] = [{"name": "x", "nfs": {"server": "s", "path": "/"}}]
         return spoiled

@@ -24,7 +24,7 @@ Object = dict[str, Any]
 NODE = "node-0"
 FINISHED = ("Succeeded", "Failed")
 PATIENCE = 120.0
-"""Seconds after which something that should happen counts as never happening. No test measures time with it."""
+"""Seconds after which an expected event counts as missing. No test measures time with it."""
 POLL = 0.02
 
 

@@ -1,6 +1,6 @@
-"""What the controller-manager and the kubelets do: Jobs to pods, garbage collection, and the end of deleted pods.
+"""The controller-manager and the kubelets: pods of Jobs, garbage collection, and the end of deleted pods.
 
-They only look at the storage and write to it as anybody else would, in one task, some milliseconds after each change.
+They only read and write the storage, as every client does, in one task, some milliseconds after each change.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ JobController = Callable[[Object, list[Object], datetime], JobDecision]
 
 
 class Controllers:
-    """One round of everything after every change, until nothing changes."""
+    """Runs all controllers after every change, until nothing changes."""
 
     def __init__(self, storage: Storage, kind: Callable[[str], Kind]) -> None:
         self._storage = storage
         self._kind = kind
         self.job_controller: JobController | None = decide_job
-        """None: Jobs stay as they are."""
+        """None: Jobs stay unchanged."""
         self.collects_garbage = True
         self.ends_pods = True
-        """Whether deleted pods on a node go away, as a living kubelet sees to."""
+        """Whether deleted pods on a node are removed, as by a live kubelet."""
         self.dead_nodes: set[str] = set()
-        """On these no kubelet ends a pod any more."""
+        """Nodes on which no kubelet ends a pod any more."""
         self.suffix: Callable[[], str] = lambda: secrets.token_hex(3)[:5]
-        """Draws the end of a pod's name."""
+        """Draws the random suffix of a pod's name."""
         self.kueue: Kueue | None = None
-        """Present where Kueue is installed."""
+        """Set if Kueue is installed."""
         self.failure: BaseException | None = None
 
     async def run(self) -> None:
-        """Work for ever."""
+        """Run without end."""
         mailbox = Mailbox(self._storage)
         try:
             while True:
@@ -60,7 +60,7 @@ class Controllers:
             mailbox.close()
 
     def round(self) -> None:
-        """Do once what there is to do."""
+        """Process all present changes once."""
         if self.ends_pods:
             self._end_pods()
         if self.collects_garbage:
@@ -73,7 +73,7 @@ class Controllers:
             for _, pod in self._storage.peek(self._kind("Pod")):
                 for owner in pod["metadata"].get("ownerReferences") or []:
                     if owner["kind"] == "Job" and owner["uid"] not in jobs:
-                        self._release(pod)  # its Job is gone, so that it may go, too
+                        self._release(pod)  # its Job is deleted, so it may be deleted too
                     pods.setdefault(owner["uid"], []).append(pod)
             for uid, job in jobs.items():
                 self._control(self.job_controller, job, pods.get(uid, []))
@@ -107,7 +107,7 @@ class Controllers:
             self._storage.update(self._kind("Pod"), copied(pod), released, verb="job controller")
 
     def _collect_garbage(self) -> None:
-        """Delete what an owner left behind; owners are known by their UIDs."""
+        """Delete the dependents of a deleted owner, which is identified by its UID."""
         alive = {obj["metadata"]["uid"] for _, obj in self._storage.peek()}
         for kind, obj in self._storage.peek():
             owners = obj["metadata"].get("ownerReferences") or []
@@ -116,7 +116,7 @@ class Controllers:
                 self._delete(kind, self._storage.find(kind, meta.get("namespace", ""), meta["name"]))
 
     def _end_pods(self) -> None:
-        """Fail deleted pods and end their grace period, as kubelets do (and the pod collector without one)."""
+        """Fail deleted pods and end their grace period, as kubelets and the pod collector do."""
         for _, pod in self._storage.peek(self._kind("Pod")):
             meta = pod["metadata"]
             lives = pod["status"].get("phase") not in FINISHED

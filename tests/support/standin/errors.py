@@ -21,7 +21,7 @@ REASONS = {
 
 
 class ApiFailure(Exception):
-    """Raised anywhere below a request; becomes its answer."""
+    """Raised anywhere below a request; becomes its response."""
 
     def __init__(self, code: int, message: str, *, reason: str | None = None, retry_after: int | None = None) -> None:
         super().__init__(message)

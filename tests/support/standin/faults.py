@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Status = int | Literal["timeout", "drop", "lost answer"]
-"""An HTTP status; no answer; a cut connection; or the call is performed and the connection is cut then."""
+"""An HTTP status; no response; a cut connection; or the call is performed and the connection is cut then."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Fault:
 
     @property
     def hits(self) -> int:
-        """How often it has struck."""
+        """How often it has occurred."""
         return max(0, min(self.seen - self.nth + 1, self.times))
 
 
@@ -67,11 +67,11 @@ class Faults:
             self._rules.clear()
 
     def match(self, verb: str, resource: str, name: str) -> Fault | None:
-        """Count a call and return the fault that strikes it, if one does."""
+        """Count a call and return its fault, if a rule applies."""
         with self._lock:
             for fault in self._rules:
                 if fault.seen >= fault.nth + fault.times - 1:
-                    continue  # spent
+                    continue  # used up
                 if (
                     fault.verb in (None, verb)
                     and fault.resource in (None, resource)

@@ -1,4 +1,4 @@
-"""What Kueue (0.13) does with Jobs: suspends them when they are made, admits, preempts, and stops what runs unasked.
+"""Kueue (0.13) and its effect on Jobs: suspend them at creation, admit, preempt, and stop Jobs that run unadmitted.
 
 ``round`` is its controller, ``default`` its webhook for new Jobs. Quota is counted in pods.
 """
@@ -19,7 +19,7 @@ WORKLOAD = Kind("kueue.x-k8s.io", "v1beta1", "Workload", "workloads")
 LOCAL_QUEUE = Kind("kueue.x-k8s.io", "v1beta1", "LocalQueue", "localqueues")
 
 Manages = Literal["labelled", "default queue", "all"]
-"""Jobs with the label; all, since a LocalQueue called default lends them one; all, without any label."""
+"""Managed Jobs: those with the label; all, because a LocalQueue called default labels them; or all without a label."""
 
 
 class Kueue:
@@ -34,17 +34,17 @@ class Kueue:
         self.quota = quota
         """Pods that may run at the same time."""
         self.admitted: dict[str, int] = {}
-        """Of how many pods the Jobs with quota are, by UID. One that gets another size while it runs is stopped."""
+        """Number of pods of the Jobs with quota, by UID. A Job that changes its size while it runs is stopped."""
 
     def default(self, job: Object) -> None:
-        """Change a Job that is being made: label it where there is a default queue, suspend it where it is managed."""
+        """Change a Job at its creation: label it if there is a default queue, suspend it if it is managed."""
         if self.manages == "default queue":
             job["metadata"].setdefault("labels", {}).setdefault(QUEUE, "default")
         if self._is_managed(job):
             job["spec"]["suspend"] = True
 
     def round(self) -> None:
-        """Do once what there is to do."""
+        """Process all present changes once."""
         jobs = [job for job in self._storage.list(self._kind("Job")) if self._is_managed(job)]
         running = [job for job in jobs if not (has_condition(job, "Complete") or has_condition(job, "Failed"))]
         uids = {job["metadata"]["uid"] for job in running}
@@ -60,7 +60,7 @@ class Kueue:
                 self._start(job)
 
     def preempt(self) -> None:
-        """Take the quota from every Job. It waits for room again once its pods have ended."""
+        """Withdraw the quota of every Job. It waits for quota again once its pods have ended."""
         self.admitted.clear()
         self.round()
 

@@ -9,7 +9,7 @@ from .errors import ApiFailure
 
 
 def merge(target: Any, patch: Any) -> Any:
-    """Apply a JSON merge patch (RFC 7386); the arguments stay as they are."""
+    """Apply a JSON merge patch (RFC 7386); the arguments stay unchanged."""
     if not isinstance(patch, dict):
         return deepcopy(patch)
     result = dict(target) if isinstance(target, dict) else {}
@@ -22,9 +22,10 @@ def merge(target: Any, patch: Any) -> Any:
 
 
 def strategic(target: Any, patch: Any) -> Any:
-    """Apply a strategic merge patch, as far as owner references go; all other lists are replaced, as by a merge patch.
+    """Apply a strategic merge patch with support for owner references; all other lists are replaced, as by a merge
+    patch.
 
-    An owner is known by its UID, and one with ``$patch: delete`` is taken out.
+    An owner is identified by its UID, and one with ``$patch: delete`` is removed.
     """
     result = merge(target, patch)
     added = (patch.get("metadata") or {}).get("ownerReferences")

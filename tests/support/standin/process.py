@@ -23,12 +23,12 @@ LEASE = 15.0
 """Seconds after which a successor replaces a frozen operator."""
 
 Fence = Literal["closed", "late", "open"]
-"""What a deposed operator still writes: nothing; the one call that had passed its fence when it was stopped; or, as if
-there were no fence, whatever its pass makes it write."""
+"""The late writes of a deposed operator: none; only the call that had passed its fence when the operator was stopped;
+or, as if there were no fence, all writes of its pass."""
 
 
 class ProcessContext(Protocol):
-    """The environment that a process needs."""
+    """The environment of a process."""
 
     def clock(self) -> datetime: ...
 
@@ -47,7 +47,7 @@ class Process:
     def __init__(self, simulation: ProcessContext) -> None:
         self.wanted: dict[Key, datetime] = {}
         self.seen: dict[str, int] = {}
-        """How much of the history its watch of a kind has brought."""
+        """The version up to which its watch of a kind has delivered the history."""
         self.store = ObjectCache()
         self.client = _Client(simulation, self)
         self.cluster = _Cluster(simulation, self)
@@ -60,7 +60,7 @@ class Process:
         self.stands = asyncio.Event()
         self.goes_on = asyncio.Event()
         self.work: asyncio.Task[Any] | None = None
-        """What it was in the midst of when it was stopped."""
+        """Its pending call when it was stopped."""
         self.client.fence = lambda: 0.0 if self.fence in ("closed", "late") else LEASE
 
 

@@ -23,7 +23,7 @@ class Kind:
     schema: dict[str, Any] | None = field(default=None, hash=False, compare=False)
     """The OpenAPI v3 schema of a custom resource."""
     scale_paths: tuple[str, str, str] | None = None
-    """Paths of spec replicas, status replicas and selector, where there is a scale subresource."""
+    """Paths of spec replicas, status replicas and selector, if there is a scale subresource."""
 
     @property
     def api_version(self) -> str:
@@ -31,12 +31,12 @@ class Kind:
 
     @property
     def resource(self) -> str:
-        """What refusals call its objects: ``jobs.batch``."""
+        """The name of its objects in refusals: ``jobs.batch``."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     @property
     def named(self) -> str:
-        """What errors in an object's fields call it: ``Job.batch``."""
+        """Its name in errors of an object's fields: ``Job.batch``."""
         return f"{self.kind}.{self.group}" if self.group else self.kind
 
     def discovery(self) -> list[dict[str, Any]]:

@@ -55,7 +55,7 @@ class StandIn(Stoppable):
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The server's address."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
@@ -73,7 +73,7 @@ class StandIn(Stoppable):
         return [write for write in list(self._storage.writes) if write[1] != "leases"]
 
     def writes_of(self, *plurals: str) -> list[tuple[str, str]]:
-        """Return verb and name of every write to these kinds, Events apart."""
+        """Return verb and name of every write to these kinds, without Events."""
         return [(verb, name) for verb, plural, _, name in self.writes if plural in plurals]
 
     def __enter__(self) -> StandIn:
@@ -83,7 +83,7 @@ class StandIn(Stoppable):
         return self
 
     def stop(self) -> None:
-        """Stop serving; doing so twice does no harm."""
+        """Stop serving. A second call does no harm."""
         if self._thread.is_alive() and self._end is not None:
             self._loop.call_soon_threadsafe(self._end.set)
             self._thread.join(PATIENCE)
@@ -92,7 +92,7 @@ class StandIn(Stoppable):
             raise RuntimeError("the stand-in failed") from failure
 
     def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call a function in the server's loop and return what it returns."""
+        """Call a function in the server's loop and return its result."""
 
         async def inside() -> T:
             return function(*args, **kwargs)
@@ -108,7 +108,7 @@ class StandIn(Stoppable):
         return self.call(self._storage.list, self._api.kind(kind), namespace)
 
     def change(self, kind: str, name: str, edit: Callable[[Object], None], namespace: str = "default") -> Object:
-        """Edit an object in place, past every rule of the API."""
+        """Edit an object in place, without the rules of the API."""
 
         def inside() -> Object:
             of = self._api.kind(kind)
@@ -120,7 +120,7 @@ class StandIn(Stoppable):
         return self.call(inside)
 
     def remove(self, kind: str, name: str, namespace: str = "default") -> None:
-        """Delete an object at once, past its finalizers."""
+        """Delete an object at once, ignoring its finalizers."""
 
         def inside() -> None:
             of = self._api.kind(kind)
@@ -139,14 +139,14 @@ class StandIn(Stoppable):
         self.call(self._api.kinds.append, kind)
 
     def install(self) -> None:
-        """Serve the custom resource, after it was withdrawn."""
+        """Serve the custom resource again after its withdrawal."""
         self.call(self._install)
 
     def _install(self) -> None:
         self._api.install(yaml.safe_load(CRD.read_text()))
 
     def withdraw(self, name: str) -> None:
-        """Serve a kind no longer, as once its definition is deleted: its objects go, and the watches end."""
+        """Stop serving a kind, as once its definition is deleted: its objects are removed, and the watches end."""
         kind = self._api.kind(name)
         for obj in self.list(name):
             self.remove(name, obj["metadata"]["name"], obj["metadata"]["namespace"])
@@ -180,7 +180,7 @@ class StandIn(Stoppable):
         return self.call(self._api.watches.count, plural)
 
     def compact(self) -> None:
-        """Make every version before now too old to watch from (410)."""
+        """Make every present version too old to watch from (410)."""
         self.call(self._storage.compact)
 
     def write_kubeconfig(self, folder: Path, user: str = "me") -> Path:

@@ -28,7 +28,7 @@ PRECONDITIONS = (
 
 
 class Ask(NamedTuple):
-    """One request, however it has come."""
+    """One parsed request."""
 
     method: str
     path: str
@@ -39,7 +39,7 @@ class Ask(NamedTuple):
 
 
 class RequestTarget(NamedTuple):
-    """What a request is about."""
+    """The target of a request."""
 
     verb: str
     kind: Kind
@@ -63,7 +63,7 @@ class Call(NamedTuple):
 
 
 class StandInApi:
-    """Answers requests. Lives in one event loop; ``running.py`` gives it a thread."""
+    """Responds to requests. Lives in one event loop; ``running.py`` gives it a thread."""
 
     def __init__(self, storage: Storage, faults: Faults, *, bookmark_interval: float = 1.0) -> None:
         self.storage = storage
@@ -71,13 +71,13 @@ class StandInApi:
         self.watches = Watches(storage, bookmark_interval)
         self.kinds: list[Kind] = list(BUILTIN)
         self.calls: list[Call] = []
-        """Every call but those of discovery."""
+        """Every call except those of discovery."""
         self.allow: Callable[[dict[str, Any]], bool] = lambda attributes: True
         """Answers SelfSubjectAccessReviews."""
         self.webhook: Callable[[Object], None] | None = None
-        """Changes a Job that is being made, as a mutating admission webhook."""
+        """Changes a Job at its creation, as a mutating admission webhook."""
         self.logs: dict[tuple[str, str], list[str]] = {}
-        """Lines of each pod's log, by namespace and name, each with the kubelet's time before it."""
+        """Lines of each pod's log, by namespace and name, each after the kubelet's time."""
 
     def app(self) -> web.Application:
         """Return the aiohttp application."""
@@ -194,7 +194,7 @@ class StandInApi:
             await asyncio.sleep(0.02)
 
     def route(self, ask: Ask) -> RequestTarget:
-        """Return what a request is about. Raises: ApiFailure 404."""
+        """Return the target of a request. Raises: ApiFailure 404."""
         parts = ask.path.strip("/").split("/")
         group, version, rest = ("", parts[1], parts[2:]) if parts[0] == "api" else (parts[1], parts[2], parts[3:])
         namespace = None
@@ -212,7 +212,7 @@ class StandInApi:
         raise ApiFailure(404, "the server could not find the requested resource")
 
     def perform(self, ask: Ask, place: RequestTarget) -> tuple[int, Object]:
-        """Do what a request asks for; return the HTTP status and the answer. Raises: ApiFailure."""
+        """Perform a request. Return the HTTP status and the response. Raises: ApiFailure."""
         verb, kind, namespace, name, subresource = place
         body = ask.body
         if verb == "list":
@@ -290,7 +290,7 @@ class StandInApi:
             changed = json_patch(before, json.loads(ask.body))
         elif "strategic" in ask.content_type:
             changed = strategic(before, _parse(ask.body, partial=True))
-        else:  # merge patches; apply patches are taken for such, which is enough for kubectl here
+        else:  # merge patches; apply patches are treated as such, which is enough for kubectl here
             changed = merge(before, _parse(ask.body, partial=True))
         if subresource == "scale":
             after = from_scale(kind, stored, changed)
@@ -380,7 +380,7 @@ def forbidden(place: RequestTarget, user: str) -> ApiFailure:
 
 
 def _check_metadata(kind: Kind, before: Object, after: Object) -> None:
-    """Refuse what may not change in an object's metadata."""
+    """Refuse changes of an object's immutable metadata."""
     if after.get("uid", before["uid"]) != before["uid"]:
         raise ApiFailure(
             422, f'{kind.named} "{before["name"]}" is invalid: metadata.uid: Invalid value: field is immutable'

@@ -52,7 +52,7 @@ FINISHED = ("Succeeded", "Failed")
 
 
 class Killed(BaseException):
-    """The operator's process ends here, in the midst of whatever it does."""
+    """The operator's process ends here, during any action."""
 
 
 class Deposed(Exception):
@@ -75,35 +75,35 @@ class OperatorSimulation:
         self.controllers.suffix = lambda: f"{next(suffixes):05x}"
         self.storage.create(self.api.kind("Namespace"), {"metadata": {"name": "default"}, "spec": {}})
         self.page: str | None = None
-        """What pods say at /metrics."""
+        """The pods' pages at /metrics."""
         self.pages: dict[str, str | None] = {}
-        """What those of single jobs say instead, by the job's name."""
+        """The pages of single jobs instead, by the job's name."""
         self.calls: list[str] = []
         """Every call of the operator: verb and resource."""
         self.kill_after = 0
         """The operator is killed right after this call, counted from the first; 0: never."""
         self.stop_at = 0
-        """The operator stands still at this call, counted from the first, and is deposed; 0: never."""
+        """The operator is frozen at this call, counted from the first, and is deposed; 0: never."""
         self.fence: Fence = "closed"
-        """Of one that stands still at ``stop_at``. Unless it is closed, the call is made once it is woken up."""
+        """The call of an operator that is frozen at ``stop_at``; an open fence sends it when the operator resumes."""
         self.wake_after: int | None = None
-        """So many calls later it goes on; None: when the test says so."""
+        """Number of calls after which it resumes; None: when the test resumes it."""
         self.stale_passes = 0
-        """So many passes a deposed operator with an open fence makes after that in which it was stopped."""
+        """Number of passes that a deposed operator with an open fence runs after the one in which it was stopped."""
         self.deposed: list[Process] = []
-        """Operators that stand still, the eldest first."""
+        """Frozen operators, the oldest first."""
         self.late: list[str] = []
         """Every call that was made by a deposed operator: verb and resource."""
         self.late_writes: dict[int, tuple[str, str, str, str]] = {}
-        """What came of them, by the version that each write made: verb, plural, namespace, name."""
+        """The results of these calls, by the version that each write created: verb, plural, namespace, name."""
         self.frozen = False
-        """The watches bring nothing: only the comparison with lists finds what happens."""
+        """The watches deliver nothing: only the comparison with lists finds changes."""
         self.echo = 0
-        """So many changes a watch brings once more, each time before it goes on."""
+        """Number of changes that a watch delivers again before it continues."""
         self.lives = 0
         """How often the operator has started."""
         self.refused: list[str] = []
-        """What the API server has found wrong with what the operator wrote."""
+        """The validation errors of the operator's writes."""
         self.events: list[str] = []
         """The reasons of all Events that the operator has posted."""
         self._begin()
@@ -121,11 +121,11 @@ class OperatorSimulation:
 
     @property
     def sync(self) -> Resync:
-        """What compares the leading operator's knowledge with lists."""
+        """The comparison of the leading operator's cache with lists."""
         return self.process.sync
 
     def want(self, key: Key, seconds: float = 0.0, *, of: Process | None = None) -> None:
-        """Ask an operator (the one that leads) for a pass in so many seconds."""
+        """Schedule a pass of an operator (the leader) in some seconds."""
         (of or self.process).wanted[key] = self.now + timedelta(seconds=seconds)
 
     async def restart(self) -> None:
@@ -209,11 +209,11 @@ class OperatorSimulation:
         self.process.seen[kind] = max(0, self.process.seen.get(kind, 0) - count)
 
     def due(self) -> Iterator[Key]:
-        """Yield the resources of which a pass is due."""
+        """Yield the resources that are due for a pass."""
         yield from sorted(key for key, when in self.process.wanted.items() if when <= self.now)
 
     async def reconcile(self, key: Key) -> BaseException | None:
-        """Make one pass, as the queue would; return what ended it, if something did."""
+        """Run one pass, as the queue would. Return the exception that ended it, if any."""
         self.process.wanted.pop(key, None)
         try:
             wait = await self._run(self.process.reconciler.reconcile(key))
@@ -228,7 +228,7 @@ class OperatorSimulation:
         return None
 
     async def settle(self, seconds: float = 2.0) -> None:
-        """Run all actors for so many seconds: each processes its work at once and then waits."""
+        """Run all actors for some seconds: each processes its work at once and then waits."""
         if self.lives == 1:
             await self.restart()
         end = self.now + timedelta(seconds=seconds)
@@ -260,7 +260,7 @@ class OperatorSimulation:
     def install_kueue(self, manages: Manages = "labelled", *, quota: int = 10**6) -> Kueue:
         """Enable Kueue for Jobs from now on."""
         kueue = Kueue(self.storage, self.api.kind, manages, quota=quota)
-        # Two versions, as of all that may be missing the operator asks for the next.
+        # Two versions, because the operator reads the next one if all kinds may be missing.
         self.api.kinds += [WORKLOAD, LOCAL_QUEUE, replace(LOCAL_QUEUE, version="v1beta2")]
         self.api.webhook = kueue.default
         self.controllers.kueue = kueue
@@ -268,17 +268,17 @@ class OperatorSimulation:
 
     @property
     def kueue(self) -> Kueue | None:
-        """Kueue, where it is installed."""
+        """Kueue, if it is installed."""
         return self.controllers.kueue
 
     def move_clock(self, seconds: float) -> None:
         """Advance the clock while no actor runs."""
         self.now += timedelta(seconds=seconds)
 
-    # The wire
+    # Calls
 
     async def answer(self, ask: Ask, process: Process) -> tuple[int, Any, float]:
-        """Answer one call of an operator, at once or once it is woken up. Raises: Killed; ClusterError."""
+        """Process one call of an operator, at once or after its resumption. Raises: Killed; ClusterError."""
         if process.fence is not None:
             return self._call_late(ask)
         if len(self.calls) + 1 == self.stop_at:
@@ -293,7 +293,7 @@ class OperatorSimulation:
         return answer
 
     async def page_of(self, pod: Frozen, process: Process) -> str | None:
-        """Answer an operator's look at a pod's page. Raises: Killed."""
+        """Respond to an operator's scrape of a pod. Raises: Killed."""
         if process.fence is None:
             self.calls.append("scrape")
             if len(self.calls) == self.stop_at:
@@ -303,7 +303,7 @@ class OperatorSimulation:
         return self.pages.get(labels_of(pod)[LABEL_JOB_NAME], self.page)
 
     async def post(self, resource: Frozen, event: Event, process: Process) -> None:
-        """Post an Event for an operator, before anything else is done."""
+        """Post an Event for an operator, before any other action."""
         number = len(self.events)
         body = build_event(resource, event, self.now, number)
         namespace = resource["metadata"]["namespace"]
@@ -314,7 +314,7 @@ class OperatorSimulation:
             self.events[number] = "lost"
 
     def _call_late(self, ask: Ask) -> tuple[int, Any, float]:
-        """Answer a call of an operator that does not lead any more."""
+        """Process a call of an operator that is not the leader any more."""
         place = self.api.route(ask)
         self.late.append(f"{place.verb} {place.resource}")
         before = len(self.storage.history)
@@ -328,7 +328,7 @@ class OperatorSimulation:
                 self.late_writes |= dict(zip((c.version for c in made), self.storage.writes[-len(made) :], strict=True))
 
     def call(self, ask: Ask) -> tuple[int, Any, float]:
-        """Answer one call of the operator. Raises: Killed; ClusterError where no answer comes."""
+        """Process one call of the operator. Raises: Killed; ClusterError without a response."""
         place = self.api.route(ask)
         fault = self.faults.match(place.verb, place.resource, place.name or "")
         self.calls.append(f"{place.verb} {place.resource}")
@@ -354,7 +354,7 @@ class OperatorSimulation:
         if len(self.calls) == self.kill_after:
             raise Killed
 
-    # What there is
+    # State
 
     def get(self, kind: str, name: str) -> Object | None:
         """Return an object as stored, or None."""
@@ -384,7 +384,7 @@ class OperatorSimulation:
     # Users
 
     def create(self, resource: Mapping[str, Any]) -> Object:
-        """Create an object; a training job's CEL rules are taken for granted."""
+        """Create an object; a training job's CEL rules are not checked."""
         kind = self.api.kind(str(resource["kind"]))
         return self.storage.create(kind, admit(kind, copied(dict(resource)), None, status_only=True))
 
@@ -460,7 +460,7 @@ def index_of(pod: Object) -> int:
 
 
 def node_of(pod: Object) -> str:
-    """Return the node on which a pod runs here: one for each index and attempt."""
+    """Return the node of a pod here: one for each index and attempt."""
     return f"node-{labels_of(pod).get(LABEL_ATTEMPT)}-{index_of(pod)}"
 
 

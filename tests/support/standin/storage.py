@@ -22,7 +22,7 @@ Object = dict[str, Any]
 
 
 def copied(obj: Object) -> Object:
-    """Return a deep copy; by way of JSON, which is ten times as fast as ``deepcopy``."""
+    """Return a deep copy by way of JSON, which is ten times as fast as ``deepcopy``."""
     copy: Object = msgspec.json.decode(msgspec.json.encode(obj))
     return copy
 
@@ -34,7 +34,7 @@ def utc_now() -> datetime:
 
 @dataclass(frozen=True)
 class Change:
-    """One step of the history: what an object was (None: nothing) and became (None: nothing)."""
+    """One step of the history: the object before and after (None: it did not exist)."""
 
     version: int
     kind: Kind
@@ -59,7 +59,7 @@ class Storage:
         self.compacted = 1000
         """Watches from a version below this one are answered with 410."""
         self.writes: list[tuple[str, str, str, str]] = []
-        """Every write that changed something: verb, plural, namespace, name."""
+        """Every write with an effect: verb, plural, namespace, name."""
         self._objects: dict[tuple[Kind, str, str], Object] = {}
         self._watchers: dict[object, Callable[[Change], None]] = {}
 
@@ -108,7 +108,7 @@ class Storage:
     def update(
         self, kind: Kind, before: Object, after: Object, *, dry_run: bool = False, verb: str = "update"
     ) -> Object:
-        """Store a changed object; what changes nothing gets no new version. Raises: ApiFailure 409."""
+        """Store a changed object; an equal one gets no new version. Raises: ApiFailure 409."""
         check_version(kind, before, after)
         for name in ("uid", "creationTimestamp", "resourceVersion", "generation", "deletionTimestamp"):
             if name in before["metadata"]:
@@ -124,7 +124,7 @@ class Storage:
         return copied(after)
 
     def delete(self, kind: Kind, obj: Object, *, grace: int | None = None) -> Object | None:
-        """Delete an object, or mark it where finalizers or a grace time hold it; return it if it is still there."""
+        """Delete an object, or mark it if finalizers or a grace time keep it. Return it if it still exists."""
         marked = copied(obj)
         meta = marked["metadata"]
         meta["deletionGracePeriodSeconds"] = grace or 0
@@ -139,18 +139,18 @@ class Storage:
         return marked
 
     def compact(self) -> None:
-        """Forget the history: every watch that resumes from before now gets 410."""
+        """Delete the history: every watch that resumes from an earlier version gets 410."""
         self.history.clear()
         self.compacted = self.version
 
     def watch(self, tell: Callable[[Change], None]) -> Callable[[], None]:
-        """Call ``tell`` for every change from now on; returns a function that ends the subscription."""
+        """Call ``tell`` for every change from now on. Return a function that ends the subscription."""
         token = object()
         self._watchers[token] = tell
         return lambda: self._watchers.pop(token, None) and None
 
     def timestamp(self, ahead: int = 0) -> str:
-        """Return the time, or that in some seconds, as Kubernetes writes it."""
+        """Return the time, or the time in some seconds, as Kubernetes writes it."""
         return (self.clock() + timedelta(seconds=ahead)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def _put(self, verb: str, kind: Kind, before: Object | None, after: Object) -> None:
@@ -201,7 +201,7 @@ def _is_held(obj: Object) -> bool:
 
 
 class Mailbox:
-    """A watcher's queue, made for one event loop."""
+    """A watcher's queue, for one event loop."""
 
     def __init__(self, storage: Storage) -> None:
         self.queue: asyncio.Queue[Change] = asyncio.Queue()

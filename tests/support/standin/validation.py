@@ -1,4 +1,4 @@
-"""What admission does to an object: defaults, unknown fields, the schema, CEL rules, and a Job's own rules."""
+"""Admission of an object: defaults, unknown fields, the schema, CEL rules, and a Job's own rules."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def _check_job(kind: Kind, obj: Object) -> None:
 
 
 def default_builtin(kind: Kind, obj: Object) -> None:
-    """Set the defaults of the API server that tests read."""
+    """Set those defaults of the API server that tests read."""
     if kind.kind == "Job":
         uid = obj["metadata"]["uid"]
         name = obj["metadata"]["name"]

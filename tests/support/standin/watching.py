@@ -30,12 +30,12 @@ class Watches:
         return sum(plural in (None, name) for name in self._open.values())
 
     def cut(self) -> None:
-        """End every open watch at once, without a goodbye."""
+        """End every open watch abruptly."""
         for task in list(self._open):
             task.cancel()
 
     def freeze(self) -> None:
-        """Keep all watches open and silent, as a lost network path does."""
+        """Keep all watches open and silent, as behind an interrupted network path."""
         self._thaw.clear()
 
     def thaw(self) -> None:
@@ -43,7 +43,7 @@ class Watches:
         self._thaw.set()
 
     async def serve(self, request: web.Request, kind: Kind, namespace: str | None) -> web.StreamResponse:
-        """Answer one watch request until it times out or is cut."""
+        """Serve one watch request until it times out or is cut."""
         query = request.query
         mailbox = Mailbox(self._storage)
         task = asyncio.current_task()
