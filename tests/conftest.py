@@ -1,4 +1,4 @@
-"""What every test folder shares: the report of tiers, golden files, and the guard against leaked processes."""
+"""Shared by all test folders: the report of tiers, golden files, and the guard against leaked processes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the longest tests first: at the end, idle workers would wait for them.
 
-    pytest-xdist cuts the list into one part for each of its workers; the longest are dealt out among the parts.
+    pytest-xdist cuts the list into one part for each of its workers; the longest are distributed over the parts.
     """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     peers = [item for item in items if item.path.name not in LONGEST]
@@ -100,14 +100,14 @@ def golden(update_golden: bool) -> Callable[[str, str], None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_open_end_left() -> Iterator[None]:
-    """Have what a module's tests left unclosed reported in that module, not in whichever test collects garbage next."""
+    """Report the unclosed resources of a module's tests in that module, not in a later test that collects garbage."""
     yield
     gc.collect()
 
 
 @pytest.fixture(autouse=True)
 def _signals_as_before() -> Iterator[None]:
-    """Put the handlers back that a test's subject has installed: processes of later tests would inherit them."""
+    """Restore the signal handlers that a test has changed: processes of later tests would inherit them."""
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = [signal.getsignal(number) for number in numbers]
     yield
@@ -129,7 +129,7 @@ def _no_process_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A real control plane with the CRD and the operator's account; asked for by tests marked ``apiserver``."""
+    """A real control plane with the CRD and the operator's account, for tests marked ``apiserver``."""
     from .support.control_plane import ControlPlane
 
     with ControlPlane(tmp_path_factory.mktemp("control-plane")) as control_plane:

@@ -1,4 +1,4 @@
-"""The clusters that are held to one contract."""
+"""The clusters that must fulfil one contract."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def driver(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 def open_cluster(
     request: pytest.FixtureRequest, folder: Path, *, backoff: float = 0.0
 ) -> AbstractAsyncContextManager[ClusterDriver]:
-    """Open the cluster that the test's parameter names; ``backoff``: seconds where a Job controller of ours waits."""
+    """Open the cluster that the test's parameter names; ``backoff``: seconds that our Job controllers wait."""
     if request.param == "local":
         return open_local(folder, backoff=backoff)
     if request.param == "standin":

@@ -35,7 +35,7 @@ MERGE = "application/merge-patch+json"
 
 
 class Request(NamedTuple):
-    """One request; the path is below the namespace's, or begins with a slash."""
+    """One request; the path is relative to the namespace's, or starts with a slash."""
 
     method: str
     kind: str
@@ -251,7 +251,7 @@ SCENARIOS: dict[str, tuple[Request, ...]] = {
 
 
 class TracedServer:
-    """Asks one API server."""
+    """A client of one API server."""
 
     def __init__(self, session: aiohttp.ClientSession, info: kopf.ConnectionInfo, *, is_standin: bool) -> None:
         self._session = session
@@ -291,7 +291,7 @@ class TracedServer:
 def without_chance(body: Any) -> Any:
     """Return the parts of a response that the operator reads, without UIDs, versions and times.
 
-    Of a list of field errors only the first field counts, and what sort of error it is: the rest is prose.
+    Of a list of field errors only the first field and the type of its error count: the rest is prose.
     """
     if body.get("kind") == "Status":
         text = re.sub(r"(?<=in record \()\d+(?=\))", "N", UID.sub("UID", body.get("message", "")))
@@ -314,7 +314,7 @@ def without_chance(body: Any) -> Any:
 
 @pytest_asyncio.fixture(params=["standin", pytest.param("control-plane", marks=pytest.mark.apiserver)])
 async def api(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[TracedServer]:
-    """The stand-in and a real API server, each with a namespace for what is recorded."""
+    """The stand-in and a real API server, each with a namespace for the recording."""
     async with AsyncExitStack() as stack:
         if request.param == "standin":
             standin = stack.enter_context(StandIn())

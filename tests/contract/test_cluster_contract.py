@@ -1,4 +1,4 @@
-"""What every cluster promises the reconcile: one suite for all implementations (the fixture ``driver``)."""
+"""The contract of every cluster with the reconciler: one suite for all implementations (the fixture ``driver``)."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ async def test_pod_declared_failed_is_replaced_and_not_counted(driver: ClusterDr
     (own,) = after.jobs
     assert not has(own, "Failed")
     assert not has(own, "FailureTarget")
-    with suppress(VersionConflict):  # where it is not gone yet: the reconcile comes again
+    with suppress(VersionConflict):  # if it still exists: the reconciler runs again
         await driver.cluster.fail_pod(lost, "NodeLost", "once more")
 
 
@@ -298,7 +298,7 @@ async def test_unobserved_object_is_discarded_by_name_and_owner(driver: ClusterD
     await driver.cluster.create(config_map(owner))
     await driver.cluster.discard(service(owner))
     await driver.cluster.discard(config_map(owner))
-    await driver.cluster.discard(config_map(owner))  # gone already
+    await driver.cluster.discard(config_map(owner))  # deleted already
     await driver.until(KEY, lambda seen: not seen.config_maps, "the end of the own one")
     with pytest.raises(AlreadyExists):
         await driver.cluster.create(service())
@@ -488,7 +488,7 @@ async def test_metrics_page_of_running_pod_is_read(driver: ClusterDriver) -> Non
         known = driver.announce_port(snapshot.pods[0], port)
         pieces: list[bytes] = []
         while not await driver.cluster.scrape(snapshot.pods[0], known, pieces.append):
-            pieces.clear()  # what comes late is given up, and requested again by who needs it
+            pieces.clear()  # a late page is dropped; the observer requests it again
         assert b"".join(pieces) == b"ddp_loss 0.5\n"
     assert not await driver.cluster.scrape(snapshot.pods[0], known, pieces.append)
 

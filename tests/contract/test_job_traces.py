@@ -1,4 +1,4 @@
-"""Whole lives of Jobs as a real Job controller led them: every cluster here leads them in the same way."""
+"""Whole lives of Jobs, recorded from a real Job controller: every cluster must behave equally."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ Step = tuple[Any, ...]
 
 
 class Scenario(NamedTuple):
-    """A Job and what happens to it."""
+    """A Job and its events."""
 
     steps: tuple[Step, ...]
     nodes: int = 2
     spec: Mapping[str, Any] = {}
-    """What its spec has instead of the operator's own; None: a field that is taken away."""
+    """Replacements in the operator's own spec; None removes a field."""
 
     @property
     def holds_pods(self) -> bool:
-        """Whether pods take their time to end, which the local cluster's processes do not."""
+        """Whether pods need time to end, unlike the local cluster's processes."""
         return ("hold",) in self.steps
 
 
@@ -113,7 +113,7 @@ class TracedJob:
         return state_of(seen)
 
     async def pod(self) -> dict[str, Any]:
-        """Return what the Job controller made of the template in pod 0."""
+        """Return the fields that the Job controller derived from the template in pod 0."""
         await self._pod(0)
         (pod,) = [pod for pod in await self._driver.list_whole_pods(KEY) if index_of(pod) == 0]
         meta = pod["metadata"]

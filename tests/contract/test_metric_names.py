@@ -1,4 +1,4 @@
-"""The names of all exported series follow Prometheus' conventions, and what reads them uses the same names."""
+"""The names of all exported series follow Prometheus' conventions, and their readers use the same names."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ddp_operator.manager.telemetry import OperatorMetrics
 from ddp_trainer.observability.metrics_table import BUCKETS, METRICS
 from tests.support import ROOT
 
-# Of earlier versions: a reader of one of them would find nothing.
+# Names of earlier versions: their readers would find nothing.
 FORMER = (
     "ddp_total_steps", "ddp_epochs", "ddp_step_seconds", "ddp_checkpoint_seconds", "ddp_validation_accuracy",
     "ddp_nonfinite_loss_total", "ddp_gpu_memory_bytes", "ddp_tokens_per_second", "ddp_launcher_preflight_seconds",
     "ddp_launcher_stalled_rank", "ddp_checkpoint_upload_failures", "ddp_operator_reconcile_seconds",
     "ddp_operator_create_to_job_seconds", "ddp_operator_start_to_stage_seconds",
 )  # fmt: skip
-# Unit and number of other things than time, bytes or shares, by their last word.
+# Unit and number of values other than times, bytes or shares, by the last part of their names.
 PARTS = re.compile(r"_(bucket|sum|count)$")
 
 

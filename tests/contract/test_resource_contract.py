@@ -1,4 +1,4 @@
-"""What every cluster promises of the custom resource itself."""
+"""The contract of every cluster for the custom resource itself."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def build(raw: dict[str, Any], attempt: int) -> list[dict[str, Any]]:
-    """Return the children of a manifest, which goes the way that a user's file goes."""
+    """Return the children of a manifest, processed like a user's file."""
     stored = dict(parse_manifest(yaml.safe_dump(raw)).resource)
     stored["metadata"] = {**stored["metadata"], "uid": UID}
     return build_children(parse_resource(stored), attempt=attempt, nodes=stored["spec"]["nodes"])

@@ -1,9 +1,9 @@
-"""Mutate the modules of the table, and print how many of the mutations their tests have noticed.
+"""Mutate the modules of the table, and print how many of the mutations their tests have detected.
 
     python -m tests.mutation [--sample 200] [--seed 0] [--only status/decide] [--jobs 2]
 
-Ends with 1 where fewer than nine of ten were noticed, or a test fails without any mutation. Each mutation lives in a
-process of its own; nothing is written into the checkout.
+Exits with 1 if fewer than nine of ten are detected, or a test fails without any mutation. Each mutation runs in a
+separate process; the checkout is never written.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ FOREIGN = (
     "xdist", "pytest_asyncio", "pytest_timeout", "hypothesis", "msgspec", "yaml", "kopf", "aiohttp", "psutil",
     "prometheus_client", "numpy", "torch", "kubernetes_validate", "jsonschema", "cel_expr_python",
 )  # fmt: skip
-"""Imported once. Nothing of ours may be among them, and none may start a thread."""
+"""Imported once: only foreign modules, none of which may start a thread."""
 
 
 def find_tries(only: str) -> list[Try]:
-    """Return every mutation of the modules whose path has this text in it."""
+    """Return every mutation of the modules whose path contains this text."""
     return [
         Try(module, number, mutation.statement)
         for module in find_modules()

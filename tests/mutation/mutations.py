@@ -1,4 +1,4 @@
-"""The mutations that can be made in a module."""
+"""The possible mutations of a module."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Mutation:
     what: str
     apply: Callable[[], None]
     statement: range = range(0)
-    """The lines of the statement; of one with statements in it, those of its head."""
+    """The lines of the statement; for a compound statement, those of its head."""
 
 
 def mutations(tree: ast.AST) -> Iterator[Mutation]:
-    """Yield what can be changed in a parsed module, in the order of its lines; the same for the same source."""
+    """Yield the possible changes of a parsed module, in the order of its lines; the same for the same source."""
     yield from sorted(_below(tree, range(0)), key=lambda mutation: mutation.line)
 
 
@@ -125,7 +125,7 @@ def _dropped(statements: list[ast.stmt], index: int, node: ast.stmt) -> Iterator
         case _:
             return
     what = ast.unparse(node).splitlines()[0][:60]
-    # Still compiled: a function without its only ``super()`` is of another shape, and could not be exchanged.
+    # Still compiled: a function without its only ``super()`` has another shape, and could not be replaced.
     never = ast.If(ast.Constant(False), [node], [])
     yield Mutation(node.lineno, f"dropped: {what}", lambda: statements.__setitem__(index, never))
 

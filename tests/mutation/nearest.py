@@ -26,7 +26,7 @@ MODULES = (
     "trainer/ddp_trainer/data/sampling.py",
     "trainer/ddp_trainer/models/initial_weights.py",
 )  # fmt: skip
-"""Those that decide, and those that read and write: nine of ten mutations have to be noticed."""
+"""Modules that decide, and modules that read and write: nine of ten mutations must be detected."""
 TESTS = {
     "operator": (
         *(f"unit/ddp_operator/{name}" for name in ("kube", "launcher", "reconcile", "report", "status", "view")),
@@ -44,7 +44,7 @@ TESTS = {
 """By the first folder of a module's path."""
 RUNNABLE = "not process and not apiserver and not nightly"
 SECONDS = 5.0
-"""So long, of a processor's time, may the tests of one mutation take."""
+"""The CPU seconds that the tests of one mutation may need."""
 
 
 def find_modules() -> list[str]:
@@ -62,10 +62,10 @@ def _expand(pattern: str) -> list[str]:
 
 
 def choose(module: str, running: Mapping[str, float]) -> list[str]:
-    """Return those of the tests that run a line (test to seconds) that are to notice its mutation, the nearest first.
+    """Return the tests that run a line (test to seconds) and must detect its mutation, the nearest first.
 
-    First the tests of the module, then those of its folder, then all others; of each the quickest first, and as many as
-    may run.
+    First the tests of the module, then those of its folder, then all others; within each the fastest first, as many as
+    the time limit permits.
     """
     folder = PurePosixPath(module).parent.name
     name = PurePosixPath(module).stem

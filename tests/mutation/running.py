@@ -1,4 +1,4 @@
-"""Runs tests on mutations, each in a process forked from one that has the imports behind it."""
+"""Run tests on mutations, each in a process forked from one that has finished the imports."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from .mutations import Mutation, mutate
 from .nearest import RUNNABLE, choose
 
 PATIENCE = 5
-"""So many times as long as without a mutation may tests take with one: then they have noticed it by not ending."""
+"""The time limit of tests with a mutation, in multiples of their normal time: an endless test has detected it."""
 
 
 @dataclass(frozen=True)
 class Try:
-    """The mutation of this number in a module: of these lines."""
+    """The mutation of this number in a module, and its lines."""
 
     module: str
     number: int
     lines: range
 
     def mutate(self) -> tuple[ast.Module, Mutation]:
-        """Return the module with the mutation made."""
+        """Return the module with the mutation applied."""
         return mutate((ROOT / self.module).read_text(encoding="utf-8"), self.number)
 
 
@@ -53,7 +53,7 @@ class Tests:
     runs: dict[str, dict[int, set[str]]] = field(default_factory=dict)
     """By module and line: the tests that run it; the empty name stands for their import."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Of a processor's time."""
+    """CPU seconds."""
     failed: list[str] = field(default_factory=list)
 
     def imported(self, tried: Try) -> bool:
@@ -61,13 +61,13 @@ class Tests:
         return any("" in self.runs[tried.module].get(line, ()) for line in tried.lines)
 
     def of(self, tried: Try) -> list[str]:
-        """Return the tests that are to notice a mutation: of what runs at import those that run anything after."""
+        """Return the tests that must detect a mutation: all of the module's if it is in a line that runs at import."""
         lines = self.runs[tried.module]
         tests = set().union(*(lines.get(line, set()) for line in (lines if self.imported(tried) else tried.lines)))
         return choose(tried.module, {test: self.seconds[test] for test in tests - {""}})
 
     def judge(self, tries: Sequence[Try], run: Callable[[Try], int], jobs: int) -> dict[Try, bool]:
-        """Return which mutations are noticed when tests run on them, and print each that is not."""
+        """Return which mutations the tests detect, and print each undetected one."""
         noticed = {}
         chosen = [self.of(tried) for tried in tries]
         limits = [10 + PATIENCE * sum(self.seconds[test] for test in tests) for tests in chosen]
@@ -84,7 +84,7 @@ class Tests:
 
 
 class Mutated(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
-    """Gives one module from another tree than its file has."""
+    """Loads one module from another tree than its file's."""
 
     def __init__(self, module: str, tree: ast.Module) -> None:
         self.path = str(ROOT / module)
@@ -92,7 +92,7 @@ class Mutated(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
         self.name = ".".join(module.removesuffix(".py").split("/")[1:])
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> object:
-        """Answer for the one module."""
+        """Handle only the one module."""
         return importlib.util.spec_from_file_location(name, self.path, loader=self) if name == self.name else None
 
     def get_code(self, fullname: str) -> CodeType:
@@ -104,11 +104,11 @@ class Mutated(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
         return self.path
 
     def get_data(self, path: str) -> bytes:
-        """Return the file as it is."""
+        """Return the unchanged file."""
         return Path(path).read_bytes()
 
     def swap(self, functions: Iterable[FunctionType]) -> None:
-        """Give those of the functions that are the module's their mutated code."""
+        """Replace the code of the module's functions by the mutated code."""
         new = {(code.co_qualname, code.co_firstlineno): code for code in _codes(self.get_code(self.name))}
         for function in functions:
             if function.__code__.co_filename == self.path:
@@ -133,7 +133,7 @@ class Warm:
         """Run all tests once without a mutation, then for each mutation those that run its lines."""
         self.coverage.stop()
         if not session.testsfailed:
-            # Wherever they have been imported to.
+            # Wherever modules have imported them.
             gc.unfreeze()  # otherwise the imported modules are not found
             functions = [item for item in gc.get_objects() if type(item) is FunctionType]
             session.config.pluginmanager.unregister(name="terminalreporter")  # it has its own terminal

@@ -1,5 +1,5 @@
-"""Profiles of hypothesis, by HYPOTHESIS_PROFILE: few examples, the same every time (so quick); few new ones (explore);
-many new ones (thorough, as in `make fuzz`). What was tried stands in the report of tiers.
+"""Profiles of hypothesis, by HYPOTHESIS_PROFILE: few fixed examples (quick), few new ones (explore), or
+many new ones (thorough, as in `make fuzz`). The report of tiers has the number of examples.
 """
 
 import os
@@ -24,13 +24,13 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 @pytest.fixture(autouse=True)
 def tell_what_was_tried(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Note what a test has tried, for the report of tiers."""
+    """Record the number of examples of a test, for the report of tiers."""
     before = TALLIES.copy()
     yield
     request.node.user_properties.append(("tried", dict(TALLIES - before)))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Show a failure of a thorough run at once: it takes most of an hour, and its examples are found only once."""
+    """Print a failure of a thorough run at once: the run takes most of an hour, and may not find the example again."""
     if THOROUGH and report.failed:
         print(f"\n{report.nodeid} ({report.when})\n{report.longreprtext}", flush=True)

@@ -114,7 +114,7 @@ def test_resumed_checkpoint_is_complete(folder: Path, found: list[tuple[str, int
             for newer in range(step + 1, STEPS[-1] + 1):
                 gone = not (copy / f"step-{newer:09d}.json").exists()
                 assert gone or f"step-{newer:09d}" in message.getvalue(), "skipped without a word"
-        # What remains of them does not keep the next one from being saved, and nothing beside the folder is touched.
+        # The rest of them does not prevent the next save, and files outside the folder are unchanged.
         with contextlib.redirect_stderr(message):
             store = checkpointer(copy)
             store.save({"weights": torch.zeros(1)}, 4, None, {})

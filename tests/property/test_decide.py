@@ -1,4 +1,4 @@
-"""The state machine on any history: whatever is observed, in whatever order, at whatever time."""
+"""The state machine on any history: any observations, in any order, at any time."""
 
 import dataclasses
 import random
@@ -122,7 +122,7 @@ def test_decisions_keep_their_promises_over_any_history_of_job(
         status = decision.status
         check_storable(status)
         check_ledger(before, decision, step)
-        # The order in which things are listed changes nothing.
+        # The order of lists has no effect.
         again = step.decide(before, shuffle)
         assert again.status == status
         assert set(again.actions) == set(decision.actions)
@@ -184,7 +184,7 @@ def is_alive(pod: Any) -> bool:
 
 
 def check_rest(step: PassInput, decision: Decision) -> None:
-    """Decide again and again on the same observation at the same time: it comes to rest, at once but for the ledger."""
+    """Repeat the decision with equal input until the status stays equal; it must need no other pass then."""
     status = decision.status
     passes = 0
     while True:

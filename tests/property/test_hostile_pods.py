@@ -21,9 +21,9 @@ from tests.support.standin.simulation import OperatorSimulation
 
 from .test_words_of_pods import lines, metrics, numbers, words
 
-PAGE_LIMIT = 1 << 20  # more of a page is never read
+PAGE_LIMIT = 1 << 20  # the rest of a page is never read
 CPU_SECONDS = 2.0
-"""What one page may cost at most. It costs some hundredths; a look that grows with the square would take minutes."""
+"""The maximum seconds for one page. It needs some hundredths; quadratic code would take minutes."""
 
 LABELS = ('a="\\\\', "=", ",", 'a="",', "{", '"', '\\"', 'a="' + "x" * 4000)
 NUMBERS = ("9" * 400, "1e999", "-1e999", "nan", "0x1p3", "1_0", "\u0663")
@@ -52,7 +52,7 @@ def fill(text: str, size: int) -> Long:
     return Long(text, max(1, size // max(1, len(text))))
 
 
-# A joint without a line's end makes one endless line of it.
+# Joining repetitions without a line's end creates one endless line.
 hostile_pages = st.builds(
     lambda text, joint, size: fill(text + joint, size),
     refrains,

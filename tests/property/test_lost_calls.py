@@ -1,4 +1,4 @@
-"""Wherever the operator is killed, and whatever the API server responds, the job ends as without faults.
+"""The operator is killed at any call, or a call fails: the job ends as without faults.
 
 Each scenario runs once undisturbed, then once for every call of the operator: the process ends right after that call
 and a new one starts without memory; or the call fails, or its response is lost, and the same process continues.
@@ -30,9 +30,9 @@ from tests.support.standin.simulation import Fence, OperatorSimulation
 
 FAULTS: tuple[Any, ...] = (409, 410, 429, 500, 503, 504, 401, "drop", "timeout", "lost answer")
 WHOLE = (fail_once,)
-"""Scenarios of which also a quick run tries every call. Of all others it tries a sample."""
+"""Scenarios in which a quick run also tries every call. In all others it tries a sample."""
 WAKES = (0, 1, 2, 5, 9, 14, 20, 40, None)
-"""A deposed operator resumes after so many calls of its successor; None: at the end. The first six calls are lists."""
+"""A deposed operator resumes after as many calls of its successor (None: at the end). The first six calls are lists."""
 each_scenario = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 
 
@@ -130,7 +130,7 @@ def test_comparison_can_fail() -> None:
 
 
 def test_pods_of_deleted_job_are_garbage_collectors_for_while() -> None:
-    """A suspension deletes the Job of a queue, whose pods are then everybody's for a second, however old they are."""
+    """A suspension deletes the Job of a queue. Its pods stay until the garbage collector deletes them."""
 
     def words(sim: OperatorSimulation) -> str:
         return next(item.message for item in sim.status().conditions if item.type == "Scheduled")

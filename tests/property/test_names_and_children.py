@@ -30,7 +30,7 @@ def test_accepted_name_gives_dns_labels(name: str, attempt: int, index: int) -> 
     host = child_names.pod_host(name, attempt, index)
     labels = [*host.split("."), child_names.job_name(name, attempt), child_names.service_name(name)]
     assert all(LABEL.fullmatch(label) for label in labels), labels
-    assert child_names.service_name(name)[0].isalpha()  # a Service asks for more than the others
+    assert child_names.service_name(name)[0].isalpha()  # a Service has a stricter rule than the other kinds
     assert len(child_names.launcher_config_map_name("f" * 64)) <= 253
 
 
@@ -57,7 +57,7 @@ def test_building_is_repeatable_and_mutates_nothing(attempt: int, nodes: int, su
     first = build_children(typed, attempt=attempt, nodes=nodes)
     kept = copy.deepcopy(first)
     assert build_children(typed, attempt=attempt, nodes=nodes) == first
-    # What one caller does with its objects is no other's business.
+    # A caller's changes of its objects do not affect another caller.
     first[3]["spec"]["template"]["spec"]["containers"][0]["env"].append({"name": "X"})
     first[0]["metadata"]["labels"]["x"] = "y"
     assert build_children(typed, attempt=attempt, nodes=nodes) == kept

@@ -123,7 +123,7 @@ class JobHistoryMachine(RuleBasedStateMachine):
 
     @rule(text=st.sampled_from([TRAINING, None]))
     def go_on(self, text: str | None) -> None:
-        """Let users, controllers and the operator act for a while."""
+        """Run users, controllers and the operator for a while."""
         self.sim.page = text
         for _ in range(2):
             self.run(self.sim.settle(6))
@@ -276,7 +276,7 @@ class JobHistoryMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         self.run(self.sim.restart())
 
-    # What holds
+    # Invariants
 
     @property
     def exists(self) -> bool:
@@ -302,9 +302,9 @@ class JobHistoryMachine(RuleBasedStateMachine):
         assert self.sim.kueue is None or not self.sim.kueue.bypassed(), "a Job was let run past Kueue"
 
     def check_new_job(self, job: Object, *, late: bool) -> None:
-        """A Job is made for the attempt that the ledger names or for the first, and never beside another one's pods.
+        """Every Job is that of the recorded attempt or of attempt 1, and never runs beside the pods of another one.
 
-        ``late``: by an operator that had been deposed, against which there is no means but to delete that Job.
+        ``late``: the writes of a deposed operator, which can only be repaired by deleting that Job.
         """
         attempt = int(labels_of(job)[constants.LABEL_ATTEMPT])
         owner = self.sim.get(constants.KIND, NAME)
@@ -326,7 +326,7 @@ class JobHistoryMachine(RuleBasedStateMachine):
         tally("life of a job")
 
     async def come_to_an_end(self) -> None:
-        """From now on all is well: the job gets on to its end, and is then left alone."""
+        """Without further faults the job reaches its end, and is then left unchanged."""
         sim = self.sim
         while sim.deposed:
             await sim.wake(sim.deposed[0])
@@ -365,14 +365,14 @@ class JobHistoryMachine(RuleBasedStateMachine):
             assert not former, "pods of a former attempt live on"
 
     def evict_from_dead_nodes(self) -> None:
-        """Do as Kubernetes does with pods on nodes that stay silent."""
+        """Delete pods on nodes that stay silent, as Kubernetes does."""
         for pod in self.living():
             if pod["spec"].get("nodeName") in self.sim.controllers.dead_nodes:
                 self.sim.evict(pod, "DeletionByTaintManager")
 
 
 def check_status(change: Change) -> None:
-    """Terminal is final, the ledger only grows, and the budget is kept."""
+    """Finished jobs stay finished, attempts only increase, and the budget is kept."""
     assert change.before is not None
     assert change.after is not None
     before, after = (msgspec.convert(raw.get("status") or {}, Status) for raw in (change.before, change.after))
