@@ -1,4 +1,4 @@
-"""The Dockerfiles by their instructions: what keeps images small, reproducible and safe."""
+"""The instructions of the Dockerfiles: rules for small, reproducible and safe images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the documentation says can be typed, does exist: commands, files, fields, columns, links."""
+"""Everything in the documentation that a user can type exists: commands, files, fields, columns, links."""
 
 import importlib.util
 import re
@@ -29,7 +29,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "tests/RE
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 REFERENCE = (ROOT / "docs/reference.md").read_text(encoding="utf-8")
 
-# Pages whose program needs ranks of its own, and the test that gives it them.
+# Pages whose program needs several ranks, and the test that runs it.
 RUN_BY = {
     "python.md": "tests/unit/ddp_operator/client/test_client.py",
     "tutorial.md": "tests/integration/test_tutorial.py",
@@ -51,7 +51,7 @@ def fenced(text: str, language: str) -> list[str]:
 
 
 def commands(text: str) -> list[str]:
-    """Return every command line: of indented and fenced blocks, and what stands alone in back-ticks."""
+    """Return every command line: of indented and fenced blocks, and text in back-ticks on a separate line."""
     blocks = "\n".join(fenced(text, r"(?:sh|bash|console)"))
     outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     indented = re.findall(r"^    (\S.*)$", outside, flags=re.MULTILINE)
@@ -76,7 +76,7 @@ def targets() -> set[str]:
 
 
 def help_of(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """Return what ``ddp … --help`` prints."""
+    """Return the output of ``ddp … --help``."""
     from ddp_operator.cli import main
 
     with pytest.raises(SystemExit) as ended:
@@ -108,7 +108,7 @@ def links_in(text: str) -> list[str]:
 
 
 def pages_with(find: Callable[[str], Collection[Any]]) -> pytest.MarkDecorator:
-    """Parametrize a test with the pages in which there is something of the kind that it checks."""
+    """Parametrize a test with the pages that contain an item of the checked kind."""
     results = [path for path in PAGES if find(path.read_text(encoding="utf-8"))]
     return pytest.mark.parametrize("path", results, ids=lambda path: str(path.relative_to(ROOT)))
 
@@ -162,7 +162,7 @@ class TestPages:
 
     @pages_with(partial(fenced, language="python"))
     def test_python_runs(self, path: Path) -> None:
-        """The blocks of a page are one program, in order; what they claim they assert."""
+        """The blocks of a page are one program, in order, which asserts the page's claims."""
         if second := RUN_BY.get(path.name):
             assert path.name in (ROOT / second).read_text(encoding="utf-8")
             return
@@ -183,7 +183,7 @@ class TestTrainersPresets:
         source = flatten(preset.values).keys() | flatten(preset.as_published).keys()
         shown = {key for fact in DOCUMENTS[name][2] for key in fact.keys.split()}
         shown |= {"optim.beta1", "optim.beta2"} if "optim.betas" in shown else set()
-        # How much is printed is nobody's system, and images a validation step only where the ranks' means count.
+        # The amount of output depends on the system, and images of a validation step on the mean over the ranks.
         assert source - shown <= {"log_every", "csv_dir", "data.eval_batch_size"}
 
     def test_value_without_source_is_marked(self) -> None:

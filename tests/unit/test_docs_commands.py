@@ -25,7 +25,7 @@ from tests.support.chart import render
 from .test_dockerfiles import parse as parse_dockerfile
 from .test_docs import fenced, pages_with, targets
 
-# What stands in a block and is typed by nobody: formulas, messages, what a program writes.
+# Text in a block that users do not type: formulas, messages, a program's output.
 NOT_TYPED = {
     "docs/benchmark.md": r"ring all-reduce|parameter server",
     "docs/checkpoints.md": r"ddp_trainer: error:",
@@ -66,8 +66,8 @@ Check = Callable[[list[str]], Any]
 
 
 def block_lines(text: str) -> list[str]:
-    """Return the lines of all blocks that are not of another language, comments and prompts apart."""
-    text = re.sub(r" *\\\n *", " ", text)  # a line that goes on
+    """Return the lines of all blocks without another language, without comments and prompts."""
+    text = re.sub(r" *\\\n *", " ", text)  # a continued line
     outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     lines = re.findall(r"^    (?:\s*)(\S.*)$", outside, flags=re.MULTILINE)
     for language in ("sh", "bash", "console"):
@@ -80,7 +80,7 @@ def languages_in(text: str) -> set[str]:
 
 
 def flags_of(words: list[str]) -> tuple[list[str], set[str]]:
-    """Return what is no flag, and the flags without their values."""
+    """Return the arguments that are no flags, and the flags without their values."""
     plain = []
     flags = set()
     rest = iter(words[: words.index("--")] if "--" in words else words)
@@ -114,7 +114,7 @@ def check_kubectl(words: list[str]) -> None:
 
 
 def check_helm(words: list[str]) -> None:
-    """Render the chart with the values that the line gives."""
+    """Render the chart with the values of the line."""
     plain, flags = flags_of(words)
     assert plain[0] in HELM
     allowed = {"-n", "--namespace", "--create-namespace", "--set", "-f", "--values", "--wait", "--timeout"}
@@ -149,7 +149,7 @@ def check_python(words: list[str]) -> None:
     if words[1] == "tests.bench.trainer":
         build_bench_parser().parse_args(words[2:])
     elif words[1] != "pytest":
-        # That the module exists is seen by test_docs.py; it takes nothing.
+        # test_docs.py checks that the module exists; it has no arguments.
         assert words[1] in ("ddp_operator", "tests.bench.trainer.launches", "tests.bench.trainer.overhead"), words
         assert words[2:] == []
 
@@ -170,7 +170,7 @@ CHECKS: dict[str, Check] = {
 
 
 def check(line: str) -> None:
-    """Fail where a line would be refused by its program."""
+    """Fail if the line's program would refuse it."""
     words = shlex.split(line, comments=True)
     while words and re.fullmatch(r"[A-Z]+=\S*", words[0]):
         words = words[1:]
@@ -200,7 +200,7 @@ def test_every_line_of_block_can_be_typed(path: Path, capsys: pytest.CaptureFixt
 
 @pages_with(languages_in)
 def test_blocks_of_other_languages_are_read_by_test(path: Path) -> None:
-    """YAML and Python by test_docs.py; `text` is what a program prints."""
+    """test_docs.py checks YAML and Python; `text` is a program's output."""
     text = path.read_text(encoding="utf-8")
     assert languages_in(text) <= {"yaml", "python", "sh", "bash", "console", "json", "mermaid", "text", "dockerfile"}
     for block in fenced(text, "json"):
@@ -225,7 +225,7 @@ def test_line_that_would_fail_is_found(line: str) -> None:
         check(line)
 
 
-# Flags of other programs that the prose names.
+# Flags of other programs in the prose.
 FOREIGN = {
     "buildah": {"--build-arg"},
     "kubectl": {"--cascade", "--force", "--manifest-url", "--replicas", "--server-side", "--type"},
@@ -240,7 +240,7 @@ FOREIGN = {
 
 
 def own_flags() -> set[str]:
-    """Return every flag of this project's programs; those of drills, benchmarks and pytest by their sources."""
+    """Return every flag of this project's programs; those of drills, benchmarks and pytest from their sources."""
     parsers: list[Any] = [
         build_parser(*(name for name, *_ in COMMANDS))[0],
         build_trainer_parser(),

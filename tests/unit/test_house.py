@@ -1,4 +1,4 @@
-"""The rules of the house that no linter knows: what may lie where, and what must stay true of every file."""
+"""The project's rules that no linter has: the place of files, and invariants of every file."""
 
 import ast
 import operator
@@ -22,7 +22,7 @@ TOP_LEVEL = {
     ".dockerignore", ".editorconfig", ".gitattributes", ".gitignore", ".importlinter", ".pre-commit-config.yaml",
 }  # fmt: skip
 
-# Ruff's complexity rules limit functions. This limit asks only why one file holds a very long text.
+# Ruff's complexity rules limit functions. This limit only detects files with very long texts.
 LINE_LIMIT = 800
 LONG_FILES = {
     "deploy/crds/ddptrainingjobs.yaml": "generated: the whole schema",
@@ -48,7 +48,7 @@ SIZE_LIMIT = 512 * 1024
 
 
 def tracked_files() -> list[str]:
-    """What git tracks or would track: the checkout without build outputs."""
+    """The files that git tracks or would track: the checkout without build outputs."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, capture_output=True, text=True,
@@ -77,7 +77,7 @@ def python_files(files: list[str]) -> Iterator[tuple[str, ast.Module]]:
 
 
 class TestStandardLibrary:
-    """``operator/`` is a folder of ours and a module of Python's: the folder must never become a package."""
+    """``operator/`` is our folder and a module of Python's: the folder must never become a package."""
 
     def test_folder_operator_is_no_package(self) -> None:
         assert not (ROOT / "operator" / "__init__.py").exists()
@@ -119,17 +119,17 @@ class TestLayout:
 
 
 class TestWheel:
-    """What is installed; ``make release-check`` builds it."""
+    """The installed files; ``make release-check`` builds them."""
 
     def test_wheel_contains_both_packages_with_types(self, files: list[str]) -> None:
         built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
         assert built["packages"] == ["operator/ddp_operator", "trainer/ddp_trainer"]
-        # Hatch leaves out what git ignores.
+        # Hatch leaves out the files that git ignores.
         assert {f"{package}/py.typed" for package in built["packages"]} <= set(files)
 
     def test_trainer_needs_its_extra_alone(self, files: list[str]) -> None:
         extra = {"numpy", "PIL", "prometheus_client", "sklearn", "torch", "torchvision", "yaml"}
-        formats = {"safetensors"}  # for whoever has such files
+        formats = {"safetensors"}  # a developer may have such files
         imported = set()
         for _, tree in python_files([name for name in files if name.startswith("trainer/")]):
             for node in ast.walk(tree):
@@ -185,7 +185,7 @@ class TestTests:
 
 
 def unreasoned(tree: ast.Module) -> list[ast.expr]:
-    """Return the uses of pytest's skip, skipif and xfail that say no reason."""
+    """Return the uses of pytest's skip, skipif and xfail without a reason."""
     results: list[ast.expr] = []
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for node in ast.walk(tree):
@@ -209,7 +209,7 @@ MEMORY = ROOT / "trainer" / "ddp_trainer" / "memory"
 
 
 class TestDeliveredPackages:
-    """The launcher brings them to images that have Python 3.9 and torch."""
+    """The launcher brings them to images with Python 3.9 and torch."""
 
     @pytest.mark.parametrize("path", sorted(MEMORY.glob("*.py")), ids=lambda path: path.name)
     def test_import_the_standard_library_torch_and_themselves_only(self, path: Path) -> None:
@@ -234,7 +234,7 @@ def module(module_path: Path) -> ast.Module:
 
 
 class TestLauncher:
-    """It runs in any image that has Python 3.9 and torch: nothing else may be asked of that image."""
+    """It runs in every image with Python 3.9 and torch, and may need nothing else of that image."""
 
     WITH_TORCH = ("agent", "agreement", "ranks", "rendezvous", "store")
     """Modules of launcher/torchrun that import torch, directly or by another one: the agent's process, which is forked
@@ -286,13 +286,13 @@ CLOCKS = {
 
 
 def clock_reads(tree: ast.Module) -> list[ast.Call]:
-    """Return the calls that ask what time it is."""
+    """Return the calls that read the time."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     return [call for call in calls if ast.unparse(call.func) in CLOCKS]
 
 
 class TestPureModules:
-    """What decides takes the time as an argument, so that a test can choose it."""
+    """Modules that decide receive the time as an argument, so that a test can choose it."""
 
     def test_read_no_clock(self, files: list[str]) -> None:
         pure = tuple(f"operator/ddp_operator/{name}" for name in PURE)

@@ -1,4 +1,4 @@
-"""`make images` without a builder or a cluster: what images/build calls, and what it says next."""
+"""`make images` without a builder or a cluster: the calls of images/build, and its final message."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddp_operator import __version__
 from tests.support.recording_tools import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
-# Writes down how it was called; answers for the current context, and fails where FAIL says so.
+# Records its call; prints the current context on request, and fails if FAIL matches.
 FAKE = """#!/bin/sh
 echo "$(basename "$0") $*" >> "$CALLS"
 case "$(basename "$0") $*" in
@@ -26,7 +26,7 @@ BASICS = ("bash", "basename", "dirname", "git", "grep", "mkdir", "mktemp", "rm",
 def run(
     folder: Path, *arguments: str, tools: tuple[str, ...], context: str = "", **env: str
 ) -> tuple[int, str, list[str]]:
-    """Run the script with these tools, which only write down how they were called; return code, output and calls."""
+    """Run the script with these tools, which only record their calls. Return code, output and calls."""
     script = ROOT / "images/build"
     env = {"CURRENT": context, **env}
     code, output, calls = run_script(script, *arguments, folder=folder, tool=FAKE, tools=tools, basics=BASICS, **env)

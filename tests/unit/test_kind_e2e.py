@@ -1,4 +1,4 @@
-"""`make e2e` without a cluster: what it calls, in which order, and that nothing stays. Needs no Docker itself."""
+"""`make e2e` without a cluster: its calls, their order, and that nothing remains. Needs no Docker itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support import ROOT
 from tests.support.recording_tools import run_script
 
 SCRIPT = ROOT / "deploy" / "kind" / "e2e"
-# Writes down how it was called, says "ddp-taken" for the clusters that are there, and fails where FAIL says so.
+# Records its call, prints "ddp-taken" as the existing cluster, and fails if FAIL matches.
 FAKE = """#!/bin/sh
 echo "$(basename "$0") $*" >> "$CALLS"
 case "$(basename "$0") $*" in
@@ -30,7 +30,7 @@ TOOLS = ("docker", "kind", "kubectl", "helm", "python-of-mine")
 
 
 def run(folder: Path, *arguments: str, without: str = "", **env: str) -> tuple[int, str, list[str]]:
-    """Run the script with tools that only write down how they were called; return code, output and calls."""
+    """Run the script with tools that only record their calls. Return code, output and calls."""
     tools = [name for name in TOOLS if name != without]
     env = {"PYTHON": "python-of-mine", **env}
     return run_script(SCRIPT, *arguments, folder=folder, tool=FAKE, tools=tools, basics=BASICS, **env)
@@ -48,7 +48,7 @@ def test_script_builds_loads_installs_tests_and_removes(tmp_path: Path) -> None:
         "kind load", "docker save", "kind load", "helm install", "helm test",
         "python-of-mine -m", "kind get", "docker exec", "kind delete",
     ]  # fmt: skip
-    # What is built is what the chart and the samples ask for.
+    # It builds the images that the chart and the samples name.
     for name in ("operator", "trainer"):
         image = f"localhost/ddp-operator/{name}:{__version__}"
         for step in ("docker build", "docker save"):
@@ -70,7 +70,7 @@ def test_nodes_can_be_switched_off_and_share_folder_that_is_emptied(tmp_path: Pa
     report = dict(line.split("=", 1) for line in (tmp_path / "calls.env").read_text().splitlines() if "DDP_E2E" in line)
     assert yaml.safe_load(report["DDP_E2E_CHECKPOINTS"]) == {"hostPath": {"path": mount["containerPath"]}}
     assert (report["DDP_E2E_NODE_STOP"], report["DDP_E2E_NODE_START"]) == ("docker stop", "docker start")
-    # The operator is on no node that a test switches off; only a node's root may remove what pods wrote.
+    # The operator is on no node that a test switches off; only a node's root may remove the pods' files.
     assert 'nodeSelector={"node-role.kubernetes.io/control-plane":""}' in calls[10]
     assert f"docker exec ddp-e2e-worker find {mount['containerPath']} -mindepth 1 -delete" in calls
 

@@ -1,4 +1,4 @@
-"""The mutations that `make mutate` tries: they are made, they are the same for the same seed, and their tests exist."""
+"""The mutations of `make mutate`: they are applied, they are equal for equal seeds, and their tests exist."""
 
 from __future__ import annotations
 

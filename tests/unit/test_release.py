@@ -1,4 +1,4 @@
-"""What ``make release`` makes of what it has built: the chart, the manifests, layouts and checks; and its workflow."""
+"""The results of ``make release``: the chart, the manifests, layouts and checks; and its workflow."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def release() -> ModuleType:
 
 @pytest.fixture
 def built(release: ModuleType, tmp_path: Path) -> Any:
-    """A build of this checkout whose images are there already."""
+    """A build of this checkout whose images exist already."""
     for name, digest in (("operator", DIGEST), ("trainer", OTHER)):
         layout = tmp_path / f"images/{name}-{__version__}"
         layout.mkdir(parents=True)

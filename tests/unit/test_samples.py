@@ -1,4 +1,4 @@
-"""Every sample is a file that works as it is, and does what its comment says."""
+"""Every sample works unchanged, and does what its comment describes."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_own_script_runs_on_this_machine(tmp_path: Path) -> None:
         logs = "".join(path.read_text() for path in (run.run_folder / "logs").iterdir())
         progress = yaml.safe_load((run.run_folder / "status.yaml").read_text())["status"]["progress"]
     assert "step 50/60: loss" in logs
-    # Read from the log by metrics.logPatterns: the script itself knows nothing of it.
+    # Read from the log by metrics.logPatterns; the script has no code for it.
     assert (progress["step"], progress["totalSteps"], progress["percent"]) == (50, 60, "83.3%")
     assert f"loss {float(progress['loss']):.3f}"[:8] in logs
     assert {rank for rank in (0, 1) if f"rank {rank}: y = " in logs} == {0, 1}

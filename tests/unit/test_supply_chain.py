@@ -1,4 +1,4 @@
-"""Everything that builds, tests or publishes this project is named by its content: a commit, a digest, a hash."""
+"""Everything that builds, tests or publishes this project is pinned by content: a commit, a digest, a hash."""
 
 from __future__ import annotations
 

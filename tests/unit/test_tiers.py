@@ -1,4 +1,4 @@
-"""The report of tiers and the guard against leaked processes do what the other tests rely on."""
+"""The report of tiers and the guard against leaked processes."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from tests.support.processes import ProcessGuard
 
 
 def run_pytest(folder: Path, *arguments: str, **env: str) -> tuple[int, str]:
-    """Run pytest in a project of its own that has this repository's conftest."""
+    """Run pytest in a separate project that has this repository's conftest."""
     (folder / "pyproject.toml").write_text(
         '[tool.pytest.ini_options]\naddopts = "--import-mode=importlib --strict-markers"\ntestpaths = ["tests"]\n'
     )

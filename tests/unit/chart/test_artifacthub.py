@@ -1,4 +1,4 @@
-"""What Artifact Hub shows of the chart: static annotations, and those that a release build adds."""
+"""The chart's annotations for Artifact Hub: static ones, and those that a release build adds."""
 
 from __future__ import annotations
 

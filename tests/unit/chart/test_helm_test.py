@@ -51,7 +51,7 @@ class Program:
             return json.load(answer)
 
     def report(self, **status: Any) -> None:
-        """Write the status as the operator would, once the job is there."""
+        """Write the status as the operator would, once the job exists."""
         deadline = time.monotonic() + 300
         while not self.call("GET", JOBS)["items"]:
             assert time.monotonic() < deadline

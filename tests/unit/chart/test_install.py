@@ -33,7 +33,7 @@ VALUES = {path.stem.removesuffix("-values"): read_values(path) for path in CI_FI
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A control plane with nothing of ours in it."""
+    """A control plane without any objects of this project."""
     with ControlPlane(tmp_path_factory.mktemp("chart-plane")) as control_plane:
         yield control_plane
 
@@ -44,7 +44,7 @@ def helm(plane: ControlPlane, namespace: str = NAMESPACE) -> helm_python.Config:
 
 
 def get(plane: ControlPlane, *what: str) -> Any:
-    """Return what `kubectl get` finds."""
+    """Return the objects that `kubectl get` finds."""
     return json.loads(plane.kubectl("get", *what, "-o", "json").stdout)
 
 
@@ -91,7 +91,7 @@ def test_chart_installs_upgrades_and_uninstalls(plane: ControlPlane) -> None:
             assert get(plane, "networkpolicies", "-n", NAMESPACE)["items"]
             assert children(plane, "default") == [uid]
 
-            # Values that an older release was given go on working, and one that is gone is refused by its name.
+            # Values of an older release remain valid, and the refusal of a removed one contains its name.
             client.upgrade(CHART, "ddp-operator", {"settings": {"logLevel": "debug"}}, reuse_values=True, timeout=300)
             (deployment,) = get(plane, "deployments", "-n", NAMESPACE)["items"]
             env = {e["name"]: e.get("value") for e in deployment["spec"]["template"]["spec"]["containers"][0]["env"]}
@@ -109,7 +109,7 @@ def test_chart_installs_upgrades_and_uninstalls(plane: ControlPlane) -> None:
 
 
 def test_release_for_some_namespaces_serves_these_and_no_other(plane: ControlPlane) -> None:
-    """Needs the custom resource, which the release before has left."""
+    """Needs the custom resource, which the previous release has left."""
     if plane.kubectl("get", "crd", "ddptrainingjobs.ddp-operator.dev", check=False).returncode:
         plane.kubectl("apply", "--server-side", "-f", str(ROOT / "deploy/crds/ddptrainingjobs.yaml"))
     for name in ("team-a", "team-b", "team-c"):
@@ -130,7 +130,7 @@ def test_release_for_some_namespaces_serves_these_and_no_other(plane: ControlPla
 
 
 def test_helm_test_has_only_required_rights(plane: ControlPlane, tmp_path: Path) -> None:
-    """Under its own account, at a server that checks rights; the test plays the operator's part."""
+    """Under its own account, at a server that checks rights; the test acts as the operator."""
     plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "deploy/crds/ddptrainingjobs.yaml"))
     plane.kubectl("wait", "--for=condition=Established", "crd/ddptrainingjobs.ddp-operator.dev")
     plane.kubectl("create", "namespace", "tested")
@@ -182,7 +182,7 @@ def test_server_accepts_every_object(plane: ControlPlane, name: str) -> None:
     (deployment,) = of_kind(objects, "Deployment")
     pods = [*of_kind(objects, "Pod"), {"kind": "Pod", **deployment["spec"]["template"]}]
     for index, pod in enumerate(pods):
-        # In a dry run the account does not come to be, and admission asks for it.
+        # A dry run creates no account, but the admission of the pod needs it.
         spec = pod["spec"] | {"serviceAccountName": "default"}
         pods[index] = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"pod-{index}"}, "spec": spec}
     until(lambda: get(plane, "serviceaccounts", "-n", namespace)["items"], "the account default")
@@ -197,7 +197,7 @@ def test_server_accepts_every_object(plane: ControlPlane, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def monitoring(plane: ControlPlane) -> None:
-    """The Prometheus operator's kinds, as far as that the server takes them."""
+    """The Prometheus operator's kinds, as far as the server has them."""
     for kind in ("ServiceMonitor", "PodMonitor", "PrometheusRule"):
         plural = f"{kind.lower()}s"
         schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
@@ -218,7 +218,7 @@ def monitoring(plane: ControlPlane) -> None:
 
 @pytest.mark.parametrize("folder", INSTALLABLE)
 def test_server_accepts_every_overlay(plane: ControlPlane, monitoring: None, folder: str) -> None:
-    """As its own comment says to apply it, but as a dry run; in a namespace that lets no unrestricted pod in."""
+    """Apply it as its own comment describes, but as a dry run, in a namespace that refuses unrestricted pods."""
     plane.kubectl("create", "namespace", NAMESPACE, check=False)
     message = plane.kubectl(
         "apply", "--server-side", "--force-conflicts", "--dry-run=server", "-k", str(ROOT / "deploy" / folder)

@@ -1,4 +1,4 @@
-"""The plain manifests: what kustomize makes of them is what the chart installs."""
+"""The plain manifests: kustomize's result equals the chart's objects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ folders = pytest.mark.parametrize("folder", INSTALLABLE)
 
 
 def build(folder: str) -> list[Object]:
-    """Return what `kubectl kustomize` makes of a folder of deploy/."""
+    """Return the result of `kubectl kustomize` for a folder of deploy/."""
     beside = Path(os.environ.get("KUBEBUILDER_ASSETS", "")) / "kubectl"
     for command in ([shutil.which("kustomize"), "build"], [shutil.which("kubectl") or beside, "kustomize"]):
         if command[0] and os.access(command[0], os.X_OK):
@@ -40,7 +40,7 @@ def test_everything_that_is_named_exists(folder: Path) -> None:
     for name in [*content.get("resources", []), *content.get("components", []), *files]:
         path = folder / name
         assert path.is_file() or (path / "kustomization.yaml").is_file(), name
-        # kustomize refuses a folder that holds the one it is named in.
+        # kustomize refuses a folder that contains the one in which it is named.
         assert not folder.resolve().is_relative_to(path.resolve()), name
 
 

@@ -1,4 +1,4 @@
-"""The operator's pod starts with what its program asks for, and may do no more than that."""
+"""The operator's pod has exactly the settings and rights that its program needs."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ class TestSecurity:
 
 
 def checked(permissions: Mapping[str, Sequence[str]]) -> set[tuple[str, str, str]]:
-    """Return group, resource and verb of all that the operator asks about at its start."""
+    """Return group, resource and verb of all permissions that the operator checks at its start."""
     return {
         (group(kind), ":".join(filter(None, (f"{plural(kind)}/{sub}" if sub else plural(kind), name))), verb)
         for what, verbs in permissions.items()
@@ -201,7 +201,7 @@ def checked(permissions: Mapping[str, Sequence[str]]) -> set[tuple[str, str, str
 
 
 def granted(role: Object) -> set[tuple[str, str, str]]:
-    """Return group, resource and verb of all that a role allows."""
+    """Return group, resource and verb of all permissions of a role."""
     return {
         (in_group, ":".join((resource, *rule.get("resourceNames", ()))), verb)
         for rule in role["rules"]
@@ -212,7 +212,7 @@ def granted(role: Object) -> set[tuple[str, str, str]]:
 
 
 class TestSelectors:
-    """A selector that selects nothing fails in silence, so each is held against labels that really occur."""
+    """A selector without a match fails silently, so each is compared with labels that exist."""
 
     @pytest.fixture
     def objects(self) -> list[Object]:
@@ -233,7 +233,7 @@ class TestSelectors:
             the(objects, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
             the(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
         ]
-        # The last one is that by which the NetworkPolicies of jobs let the operator in.
+        # The last one lets the NetworkPolicies of jobs select the operator.
         selectors.append({LABEL_COMPONENT: COMPONENT_OPERATOR})
         assert all(selector.items() <= labels.items() for selector in selectors)
         (test,) = of_kind(objects, "Pod")

@@ -1,4 +1,4 @@
-"""Whatever the values: what Helm makes of the chart is what Kubernetes takes."""
+"""For all values, Helm renders the chart to objects that Kubernetes accepts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEPT_VALUES = sorted((ROOT / "tests/golden/chart/values").glob("*.yaml"))
 KUBERNETES = ("1.31", "1.36")
 ci_files = pytest.mark.parametrize("path", CI_FILES, ids=lambda path: path.stem.removesuffix("-values"))
 
-# What the Prometheus operator takes of its own kinds, as far as the chart uses it.
+# The fields of the Prometheus operator's own kinds that the chart uses.
 _DURATION = {"type": "string", "pattern": r"^\d+(ms|s|m)$"}
 _SELECTOR = {"type": "object", "additionalProperties": False, "properties": {"matchLabels": {}, "matchExpressions": {}}}
 _RELABELING = {
@@ -112,7 +112,7 @@ def test_definition_equals_generated_one() -> None:
 
 
 def test_crd_folder_is_applicable() -> None:
-    """``kubectl apply -f deploy/crds`` stumbles over anything else in it."""
+    """``kubectl apply -f deploy/crds`` fails on any other file in it."""
     kinds = [yaml.safe_load(path.read_text())["kind"] for path in (ROOT / "deploy/crds").iterdir()]
     assert set(kinds) == {"CustomResourceDefinition"}
 
@@ -172,13 +172,13 @@ class TestSchema:
 
 
 def with_value(values: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:
-    """Return values in which this one is set as well."""
+    """Return values with this additional one."""
     name, *rest = path
     return {**values, name: with_value(values.get(name, {}), tuple(rest), value) if rest else value}
 
 
 class TestNull:
-    """Helm takes the default of what is null away, and templates would stumble over what is missing."""
+    """Helm removes the default of a null value, and templates would fail on the missing value."""
 
     EVERYTHING: Any = {
         "monitoring": {
@@ -192,7 +192,7 @@ class TestNull:
     def test_value_is_default_or_empty_map(self, value: Value) -> None:
         default = value.default
         if isinstance(default, dict) and not value.is_group and not value.keywords.get("minProperties"):
-            default = dict.fromkeys(default)  # each of its keys taken away
+            default = dict.fromkeys(default)  # without one of its keys
         assert render(with_value(self.EVERYTHING, value.path, None)) == render(
             with_value(self.EVERYTHING, value.path, default)
         )
@@ -216,10 +216,10 @@ class TestNull:
 
 
 class TestOlderValues:
-    """`helm upgrade --reuse-values` gives the new chart an older release's values, and no default of its own."""
+    """`helm upgrade --reuse-values` passes an older release's values to the new chart, without the new defaults."""
 
     def test_those_of_this_version_are_kept(self, golden: Callable[[str, str], None]) -> None:
-        """A released version's file is never written again."""
+        """The file of a released version never changes."""
         golden(f"chart/values/{__version__}.yaml", yaml.safe_dump(read_values(CHART / "values.yaml"), sort_keys=False))
 
     @pytest.mark.parametrize("path", KEPT_VALUES, ids=lambda path: path.stem)
@@ -230,7 +230,7 @@ class TestOlderValues:
             for name in known.path[:-1]:
                 above = above and above.get(name)
             if above is not None and known.path[-1] not in above:
-                values = with_value(values, known.path, None)  # takes the default away
+                values = with_value(values, known.path, None)  # removes the default
         kinds = {result["kind"] for result in render(values)}
         assert {"Deployment", "ClusterRole", "CustomResourceDefinition", "ServiceAccount"} <= kinds
 

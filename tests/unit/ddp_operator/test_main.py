@@ -1,4 +1,4 @@
-"""What ``python -m ddp_operator`` passes to Kopf."""
+"""The arguments that ``python -m ddp_operator`` passes to Kopf."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddp_operator.__main__ import main
 
 @pytest.fixture
 def passed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The arguments with which ``main`` calls ``kopf.operator``; nothing else runs."""
+    """The arguments of ``main``'s call of ``kopf.operator``; nothing else runs."""
     results: dict[str, Any] = {}
 
     async def record(**arguments: Any) -> None:

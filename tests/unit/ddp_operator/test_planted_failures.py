@@ -74,7 +74,7 @@ class Planted:
 
 
 def settle(planted: Planted) -> tuple[Status, list[str]]:
-    """Return the status after as many passes as the state needs, and the messages of the Events."""
+    """Return the status after the passes that the state needs, and the messages of the Events."""
     now = NOW + timedelta(seconds=planted.seconds)
     status = planted.status
     messages: list[str] = []

@@ -63,7 +63,7 @@ def test_every_variable_is_read() -> None:
         ("LOG_FORMAT", "xml"),
         ("LOG_LEVEL", "loud"),
         ("HEALTH_PORT", "70000"),
-        ("HEALTH_PORT", "tcp://10.0.0.1:8080"),  # what a Service named ddp-operator-health would put there
+        ("HEALTH_PORT", "tcp://10.0.0.1:8080"),  # as Kubernetes sets it for a Service named ddp-operator-health
         ("LEASE_NAME", "My_Lease"),
         ("LEASE_SECONDS", "1"),
         ("JOB_DEFAULTS", "securityProfile: Restricted"),

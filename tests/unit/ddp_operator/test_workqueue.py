@@ -197,7 +197,7 @@ async def test_change_during_failing_run_does_not_skip_backoff(monkeypatch: pyte
     async def work(key: str) -> None:
         nonlocal calls
         calls += 1
-        queue.add(key)  # the echo of its own writes
+        queue.add(key)  # the event of its own write
         raise ClusterError("always")
 
     async with running(work) as queue:

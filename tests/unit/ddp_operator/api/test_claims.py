@@ -1,4 +1,4 @@
-"""How many GPUs resource claims give the training container, in every form in which they can be written."""
+"""The number of GPUs that resource claims give the training container, in every form of a claim."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition: current, structural, and of one mind with the parser."""
+"""The CustomResourceDefinition: current, structural, and consistent with the parser."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,7 +51,7 @@ class TestStructure:
         assert [p for p, n in nodes(SCHEMA) if "type" not in n and not any(n.get(name) for name in peers)] == []
 
     def test_no_two_objects_are_taken_for_equal_that_only_have_as_many_members(self) -> None:
-        """An API server's == compares the members that the schema knows, and of an object with others their number."""
+        """An API server's == compares only the members in the schema, and of others only their number."""
         objects = [(path, node) for path, node in nodes(SCHEMA["properties"]["spec"]) if node.get("type") == "object"]
         assert [p for p, n in objects if "properties" not in n or "x-kubernetes-preserve-unknown-fields" in n] == []
 
@@ -92,7 +92,7 @@ class TestStructure:
 
 
 def apply_defaults(value: Any, schema: dict[str, Any]) -> Any:
-    """What an API server does with a schema's defaults, written independently of the parser."""
+    """An API server's defaulting by a schema, written independently of the parser."""
     if isinstance(value, dict):
         for name, child in schema.get("properties", {}).items():
             if name not in value and "default" in child:
@@ -142,9 +142,9 @@ def test_type_without_structural_schema_raises_assertion() -> None:
 
 
 def test_api_server_fills_in_no_field_but_number_of_nodes_and_suspend() -> None:
-    """Else what a job leaves to its profile could not be told from what it sets.
+    """With a default in the schema, the fields that a job leaves to its profile would look like its own.
 
-    And an operator that is rolled back would refuse every job for a new field that nobody has asked for.
+    An operator that is rolled back would also refuse every job for a new field that no user has set.
     """
     results = {path[1:] for path, schema in nodes(SCHEMA["properties"]["spec"]) if "default" in schema}
     assert results == {"nodes", "suspend"}

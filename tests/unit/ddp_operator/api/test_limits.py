@@ -1,4 +1,4 @@
-"""The limits of docs/api.md are those that decide."""
+"""The limits in docs/api.md are the effective ones."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Merged as Kubernetes merges a pod template; a real API server is asked in ``test_apiserver_profiles.py``."""
+"""Merging as Kubernetes merges a pod template; ``test_apiserver_profiles.py`` compares with a real API server."""
 
 import copy
 import json
@@ -12,7 +12,7 @@ from ddp_operator.api.merge import ALTERNATIVES, MERGE_KEYS, merge
 
 
 def merged_lists(version: str) -> dict[str, set[tuple[str, bool]]]:
-    """Return by their names the lists of a pod template that Kubernetes merges: key, and whether with retainKeys."""
+    """Return the lists of a pod template that Kubernetes merges by their names: key, and whether with retainKeys."""
     folder = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema" / f"v{version}.0-local"
     definitions = json.loads((folder / "_definitions.json").read_text())["$defs"]
     results: dict[str, set[tuple[str, bool]]] = {}

@@ -1,4 +1,4 @@
-"""From text to a typed job: what is taken, what is refused and in which words."""
+"""From text to a typed job: accepted and refused manifests, and the messages of refusals."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""A job's whole spec from its own and its profile's, and what is locked."""
+"""A job's complete spec from its own and its profile's, and the locked fields."""
 
 import copy
 from typing import Any

@@ -1,4 +1,4 @@
-"""Each CEL rule refuses what it names, passes the default and its bounds, and says a remedy."""
+"""Each CEL rule refuses its subject with a remedy, and accepts the default and its bounds."""
 
 import copy
 from typing import Any
@@ -18,7 +18,7 @@ YEAR = 366 * 24 * 3600
 
 
 def stored(name: str = "train", **spec: Any) -> dict[str, Any]:
-    """Return a resource as it is when the API server evaluates a rule."""
+    """Return a resource in the form in which the API server evaluates a rule."""
     return parse_manifest(yaml.safe_dump(resource(name, **{"nodes": 1, "suspend": False} | spec))).written
 
 
@@ -307,7 +307,7 @@ def said(item: dict[str, Any], old: dict[str, Any]) -> list[str]:
 
 
 def made_once(item: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the specs of what serves all attempts of a stored job."""
+    """Return the specs of the objects that all attempts of a stored job share."""
     item = change(item, "metadata", item["metadata"] | {"uid": "1", "generation": 1, "resourceVersion": "1"})
     job = parse_resource(item)
     return [build_service(job)["spec"], build_network_policy(job)["spec"]]
@@ -331,7 +331,7 @@ class TestTransitions:
 
     @pytest.mark.parametrize("before", [{"status": {"attempt": 1, "phase": "Pending"}}, {}])
     def test_status_write_ignores_rules_of_spec(self, before: dict[str, Any]) -> None:
-        """An API server writes either; a rule that looks at the status first looks at nothing else then."""
+        """An API server writes spec or status; a rule that reads the status first reads nothing else then."""
         old = stored() | before
         new = change(old, "spec.securityProfile", "Restricted") | {"status": {"attempt": 1, "phase": "Running"}}
         assert refused(new, old) == []
@@ -370,7 +370,7 @@ class TestTransitions:
         assert tried == {field.encode_name for field in msgspec.structs.fields(Spec)}
 
     def test_objects_created_once_use_only_fixed_fields(self) -> None:
-        """Service and NetworkPolicy serve all attempts and are never patched: nothing in them may grow stale."""
+        """All attempts share Service and NetworkPolicy, which are never patched: their fields must not change."""
         policy = {"enabled": True, "egressCidrs": ["10.0.0.0/8"], "metricsFrom": [{"podSelector": {}}]}
         old = stored(networkPolicy=policy) | {"status": {"attempt": 1}}
         peers = {

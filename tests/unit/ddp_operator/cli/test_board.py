@@ -1,4 +1,4 @@
-"""`ddp board`: what of a job's trackers can be opened, and how."""
+"""`ddp board`: which of a job's trackers it can open, and how."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_watch_of_all_namespaces_without_cluster_is_refused(capsys: Capture) -> 
 
 
 def test_delete_deletes_each_of_several_runs_and_reports_missing_one(capsys: Capture) -> None:
-    first, second, kept = [make_run(number).path for number in (1, 2, 3)]  # whose writers are gone
+    first, second, kept = [make_run(number).path for number in (1, 2, 3)]  # whose writers have ended
     assert cli.main(["delete", first.name, "missing", str(second), first.name]) == ExitCode.NOT_FOUND
     shown = capsys.readouterr()
     assert shown.out == f"{first.name}: deleted\n{second}: deleted\n"

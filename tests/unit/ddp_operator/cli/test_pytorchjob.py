@@ -1,4 +1,4 @@
-"""PyTorchJobs as people have them, as DDPTrainingJobs that `ddp render` takes."""
+"""Typical PyTorchJobs become DDPTrainingJobs that `ddp render` accepts."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ spec:
 
 
 def converted(text: str) -> tuple[Object, str]:
-    """Return the spec and the notes of a conversion that `ddp render` takes."""
+    """Return the spec and the notes of a conversion that `ddp render` accepts."""
     done = convert(yaml.safe_load(text))
     check_manifest(done.write())
     return done.resource["spec"], "\n".join(done.notes)

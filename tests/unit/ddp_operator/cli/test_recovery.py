@@ -19,12 +19,12 @@ def test_in_place_recovery_resumes_from_difference_of_counters() -> None:
 
 
 def test_last_page_of_dead_process_is_no_recovery() -> None:
-    """The launcher counts the restart at once, while the dead worker's last page is still shown."""
+    """The launcher counts the restart at once, while the page still shows the dead worker's values."""
     assert measure(BEFORE, 100.0, [at(101, 41, 41, 1), at(102, 41, 41, 1)]) is None
 
 
 def test_new_process_is_recognized_by_changed_difference() -> None:
-    """A slow look, and a counter that has overtaken the old one's meanwhile."""
+    """A slow scrape: the new counter has overtaken the old one meanwhile."""
     early = Sample(99.0, 1, step=5, steps_of_process=5, in_place_restarts=0)
     result = measure(early, 100.0, [at(100.1, 5, 5, 1), at(101, 14, 6, 1)])
     assert result == MeasuredRecovery(seconds=1.0, level="process", step_before=5, resumed_from=8)

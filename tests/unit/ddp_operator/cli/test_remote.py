@@ -1,4 +1,4 @@
-"""The commands for a cluster, as far as they need none: tables, screens, lines of logs, drills, completion."""
+"""The commands for a cluster, without a cluster: tables, screens, lines of logs, drills, completion."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ class TestScreens:
 
 
 class FakeTarget:
-    """A job whose samples are given, up to the phase in which it ends; ``killed`` is who was killed."""
+    """A job with given samples, up to its last phase; ``killed`` is the rank that was killed."""
 
     summary = "its summary above"
 
@@ -341,11 +341,11 @@ class TestProbe:
         run._folder.cleanup()
 
     def test_end_of_run_that_drill_stops_is_not_shown(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        shown = io.StringIO()  # what another thread writes while capsys is read may be lost
+        shown = io.StringIO()  # output of another thread may be lost while capsys is read
         monkeypatch.setattr(sys, "stderr", shown)
         (tmp_path / "job.yaml").write_text("")
         run = LocalRun(str(tmp_path / "job.yaml"), [])
-        code = (  # with a handler, since a process in the background of a shell has SIGINT ignored
+        code = (  # with a handler, because a background process of a shell ignores SIGINT
             "import signal, time\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
             "print('trains', flush=True)\ntry: time.sleep(600)\nexcept KeyboardInterrupt: print('stopped')"
         )

@@ -1,4 +1,4 @@
-"""The pod that puts a folder on a claim: where the job's own pods may run, and with no more than it needs."""
+"""The pod that copies a folder to a claim: on a node where the job's pods may run, and with minimal rights."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_pod_has_jobs_image_and_place_and_no_gpu(tmp_path: Path) -> None:
 
 
 class Shell:
-    """The other end of `exec`: asks for the archive, and takes it or ends."""
+    """The other end of `exec`: requests the archive, and reads it or ends."""
 
     def __init__(self, *, takes: bool, errors: bytes = b"") -> None:
         self.takes = takes

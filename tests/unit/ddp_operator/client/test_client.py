@@ -1,4 +1,4 @@
-"""How a `Client` makes jobs: of functions, scripts and YAML, with the folder that travels."""
+"""How a `Client` builds jobs from functions, scripts and YAML, with the packed folder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.users import forget_user
 
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeBackend]:
-    """What a client submits to, in a folder with a script that is a module too."""
+    """A client's cluster, and a folder with a script that is also a module."""
     backend = FakeBackend({})
     monkeypatch.setattr(Client, "backend", backend)
     monkeypatch.chdir(tmp_path)

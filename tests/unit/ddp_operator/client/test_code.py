@@ -1,4 +1,4 @@
-"""Where the code of a job goes: whether the cluster can mount an image is seen before anything is pushed."""
+"""The way of a job's code into the cluster: whether it can mount an image is checked before any upload."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.registry import Registry, serve_registry
 
 
 class PodServer:
-    """An API server that makes of a pod's volumes what it knows, or refuses the pod."""
+    """An API server that drops the unknown fields of a pod's volumes, or refuses the pod."""
 
     namespace = "default"
 
@@ -33,7 +33,7 @@ class PodServer:
 
 
 def place(server: PodServer, folder: Path, registry: Registry) -> str:
-    """Return what is said of a folder that a job takes along."""
+    """Return the messages about the folder of a job."""
     (folder / "train.py").write_text("")
     code = pack_code(folder, image=f"{registry.host}/team/code")
     with stored_code(cast(Api, server), code, parse_resource(resource("x", code=dict(code.spec)))) as message:

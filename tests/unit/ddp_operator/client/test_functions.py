@@ -1,4 +1,4 @@
-"""Functions as programs: how a rank finds one, what it may be given, and which cannot travel."""
+"""Functions as programs: how a rank imports one, its permitted arguments, and functions that cannot be sent."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def load(name: str = "recipes") -> ModuleType:
 
 
 def call(command: list[str], workdir: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command as a pod would: in a copy of the folder, with nothing of this process."""
+    """Run a command as a pod would: in a copy of the folder, without this process's environment."""
     words = [word.replace("$$(", "$(") for word in command]
     return subprocess.run([sys.executable, "-I", *words[1:]], cwd=workdir, capture_output=True, text=True, timeout=300)
 
@@ -119,7 +119,7 @@ def test_function_of_script_is_imported_by_script_name(project: Path, monkeypatc
 )  # fmt: skip
 def test_function_that_pods_cannot_import_is_refused(project: Path, pick: Any, words: str | None) -> None:
     if words is None:
-        find_function(pick(load()))  # the standard library's are in every image
+        find_function(pick(load()))  # every image has the standard library's modules
         return
     with pytest.raises(ClientError, match=words):
         find_function(pick(load()))

@@ -1,4 +1,4 @@
-"""A job of a `Client`: what it says, what it waits for, and how it is changed."""
+"""A job of a `Client`: its values, its waits, and its changes."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def make_run(runs: Path, phase: str = "Running", second: int = 0, **spec: Any) -
 
 @contextmanager
 def running(folder: RunFolder) -> Iterator[None]:
-    """Take changes over as `ddp run` does, while the block lasts."""
+    """Apply changes as `ddp run` does, during the block."""
     over = threading.Event()
 
     def follow() -> None:

@@ -1,4 +1,4 @@
-"""Lines of logs: whose they are, and in which order they come."""
+"""Lines of logs: their ranks and their order."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TestLines:
 
 
 class FakeLogs:
-    """Pods that come one after the other; each look at them is the next state."""
+    """Pods that appear one after the other; each list of them returns the next state."""
 
     def __init__(self, *states: list[str]) -> None:
         self._states = list(states)

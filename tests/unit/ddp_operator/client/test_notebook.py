@@ -1,4 +1,4 @@
-"""What a notebook shows of a job, and figures as a table."""
+"""A job's display in a notebook, and metrics as a table."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make(*statuses: dict[str, Any]) -> Job:
 
 
 class Notebook:
-    """Stands in for IPython in a kernel; ``outputs`` are what the cell showed, one after the other."""
+    """A stand-in for IPython in a kernel; ``outputs`` are the outputs of the cell in their order."""
 
     def __init__(self) -> None:
         self.outputs: list[str] = []

@@ -1,4 +1,4 @@
-"""A folder as an image in a registry: what is pushed, with which login, and what is said when it is refused."""
+"""A folder as an image in a registry: the uploads, the login, and the messages of refusals."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_existing_image_is_not_pushed_again(tmp_path: Path, registry: Registry) 
     sent = registry.pushed()
     assert push_image(built).endswith("already exists")
     assert registry.pushed() == sent
-    del registry.manifests["mine"]  # the blobs are there
+    del registry.manifests["mine"]  # the blobs exist
     push_image(built)
     assert registry.pushed() == sent + 3
     assert image(tmp_path, f"{registry.host}/team/code").tag == built.digest.removeprefix("sha256:")[:12]
@@ -116,7 +116,7 @@ def test_token_buys_tokens(tmp_path: Path, home: Path, registry: Registry) -> No
 
 
 def test_login_is_sent_only_to_registry_and_its_scheme(tmp_path: Path, home: Path, registry: Registry) -> None:
-    # as one says behind a proxy that ends TLS
+    # as behind a proxy that ends TLS
     registry.auth = "basic"
     registry.uploads = f"https://{registry.host}"
     log_in(home, auths={registry.host: password()})
@@ -232,7 +232,7 @@ def test_unreachable_registry_is_reported(tmp_path: Path, registry: Registry) ->
     ):
         push_image(image(tmp_path, f"{host}/team/code"))
     port = registry.host.partition(":")[2]
-    # Not a name of the loopback to us, and one to the system.
+    # No loopback name in our list, but one to the system.
     with pytest.raises(ClientError, match=r"cannot connect to the registry \S+ \(.*; set SSL_CERT_FILE .* http://"):
         push_image(image(tmp_path, f"127.1:{port}/team/code"))
     assert registry.calls == []

@@ -1,4 +1,4 @@
-"""Broken manifests: each is refused in one sentence that names field and remedy, at the earliest place that knows.
+"""Broken manifests: each is refused in one sentence with field and remedy, at the earliest possible place.
 
 ``crd``: by schema and CEL rules at ``kubectl apply``, which ``parse_manifest`` does offline. ``operator``: stored, then
 Accepted=False with no child; ``ddp render`` and ``ddp run`` refuse it before. ``api server``: as ``operator``, by the
@@ -179,7 +179,7 @@ async def test_is_stored_and_not_accepted_and_has_no_child(row: BrokenManifest) 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.place == "api server"], **by_name)
 async def test_dry_run_refuses_manifest_with_same_message(row: BrokenManifest, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = parse_manifest(row.text)
-    resolve_template(manifest.job)  # the operator itself sees nothing wrong
+    resolve_template(manifest.job)  # the operator itself accepts it
     harness = ReconcilerHarness(dict(manifest.resource))
     path = row.sentence.split('"')[1]
 

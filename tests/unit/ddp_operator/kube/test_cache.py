@@ -1,4 +1,4 @@
-"""What the operator remembers, fed from several sources in any order."""
+"""The operator's cache, filled from several sources in any order."""
 
 import itertools
 from typing import Any

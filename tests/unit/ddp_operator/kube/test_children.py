@@ -1,4 +1,4 @@
-"""Which objects are children, and how little of a hostile one is kept."""
+"""Which objects are children, and the small part of a hostile one that is kept."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_child_that_loses_its_controller_is_dropped_and_its_resource_is_reconcil
 
 
 def fill(item: Json) -> Json:
-    """Make everything of an object that a tenant may write a megabyte long."""
+    """Make every field of an object that a tenant may write a megabyte long."""
     meta = item["metadata"]
     meta["labels"] |= {f"a.example/{number}": "x" * 60 for number in range(10_000)}
     meta["labels"] |= {f"{constants.GROUP}/{number}": "x" * 60 for number in range(10_000)}
@@ -159,7 +159,7 @@ def test_trimmed_children_belong_to_their_resource() -> None:
 
 
 class Lists:
-    """An API server with objects of some bytes each; it answers no more than the caller takes."""
+    """An API server with objects of a certain size; it sends no more than the caller reads."""
 
     def __init__(self, *sizes: int) -> None:
         self.sizes = sizes

@@ -18,5 +18,5 @@ def test_kernel_gets_every_body_but_launchers_in_one_piece(family: socket.Addres
     client = ApiClient(nobody)
     with client._make_socket((family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("localhost", 443))) as made:
         room = made.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-    # The kernel counts its own overhead, too, and gives twice what it was asked for.
+    # The kernel adds its own overhead and doubles the requested size.
     assert room > 1.5 * SEND_BUFFER

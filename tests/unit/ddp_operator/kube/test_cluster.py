@@ -1,4 +1,4 @@
-"""The calls of KubeCluster to the letter, and what becomes of each answer. No server: what is sent is written down."""
+"""The exact calls of KubeCluster, and its results for each response. Without a server: requests are recorded."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ GROUP = {
 
 @dataclass
 class RecordingClient:
-    """An ApiClient that answers from a list: an object, or an error to raise. Without one it answers with {}."""
+    """An ApiClient that responds from a list: an object, or an error to raise; without one, {}."""
 
     answers: list[Any] = field(default_factory=list)
     calls: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
@@ -68,14 +68,14 @@ def error(status: int, reason: str = "", message: str = "said") -> ResponseError
 
 
 def broken(status: int) -> ClusterError:
-    """What the client raises once it has tried often enough."""
+    """The client's error after its last retry."""
     wrapped = ClusterError("gave up")
     wrapped.__cause__ = error(status, message="webhook away")
     return wrapped
 
 
 async def run(work: Callable[[KubeCluster], Coroutine[Any, Any, Any]], *answers: Any) -> tuple[Any, RecordingClient]:
-    """Do something with a cluster whose server answers so; return the result, or the error, and what was asked."""
+    """Run an action on a cluster with these responses. Return the result or the error, and the requests."""
     client = RecordingClient(list(answers))
     cluster = KubeCluster(client)  # type: ignore[arg-type]
     try:

@@ -1,4 +1,4 @@
-"""What others have posted: a list for all Jobs of a namespace, one for each pod."""
+"""Events of other components: a list for all Jobs of a namespace, one for each pod."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def event(number: int, kind: str, name: str, reason: str) -> dict[str, Any]:
 
 
 class EventServer:
-    """Answers lists of Events, two a page."""
+    """Responds with lists of Events, two per page."""
 
     def __init__(self, *events: dict[str, Any]) -> None:
         self.events = list(events)

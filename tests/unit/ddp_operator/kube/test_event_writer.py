@@ -1,4 +1,4 @@
-"""The poster of Kubernetes Events: lines of text that wait for what matters, but not for ever."""
+"""The writer of Kubernetes Events: Events wait briefly for more urgent calls."""
 
 import asyncio
 from typing import Any
@@ -12,7 +12,7 @@ from tests.support.builders import child_job
 
 
 class SlowPostClient:
-    """Notes what is posted."""
+    """Records posted Events."""
 
     def __init__(self, under_way: int) -> None:
         self.under_way = under_way

@@ -1,4 +1,4 @@
-"""The watch of Jobs and pods: what it asks for after each way in which one can end."""
+"""The watch of Jobs and pods: its next request after each kind of end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GONE = event("ERROR", {"code": 410, "message": "too old resource version"})
 
 
 class WatchServer:
-    """Answers lists by one page of one pod, and watches as told; the end of the last one ends the test."""
+    """Responds to lists with one page of one pod, and to watches as configured; the last watch ends the test."""
 
     def __init__(self, *watches: list[bytes | Exception]) -> None:
         self.watches = list(watches)
@@ -53,7 +53,7 @@ class WatchServer:
 async def follow(
     server: WatchServer, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[tuple[str | None, str]], list[float]]:
-    """Return what was told, and the waits between watches."""
+    """Return the delivered events, and the waits between watches."""
     reports: list[tuple[str | None, str]] = []
     waits: list[float] = []
 
@@ -99,4 +99,4 @@ async def test_failing_watch_resumes_with_growing_delay(
     assert server.asked == ["list", *["from 20"] * 10, "from 40", "from 40"]
     assert report == [(None, "a Pod"), ("ADDED", "b")]
     assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 8.0, 8.0, 0.1, 0.1]
-    assert len(caplog.records) == 6  # three failures are a matter of a moment
+    assert len(caplog.records) == 6  # three failures take only a moment

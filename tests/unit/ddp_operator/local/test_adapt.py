@@ -1,4 +1,4 @@
-"""What `ddp run` changes in a manifest, and what it refuses."""
+"""The changes of `ddp run` to a manifest, and its refusals."""
 
 from copy import deepcopy
 from pathlib import Path
@@ -193,7 +193,7 @@ def test_names_of_pods_become_addresses(text: str, rewritten: str) -> None:
 
 
 def test_addresses_sort_like_indexes() -> None:
-    """torchrun's c10d gives ranks in the order of the agents' addresses, compared as text."""
+    """torchrun's c10d orders ranks by the agents' addresses, compared as text."""
     addresses = [rewrite_hosts(f"j-1-{index}.j", "j-1", "j") for index in range(500)]
     assert addresses == sorted(addresses)
     assert len(set(addresses)) == 500

@@ -1,4 +1,4 @@
-"""The local cluster beyond the contract: what only a cluster of processes can show."""
+"""The local cluster beyond the contract: properties that only a cluster of processes has."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ddp_operator.constants import ANNOTATION_COMPLETION_INDEX, KIND, LABEL_JOB_
 from ddp_operator.local import kubelet, machine, pods
 from ddp_operator.local.cluster import LocalCluster
 
-# Writes what it sees to a file beside its termination message, then does what it is told.
+# Writes its environment to a file beside its termination message, then follows its orders.
 REPORT = """
 import json, os, sys
 seen = {"argv": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd()}
@@ -330,7 +330,7 @@ async def test_ended_pod_is_observed_at_least_once(tmp_path: Path) -> None:
         assert snapshot is not None
         return len(snapshot.pods)
 
-    now += timedelta(minutes=5)  # the machine has no time for us
+    now += timedelta(minutes=5)  # the machine gives the process no CPU time
     assert await seen() == 1
     now += timedelta(seconds=4)
     assert await seen() == 1

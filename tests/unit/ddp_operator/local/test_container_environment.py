@@ -1,4 +1,4 @@
-"""A container's variables, as the kubelet makes them."""
+"""A container's variables, as the kubelet expands them."""
 
 import base64
 from typing import Any

@@ -1,4 +1,4 @@
-"""Volumes become folders, and paths in words lead to them."""
+"""Volumes become folders, and paths in arguments refer to them."""
 
 from pathlib import Path
 from typing import Any

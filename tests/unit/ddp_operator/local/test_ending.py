@@ -1,4 +1,4 @@
-"""The record of a run whose `ddp run` is gone: who closes it, when, and never beside a living writer."""
+"""The record of a run whose `ddp run` has ended: which process closes it, when, and never beside a living writer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ RUNNING = {
 
 @pytest.fixture
 def writer(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
-    """A process that writes a run folder and says which."""
+    """A process that writes a run folder and prints its path."""
     line = [sys.executable, "-c", WRITER, str(tmp_path / "runs")]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
@@ -83,7 +83,7 @@ def test_record_of_live_writer_is_kept_and_names_writer(writer: subprocess.Popen
     assert not close_record(folder)
     assert folder.status.read_text() == before
     assert before.startswith(f"# Written by `ddp run`, process {writer.pid} on {socket.gethostname()}, since ")
-    assert ", since 20" in before.splitlines()[0]  # the time at which it began
+    assert ", since 20" in before.splitlines()[0]  # the time at which it started
     assert status_of(folder)["phase"] == "Running"
 
 
@@ -106,7 +106,7 @@ def test_record_of_killed_writer_is_closed_once_with_remedy(writer: subprocess.P
         path.write_text("half a li")
     assert close_record(folder)
     assert not folder.status.read_text().startswith("#")
-    assert folder.status.stat().st_mtime_ns == written  # the newest run is still the one that ran last
+    assert folder.status.stat().st_mtime_ns == written  # the newest run is still the last one
     status = status_of(folder)
     (failed,) = (condition for condition in status["conditions"] if condition["type"] == "Failed")
     assert (status["phase"], failed["status"], failed["reason"]) == ("Failed", "True", "Interrupted")
@@ -152,7 +152,7 @@ def test_concurrent_closers_write_same_record(writer: subprocess.Popen[str]) -> 
     open_record = folder.status.read_bytes(), folder.status.stat()
     assert close_record(folder)
     closed = folder.status.read_text()
-    folder.status.write_bytes(open_record[0])  # as the other one has read it
+    folder.status.write_bytes(open_record[0])  # as the other process has read it
     os.utime(folder.status, ns=(open_record[1].st_atime_ns, open_record[1].st_mtime_ns))
     assert close_record(RunFolder(folder.path))
     assert folder.status.read_text() == closed

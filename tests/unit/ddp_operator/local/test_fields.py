@@ -1,4 +1,4 @@
-"""What is honoured, ignored and refused of a pod, and that docs/local.md says the same."""
+"""The pod fields that are honoured, ignored and refused, and their list in docs/local.md."""
 
 import re
 from typing import Any
@@ -23,7 +23,7 @@ def check(container: dict[str, Any] | None = None, **spec: Any) -> dict[str, str
 ROWS = re.findall(
     r"^\| `(\S+[.])([a-z]\w+)` \| (honoured|warned about|refused) \| (.*) \|$", DOCS.read_text(), re.MULTILINE
 )
-# The last table groups the fields that are warned about by their reason.
+# The last table groups the fields with a warning by their reason.
 IGNORED = DOCS.read_text().partition("\n## Ignored fields of a pod\n")[2]
 ROWS += [(prefix, name, "warned about", "") for prefix, name in re.findall(r"`(\S+[.])([a-z]\w+)`", IGNORED)]
 

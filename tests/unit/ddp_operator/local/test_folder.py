@@ -1,4 +1,4 @@
-"""What a run writes down: files of the run folder, samples of the metrics pages, the tail of a log."""
+"""The records of a run: files of the run folder, samples of the metrics pages, the tail of a log."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def writer(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that writes a run folder and says which."""
+    """A process that writes a run folder and prints its path."""
     line = [sys.executable, "-c", WRITER, str(tmp_path)]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
@@ -162,7 +162,7 @@ def test_failed_write_is_reported_once_and_retried(folder: RunFolder) -> None:
     messages: list[str] = []
     folder.on_problem = messages.append
     for path in (folder.status, folder.events, folder.metrics, folder.pages / "p.prom", folder.summary):
-        path.mkdir()  # as good as a full disk, and also for root
+        path.mkdir()  # like a full disk, and also for root
     for _ in range(2):
         assert not folder.write_status({"kind": "K", "metadata": {}})
         folder.write_event(NOW, "Warning", "Failed", "x")

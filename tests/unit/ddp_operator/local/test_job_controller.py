@@ -1,4 +1,4 @@
-"""The Job controller's decisions, checked against what Kubernetes 1.31+ is documented to do."""
+"""The Job controller's decisions, compared with the documented behaviour of Kubernetes 1.31+."""
 
 from copy import deepcopy
 from datetime import UTC, datetime
@@ -58,7 +58,7 @@ def pod(owner: dict[str, Any], index: int, phase: str = "Running", *, code: int 
 
 
 def settle(owner: dict[str, Any], pods: list[Any]) -> list[JobDecision]:
-    """Apply decisions until one changes nothing; a deleted pod is gone at once."""
+    """Apply decisions until one changes nothing; a deleted pod disappears at once."""
     decisions = []
     while (decision := decide_job(owner, pods, NOW)).changes(owner):
         decisions.append(decision)

@@ -1,4 +1,4 @@
-"""With what a run was made: what is told, and what is not."""
+"""The environment of a run: recorded and omitted values."""
 
 from __future__ import annotations
 

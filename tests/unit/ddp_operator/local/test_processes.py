@@ -1,4 +1,4 @@
-"""Real, tiny processes: how they end, and that everything ends with them."""
+"""Real, tiny processes: how they end, and that all their children end with them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ time.sleep(600)
     await appears(tmp_path / "ready")
     process.terminate()
     assert await process.wait() == 85
-    process.terminate()  # again, when it is gone: nothing happens
+    process.terminate()  # again, after its end: without effect
     process.kill()
 
 
@@ -93,7 +93,7 @@ async def test_process_leads_session_of_its_own(begin: Begin, tmp_path: Path) ->
 
 
 async def test_descendants_of_process_end_with_it(begin: Begin, mark: str, tmp_path: Path) -> None:
-    """Also what has left its session and its group, as torchrun's workers do."""
+    """Also processes that have left its session and its group, as torchrun's workers do."""
     code = f"""
 import pathlib, subprocess, sys
 for session in (False, True):
@@ -124,7 +124,7 @@ time.sleep(600)
 async def test_end_is_reported_after_all_processes_ended(
     begin: Begin, mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that was killed is there until it gets the CPU to end, which takes seconds on a busy machine."""
+    """A killed process exists until it gets the CPU to end, which takes seconds on a busy machine."""
     code = f"""
 import pathlib, subprocess, sys
 subprocess.Popen([sys.executable, "-S", "-c", {SLEEP!r}], start_new_session=True)

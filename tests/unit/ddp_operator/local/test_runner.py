@@ -1,4 +1,4 @@
-"""What `ddp run` refuses before anything runs, and what is left behind then: nothing."""
+"""Refusals of `ddp run` before any process starts; no file remains then."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
     async def run(self: Run) -> RunOutcome:
-        """Nothing is started here: what comes before is what is tested."""
+        """These tests start no process: they test the steps before."""
         return RunOutcome("Succeeded")
 
     monkeypatch.setattr(Run, "run", run)
@@ -56,7 +56,7 @@ class TestClaim:
     def test_trackers_have_one_run_for_saved_job(self, tmp_path: Path) -> None:
         claim = ClaimLock(tmp_path, "weights")
         empty = claim.tracking_run("digits")
-        first = claim.tracking_run("digits")  # the run before it has saved nothing
+        first = claim.tracking_run("digits")  # the previous run has saved nothing
         (tmp_path / "weights").mkdir()
         (tmp_path / "weights" / "last.pt").touch()
         assert claim.tracking_run("digits") == first != empty

@@ -1,4 +1,4 @@
-"""What `ddp run` prints while the job runs: what it waits for, and the ranks' lines."""
+"""The output of `ddp run` while the job runs: reasons for waiting, and the ranks' lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How Kopf is set up: it watches, and does nothing else."""
+"""The set-up of Kopf: it only watches."""
 
 import asyncio
 import itertools

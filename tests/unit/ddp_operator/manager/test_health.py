@@ -43,7 +43,7 @@ async def test_health_pages_respond(server: HealthServer) -> None:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Tell whether the peer has closed a connection on which it sent nothing."""
+    """Return whether the peer has closed a connection on which it sent nothing."""
     connection.setblocking(False)
     try:
         return connection.recv(1) == b""

@@ -1,4 +1,4 @@
-"""Who leads: decided by a Lease, by each candidate's own clock, and fenced by what is left of the last renewal."""
+"""Leader election: by a Lease and each candidate's own clock, fenced by the remaining time of the last renewal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddp_operator.manager.leader import FENCE_SHARE, Leader, LeaseObservation, m
 
 DURATION = 15
 RENEWAL = DURATION * 2 / 15 * 1.2
-"""Seconds within which a renewal is tried."""
+"""Seconds during which a renewal is tried."""
 
 
 class LeaseServer:
@@ -70,7 +70,7 @@ class LeaseServer:
         await future
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass, and wake whoever slept until then."""
+        """Advance the time, and wake all sleepers that are due."""
         end = self.now + seconds
         while True:
             await settle()
@@ -89,7 +89,7 @@ async def settle() -> None:
 
 
 class Candidate:
-    """A Leader and whether it was told to end."""
+    """A Leader and whether it was asked to stop."""
 
     def __init__(self, place: LeaseServer, name: str) -> None:
         self.lost = 0
@@ -201,7 +201,7 @@ class TestAcquire:
         await second.end()
 
     async def test_same_identity_takes_over_at_once(self, place: LeaseServer) -> None:
-        """A container that is started again in the same pod."""
+        """A restarted container in the same pod."""
         place.put({"metadata": {}, "spec": {"holderIdentity": "a", "leaseDurationSeconds": 3600}})
         again = Candidate(place, "a").run()
         await settle()
@@ -267,7 +267,7 @@ class TestFence:
         assert Candidate(place, "a").leader.remaining() == 0
 
     async def test_fence_closes_before_successor_can_start(self, place: LeaseServer) -> None:
-        """The leader is frozen, in the worst place: right after a renewal that the other one has seen."""
+        """The leader is frozen at the worst moment: right after a renewal that the other candidate has read."""
         first = Candidate(place, "a").run()
         await settle()
         frozen_at = place.now

@@ -1,4 +1,4 @@
-"""The operator's own series: what a step of status adds, what is counted of the fleet, and that labels stay bounded."""
+"""The operator's own series: the effect of a status change, the counts of the fleet, and bounded labels."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class TestFleet:
             resource("a", "Pending", (c.SCHEDULED, "False", c.UNSCHEDULABLE)),
             resource("a", "Pending", (c.SCHEDULED, "False", "SomethingNew")),
             resource("a", "Running", (c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED)),
-            resource("a", "Failed", (c.SCHEDULED, "False", c.UNSCHEDULABLE)),  # over: nobody waits any more
+            resource("a", "Failed", (c.SCHEDULED, "False", c.UNSCHEDULABLE)),  # finished: no process waits any more
         ]
         assert self.value("ddp_operator_waiting_jobs", bodies, namespace="a", reason="Unschedulable") == 1
         assert self.value("ddp_operator_waiting_jobs", bodies, namespace="a", reason="Other") == 1

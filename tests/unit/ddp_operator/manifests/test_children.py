@@ -1,4 +1,4 @@
-"""The objects of one attempt. Their whole text is in tests/golden; here is what must hold of them and why."""
+"""The objects of one attempt. tests/golden has their complete text; these tests have their invariants and reasons."""
 
 import ast
 import copy
@@ -35,7 +35,7 @@ def env_of(**spec: Any) -> dict[str, str]:
 
 
 def is_text(statement: ast.stmt) -> bool:
-    """Tell whether a statement is a docstring, of what surrounds it or of the assignment before it."""
+    """Return whether a statement is a docstring, of its parent or of the assignment before it."""
     return isinstance(statement, ast.Expr) and isinstance(getattr(statement.value, "value", None), str)
 
 
@@ -228,7 +228,7 @@ class TestJob:
 
     @pytest.mark.parametrize("suspend", [False, True])
     def test_annotation_has_suspend_that_operator_wrote(self, suspend: bool) -> None:
-        """A suspended resource gets its Job when it is resumed, so that one who suspends a Job is somebody else."""
+        """A suspended resource gets its Job when it is resumed, so that only another owner can suspend a Job."""
         made = children(suspend=suspend)["Job"]
         assert made["spec"]["suspend"] is False
         assert made["metadata"]["annotations"]["ddp-operator.dev/suspend"] == "false"

@@ -1,4 +1,4 @@
-"""What the pods of a job get for the network between its nodes, and the files that it is from."""
+"""The pods' additions for the network between nodes, and the files that they come from."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class TestData:
         fabric = load_fabric(profile)
         assert fabric.source
         assert all(item.url.startswith("https://") and item.taken for item in fabric.source)
-        # GitHub's files change: a link to one names the commit that was read.
+        # GitHub's files change: a link to one contains the commit that was read.
         links = [item.url for item in fabric.source if "/blob/" in item.url]
         assert all(len(url.split("/blob/")[1].split("/")[0]) == 40 for url in links)
 
@@ -84,13 +84,13 @@ class TestData:
 
     @pytest.mark.parametrize(("profile", "log"), LOGS)
     def test_log_of_network_counts_as_its_profile_alone(self, profile: str, log: str) -> None:
-        """The lines are published ones: of issues of NCCL and aws-ofi-nccl, and of Google's and NVIDIA's guides."""
+        """The lines are published ones: from issues of NCCL and aws-ofi-nccl, and from Google's and NVIDIA's guides."""
         transport = read_network(log).transport
         assert [name for name in PROFILES if transport in load_fabric(name).transports] == [profile]
 
     @pytest.mark.parametrize("profile", PROFILES)
     def test_template_uses_only_fields_of_jobs(self, profile: str) -> None:
-        """It passes the operator's own checks as the template of a job that has no profile."""
+        """It passes the operator's own checks as the template of a job without a profile."""
         partial = load_fabric(profile).template
         [container] = partial["spec"]["containers"]
         assert container["name"] == "trainer"
@@ -109,7 +109,7 @@ class TestData:
 
     @pytest.mark.parametrize("profile", PROFILES)
     def test_no_pod_shares_its_nodes_network_or_is_privileged(self, profile: str) -> None:
-        """check_fabric does not look for them."""
+        """check_fabric does not check them."""
         pod = load_fabric(profile).template["spec"]
         assert not {"hostNetwork", "hostPID", "hostIPC"} & {*pod}
         contexts = [item.get("securityContext", {}) for item in [*pod["containers"], *pod.get("initContainers", ())]]

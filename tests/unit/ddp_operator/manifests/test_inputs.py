@@ -1,4 +1,4 @@
-"""The pod that fetches is one of the job, but for GPUs, peers and place; training pods mount what it brings."""
+"""The pod that fetches is like a training pod without GPUs, peers and placement; training pods mount its result."""
 
 from __future__ import annotations
 

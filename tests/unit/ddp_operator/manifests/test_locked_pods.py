@@ -1,4 +1,4 @@
-"""What a profile locks holds in all pods that are built for a job, whatever field of the spec they come from."""
+"""A profile's locked fields hold in all pods of a job, for every field of the spec that adds to them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ADDING: list[dict[str, Any]] = [
     {"tracking": {"mlflow": {"trackingUri": "http://m", **SECRET}}},
     {"tracking": {"wandb": {"project": "p", **SECRET}}},
 ]
-# What the operator's own parts of a pod are made of: no values of the job's.
+# Parts of a pod that the operator adds, without values of the job.
 OWN = {"args", "command", "env", "initContainers", "ports", "terminationGracePeriodSeconds", "workingDir"}
 
 
@@ -65,7 +65,7 @@ def build_fetch(spec: dict[str, Any], locked: tuple[str, ...] = ()) -> dict[str,
 
 
 def list_changed(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
-    """Return the members of two pods and of their training containers that differ, as they are locked."""
+    """Return the members of two pods and of their training containers that differ, in the form of locked fields."""
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     [container] = before["containers"]
     [second] = after["containers"]

@@ -1,4 +1,4 @@
-"""Where pods go and whom they may talk to: spec.scheduling and spec.networkPolicy."""
+"""The placement of pods and their permitted connections: spec.scheduling and spec.networkPolicy."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class TestNetworkPolicy:
 
 
 class TestKueue:
-    """Kueue changes suspend, parallelism and node selectors of what it has queued, and nobody else does."""
+    """Only Kueue changes suspend, parallelism and node selectors of a queued Job."""
 
     @pytest.mark.parametrize("is_so", [True, False])
     def test_suspension_removes_job_from_queue(self, is_so: bool) -> None:

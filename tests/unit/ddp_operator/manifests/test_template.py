@@ -1,4 +1,4 @@
-"""What the operator refuses in a pod template and how it understands the rest."""
+"""Refused fields of a pod template, and the meaning of the others."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How a training command may be written, and the argv and environment that come of it."""
+"""The accepted forms of a training command, and the resulting argv and environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a job whose pods get GPUs by resource claims: they are counted once, before anything is made."""
+"""A job whose pods get GPUs by resource claims: they are counted once, before any object is created."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ ALL = {"name": "r", "exactly": {"deviceClassName": "gpu.nvidia.com", "allocation
 
 
 def harness_of(*requests: Json, kind: str = CLAIM_TEMPLATE_KIND, **spec: Any) -> ReconcilerHarness:
-    """Return a job that claims GPUs by an object with these requests, which is not there where there are none."""
+    """Return a job that claims GPUs by an object with these requests; without requests the object does not exist."""
     harness = ReconcilerHarness(nodes=2, **{"template": claiming({"name": "gpus"}, kind=kind), **spec})
     if requests:
         harness.cluster.add(gpu_claim(*requests, kind=kind))
@@ -22,7 +22,7 @@ def harness_of(*requests: Json, kind: str = CLAIM_TEMPLATE_KIND, **spec: Any) ->
 
 
 def change_claim(harness: ReconcilerHarness, *requests: Json) -> None:
-    """Put another object, or none, in the place of the template that the job names."""
+    """Replace the template that the job names by another object, or delete it."""
     result = harness.cluster.store.get(CLAIM_TEMPLATE_KIND, "default", "h100")
     assert result is not None
     harness.cluster.store.delete(result)
@@ -31,7 +31,7 @@ def change_claim(harness: ReconcilerHarness, *requests: Json) -> None:
 
 
 def processes(harness: ReconcilerHarness) -> int:
-    """Return how many processes the pods of the newest Job start."""
+    """Return the number of processes that the pods of the newest Job start."""
     *_, job = harness.cluster.store.list("Job")
     (container,) = job["spec"]["template"]["spec"]["containers"]
     (number,) = (arg.partition("=")[2] for arg in container["args"] if arg.startswith("--nproc-per-node="))
@@ -95,7 +95,7 @@ class TestKept:
         harness = await harness_of(FOUR).settle()
         assert harness.raw is not None
         kept = harness.raw["status"]["claims"]
-        harness.cluster.store.change(harness.raw, status={"claims": kept})  # the write of attempt 1 never came
+        harness.cluster.store.change(harness.raw, status={"claims": kept})  # the write of attempt 1 was lost
         change_claim(harness)
         harness.restart_operator()
         await harness.settle()

@@ -1,4 +1,4 @@
-"""A failure after which torchrun restarts the workers: how it comes from the failing pod's page into status."""
+"""A failure after which torchrun restarts the workers: its way from the failing pod's page into the status."""
 
 import json
 from typing import Any
@@ -17,7 +17,7 @@ class TestFailureInPlace:
         return f"{message}{constants.METRIC_LAUNCHER_RESTARTS} {counted}\n{comment}"
 
     async def train(self, *pages: str) -> ReconcilerHarness:
-        """Return a job that trains on as many pods, whose pages say this then."""
+        """Return a job that trains on as many pods with these pages."""
         harness = await ReconcilerHarness(nodes=len(pages)).train(TRAINING)
 
         async def scrape(pod: Any, port: int, take: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The launcher that the jobs of a namespace share: who owns it, and what stands in its place."""
+"""The launcher that the jobs of a namespace share: its owner, and other objects with its name."""
 
 import asyncio
 from typing import Any
@@ -20,7 +20,7 @@ NAME = child_names.launcher_config_map_name(load_launcher().digest)
 
 
 class Namespace:
-    """A cluster with jobs in one namespace, and what an operator does for each."""
+    """A cluster with jobs in one namespace, and an operator's actions for each."""
 
     def __init__(self) -> None:
         self.cluster = FakeCluster(SteppedClock())
@@ -84,7 +84,7 @@ async def test_concurrent_jobs_need_one_patch_and_failure_is_isolated(
 
     async def slow(*args: Any) -> Object | None:
         answer = answers.pop(0)
-        await asyncio.sleep(0)  # the others come
+        await asyncio.sleep(0)  # the other jobs start
         if answer is not None:
             raise answer
         return await add_owners(*args)

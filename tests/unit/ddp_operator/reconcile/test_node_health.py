@@ -1,4 +1,4 @@
-"""Nodes that report trouble: what counts, what follows of it, and who hears of a node that fails several jobs."""
+"""Nodes that report problems: which ones count, the reaction, and the report of a node that fails several jobs."""
 
 from __future__ import annotations
 

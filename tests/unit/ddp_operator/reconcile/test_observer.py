@@ -1,4 +1,4 @@
-"""What is looked at beside a resource and its children: pages, Events and labels, how often, and whose turn it is."""
+"""Reads beside a resource and its children: pages, Events and labels, how often, and in which order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STATUS = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)
 
 
 class Answers:
-    """A cluster that answers what a test has told it to, and notes what it was asked."""
+    """A cluster that responds as a test sets, and records its calls."""
 
     def __init__(self, **pages: str) -> None:
         self.pages = pages
@@ -55,7 +55,7 @@ class Answers:
 
 
 class Look:
-    """An observer of some jobs, each with its memory, at a time of the test's."""
+    """An observer of some jobs, each with its memory, at the test's time."""
 
     def __init__(self, cluster: Answers | None = None) -> None:
         self.cluster = cluster or Answers()

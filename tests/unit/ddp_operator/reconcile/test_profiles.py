@@ -1,4 +1,4 @@
-"""What becomes of a job that names a profile: it takes it once, waits for it, and is refused what is locked."""
+"""A job that names a profile: it copies it once, waits for it, and is refused for locked fields."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ OWN = template({"name": "trainer", "command": ["python", "own.py"]})
 
 
 def harness_of(given: Any = GIVEN, *locked: str, kind: str = "", **spec: Any) -> ReconcilerHarness:
-    """Return a job that names a profile, which is there unless ``given`` is None."""
+    """Return a job that names a profile, which exists unless ``given`` is None."""
     reference = {"name": "gpu"} | ({"kind": kind} if kind else {})
     harness = ReconcilerHarness(resource(**{"nodes": 2, "template": OWN, "profileRef": reference, **spec}))
     if given is not None:
@@ -85,7 +85,7 @@ class TestTaken:
         await harness.settle()
         assert harness.raw is not None
         taken = harness.raw["status"]["profile"]
-        harness.cluster.store.change(harness.raw, status={"profile": taken})  # the write of attempt 1 never came
+        harness.cluster.store.change(harness.raw, status={"profile": taken})  # the write of attempt 1 was lost
         edit_profile(harness, {})
         harness.restart_operator()
         await harness.settle()
@@ -184,14 +184,14 @@ SECURE: Json = {"networkPolicy": {"enabled": True, "egressCidrs": ["10.0.0.0/8"]
 
 
 def with_defaults(harness: ReconcilerHarness, given: Json = SECURE) -> ReconcilerHarness:
-    """Return a harness with an operator that has been started with these defaults."""
+    """Return a harness whose operator was started with these defaults."""
     harness.defaults = read_job_defaults(given)
     harness.restart_operator()
     return harness
 
 
 def security(harness: ReconcilerHarness) -> tuple[list[str], bool]:
-    """Return what the NetworkPolicies let through beside the pods and DNS, and whether pods may be root."""
+    """Return the peers that the NetworkPolicies permit beside the pods and DNS, and whether pods may be root."""
     policies = harness.cluster.store.list("NetworkPolicy")
     cidrs = [to["ipBlock"]["cidr"] for policy in policies for rule in policy["spec"]["egress"][2:] for to in rule["to"]]
     assert len(policies) == 1 or not cidrs
@@ -205,7 +205,7 @@ class TestDefaultsOfTheOperator:
         taken = harness.status.profile
         assert taken is not None
         assert (taken.kind, taken.name, taken.job) == (constants.JOB_DEFAULTS, "", SECURE)
-        assert f"dry-run {constants.KIND}" not in harness.cluster.calls  # nobody else's rules are in it
+        assert f"dry-run {constants.KIND}" not in harness.cluster.calls  # it has only its own rules
 
     async def test_job_overrides_defaults(self) -> None:
         own = {"networkPolicy": {"enabled": False}, "securityProfile": "Default"}

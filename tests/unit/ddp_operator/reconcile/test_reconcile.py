@@ -1,4 +1,4 @@
-"""The reconcile on a cluster in memory: what users and nodes do, and what becomes of the job and its children."""
+"""The reconciler on a cluster in memory: actions of users and nodes, and their effect on the job and its children."""
 
 from contextlib import suppress
 from typing import Any
@@ -277,7 +277,7 @@ class TestRefusedSpec:
         assert condition.message == 'pods "x" is forbidden: exceeded quota'
         assert condition.reason == {"Invalid": "InvalidSpec", "Forbidden": "Forbidden"}[reason]
         assert harness.children()["Service"] == []
-        # A quota may be raised, which no event tells of.
+        # A quota may be raised, which no event reports.
         assert harness.requeue == {"Invalid": 300, "Forbidden": 30}[reason]
 
     async def test_refusal_at_creation_is_tried_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,7 +315,7 @@ class TestRefusedSpec:
         if attempt == 2:
             harness.end_pod(0, constants.EXIT_RETRYABLE, last_words("CUDAError"))
         report = len(harness.events)
-        for _ in range(3):  # a single error is nobody's business
+        for _ in range(3):  # a single error is not reported
             with suppress(ServerError):
                 while await harness.reconcile() == 0:
                     pass
@@ -463,7 +463,7 @@ class TestSuccess:
         harness.tell_end(0, 0)
         await harness.settle()
         assert harness.status.phase == "Running"
-        harness.tell_end(1, 0)  # and the Job controller has not said Complete yet
+        harness.tell_end(1, 0)  # and the Job controller has not set Complete yet
         await harness.settle()
         assert harness.status.phase == "Running"
         assert harness.state("Progressing") == ("True", "Training")

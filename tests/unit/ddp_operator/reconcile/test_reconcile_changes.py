@@ -1,4 +1,4 @@
-"""The reconcile when things change: pods that fail, objects that go missing."""
+"""The reconciler when objects change: pods that fail, children that disappear."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ PEER_LOST = last_words("NCCL", secondary=True, message="connection closed by pee
 async def reconcile_with_late_news_of_pods(
     harness: ReconcilerHarness, before: Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Make one pass whose watches still show the pods as they were; who asks the API server sees them as they are."""
+    """Run one pass whose watches still show the old pods; direct reads show the new ones."""
     fresh = await harness.observe()
 
     async def from_cache(key: Key) -> Snapshot:
@@ -39,7 +39,7 @@ class TestFailure:
         harness = await ReconcilerHarness().train()
         before = await harness.observe()
         harness.end_pod(1, constants.EXIT_RETRYABLE)
-        harness.clock.advance(61)  # nobody hears of anything
+        harness.clock.advance(61)  # no watch reports it
         await reconcile_with_late_news_of_pods(harness, before, monkeypatch)
         failure = harness.status.last_failure
         assert failure is not None
@@ -199,7 +199,7 @@ class TestFailure:
         await harness.settle()
         assert (harness.status.phase, harness.state("Restarting")) == ("Restarting", ("True", "PodReplacement"))
         harness.clock.advance(11)
-        harness.cluster.settle()  # the Job controller's back-off is over
+        harness.cluster.settle()  # the Job controller's back-off has ended
         harness.run_pods()
         harness.clock.advance(11)
         await harness.settle()

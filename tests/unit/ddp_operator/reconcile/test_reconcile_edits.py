@@ -1,4 +1,4 @@
-"""What becomes of a job that is edited, suspended or resumed, and when its deadline comes."""
+"""A job that is edited, suspended or resumed, and the end of its deadline."""
 
 from typing import Any
 
@@ -155,7 +155,7 @@ class TestEdit:
         harness.cluster.store.change(harness.raw, meta={"labels": {"kueue.x-k8s.io/queue-name": "other"}})
         await harness.settle()
         assert harness.cluster.store.list("Job")[0]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "other"
-        harness.clock.advance(5)  # the Job controller has said just now that it is suspended
+        harness.clock.advance(5)  # the Job controller has just reported that it is suspended
         await harness.settle()
         assert asked == ["gpu", "other"]
 

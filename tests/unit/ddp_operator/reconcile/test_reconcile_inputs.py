@@ -1,4 +1,4 @@
-"""Inputs come before there is any pod with GPUs, and what goes wrong with them is told by one condition."""
+"""Inputs are fetched before any pod with GPUs exists, and one condition reports their errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FETCHED = {"name": "data.bin", "phase": "Fetched", "bytes": 200_000_000, "totalB
 
 
 async def fetch(h: ReconcilerHarness, *reports: Json) -> None:
-    """Let the pod that fetches succeed."""
+    """Make the fetching pod succeed."""
     await h.settle()
     h.run_pods()
     h.cluster.end(h.pods()[0], 0, words(*(reports or (FETCHED,)), category=""))

@@ -1,4 +1,4 @@
-"""The reconcile while others write: edits, deletions and errors of the API server in the midst of a pass."""
+"""The reconciler beside other writers: edits, deletions and errors of the API server during a pass."""
 
 from typing import Any
 
@@ -67,7 +67,7 @@ async def test_own_child_that_is_being_deleted_is_waited_for(monkeypatch: pytest
         raise AlreadyExists(leaving)
 
     monkeypatch.setattr(harness.cluster, "create", find_taken)
-    # No event tells of the end of a Service, so the pass itself asks for another one.
+    # No event reports the end of a Service, so the pass itself requests another one.
     requeue = await harness.reconcile()
     assert requeue is not None
     assert 0 < requeue <= 1

@@ -1,4 +1,4 @@
-"""Jobs and children that another version of the operator has made."""
+"""Jobs and children of other versions of the operator."""
 
 import dataclasses
 from typing import Any
@@ -20,7 +20,7 @@ class TestOtherVersion:
     async def test_running_job_of_other_version_continues_without_unknown_fields(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A rollback of the operator alone; then the definition follows, by which no resource's version changes."""
+        """A rollback of the operator alone, then of the definition, which changes no resource's version."""
         harness = await ReconcilerHarness().train(TRAINING)
         harness.edit(futureField=1)
         await harness.reconcile()
@@ -108,7 +108,7 @@ class TestOtherVersion:
         assert harness.children()["ConfigMap"][1:] == [config_map["metadata"]["name"]]
 
     async def test_job_with_own_launcher_shares_one_from_next_attempt(self) -> None:
-        """As operators made them until launchers were shared."""
+        """Owner references as operators wrote them before launchers were shared."""
         harness = await ReconcilerHarness().train(TRAINING)
         store = harness.cluster.store
         [own] = store.list("Job")

@@ -1,4 +1,4 @@
-"""A status that the API server refuses is shortened, else reported, and not written again and again."""
+"""A status that the API server refuses is shortened, otherwise reported, and not written repeatedly."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ TRAINING = page(ddp_step=7, ddp_planned_steps=10, ddp_loss=0.5, phase="Running")
 
 
 class Refusing:
-    """Lets a cluster refuse statuses, and notes those that were sent."""
+    """Makes a cluster refuse statuses, and records those that were sent."""
 
     def __init__(self, harness: ReconcilerHarness, refused: Any) -> None:
         self.refused = refused

@@ -1,4 +1,4 @@
-"""`ddp report` on a job of a cluster: by its status and Events, and by a Prometheus."""
+"""`ddp report` on a job in a cluster: from its status and Events, and from a Prometheus."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_status_of_another_version_is_error_with_jobs_name() -> None:
 
 @pytest.fixture
 def prometheus() -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """A server with two attempts of a loss and the time of one rank's steps, and what it was asked."""
+    """A server with two attempts of a loss and the time of one rank's steps; it records its queries."""
     asked: list[dict[str, str]] = []
 
     class PrometheusHandler(BaseHTTPRequestHandler):

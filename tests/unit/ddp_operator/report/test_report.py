@@ -1,4 +1,4 @@
-"""`ddp report`: from a run folder to a page that stands alone."""
+"""`ddp report`: from a run folder to a self-contained page."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ ddp_step_duration_seconds_sum{rank="0"} broken
 
 
 def rows(count: int = 12) -> list[dict[str, float]]:
-    """A run whose workers are restarted in the same pods after half of it, and whose last row is of attempt 2."""
+    """A run whose workers are restarted in the same pods halfway, and whose last row is of attempt 2."""
     made = [
         {
             "time": 1000.0 + n, "attempt": 1.0, "epoch": 1.0, "step": float(n), "loss": 2.0 / (n + 1),
@@ -93,7 +93,7 @@ def write_run(folder: Path, *, phase: str = "Failed", figures: bool = True, **st
 
 
 class Links(HTMLParser):
-    """Collects what a page would fetch, and the tags that are open at its end."""
+    """Collects the resources that a page would fetch, and the tags that are open at its end."""
 
     VOID = ("meta", "link", "br", "polyline")
 
@@ -235,10 +235,10 @@ class TestRun:
     def test_restart_is_matched_with_late_event(self) -> None:
         events = [
             LoggedEvent(1000.0, "Normal", "Started", "attempt 1"),
-            LoggedEvent(1009.0, "Warning", "FailureUnknown", "killed"),  # in place: heard of with the next page
+            LoggedEvent(1009.0, "Warning", "FailureUnknown", "killed"),  # in place: reported by the next page
             LoggedEvent(1010.5, "Warning", "FailureOOM", "memory"),
             LoggedEvent(1010.5, "Normal", "Disrupted", "attempt 2"),
-            LoggedEvent(1020.0, "Warning", "FailureOOM", "again"),  # nothing was trained after it
+            LoggedEvent(1020.0, "Warning", "FailureOOM", "again"),  # no step followed it
         ]
         assert find_marks(rows(), events, 1000.0) == [
             Mark(5.0, "restart", "killed"),

@@ -1,4 +1,4 @@
-"""What is true of a job now, in whose words, and since when."""
+"""The conditions of a job: status, message and time of the last change."""
 
 from datetime import timedelta
 from typing import Any

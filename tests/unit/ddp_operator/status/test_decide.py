@@ -1,4 +1,4 @@
-"""Decisions as a pure function: ledger, actions on children, and when to look again."""
+"""Decisions as a pure function: the recorded attempt, actions on children, and the time of the next pass."""
 
 import json
 from datetime import timedelta
@@ -199,7 +199,7 @@ class TestActions:
             (True, False, {}, (SuspendJob("train-1", True),)),
             (True, True, {}, ()),
             (False, True, {}, (SuspendJob("train-1", False),)),
-            # Kueue's label, which it may have added itself; somebody else has suspended it; or resumed it.
+            # Kueue's label, which it may have added itself; another owner has suspended it; or resumed it.
             (False, True, {"queue": "q"}, ()),
             (False, True, {"written": False}, ()),
             (False, False, {"written": True}, ()),
@@ -219,7 +219,7 @@ class TestActions:
 
     @pytest.mark.parametrize("stopping", [True, False])
     def test_job_suspended_by_older_operator_is_resumed(self, stopping: bool) -> None:
-        """It kept no record in the Job; its status says that it has suspended it."""
+        """It has no record in the Job; its status shows that the operator has suspended it."""
         old = child_job(suspend=True, written=None)
         pods = [child_pod(0, deleting=True)] if stopping else []
         suspended = run(jobs=[child_job(suspend=True)], pods=pods, suspend=True).status
@@ -473,7 +473,7 @@ class TestFinalProgress:
 
 
 class TestLostLauncher:
-    """The ConfigMap that a Job's pods mount the launcher from is another operator's, and gone."""
+    """The ConfigMap with the launcher of a Job's pods is another operator's, and deleted."""
 
     @pytest.mark.parametrize(
         ("pods", "made_anew"),

@@ -1,4 +1,4 @@
-"""What the status says of an attempt: what it keeps of the pods' words, which failure it names, what it counts."""
+"""The status of an attempt: the stored part of the pods' messages, the named failure, and the counts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def state(decision: Decision, kind: str) -> tuple[str, str]:
 
 
 def in_place(message: str, seconds: float, restarts: int = 1) -> Any:
-    """Return what a pod that runs says of a failure that its workers were restarted after."""
+    """Return the report of a running pod about a failure after which its workers were restarted."""
     words = last_words("CUDAError", message=message, time=NOW.timestamp() + seconds, restarts=restarts)
     pod = view_pod(child_pod(1, "Failed", code=82, message=words))
     return ((pod, pod.termination),)

@@ -21,7 +21,7 @@ def at(seconds: float) -> Any:
 
 
 def ended(index: int, code: int, category: str = "CUDAError", *, seconds: float = 0, **changes: Any) -> dict[str, Any]:
-    """Return a pod that failed; that of a lost peer says so."""
+    """Return a pod that failed; the failure of a lost peer is marked as such."""
     words = last_words(category, rank=index, node=index, time=at(seconds).timestamp())
     if code == constants.EXIT_PEER_LOST:
         words |= {"category": "NCCL", "secondary": True}
@@ -106,7 +106,7 @@ class TestCause:
 
     @pytest.mark.parametrize("said", [True, False], ids=["launcher spoke", "nobody spoke"])
     def test_pod_with_full_disk_is_evicted_and_reported(self, said: bool) -> None:
-        """By its own limit: nobody else's, so that no condition tells of a disruption and the attempt counts."""
+        """It exceeded its own limit, not the node's: no condition reports a disruption, and the attempt counts."""
         words = "Pod ephemeral local storage usage exceeds the total limit of containers 50Mi."
         status = {"reason": "Evicted", "message": words}
         last = {"code": 85, "message": last_words("Preempted", message="asked to stop by a signal")} if said else {}
@@ -153,7 +153,7 @@ class TestSecondaryFailures:
 
     @pytest.mark.parametrize(("peer", "seconds"), [(child_pod(1), 60), (child_pod(1, "Pending"), 15)])
     def test_secondary_failure_counts_when_silent_peer_has_had_its_time(self, peer: Any, seconds: float) -> None:
-        """A pod that runs may be on a lost node, which Kubernetes finds out after 50 seconds at most."""
+        """A running pod may be on a lost node, which Kubernetes detects after 50 seconds at most."""
         waiting = diagnosis(ended(0, 86), peer, seconds=seconds)
         assert waiting is not None
         assert waiting.cause is None
@@ -171,7 +171,7 @@ class TestSecondaryFailures:
         assert blamed(diagnosis(ended(0, 86), ended(1, 137, seconds=1), seconds=20)) == (1, "Killed")
 
     def test_secondary_failure_precedes_pod_stopped_with_failed_job(self) -> None:
-        """A rank that its peer gave up on sleeps on until it is told to stop: that stop explains nothing."""
+        """A rank whose peer has given it up hangs until it is stopped: that stop explains nothing."""
         gave_up = ended(0, constants.EXIT_PEER_LOST)
         late = ended(1, constants.EXIT_PREEMPTED, "Preempted", seconds=2)
         assert blamed(diagnosis(gave_up, late, seconds=3)) == (0, "NCCL")
@@ -240,7 +240,7 @@ def test_lost_node_is_blamed_with_its_remedy() -> None:
 
 
 class TestWaiting:
-    """The sentence that says for whom a failed attempt is waited."""
+    """The sentence that names the pods for which a failed attempt waits."""
 
     def words(self, *pods: Any) -> str:
         result = diagnosis(*pods, job=child_job(conditions={"Failed": ""}, at=NOW))
@@ -301,7 +301,7 @@ def test_lost_node_explains_inferred_failures_only(category: str, rank: int | No
 @pytest.mark.parametrize("suspended", ["True", "False"])
 @pytest.mark.parametrize(("since", "taken"), [(None, True), (0, True), (5, False), (-1, True)])
 def test_pods_of_briefly_suspended_job_are_not_lost(suspended: str, since: float | None, taken: bool) -> None:
-    """The Job controller lifts the condition some time after ``spec.suspend``, and times have whole seconds."""
+    """The Job controller removes the condition some time after ``spec.suspend``, and times have whole seconds."""
     condition = {"type": "Suspended", "status": suspended, "lastTransitionTime": format_time(at(-1))}
     started = {} if suspended == "True" else {"startTime": format_time(NOW)}
     job = view_job(child_job(status={"conditions": [condition]} | started))

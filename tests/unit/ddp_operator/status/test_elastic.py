@@ -1,4 +1,4 @@
-"""Elastic jobs: what a change of size does, what the loss of a pod does, and what the status says meanwhile."""
+"""Elastic jobs: the effects of a change of size and of a lost pod, and the status meanwhile."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class TestSize:
 
     @pytest.mark.parametrize(("nodes", "has_run", "taken"), [(4, False, 4), (2, False, 2), (2, True, 2), (4, True, 3)])
     def test_resize_of_waiting_job_keeps_its_queue_position(self, nodes: int, has_run: bool, taken: int) -> None:
-        """One that has run could wait for ever for more, where it was to run on with what it had."""
+        """An attempt that has run should continue with its pods; it could wait without end for more."""
         status = replace(STARTED, first_run_time=NOW) if has_run else STARTED
         waiting = [child_job(nodes=3, queue="q", suspend=True, written=False)]
         decision = run(nodes=nodes, jobs=waiting, status=status)
@@ -157,7 +157,7 @@ class TestLoss:
 
 
 class TestLateComers:
-    """Pods that came when the others had trained to the end would wait for pod 0 until joinTimeoutSeconds."""
+    """Pods that start after their peers have finished would wait for pod 0 until joinTimeoutSeconds."""
 
     def over(self, *pods: Any, seconds: float, **spec: Any) -> Decision:
         typed = job(status=STARTED, **{"nodes": 3, "elastic": ELASTIC, **spec})

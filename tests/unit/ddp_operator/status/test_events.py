@@ -84,7 +84,7 @@ def test_restart_in_same_pods_emits_one_line(counted: int, which: str) -> None:
     _, event = list_transition_events(old, replace(new, checkpoint=CheckpointStatus(step=400)), 3)
     line = f"{which}, in the same pods: UserError (rank 1): KeyError: 10"
     assert event == Event("Normal", "RestartedInPlace", f"{line}; from step 400")
-    assert list_transition_events(old, new, 3)[1].message == line  # nothing of a step where none is known
+    assert list_transition_events(old, new, 3)[1].message == line  # no step if none is known
 
 
 def test_known_failure_is_not_emitted_again() -> None:

@@ -1,4 +1,4 @@
-"""The figures of a job over time, of which there are never many."""
+"""The metrics of a job over time, in a bounded number of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decisions about inputs that late news and lost nodes ask for, and how progress reads."""
+"""Decisions about inputs after late events and lost nodes, and the text of their progress."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fetch_job(typed: DDPTrainingJob, **changes: object) -> Json:
 
 
 def fetched() -> Status:
-    """Return the status of a job whose inputs are there and that has no attempt yet."""
+    """Return the status of a job with fetched inputs and without an attempt."""
     [first] = made().spec.inputs or ()
     ready = Condition(type="InputsReady", status="True", reason="Fetched", last_transition_time=NOW)
     status = InputStatus(name="file", phase="Fetched", bytes=5, place=first.place)

@@ -1,4 +1,4 @@
-"""Why Kueue does not let a Job run, by what versions 0.13 and 0.19 were seen to write, or write by their source."""
+"""Why Kueue does not admit a Job, from messages of versions 0.13 and 0.19, observed or read in their source."""
 
 from typing import Any
 
@@ -62,7 +62,7 @@ class TestWorkload:
                 ("QuotaPending", "waiting for all admitted workloads"),
             ),
             (workload("TopologyPlacementFailed", "fits 1 of 2"), ("QuotaPending", "fits 1 of 2")),
-            # What no room makes start.
+            # No quota starts these.
             (workload("Pending", TOO_MUCH), ("Inadmissible", TOO_MUCH)),
             (workload("ExceedsMaxQuota", TOO_MUCH), ("Inadmissible", TOO_MUCH)),
             (workload("NoMatchingFlavor", "untolerated taint"), ("Inadmissible", "untolerated taint")),
@@ -70,12 +70,12 @@ class TestWorkload:
                 workload("Pending", "couldn't assign flavors to pod set main: flavor a doesn't match node affinity"),
                 ("Inadmissible", "couldn't assign flavors to pod set main: flavor a doesn't match node affinity"),
             ),
-            # It may begin with fewer pods, for which there will be room.
+            # These may start with fewer pods, for which there will be quota.
             (
                 workload("Pending", TOO_MUCH, podSets=[{"count": 3, "minCount": 2}]),
                 ("QuotaPending", f"insufficient quota for the minimum of 2 pods; for all pods: {TOO_MUCH}"),
             ),
-            # Too much for one flavor, and another one will have room.
+            # Too much for one flavor; another one will have quota.
             (workload("Pending", f"{TOO_MUCH}, {NEEDS}"), ("QuotaPending", f"{TOO_MUCH}, {NEEDS}")),
             (
                 workload("Inadmissible", "LocalQueue gpu doesn't exist"),
@@ -113,7 +113,7 @@ class TestWorkload:
                 workload("QuotaReserved", status="True", checks=[("a", "Ready"), ("b", "Pending", "no machine yet")]),
                 ("QuotaPending", "quota is reserved; waiting for admission check b (no machine yet)"),
             ),
-            # Evicted: while its pods end, until its time comes, and when it waits again.
+            # Evicted: while its pods end, until its back-off ends, and when it waits again.
             (
                 workload("QuotaReserved", "", condition("Evicted", "Preempted", "Preempted for 1"), status="True"),
                 ("QuotaPending", "Preempted for 1; waiting for its pods to terminate"),
@@ -176,7 +176,7 @@ class TestWorkload:
 
 
 class TestQueue:
-    """Kueue 0.13 says of a hold in the Workload half a minute later, or when it looks at it for another reason."""
+    """Kueue 0.13 reports a hold in the Workload half a minute later, or when it processes it for another reason."""
 
     @pytest.mark.parametrize(
         ("result", "reason", "why"),

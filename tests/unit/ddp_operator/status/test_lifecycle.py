@@ -1,4 +1,4 @@
-"""Deadlines, who must succeed, what a suspension acknowledges, and what is left at the end."""
+"""Deadlines, the pods that must succeed, the acknowledgement of a suspension, and the objects that remain."""
 
 from datetime import timedelta
 from typing import Any
@@ -87,7 +87,7 @@ class TestPendingDeadline:
         assert resumed.requeue_after == 60
 
     def test_pending_deadline_restarts_on_requeue_and_admission(self) -> None:
-        """An hour old, a job that has trained is not given up because it has to wait once more."""
+        """After an hour, a job that has trained is not failed because it must wait again."""
         hour = format_time(NOW - timedelta(hours=1))
         old = replace(STARTED, start_time=hour, attempt_time=hour)
         for waits in (queued(suspend=True), queued()):  # preempted now, or admitted now
@@ -115,7 +115,7 @@ class TestActiveDeadline:
         assert condition(ended, "Failed")[1] == "DeadlineExceeded"
 
     def test_active_deadline_excludes_time_before_admission(self) -> None:
-        """Kubernetes renews the start only after the Job was let run again."""
+        """Kubernetes updates the start time only after the Job was resumed."""
         resumed = queued(conditions={"Suspended": ""}, status={"startTime": format_time(NOW - timedelta(hours=1))})
         assert run(jobs=[resumed], status=self.HOUR, activeDeadlineSeconds=50).status.phase == "Pending"
 
@@ -148,7 +148,7 @@ def succeeded(index: int, **known: int) -> Any:
 
 
 class TestProcessGroup:
-    """Of pods that have all succeeded: did their ranks train together?"""
+    """Did the ranks of pods that have all succeeded train together?"""
 
     COMPLETE = child_job(conditions={"Complete": ""})
     TOGETHER = {"worldSize": 2, "groupSize": 2}

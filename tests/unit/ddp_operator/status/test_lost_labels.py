@@ -1,4 +1,4 @@
-"""Children without their labels: when they are looked for, and what becomes of the job meanwhile."""
+"""Children without their labels: when the operator searches for them, and the state of the job meanwhile."""
 
 from dataclasses import replace
 from typing import Any
@@ -61,7 +61,7 @@ class TestMayHaveLostLabels:
 
 
 class Thief:
-    """Takes pod 1 out of sight, and gives it back when it is asked to (``error``: it refuses)."""
+    """Hides pod 1, and returns it to a search (``error``: the search fails)."""
 
     def __init__(
         self, harness: ReconcilerHarness, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None

@@ -1,4 +1,4 @@
-"""Pods on nodes that do not report: which are declared failed, in which order, and when it is looked again."""
+"""Pods on nodes that do not report: which are declared failed, in which order, and the time of the next pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metrics page: what is read of a good one, and what a bad one can do (nothing)."""
+"""The metrics page: the values read from a valid one, and the harmlessness of an invalid one."""
 
 import time
 import tracemalloc
@@ -187,7 +187,7 @@ class TestRates:
         meter = RateMeter()
         first = counters(10, samples=320, ddp_step_duration_seconds_sum=50.0)
         assert meter.measure("a", first, 100.0) == average_rates(first) == Rates(steps=0.2, samples=25.6)
-        # Five of the ten seconds went into a validation.
+        # Five of the ten seconds were a validation.
         after = counters(30, samples=960, ddp_step_duration_seconds_sum=55.0)
         assert meter.measure("a", after, 110.0) == Rates(steps=4.0, samples=512.0)
 

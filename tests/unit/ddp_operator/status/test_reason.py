@@ -1,4 +1,4 @@
-"""The column REASON: one word for what a job waits for, or why it failed."""
+"""The column REASON: one term for the reason to wait, or for the failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which level answers a loss, what it costs, and when it ends: disruptions, lost nodes, budgets and crash loops."""
+"""The level of recovery, its cost, and its end: disruptions, lost nodes, budgets and crash loops."""
 
 from datetime import timedelta
 from typing import Any
@@ -56,7 +56,7 @@ def failed_pod(code: int = 82, index: int = 0, category: str = "CUDAError", **ch
 
 
 def known(at: int, saved: int = 0, **restarts: Any) -> Status:
-    """Return the status of a job that has come so far."""
+    """Return the status of a job with these steps."""
     made = CheckpointStatus(step=saved) if saved else None
     return replace(STARTED, progress=Progress(step=at), checkpoint=made, restarts=Restarts(**restarts))
 
@@ -192,7 +192,7 @@ class TestBudget:
 
 class TestCrashLoop:
     def fail(self, *steps: int, jobs: Any = (FAILED,), **spec: Any) -> Decision:
-        """Let one attempt after the other fail, having come to these steps."""
+        """Fail one attempt after the other, each at one of these steps."""
         status = STARTED
         decision = run()
         for step in steps:
@@ -227,7 +227,7 @@ class TestRepeatedFailure:
     SIGNATURE = "KeyError at train.py:42"
 
     def again(self, step: int | None, *, before: int | None = 10, status: Status = STARTED, **words: Any) -> Decision:
-        """Let an attempt fail as the one before it did, or as ``words`` say."""
+        """Fail an attempt with the previous message, or with ``words``."""
         last = LastFailure(attempt=1, category="UserError", signature=self.SIGNATURE, step=before, pod="train-1-1-x")
         members = {"signature": self.SIGNATURE, "step": step} | words
         attempt = replace(status, attempt=2, job_name="train-2", last_failure=last)

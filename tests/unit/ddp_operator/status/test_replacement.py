@@ -1,4 +1,4 @@
-"""Which lost pods are replaced in their Job, and which begin a new attempt."""
+"""Lost pods that are replaced in their Job, and lost pods that lead to a new attempt."""
 
 import dataclasses
 from datetime import datetime, timedelta

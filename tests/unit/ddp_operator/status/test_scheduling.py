@@ -1,4 +1,4 @@
-"""Scheduled: why pods are not there or do not start, in the words of who knows, asked for seldom."""
+"""Scheduled: why pods do not exist or do not start, with the message of the component that knows, read rarely."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -59,7 +59,7 @@ class TestMessages:
         assert describe_scheduling(typed, seen, 1, 2, NOW).status == "True"
 
     def test_restarted_sidecar_is_mentioned_without_blocking(self) -> None:
-        """Its state changes with every try, and each change would be an Event of the job's."""
+        """Its state changes with every try, and each change would be an Event of the job."""
         side = {"name": "mesh", "restartCount": 7, "lastState": {"terminated": {"reason": "OOMKilled"}}}
         side["state"] = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s"}}
         running = {"containerStatuses": [{"name": "trainer", "state": {"running": {}}}]}
@@ -90,7 +90,7 @@ class TestMessages:
         text = say(jobs=[QUEUED], problems=expected)
         waits = "Job train-1 is waiting for admission by queue gpu"
         assert text == ("QuotaPending", f"{waits}: {words}")
-        # Once it is admitted the queue's words are of the past.
+        # Once it is admitted the queue's message is outdated.
         assert say(jobs=[child_job(queue="gpu")], problems=expected) == ("WaitingForPods", "0/2 pods scheduled")
 
     def test_gated_pod_of_elastic_job_waits_for_quota(self) -> None:
@@ -105,7 +105,7 @@ class TestMessages:
         held = say(child_pod(0), grown("kueue.x-k8s.io/elastic-job"), problems=expected)
         assert held == ("Inadmissible", f"{waits}: LocalQueue gpu is held")
         assert say(child_pod(0), grown("other")) == ("PodsNotStarting", "train-1-1-abcde: SchedulingGated: gated")
-        # The last gate went, and the scheduler has not written since.
+        # The last gate was removed, and the scheduler has not written since.
         assert say(child_pod(0), grown())[0] == "WaitingForPods"
         seen = see(child_pod(0, age=900), grown("kueue.x-k8s.io/elastic-job"))
         assert list_objects_to_inspect(*seen, NOW) == ("job-1",)
@@ -149,7 +149,7 @@ class TestMessages:
         first = say(pod("ErrImagePull", cause))
         assert first == ("ImagePull", f"train-1-0-abcde: {cause}")
         assert say(pod("ImagePullBackOff", f'Back-off pulling image "x:1": ErrImagePull: {cause}')) == first
-        # Kubelets before 1.32 say no more than that they wait: what was said before stands.
+        # Kubelets before 1.32 report only that they wait: the earlier message stays.
         bare = pod("ImagePullBackOff", 'Back-off pulling image "x:1"')
         typed, seen = see(bare)
         tried = find_pull_errors(see(pod("ErrImagePull", cause))[1].pods, {})
@@ -209,7 +209,7 @@ class TestMessages:
 
     @pytest.mark.parametrize("age", [None, 29, 30])
     def test_orphans_without_deletion_are_reported(self, age: float | None) -> None:
-        """However old the attempt is: its Job may have been deleted just now, by a suspension."""
+        """At any age of the attempt: a suspension may just have deleted its Job."""
         typed, seen = see(child_pod(owner="gone"))
         old = msgspec.structs.replace(typed.status, attempt_time=NOW - timedelta(hours=1))
         since = None if age is None else NOW - timedelta(seconds=age)
@@ -225,15 +225,15 @@ class TestMessages:
 
     @pytest.mark.parametrize("age", [29, 30])
     def test_silent_scheduler_is_named(self, age: float) -> None:
-        """The name in spec.scheduling.schedulerName may have no scheduler."""
+        """No scheduler may have the name in spec.scheduling.schedulerName."""
         pods = [child_pod(n, "Pending", age=age, spec={"schedulerName": "volcanoo"}) for n in (0, 1)]
         words = "train-1-0-abcde (and 1 more pods): no scheduler has acted on it; check that volcanoo is running"
         ignored = ("Unschedulable", f"{words} (0/2 pods scheduled)")
         assert say(*pods) == (ignored if age >= 30 else ("WaitingForPods", "0/2 pods scheduled"))
-        assert compute_event_poll_delay(*see(*pods), NOW, 1) is not None  # nothing else would call for a pass
+        assert compute_event_poll_delay(*see(*pods), NOW, 1) is not None  # nothing else would cause a pass
 
     def test_scheduler_that_has_found_node_meanwhile_is_not_quoted(self) -> None:
-        """Pulling a big image takes minutes, in which its complaint is the latest event of the pod."""
+        """Pulling a big image takes minutes, during which the kubelet's message is the latest event of the pod."""
         typed, seen = see(bound(0), bound(1), problems={"uid-train-1-0-abcde": Problem("FailedScheduling", "no room")})
         assert describe_scheduling(typed, seen, 1, 2, NOW).status == "True"
 
@@ -284,7 +284,7 @@ class TestReadingEvents:
     def test_rate_of_reads_is_shared_by_all_waiting_jobs(self, others: int, requested: float) -> None:
         typed, seen = see()
         assert compute_event_poll_delay(typed, seen, NOW + timedelta(seconds=100), others) == requested
-        # The first look is not put off by others.
+        # Other pods do not delay the first read.
         assert compute_event_poll_delay(typed, seen, NOW + timedelta(seconds=1), others) == 4
 
     def test_workload_of_queued_job_is_read(self) -> None:
@@ -341,7 +341,7 @@ class TestReadingEvents:
         assert harness.events.count("VolumeNotReady") == 1
 
     async def test_every_due_read_is_made(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Whoever looks when the operator has asked to, finds that it is time: the interval has grown meanwhile."""
+        """A pass at the requested time finds that it is due, although the interval has grown meanwhile."""
         harness = await ReconcilerHarness(resource(labels={"kueue.x-k8s.io/queue-name": "gpu"}, nodes=1)).settle()
         queued = harness.cluster.store.list("Job")[0]
         harness.cluster.store.change(queued, spec={**queued["spec"], "suspend": True})

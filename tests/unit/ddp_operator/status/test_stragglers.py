@@ -1,4 +1,4 @@
-"""Stalls, stragglers, goodput and what a restart has cost: figures with formulas, bounded whatever the pages say."""
+"""Stalls, stragglers, goodput and the cost of restarts: values with formulas, bounded for every page."""
 
 import dataclasses
 import math
@@ -64,7 +64,7 @@ def stall(age: float, **values: Any) -> str:
 
 
 def hung(seconds: float) -> str:
-    """Return what a launcher's page says when it has found a stall itself."""
+    """Return a launcher's page after it has detected a stall itself."""
     return f"# TYPE {constants.METRIC_STALLED} gauge\n{constants.METRIC_STALLED} {seconds}\n"
 
 
@@ -282,7 +282,7 @@ class TestThroughput:
             (statement(30), "128", "2", 485),
             (statement(70), "256", "4", 232),
             (statement(70), "256", "4", 232),
-            (statement(5, ddp_launcher_in_place_restarts_total=1), "256", "4", 249),  # its counters begin anew
+            (statement(5, ddp_launcher_in_place_restarts_total=1), "256", "4", 249),  # its counters start again
             (statement(15, ddp_launcher_in_place_restarts_total=1), "64", "1", 985),
         ):
             harness.cluster.page = text
@@ -315,7 +315,7 @@ class TestGoodput:
 
     def test_steps_of_former_job_are_ignored(self) -> None:
         assert compute_goodput(self.VALUES, 400.0, start_step=50) == "0.25"
-        # From its checkpoint at step 800; then once more from 850, which does not change where the job began.
+        # From its checkpoint at step 800; then from 850, which does not change where the job started.
         status = STARTED
         for seconds, step in ((200, 850), (400, 900)):
             typed = dataclasses.replace(job(status=status, nodes=2), created=format_time(NOW))
@@ -363,12 +363,12 @@ class TestCostOfARestart:
     @pytest.mark.parametrize(
         ("checkpoint", "first", "made", "estimate", "lost"),
         [
-            (None, 1, 1, None, 57),  # from the beginning
-            (None, 58, 1, None, 0),  # it has saved at SIGTERM, or each step, and does not say so
+            (None, 1, 1, None, 57),  # from the start
+            (None, 58, 1, None, 0),  # it has saved at SIGTERM, or each step, without reporting it
             (None, 60, 20, None, 17),  # 20 steps when its page is first read
             (50, 58, 1, 7, 0),  # saved after the last page was read
             (50, 51, 1, 7, 7),
-            (None, 60, None, None, None),  # its page does not say at which step it began
+            (None, 60, None, None, None),  # its page does not contain its first step
             (50, 60, None, 7, 7),
         ],
     )
@@ -405,7 +405,7 @@ class TestCostOfARestart:
 
 
 class TestProgressAcrossARestart:
-    """What is shown is never older than what the run has said of itself."""
+    """Displayed values are never older than those that the run has reported."""
 
     BEFORE = replace(STARTED, progress=Progress(step=30, loss="1"), checkpoint=CheckpointStatus(step=30))
     SAVED = last_words("Preempted", progress={"ddp_step": 37.0, "ddp_checkpoint_step": 36.0, "ddp_loss": 0.5})
@@ -425,7 +425,7 @@ class TestProgressAcrossARestart:
         assert self.shown(heard) == (37, "0.5", 36, 1)
         assert heard.restarts == begun.restarts
         assert run("", status=heard, pods=(gone,), seconds=9).status == heard
-        # From the first pod of the new attempt on it speaks for itself.
+        # From the first pod of the new attempt on, its own values are shown.
         own = run(page(phase="Running", ddp_step=36), status=heard, pods=(gone, child_pod(0, attempt=2))).status
         assert own.progress is not None
         assert own.progress.step == 36

@@ -1,4 +1,4 @@
-"""Which changes of a status may wait a moment."""
+"""The changes of a status that may be written later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A resource that this operator cannot read: what is said of it, and what its status keeps."""
+"""A resource that this operator cannot read: its condition, and the kept part of its status."""
 
 from __future__ import annotations
 

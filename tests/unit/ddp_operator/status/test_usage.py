@@ -1,4 +1,4 @@
-"""The seconds between two writes go to what the job did then, and their sum is what its GPUs were held for."""
+"""The seconds between two writes count for the job's activity then, and their sum is the time that it held GPUs."""
 
 from datetime import timedelta
 from typing import Any
@@ -30,7 +30,7 @@ class JobTimeline:
         self.at = NOW
 
     def later(self, seconds: float, *pods: Any, text: str = "", jobs: Any = None) -> dict[str, int]:
-        """Make passes so many seconds after the last, until one changes nothing; returns what GPUs were held for."""
+        """Run passes this many seconds after the last, until one changes nothing. Return the use of the GPUs."""
         self.at += timedelta(seconds=seconds)
         self.actions: list[Any] = []
         for _ in range(5):

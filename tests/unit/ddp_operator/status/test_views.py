@@ -1,4 +1,4 @@
-"""Jobs, pods and nodes as an API server shows them, and the facts that are read of them."""
+"""Jobs, pods and nodes as an API server returns them, and the values read from them."""
 
 from __future__ import annotations
 

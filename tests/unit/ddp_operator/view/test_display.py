@@ -1,4 +1,4 @@
-"""What a user sees during and after a run."""
+"""A user's view during and after a run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TerminalBuffer(io.StringIO):
 
 
 def lines(stream: io.StringIO) -> list[str]:
-    """Return what was said, without the times."""
+    """Return the messages without the times."""
     return [line.partition(" ")[2] for line in stream.getvalue().splitlines()]
 
 
@@ -239,5 +239,5 @@ def test_screen_without_reader_is_silenced_with_one_message() -> None:
         screen = FaultTolerantStream(stream, lost.append)
         for _ in range(3):
             PlainDisplay(cast(TextIO, screen)).line("training")
-        stream.write("at the end")  # as the interpreter flushes what is left: no error
+        stream.write("at the end")  # as the interpreter flushes the remaining output: no error
     assert [type(error) for error in lost] == [BrokenPipeError]

@@ -1,4 +1,4 @@
-"""Nothing that others wrote controls the terminal of who reads it."""
+"""Foreign text never controls the reader's terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ddp why` as a pure function: which of several troubles is told, in whose words, and with what remedy."""
+"""`ddp why` as a pure function: which of several problems it reports, in whose message, and with what remedy."""
 
 from __future__ import annotations
 
@@ -339,7 +339,7 @@ class TestFailure:
         )
 
     def test_status_of_older_operator_is_explained_completely(self) -> None:
-        """It has the cause in the condition's message alone, which nobody takes apart."""
+        """Only the condition's message contains the cause, and no code parses it."""
         explanation = why(FAILED, phase="Failed", attempt=4, lastFailure=FAILURE | {"conclusion": ""})
         assert "failed 4 times, recovery.maxRestarts is 3; last: …. The last failure was UserError" in explanation.what
 

@@ -1,4 +1,4 @@
-"""A folder as an archive, and what the pods make of it."""
+"""A folder as an archive, and its content after unpacking in the pods."""
 
 from __future__ import annotations
 

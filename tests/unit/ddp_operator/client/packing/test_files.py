@@ -1,4 +1,4 @@
-"""Which files of a folder travel: as git has it, but for secrets."""
+"""The packed files of a folder: as git selects them, but without secrets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from ddp_operator.client.packing import files
 from ddp_operator.client.packing.files import CannotPack, Selection, copy_files
 
-# Each list is a .gitignore in a folder of its own, which has all of the files below.
+# Each list is a .gitignore in a separate folder with all of the files below.
 PATTERNS = (
     ("*.log", "!keep.log"),
     ("build/", "!build/keep.txt"),
@@ -83,7 +83,7 @@ def test_files_are_those_that_git_would_add(repository: Path) -> None:
     (repository / ".git" / "info" / "exclude").write_text("docsy/\n")
     packed = list_packed(repository)
     assert sorted(packed) == sorted(list_by_git(repository))
-    assert "1/data/big.bin" in packed  # the comparison has both sorts
+    assert "1/data/big.bin" in packed  # the comparison contains both kinds
     assert "2/data/big.bin" not in packed
 
 
