@@ -112,7 +112,7 @@ def test_failing_step_ends_script(tmp_path: Path, step: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tools", "env", "arguments", "said"),
+    ("tools", "env", "arguments", "message"),
     [
         ((), {}, (), "install docker, podman or buildah"),
         (("docker",), {"FAIL": "docker info"}, (), "or start the docker daemon"),
@@ -124,9 +124,9 @@ def test_failing_step_ends_script(tmp_path: Path, step: str) -> None:
     ],
 )
 def test_missing_tool_is_reported_before_build(
-    tmp_path: Path, tools: tuple[str, ...], env: dict[str, str], arguments: tuple[str, ...], said: str
+    tmp_path: Path, tools: tuple[str, ...], env: dict[str, str], arguments: tuple[str, ...], message: str
 ) -> None:
     context = env.pop("CURRENT", "")
     code, output, calls = run(tmp_path, *arguments, tools=tools, context=context, **env)
     assert (code, calls) == (2, [])
-    assert said in output
+    assert message in output

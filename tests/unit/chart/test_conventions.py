@@ -22,7 +22,7 @@ def pod_spec(values: dict[str, Any]) -> dict[str, Any]:
 def list_images(values: dict[str, Any]) -> list[str]:
     """Return the images of the operator, of the test's pod, and of the job that the test submits."""
     objects = render(values)
-    pods = [found["spec"] for found in of_kind(objects, "Pod")]
+    pods = [pod["spec"] for pod in of_kind(objects, "Pod")]
     job = json.loads(submitted(objects))
     pods += [pod_spec(values), job["spec"]["template"]["spec"]]
     return sorted({container["image"] for pod in pods for container in pod["containers"]})

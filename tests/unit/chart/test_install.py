@@ -43,16 +43,16 @@ def helm(plane: ControlPlane, namespace: str = NAMESPACE) -> helm_python.Config:
     return helm_python.Config(kubeconfig_path=plane.admin, namespace=namespace)
 
 
-def get(plane: ControlPlane, *what: str) -> Any:
+def get(plane: ControlPlane, *arguments: str) -> Any:
     """Return the objects that `kubectl get` finds."""
-    return json.loads(plane.kubectl("get", *what, "-o", "json").stdout)
+    return json.loads(plane.kubectl("get", *arguments, "-o", "json").stdout)
 
 
-def until(probe: Callable[[], Any], what: str) -> Any:
+def until(probe: Callable[[], Any], event: str) -> Any:
     """Wait until ``probe()`` is true."""
     deadline = time.monotonic() + 300
     while not (result := probe()):
-        assert time.monotonic() < deadline, f"never happened: {what}"
+        assert time.monotonic() < deadline, f"never happened: {event}"
         time.sleep(0.1)
     return result
 

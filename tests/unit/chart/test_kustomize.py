@@ -57,8 +57,8 @@ def test_every_object_is_valid_and_in_namespace(folder: str) -> None:
 
 
 def test_kustomize_base_equals_rendered_chart() -> None:
-    def without_labels(found: Object) -> Object:
-        return {key: value for key, value in found.items() if key != "metadata"}
+    def without_labels(resource: Object) -> Object:
+        return {key: value for key, value in resource.items() if key != "metadata"}
 
     installed = {
         (result["kind"], result["metadata"]["name"]): without_labels(result)

@@ -194,8 +194,8 @@ def checked(permissions: Mapping[str, Sequence[str]]) -> set[tuple[str, str, str
     """Return group, resource and verb of all permissions that the operator checks at its start."""
     return {
         (group(kind), ":".join(filter(None, (f"{plural(kind)}/{sub}" if sub else plural(kind), name))), verb)
-        for what, verbs in permissions.items()
-        for kind, sub, name in [split_permission(what)]
+        for resource, verbs in permissions.items()
+        for kind, sub, name in [split_permission(resource)]
         for verb in verbs
     }
 

@@ -53,10 +53,10 @@ class TestDefaults:
     def test_whole_number_with_point_is_number(self) -> None:
         assert parse(nodes=2.0).nodes == 2
 
-    @pytest.mark.parametrize(("backend", "given", "wanted"), [("c10d", None, 3), ("static", None, 0), ("c10d", 5, 5)])
-    def test_in_place_restarts_follow_rendezvous(self, backend: str, given: int | None, wanted: int) -> None:
+    @pytest.mark.parametrize(("backend", "given", "expected"), [("c10d", None, 3), ("static", None, 0), ("c10d", 5, 5)])
+    def test_in_place_restarts_follow_rendezvous(self, backend: str, given: int | None, expected: int) -> None:
         raw = resource(rendezvous={"backend": backend}, recovery={"inPlaceRestarts": given})
-        assert parse_manifest(yaml.safe_dump(raw)).job.in_place_restarts == wanted
+        assert parse_manifest(yaml.safe_dump(raw)).job.in_place_restarts == expected
 
 
 class TestFile:

@@ -40,7 +40,7 @@ class TestMerge:
         assert spec == {"recovery": {"maxRestarts": 3, "countDisruptions": False}, "securityProfile": "Restricted"}
 
     @pytest.mark.parametrize(
-        ("theirs", "ours", "wanted"),
+        ("theirs", "ours", "expected"),
         [
             (["trainer"], ["main"], ["main"]),
             (["main"], ["trainer"], ["trainer"]),
@@ -50,13 +50,13 @@ class TestMerge:
         ],
     )
     def test_training_containers_match_by_role_not_name(
-        self, theirs: list[str], ours: list[str], wanted: list[str]
+        self, theirs: list[str], ours: list[str], expected: list[str]
     ) -> None:
         base = {"template": template(*({"name": name, "image": name} for name in theirs))}
         own = {"template": template(*({"name": name, "command": [name]} for name in ours))}
         before = copy.deepcopy((base, own))
         spec, _ = complete_spec(own, taken(base))
-        assert [container["name"] for container in spec["template"]["spec"]["containers"]] == wanted
+        assert [container["name"] for container in spec["template"]["spec"]["containers"]] == expected
         assert (base, own) == before
 
     def test_container_needs_no_name(self) -> None:

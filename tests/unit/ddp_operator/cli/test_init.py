@@ -82,7 +82,7 @@ def test_init_prints_yaml_or_writes_new_file(folder: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["run"], "name a job's YAML or a script (train.py), or a module with -m MODULE"),
         (["init", "job.yaml"], "not a Python script"),
@@ -90,9 +90,9 @@ def test_init_prints_yaml_or_writes_new_file(folder: Path, capsys: pytest.Captur
         (["run", "train.py", "-m", "pkg"], "both a file (train.py) and -m pkg"),
     ],
 )
-def test_unrunnable_script_is_reported(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unrunnable_script_is_reported(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["run", "init", "submit"])

@@ -106,7 +106,7 @@ class TestReading:
 
     def test_render_omits_the_values_of_config_maps(self) -> None:
         text = open_tools(FakeBackend(JOB)).render_manifest(yaml.safe_dump(resource("mine")))
-        objects = {found["kind"]: found for found in yaml.safe_load_all(text)}
+        objects = {resource["kind"]: resource for resource in yaml.safe_load_all(text)}
         assert {"Service", "ConfigMap", "Job"} <= set(objects)
         assert all(str(value).endswith("characters)") for value in objects["ConfigMap"]["data"].values())
         assert len(text.encode()) < OUTPUT_BYTES

@@ -228,8 +228,8 @@ class TestDrill:
         ready = Sample(2, 1, 5, 5, 0)
         back = Sample(9, 1, 5, 1, 1)
         target = FakeTarget(early, ready, back)
-        who, result = drill(target, 1, after=3, timeout=60, clock=lambda: 3.0)
-        assert (who, target.killed, result.seconds, result.steps_lost) == ("rank 1", 1, 6.0, 1)
+        rank, result = drill(target, 1, after=3, timeout=60, clock=lambda: 3.0)
+        assert (rank, target.killed, result.seconds, result.steps_lost) == ("rank 1", 1, 6.0, 1)
 
     def test_job_without_steps_is_not_killed(self) -> None:
         target = FakeTarget(Sample(1, 1, 0, 0, 0), Sample(500, 1, 0, 0, 0))

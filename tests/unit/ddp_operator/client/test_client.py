@@ -80,11 +80,11 @@ def test_script_travels_with_current_folder_or_its_own(backend: FakeBackend, tmp
 
 
 @pytest.mark.parametrize(
-    ("found", "procs", "gpus"),
+    ("visible", "procs", "gpus"),
     [(None, "auto", 1), (None, 4, 1), (8, "gpu", 4), (8, 3, 3), (1, "auto", 1), (8, "cpu", 0)],
 )
-def test_gpus_are_shared_among_pods(backend: FakeBackend, found: int | None, procs: Any, gpus: int) -> None:
-    backend.gpus = found
+def test_gpus_are_shared_among_pods(backend: FakeBackend, visible: int | None, procs: Any, gpus: int) -> None:
+    backend.gpus = visible
     Client().train("my_training.py", nodes=2, procs=procs, cpus=2 if procs == "cpu" else None)
     limits = container(backend).get("resources", {"limits": {}})["limits"]
     assert limits == ({"nvidia.com/gpu": str(gpus)} if gpus else {"cpu": "2"} if procs == "cpu" else {})

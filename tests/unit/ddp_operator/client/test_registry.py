@@ -175,7 +175,7 @@ def test_docker_config_is_read(home: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("changes", "config", "said"),
+    ("changes", "config", "message"),
     [
         ({"auth": "bearer"}, {}, r"no such user \(HTTP status 401\); log in with `docker login 127"),
         ({"auth": "basic"}, {}, "log in with `docker login 127"),
@@ -202,7 +202,7 @@ def test_docker_config_is_read(home: Path, monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 def test_refusal_has_registry_message_and_remedy(
-    tmp_path: Path, home: Path, registry: Registry, changes: dict[str, Any], config: dict[str, Any], said: str
+    tmp_path: Path, home: Path, registry: Registry, changes: dict[str, Any], config: dict[str, Any], message: str
 ) -> None:
     for name, value in changes.items():
         setattr(registry, name, value)
@@ -210,7 +210,7 @@ def test_refusal_has_registry_message_and_remedy(
         log_in(home, auths={registry.host: password(config["login"])})
     if "token" in config:
         log_in(home, auths={registry.host: {"identitytoken": config["token"]}})
-    with pytest.raises(ClientError, match=said) as refusal:
+    with pytest.raises(ClientError, match=message) as refusal:
         push_image(image(tmp_path, f"{registry.host}/team/code"))
     assert str(refusal.value).startswith(f"--code-image: the registry {registry.host} refuses team/code: ")
     assert registry.pushed() == 0

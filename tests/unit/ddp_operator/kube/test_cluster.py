@@ -99,7 +99,7 @@ async def test_create_is_strict_and_requests_only_metadata(child: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("answer", "child", "expected", "said"),
+    ("answer", "child", "expected", "message"),
     [
         (error(403), JOB, Refused, "said"),
         (error(400, message="admission webhook denied the request"), JOB, Refused, "denied"),
@@ -114,11 +114,11 @@ async def test_create_is_strict_and_requests_only_metadata(child: dict[str, Any]
     ],
 )
 async def test_response_to_create_maps_to_exception(
-    answer: Exception, child: dict[str, Any], expected: type[Exception], said: str
+    answer: Exception, child: dict[str, Any], expected: type[Exception], message: str
 ) -> None:
     raised, client = await run(lambda cluster: cluster.create(child), answer)
     assert type(raised) is expected
-    assert said in str(raised)
+    assert message in str(raised)
     assert len(client.calls) == 1
     if isinstance(raised, Refused):
         denied = getattr(answer, "status", 0) == 403 or "denied" in str(answer)

@@ -70,8 +70,8 @@ class ReaderClock:
         return self.now
 
 
-def messages(found: Any) -> list[str]:
-    return [item["message"] for item in found]
+def messages(problems: Any) -> list[str]:
+    return [item["message"] for item in problems]
 
 
 async def test_events_of_thousand_jobs_need_one_list_call() -> None:

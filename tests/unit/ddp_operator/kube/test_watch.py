@@ -67,7 +67,9 @@ async def follow(
             "Pod",
             "team",
             "ours",
-            lambda kind, what, obj: reports.append((what, f"{obj['metadata']['name']} {obj.get('kind', '')}".strip())),
+            lambda kind, event, obj: reports.append(
+                (event, f"{obj['metadata']['name']} {obj.get('kind', '')}".strip())
+            ),
         )
     return reports, waits
 

@@ -88,7 +88,7 @@ def test_fewer_processes_need_fewer_gpus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "asked", "found"),
+    ("written", "asked", "expected"),
     [
         (None, None, (None, 0)),
         ({"resetAfterSteps": 5}, None, (None, 0)),
@@ -99,11 +99,11 @@ def test_fewer_processes_need_fewer_gpus() -> None:
     ],
 )
 def test_restarts_are_disabled_by_default(
-    written: dict[str, int] | None, asked: int | None, found: tuple[int | None, int]
+    written: dict[str, int] | None, asked: int | None, expected: tuple[int | None, int]
 ) -> None:
     source = resource(recovery={"maxRestarts": 3, "countDisruptions": False, **(written or {})})
     recovery = adapt_resource(source, Changes(max_restarts=asked), PORT, written)["spec"]["recovery"]
-    assert (recovery.get("inPlaceRestarts"), recovery["maxRestarts"]) == found
+    assert (recovery.get("inPlaceRestarts"), recovery["maxRestarts"]) == expected
     assert recovery["countDisruptions"] is False
 
 
@@ -140,11 +140,11 @@ def test_volume_of_cluster_is_refused_by_its_path() -> None:
 
 
 @pytest.mark.parametrize(
-    ("visible", "found"),
+    ("visible", "expected"),
     [("0,1", ("0", "1")), ("GPU-abc", ("GPU-abc",)), ("", ()), ("-1", ()), (" 3 , 2 ", ("3", "2"))],
 )
-def test_visible_devices_limit_gpus(visible: str, found: tuple[str, ...]) -> None:
-    assert find_gpus({"CUDA_VISIBLE_DEVICES": visible}) == found
+def test_visible_devices_limit_gpus(visible: str, expected: tuple[str, ...]) -> None:
+    assert find_gpus({"CUDA_VISIBLE_DEVICES": visible}) == expected
 
 
 def test_without_drivers_tool_device_files_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,7 +220,7 @@ async def test_log_replaces_message_only_if_configured(
 
 async def test_termination_message_survives_deletion_with_job(cluster: LocalCluster, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
-    heard = []
+    changes = []
     code = f"""
 import os, signal, sys, time
 def stop(*_):
@@ -230,14 +230,14 @@ signal.signal(15, stop)
 open({str(ready)!r}, "w")
 time.sleep(600)
 """
-    cluster.kubelet.on_end = heard.append
+    cluster.kubelet.on_end = changes.append
     await cluster.create(job(code, env=[{"name": "T", "value": "/dev/termination-log"}]))
     await happens(ready.exists)
     cluster.stop()
     await happens(lambda: not cluster.kubelet.busy)
     assert cluster.store.list("Pod") == []
-    (status,) = heard[0]["status"]["containerStatuses"]
-    assert (status["state"]["terminated"]["message"], len(heard)) == ("saved at 7", 1)
+    (status,) = changes[0]["status"]["containerStatuses"]
+    assert (status["state"]["terminated"]["message"], len(changes)) == ("saved at 7", 1)
 
 
 async def test_long_termination_message_keeps_its_end(cluster: LocalCluster) -> None:

@@ -284,19 +284,19 @@ def end(cluster: ServingCluster, name: str, message: str) -> Any:
 
 
 def test_bar_that_redraws_itself_is_line_now_and_then(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[str] = []
-    tail = Tail(lambda: find_logs(folder.logs), lambda file, line: heard.append(line))
+    lines: list[str] = []
+    tail = Tail(lambda: find_logs(folder.logs), lambda file, line: lines.append(line))
     (folder.logs / "attempt-1-pod-0.log").write_text("  0%|   |\r 10%|#  |")
     tail.read()
-    assert heard == []
+    assert lines == []
     monkeypatch.setattr("ddp_operator.local.screen._BAR_SECONDS", 0.0)
     tail.read()
-    assert heard == ["  0%|   |\r 10%|#  |"]
+    assert lines == ["  0%|   |\r 10%|#  |"]
 
 
 def test_tail_hands_on_complete_lines_of_every_attempt_and_pod(folder: RunFolder) -> None:
-    heard: list[tuple[int, int, str]] = []
-    tail = Tail(lambda: find_logs(folder.logs), lambda file, line: heard.append((file.attempt, file.node, line)))
+    lines: list[tuple[int, int, str]] = []
+    tail = Tail(lambda: find_logs(folder.logs), lambda file, line: lines.append((file.attempt, file.node, line)))
     tail.read()
     first, second = (folder.logs / f"attempt-{attempt}-pod-0.log" for attempt in (2, 10))
     with first.open("a") as stream:
@@ -309,4 +309,4 @@ def test_tail_hands_on_complete_lines_of_every_attempt_and_pod(folder: RunFolder
     with first.open("a") as stream:
         stream.write("late\n")
     tail.read()
-    assert heard == [(2, 0, "a"), (2, 0, "bc"), (2, 0, "late"), (10, 0, "new")]
+    assert lines == [(2, 0, "a"), (2, 0, "bc"), (2, 0, "late"), (10, 0, "new")]

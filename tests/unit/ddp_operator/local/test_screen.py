@@ -21,11 +21,13 @@ LOADING = running("Rendezvoused", "False", "WaitingForWorkers", "2/2 pods runnin
 
 
 @pytest.mark.parametrize(
-    ("phase", "what"),
+    ("phase", "description"),
     [("", "importing torch"), ("Starting", "importing torch"), ("WaitingForMaster", "waiting for all pods")],
 )
-def test_line_names_loading_step_before_workers_start(phase: str, what: str) -> None:
-    assert describe_wait(LOADING, Page(launcher_phase=phase), 4, spoken=False) == f"starting 4 processes: {what} …"
+def test_line_names_loading_step_before_workers_start(phase: str, description: str) -> None:
+    assert (
+        describe_wait(LOADING, Page(launcher_phase=phase), 4, spoken=False) == f"starting 4 processes: {description} …"
+    )
 
 
 def test_screen_waits_for_first_output_of_script() -> None:
@@ -41,7 +43,7 @@ def test_reason_for_waiting_precedes_output() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "procs", "one", "everyone"),
+    ("line", "procs", "single", "everyone"),
     [
         ("epoch 1", 1, "epoch 1", "[rank 2] epoch 1"),
         ("[rank4]: 10%\r20%\r", 2, None, "[rank 4] 20%"),
@@ -51,7 +53,7 @@ def test_reason_for_waiting_precedes_output() -> None:
         ("[launcher] preflight: dns 0.0 ms", 1, None, "[rank 2] [launcher] preflight: dns 0.0 ms"),
     ],
 )
-def test_line_has_rank_prefix_only_for_several_ranks(line: str, procs: int, one: str | None, everyone: str) -> None:
+def test_line_has_rank_prefix_only_for_several_ranks(line: str, procs: int, single: str | None, everyone: str) -> None:
     file = LogFile(1, 2, Path("attempt-1-pod-2.log"))
-    assert format_line(line, file, procs, "2") == one
+    assert format_line(line, file, procs, "2") == single
     assert format_line(line, file, procs, "all") == everyone

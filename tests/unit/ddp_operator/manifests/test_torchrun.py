@@ -205,7 +205,7 @@ def test_no_flag_of_torchrun_is_unknown_to_us() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("line", "expected"),
     [
         (["bash", "-c", "torchrun --nproc_per_node=2 train.py"], "torchrun"),
         (["bash", "-ec", "cd /app && exec /opt/bin/torchrun --standalone train.py"], "torchrun"),
@@ -227,5 +227,5 @@ def test_no_flag_of_torchrun_is_unknown_to_us() -> None:
         (["torchrun", "train.py"], None),
     ],
 )  # fmt: skip
-def test_launcher_that_would_start_ranks_of_its_own_is_found(line: list[str], found: str | None) -> None:
-    assert find_nested_launcher(split_user_command(line, [])) == found
+def test_launcher_that_would_start_ranks_of_its_own_is_found(line: list[str], expected: str | None) -> None:
+    assert find_nested_launcher(split_user_command(line, [])) == expected

@@ -73,8 +73,8 @@ class TestFailureInPlace:
         harness = await self.train(self.page(1, category="NCCL", secondary=True, restarts=1), self.page(1))
         assert harness.status.last_failure is not None
         assert (harness.status.last_failure.category, harness.status.restarts.counted) == ("NCCL", 0)
-        told = [event.message for event in harness.cluster.events if event.reason == "RestartedInPlace"]
-        assert told == ["restart, not counted, in the same pods: NCCL (rank 0): NCCL happened"]
+        messages = [event.message for event in harness.cluster.events if event.reason == "RestartedInPlace"]
+        assert messages == ["restart, not counted, in the same pods: NCCL (rank 0): NCCL happened"]
 
     async def test_root_cause_replaces_symptom_of_same_incident_and_not_the_reverse(self) -> None:
         symptom = self.page(1, category="NCCL", secondary=True, restarts=1, time=NOW.timestamp() + 5)
@@ -87,13 +87,13 @@ class TestFailureInPlace:
             return hand_over(pages[int(pod["metadata"]["annotations"][constants.ANNOTATION_COMPLETION_INDEX])], take)
 
         harness.cluster.scrape = scrape  # type: ignore[method-assign]
-        told = []
+        categories = []
         for pages[1] in (self.page(1), self.page(1, **root, restarts=1), self.page(1)):
             harness.clock.advance(11)
             await harness.settle()
             assert harness.status.last_failure is not None
-            told.append(harness.status.last_failure.category)
-        assert told == ["NCCL", "UserError", "UserError"]
+            categories.append(harness.status.last_failure.category)
+        assert categories == ["NCCL", "UserError", "UserError"]
         assert harness.status.restarts.in_place == 0, "the workers have not joined again"
 
     async def test_restart_is_counted_and_reported_as_in_place(self) -> None:

@@ -25,7 +25,7 @@ def health(action: str | None = "Migrate", **named: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("node", "what"),
+    ("node", "description"),
     [
         ({"status": {"conditions": [WELL, XID]}}, "XidCriticalError (GPU 3: XID 79)"),
         ({"status": {"conditions": [{**XID, "status": "False"}]}}, ""),
@@ -36,8 +36,8 @@ def health(action: str | None = "Migrate", **named: Any) -> dict[str, Any]:
         (None, ""),
     ],
 )  # fmt: skip
-def test_configured_condition_is_reported(node: Any, what: str) -> None:
-    assert find_trouble(job(recovery=health()), node) == what
+def test_configured_condition_is_reported(node: Any, description: str) -> None:
+    assert find_trouble(job(recovery=health()), node) == description
     assert find_trouble(job(), node) == ""
 
 

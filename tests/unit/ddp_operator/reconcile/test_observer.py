@@ -43,7 +43,7 @@ class Answers:
         self.asked.append(f"events of {raw['metadata']['name']}")
         return tuple(self.events)
 
-    async def restore_labels(self, *what: Any) -> bool:
+    async def restore_labels(self, *objects: Any) -> bool:
         self.asked.append("labels")
         return False
 
@@ -105,7 +105,7 @@ class TestBudgetOfPages:
         for turn in range(5):
             look.cluster.pages["pod0"] = f"{training}{constants.METRIC_LAUNCHER_RESTARTS} {turn + 1}\n"
             await look.at(*self.PODS, seconds=11 * turn)
-        own = [what for what in look.cluster.asked if what == "page of train-1-0-abcde"]
+        own = [call for call in look.cluster.asked if call == "page of train-1-0-abcde"]
         assert len(own) == 5
         assert len(look.cluster.asked) - len(own) <= MAX_BYTES / 2**20 + 1
         await look.at(*self.PODS, seconds=11 * 6)
@@ -155,7 +155,7 @@ class TestPage:
     async def test_page_of_stopped_pod_is_not_read(self, master: Json) -> None:
         look = Look()
         observation = await look.at(master)
-        assert (observation.page_requested, [what for what in look.cluster.asked if "page" in what]) == (False, [])
+        assert (observation.page_requested, [call for call in look.cluster.asked if "page" in call]) == (False, [])
 
     async def test_of_every_pod_is_read_for_cause_of_new_restart_in_place(self) -> None:
         text = page(phase="Running") + "ddp_launcher_in_place_restarts_total 2\n"

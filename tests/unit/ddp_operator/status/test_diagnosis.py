@@ -35,10 +35,10 @@ def diagnosis(*pods: Any, job: Any = None, seconds: float = 1, replaces: bool = 
     )
 
 
-def blamed(found: Diagnosis | None) -> tuple[int | None, str]:
-    assert found is not None
-    assert found.cause is not None
-    return found.cause.node, found.cause.category
+def blamed(result: Diagnosis | None) -> tuple[int | None, str]:
+    assert result is not None
+    assert result.cause is not None
+    return result.cause.node, result.cause.category
 
 
 class TestNoFailure:
@@ -104,12 +104,12 @@ class TestCause:
         assert blamed(diagnosis(pod, child_pod(0))) == (1, "OOM")
         assert not view_pod(pod).fails_job, "the Job controller would replace it"
 
-    @pytest.mark.parametrize("said", [True, False], ids=["launcher spoke", "nobody spoke"])
-    def test_pod_with_full_disk_is_evicted_and_reported(self, said: bool) -> None:
+    @pytest.mark.parametrize("reported", [True, False], ids=["launcher spoke", "nobody spoke"])
+    def test_pod_with_full_disk_is_evicted_and_reported(self, reported: bool) -> None:
         """It exceeded its own limit, not the node's: no condition reports a disruption, and the attempt counts."""
         words = "Pod ephemeral local storage usage exceeds the total limit of containers 50Mi."
         status = {"reason": "Evicted", "message": words}
-        last = {"code": 85, "message": last_words("Preempted", message="asked to stop by a signal")} if said else {}
+        last = {"code": 85, "message": last_words("Preempted", message="asked to stop by a signal")} if reported else {}
         result = diagnosis(child_pod(1, "Failed", status=status, **last), child_pod(0), replaces=False)
         assert result is not None
         assert result.cause is not None

@@ -25,7 +25,7 @@ def test_message_of_launcher_is_parsed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "kept"),
+    ("text", "kept"),
     [
         ("\x1b[31mred\x1b[0m", "red"),
         ("\x1b[2J\x1b[1;1Hgone", "gone"),
@@ -39,10 +39,10 @@ def test_message_of_launcher_is_parsed() -> None:
         ("größer 数 🙂", "größer 数 "),
     ],
 )
-def test_control_characters_of_pod_are_removed(said: str, kept: str) -> None:
-    end = parse(last_words(message=said, traceback=said, hint=said))
+def test_control_characters_of_pod_are_removed(text: str, kept: str) -> None:
+    end = parse(last_words(message=text, traceback=text, hint=text))
     assert (end.message, end.traceback, end.remedy) == (kept, kept, kept)
-    assert parse(said).message == kept
+    assert parse(text).message == kept
 
 
 @pytest.mark.parametrize(
@@ -152,14 +152,14 @@ def test_numbers_that_no_api_server_would_store_are_dropped(number: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("said", "believed"),
+    ("shift", "believed"),
     [
         (0, True), (-10, True), (-3599, True), (-7200, False), (7200, False),
     ],
 )  # fmt: skip
-def test_launchers_clock_is_trusted_near_kubelets(said: float, believed: bool) -> None:
-    end = parse(last_words("OOM", time=NOW.timestamp() + said))
-    assert end.time == NOW.timestamp() + (said if believed else 0)
+def test_launchers_clock_is_trusted_near_kubelets(shift: float, believed: bool) -> None:
+    end = parse(last_words("OOM", time=NOW.timestamp() + shift))
+    assert end.time == NOW.timestamp() + (shift if believed else 0)
 
 
 @pytest.mark.parametrize("time", [-1, 0, 1e300, 1e18, None])

@@ -300,8 +300,8 @@ class TestBadPage:
         assert time.process_time() - started < 2
 
     def test_text_about_rank_is_plain_and_short(self) -> None:
-        what = "rank 1 is in go\U0001f3d6 (train.py:1)\x1b[31m" + "!" * 300
-        (rank,) = parse_page(f'ddp_launcher_stalled_rank_info{{rank="1",state="Busy",what="{what}"}} 1\n').stalled
+        place = "rank 1 is in go\U0001f3d6 (train.py:1)\x1b[31m" + "!" * 300
+        (rank,) = parse_page(f'ddp_launcher_stalled_rank_info{{rank="1",state="Busy",what="{place}"}} 1\n').stalled
         assert rank.what.startswith("rank 1 is in go (train.py:1)!!!")
         assert len(rank.what) <= 200
 

@@ -391,19 +391,19 @@ class TestLostNode:
         assert "FailureNodeLost" not in [e.reason for e in list_transition_events(status, decision.status)]
 
     @pytest.mark.parametrize(
-        ("last_step", "found"),
+        ("last_step", "expected"),
         [(-9, ("False", "NodeNotReady")), (9, ("True", "Training")), (None, ("Unknown", "NodeNotReady"))],
         ids=["no step since", "steps are made", "steps are not reported"],
     )
     def test_is_in_status_before_its_pod_is_declared_failed(
-        self, last_step: float | None, found: tuple[str, str]
+        self, last_step: float | None, expected: tuple[str, str]
     ) -> None:
         moment = None if last_step is None else NOW + timedelta(seconds=last_step)
         before = run(child_pod(0), child_pod(1), page_text=page(ddp_step=5, phase="Running"))
         status = replace(before.status, progress=Progress(step=5, last_step_time=moment))
         silent = child_pod(1, unready=NOW, node="node-b")
         decision = run(child_pod(0), silent, status=status, seconds=20, nodes={"node-b": NOT_READY})
-        assert state(decision, "Progressing") == found
+        assert state(decision, "Progressing") == expected
         condition = decision.status.condition("Progressing")
         assert condition is not None
         words = (
@@ -411,7 +411,7 @@ class TestLostNode:
         )
         assert words in condition.message
         events = [event.reason for event in list_transition_events(status, decision.status)]
-        assert ("NodeNotReady" in events) is (found[1] == "NodeNotReady")
+        assert ("NodeNotReady" in events) is (expected[1] == "NodeNotReady")
         assert decision.status.nodes.ready == 1
 
     def test_is_inspected_at_once_where_its_pod_is_not_ready(self) -> None:

@@ -421,12 +421,12 @@ class TestProgressAcrossARestart:
         begun = run("", status=self.BEFORE, pods=(going, child_pod(1))).status
         assert (begun.attempt, self.shown(begun)) == (2, (30, "1", 30, 0))
         gone = child_pod(0, "Failed", code=constants.EXIT_PREEMPTED, message=self.SAVED, deleting=True)
-        heard = run("", status=begun, pods=(gone,)).status
-        assert self.shown(heard) == (37, "0.5", 36, 1)
-        assert heard.restarts == begun.restarts
-        assert run("", status=heard, pods=(gone,), seconds=9).status == heard
+        later = run("", status=begun, pods=(gone,)).status
+        assert self.shown(later) == (37, "0.5", 36, 1)
+        assert later.restarts == begun.restarts
+        assert run("", status=later, pods=(gone,), seconds=9).status == later
         # From the first pod of the new attempt on, its own values are shown.
-        own = run(page(phase="Running", ddp_step=36), status=heard, pods=(gone, child_pod(0, attempt=2))).status
+        own = run(page(phase="Running", ddp_step=36), status=later, pods=(gone, child_pod(0, attempt=2))).status
         assert own.progress is not None
         assert own.progress.step == 36
         assert run("", status=own, pods=(gone, child_pod(0, attempt=2))).status.progress == drop_eta(own.progress)
