@@ -47,8 +47,8 @@ def apply(plane: ControlPlane, item: Json) -> None:
     plane.kubectl("create", "-f", "-", stdin=yaml.safe_dump(item))
 
 
-def reason_of(found: Json) -> str:
-    return str((found.get("status") or {}).get("reason"))
+def reason_of(resource: Json) -> str:
+    return str((resource.get("status") or {}).get("reason"))
 
 
 def processes(job: Json) -> str:

@@ -298,11 +298,11 @@ async def test_upgrade_with_other_defaults_changes_no_started_job(
 async def test_quota_of_jobs_that_is_used_up_keeps_none_from_its_profile(
     plane: ControlPlane, actors: ClusterActors, start: Callable[[], OperatorProcess]
 ) -> None:
-    what = "count/ddptrainingjobs.ddp-operator.dev"
-    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": {what: "1"}}}
+    count = "count/ddptrainingjobs.ddp-operator.dev"
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": {count: "1"}}}
     where = f"/api/v1/namespaces/{actors.namespace}/resourcequotas"
     await actors.client.request("POST", where, body=quota, kind="resourcequotas")
-    used = {"status": {"hard": {what: "1"}, "used": {what: "0"}}}  # as its controller writes some time later
+    used = {"status": {"hard": {count: "1"}, "used": {count: "0"}}}  # as its controller writes some time later
     await actors.client.request(
         "PATCH", f"{where}/q/status", body=used, content_type="application/merge-patch+json", kind="resourcequotas"
     )

@@ -53,7 +53,7 @@ def buildah(*arguments: str | Path, timeout: float = 900) -> str:
     return ran.stdout.strip()
 
 
-def download(folder: Path, *wanted: str, architecture: str = "amd64") -> Path:
+def download(folder: Path, *packages: str, architecture: str = "amd64") -> Path:
     """Download wheels of the pinned versions with this Python's pip; skip if it cannot."""
     chosen = [word for name in install.platforms(architecture) for word in ("--platform", name)]
     built_with = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
@@ -62,8 +62,8 @@ def download(folder: Path, *wanted: str, architecture: str = "amd64") -> Path:
         "--dest", folder,
     ]  # fmt: skip
     # PyTorch has no hash, and pip requires hashes for all packages or none.
-    pytorch = [name for name in wanted if name.startswith("torch")]
-    peers = [name for name in wanted if name not in pytorch]
+    pytorch = [name for name in packages if name.startswith("torch")]
+    peers = [name for name in packages if name not in pytorch]
     commands = [[*pip, "--constraint", ROOT / ".ci/constraints.txt", *chosen, *peers, *built_with]]
     if pytorch:
         commands.append([*pip, *chosen, *pytorch])

@@ -211,7 +211,7 @@ def test_long_validation_by_rank_0_is_reported_only(pods: PodsFactory, tmp_path:
     job.until(lambda: heartbeat_age(job) > since + 4, "several more looks, in which pods that agree would act")
     (tmp_path / "enough").touch()
     ended = [job.wait(index) for index in range(2)]
-    assert [one.code for one in ended] == [0, 0], ended[0].log + ended[1].log
+    assert [end.code for end in ended] == [0, 0], ended[0].log + ended[1].log
 
 
 WAITS = "while not os.path.exists('enough'): time.sleep(0.2)"
@@ -257,8 +257,8 @@ print(f"step {step + 1}", flush=True)
     seen: set[str] = set()
 
     def looks() -> int:
-        found = re.search(r'^ddp_step\{rank="0"\} (\S+)$', job.page(), re.M)
-        seen.update(found.groups() if found else ())
+        match = re.search(r'^ddp_step\{rank="0"\} (\S+)$', job.page(), re.M)
+        seen.update(match.groups() if match else ())
         return len(seen)
 
     job.until(lambda: looks() > 20, "steps on the page, and looks of the launcher between them")
@@ -276,8 +276,8 @@ print(f"step {step + 1}", flush=True)
 
 def heartbeat_age(job: LauncherPods) -> float:
     """Return the time since the launcher observed a step, seconds; 0 if the page does not contain it."""
-    found = re.search(r"^ddp_launcher_heartbeat_age_seconds (\S+)$", job.page(), re.M)
-    return float(found[1]) if found else 0.0
+    match = re.search(r"^ddp_launcher_heartbeat_age_seconds (\S+)$", job.page(), re.M)
+    return float(match[1]) if match else 0.0
 
 
 def test_agent_in_exit_barrier_does_not_use_up_grace_period(pods: PodsFactory, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_preflight_measures_all_reduce_and_page_has_results(tmp_path: Path) -> N
         ended = [job.wait(index) for index in (0, 1)]
     finally:
         job.stop()
-    assert [one.code for one in ended] == [0, 0], ended[0].log + ended[1].log
+    assert [end.code for end in ended] == [0, 0], ended[0].log + ended[1].log
     assert " MB/s" in ended[1].log
     for check in ("dns", "tcp", "allreduce"):
         assert f'ddp_launcher_preflight_passed{{check="{check}"}} 1' in page
@@ -62,12 +62,12 @@ def test_preflight_measures_pairs_and_reports_transport(tmp_path: Path) -> None:
         ended = job.run()
     finally:
         job.stop()
-    assert [one.code for one in ended] == [0, 0, 0], ended[0].log
-    for one in ended:
+    assert [end.code for end in ended] == [0, 0, 0], ended[0].log
+    for end in ended:
         assert re.search(
-            r"over Socket, slowest pair of pods (0 and 1|0 and 2|1 and 2): \d+ MB/s$", one.log, re.MULTILINE
+            r"over Socket, slowest pair of pods (0 and 1|0 and 2|1 and 2): \d+ MB/s$", end.log, re.MULTILINE
         )
-        assert "MB/s, below the required 1000000000 MB/s; the median of 3 pairs is " in one.log
+        assert "MB/s, below the required 1000000000 MB/s; the median of 3 pairs is " in end.log
 
 
 def test_probe_finds_store_that_listens_on_the_address_of_its_pod_only(tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ def test_required_network_refuses_sockets(tmp_path: Path) -> None:
         ended = job.run()
     finally:
         job.stop()
-    assert [one.code for one in ended] == [82, 82], ended[0].log
-    assert {one.message["category"] for one in ended} == {"Network"}
+    assert [end.code for end in ended] == [82, 82], ended[0].log
+    assert {end.message["category"] for end in ended} == {"Network"}
     assert ended[0].message["message"] == (
         "the preflight failed: transport: traffic between pods uses Socket (the ranks have no GPU: gloo uses TCP); "
         "spec.network requires IB or RoCE"

@@ -76,7 +76,7 @@ async def test_read_tools_describe_a_run_of_this_machine(tmp_path: Path) -> None
         assert "Succeeded after" in await call(client, "why", name="toy")
         assert "[rank 0] hello of 0" in await call(client, "logs", name=name, lines=20)
         assert await call(client, "usage") == "no job has used a GPU"
-        kinds = [found["kind"] for found in yaml.safe_load_all(await call(client, "render", manifest=text))]
+        kinds = [resource["kind"] for resource in yaml.safe_load_all(await call(client, "render", manifest=text))]
         assert "Job" in kinds
 
         assert "is not a name" in await refuse(client, "status", name="../../etc")

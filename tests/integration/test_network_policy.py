@@ -136,13 +136,13 @@ CLOSED = [
     # The rendezvous has no password: no other pod may reach it.
     *(
         result
-        for who in ("other-job", "neighbour", "impostor", "prometheus", "grafana", "operator", "apiserver")
-        for result in tcp(who, "train-0", ports=(RENDEZVOUS, GLOO))
+        for source in ("other-job", "neighbour", "impostor", "prometheus", "grafana", "operator", "apiserver")
+        for result in tcp(source, "train-0", ports=(RENDEZVOUS, GLOO))
     ),
     *(
         result
-        for who in ("other-job", "neighbour", "impostor", "grafana")
-        for result in tcp(who, "train-0", ports=(METRICS,))
+        for source in ("other-job", "neighbour", "impostor", "grafana")
+        for result in tcp(source, "train-0", ports=(METRICS,))
     ),
     # A training pod reaches nothing else.
     *tcp("train-0", "other-job", "neighbour", "impostor", "prometheus", "operator", ports=(METRICS, GLOO, 8080)),
@@ -184,7 +184,7 @@ def test_only_own_pods_reach_rendezvous() -> None:
     everybody = policies(metricsFrom=[{"namespaceSelector": {}}, {"ipBlock": {"cidr": "0.0.0.0/0"}}])
     reads = tcp("grafana", "train-0", ports=(METRICS,))
     strangers = [name for name in pods() if name not in ("train-0", "train-1")]
-    closed = [result for who in strangers for result in tcp(who, "train-0", ports=(RENDEZVOUS, GLOO))]
+    closed = [result for source in strangers for result in tcp(source, "train-0", ports=(RENDEZVOUS, GLOO))]
     through = probe(build_ruleset(everybody, list(pods().values()), NAMESPACES), [*reads, *OPEN, *closed])
     assert [result for result in (*reads, *OPEN) if not through[result]] == []
     assert [result for result in closed if through[result]] == []

@@ -116,8 +116,8 @@ async def test_deleted_shared_child_is_recreated(server: StandIn, actors: Cluste
         count = len(server.list("ConfigMap"))
         server.remove(kind, name)
         running.operator.sync.nudge()
-        what = f"{kind} {name} is made anew beside the running Job"
-        await actors.until(lambda kind=kind, name=name: actors.get(kind, name), what)
+        event = f"{kind} {name} is made anew beside the running Job"
+        await actors.until(lambda kind=kind, name=name: actors.get(kind, name), event)
         await actors.until(
             lambda count=count: len(server.list("ConfigMap")) == count, "the launcher has an owner again"
         )

@@ -27,8 +27,8 @@ def named(permissions: Mapping[str, Sequence[str]]) -> set[tuple[str, str]]:
     """Return verb and resource of every permission."""
     return {
         (verb, f"{plural(kind)}/{sub}" if sub else plural(kind))
-        for what, verbs in permissions.items()
-        for kind, sub, _ in [split_permission(what)]
+        for resource, verbs in permissions.items()
+        for kind, sub, _ in [split_permission(resource)]
         for verb in verbs
     }
 

@@ -65,8 +65,8 @@ async def serve(pages: Pages) -> AsyncIterator[int]:
         await runner.cleanup()
 
 
-def progressing(found: Any) -> tuple[str, str, str]:
-    for item in found.get("status", {}).get("conditions", ()):
+def progressing(resource: Any) -> tuple[str, str, str]:
+    for item in resource.get("status", {}).get("conditions", ()):
         if item["type"] == "Progressing":
             return item["status"], item["reason"], item["message"]
     return "", "", ""

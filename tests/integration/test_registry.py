@@ -90,10 +90,10 @@ def push(image: Image) -> str:
             time.sleep(0.05)
 
 
-def pull(address: str, what: str, context: ssl.SSLContext | None = None) -> bytes:
+def pull(address: str, content: str, context: ssl.SSLContext | None = None) -> bytes:
     """Return a blob or manifest as another client reads it."""
     headers = {"Accept": _ACCEPT, "Authorization": "Basic " + base64.b64encode(b"ann:secret").decode()}
-    request = urllib.request.Request(f"{address}/v2/team/code/{what}", headers=headers)
+    request = urllib.request.Request(f"{address}/v2/team/code/{content}", headers=headers)
     with urllib.request.urlopen(request, context=context) as response:
         return bytes(response.read())
 
