@@ -111,28 +111,35 @@ async def measure(options: argparse.Namespace, kubeconfig: Path) -> None:
     labels = dict(pair.split("=", 1) for pair in options.label)
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(2 * options.rounds):
-            who = (ours, theirs)[(turn + turn // 2) % 2]  # each is first as often as second
+            contender = (ours, theirs)[(turn + turn // 2) % 2]  # each is first as often as second
             async with a_namespace(kubeconfig, labels) as actors:
                 place = actors.namespace
                 (port,) = free_ports(1)
                 env = {"DDP_OPERATOR_NAMESPACES": place, "DDP_OPERATOR_LEASE_NAME": place}
                 operator = OperatorProcess(kubeconfig, Path(folder) / f"{place}.log", port=port, env=env)
-                running: AbstractContextManager[Any] = operator if who == ours else nullcontext()
+                running: AbstractContextManager[Any] = operator if contender == ours else nullcontext()
                 with running:
                     pid = operator.process.pid if operator.process else options.pid
                     before = cpu_of(pid)
                     load = cpu_of(apiserver)
-                    where = path("DDPTrainingJob", place) if who == ours else f"{JOBSETS}/namespaces/{place}/jobsets"
-                    took[who].append(
-                        await burst(actors, where, training_job if who == ours else job_set, options.burst)
+                    where = (
+                        path("DDPTrainingJob", place) if contender == ours else f"{JOBSETS}/namespaces/{place}/jobsets"
+                    )
+                    took[contender].append(
+                        await burst(actors, where, training_job if contender == ours else job_set, options.burst)
                     )
                     await asyncio.sleep(PAUSE)
-                    spent[who].append(cpu_of(pid) - before)
-                    loads[who].append(cpu_of(apiserver) - load)
-                    if who == ours:
+                    spent[contender].append(cpu_of(pid) - before)
+                    loads[contender].append(cpu_of(apiserver) - load)
+                    if contender == ours:
                         made = difference({}, await calls(operator))
-            print(f"{who}: {took[who][-1]:.2f} s, {spent[who][-1]:.2f} s of CPU, load {os.getloadavg()[0]:.1f}")
-    each = {f"{verb} {what}": value / options.burst for (verb, what, code), value in sorted(made.items()) if code < "3"}
+            cost = f"{took[contender][-1]:.2f} s, {spent[contender][-1]:.2f} s of CPU"
+            print(f"{contender}: {cost}, load {os.getloadavg()[0]:.1f}")
+    each = {
+        f"{verb} {resource}": value / options.burst
+        for (verb, resource, code), value in sorted(made.items())
+        if code < "3"
+    }
     print("calls a job:", ", ".join(f"{name} {value:.2f}" for name, value in each.items() if value > 0.1))
     print(table(f"{options.burst} jobs to all Jobs and Services", took))
     print(ratio(f"{ours} against {theirs}", took[ours], took[theirs]))

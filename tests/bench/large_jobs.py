@@ -98,9 +98,9 @@ class Seen:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    def _on_event(self, kind: str, event: str | None, found: Any) -> None:
-        name = found["metadata"]["name"]
-        status = found.get("status", {})
+    def _on_event(self, kind: str, event: str | None, job: Any) -> None:
+        name = job["metadata"]["name"]
+        status = job.get("status", {})
         self.status[name] = status
         self.times.setdefault((name, status.get("phase", ""), status.get("attempt", 0)), time.perf_counter())
 
@@ -114,7 +114,9 @@ class Seen:
         """Wait until this many resources have had a phase in an attempt. Return when the last one first had it."""
 
         def times() -> list[float]:
-            return [when for (_, what, which), when in self.times.items() if (what, which) == (phase, attempt)]
+            return [
+                when for (_, phase_name, which), when in self.times.items() if (phase_name, which) == (phase, attempt)
+            ]
 
         await until(lambda: len(times()) >= count, 0.05)
         return max(times())
@@ -155,10 +157,10 @@ class UsageMeter:
         status = Path(f"/proc/{self._process.pid}/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
-    def report(self, what: str) -> None:
+    def report(self, title: str) -> None:
         """Print what all programs used."""
         shares = ", ".join(f"{name} {value:.1f}" for name, value in self.others.items() if value > 0.1)
-        print(f"{what}: {self.seconds:.1f} s; CPU seconds: operator {self.cpu:.1f}; of all by name: {shares}")
+        print(f"{title}: {self.seconds:.1f} s; CPU seconds: operator {self.cpu:.1f}; of all by name: {shares}")
         made = ", ".join(f"{verb} {kind} {value:.0f} ({code})" for (verb, kind, code), value in self.calls.items())
         print(f"  the operator's calls: {made}", flush=True)
 

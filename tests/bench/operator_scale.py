@@ -123,11 +123,13 @@ class Bench:
             bare = time.perf_counter() - since
             spent_bare = difference(spent_bare, cpu_seconds())
         writes = count * (1 + len(CHILDREN) + statuses)
-        each = {f"{verb} {what}": value / count for (verb, what, code), value in sorted(made.items()) if code[0] == "2"}
+        each = {
+            f"{verb} {target}": value / count for (verb, target, code), value in sorted(made.items()) if code[0] == "2"
+        }
         print(f"burst of {count} jobs, {writes} writes: operator {ours:.1f} s, bare client {bare:.1f} s")
         listed = ", ".join(f"{name} {value:.2f}" for name, value in each.items() if value > 0.1)
         for name, shares in (("operator", spent), ("bare client", spent_bare)):
-            print(f"CPU seconds, {name}: {', '.join(f'{what} {value:.1f}' for what, value in shares.items())}")
+            print(f"CPU seconds, {name}: {', '.join(f'{program} {value:.1f}' for program, value in shares.items())}")
         print(f"calls a job, dry runs and events included: {listed}")
         self.rows += [
             ScaleRow(f"burst of {count}: writes a second", writes / ours, "1/s", 0, most=False),

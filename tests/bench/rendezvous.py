@@ -147,7 +147,7 @@ class Reports:
                 raise TimeoutError(f"{there} of {needed} in phase {phase} after {limit:.0f} s")
             self._unread += os.read(self.read, 1 << 16)
             *lines, self._unread = self._unread.split(b"\n")
-            self._counts.update((index, what) for index, what in (line.decode().split() for line in lines))
+            self._counts.update((index, name) for index, name in (line.decode().split() for line in lines))
 
 
 def measure(job: Job, limit: float, seconds: float) -> None:

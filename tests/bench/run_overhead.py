@@ -104,8 +104,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 taken[name][0].append(first)
                 taken[name][1].append(wall)
             print(f"{name}: first step {first:.2f} s, end {wall:.2f} s{'' if repeat else ' (warm-up)'}", flush=True)
-    for index, what in enumerate(("time to the first step", "wall time")):
-        print(table(what, {name: figures[index] for name, figures in taken.items()}))
+    for index, interval in enumerate(("time to the first step", "wall time")):
+        print(table(interval, {name: figures[index] for name, figures in taken.items()}))
         print(ratio("ddp run / by hand", taken["ddp run"][index], taken["torchrun by hand"][index]))
 
 

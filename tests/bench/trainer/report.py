@@ -50,12 +50,12 @@ class ContenderRow:
     efficiency: float | None
 
 
-def ratio(one: dict[str, Any], other: dict[str, Any]) -> float:
-    """The ratio of the images/s of ``other`` to those of ``one``: the median over the rounds.
+def ratio(base: dict[str, Any], other: dict[str, Any]) -> float:
+    """The ratio of the images/s of ``other`` to those of ``base``: the median over the rounds.
 
     Turns of one round follow each other, so that a slow phase of the machine affects both.
     """
-    rounds: list[float] = [mine / theirs for mine, theirs in zip(one["rates"], other["rates"], strict=True)]
+    rounds: list[float] = [mine / theirs for mine, theirs in zip(base["rates"], other["rates"], strict=True)]
     return statistics.median(rounds)
 
 
@@ -204,9 +204,9 @@ def communication(everything: Sequence[CaseResult], link: Link | None) -> str:
         if size is None or preset in seen:
             continue
         seen.add(preset)
-        for what, cost in (("ring", ring_seconds), ("server", parameter_server_seconds)):
+        for method, cost in (("ring", ring_seconds), ("server", parameter_server_seconds)):
             costs = "".join(f"{cost(n, size, link) * 1e3:18.1f}" for n in WORLD_SIZES)
-            lines.append(f"  {preset[:20] + ' ' + what:28} {size / 2**20:6.1f} MiB {costs}")
+            lines.append(f"  {preset[:20] + ' ' + method:28} {size / 2**20:6.1f} MiB {costs}")
     return "\n".join(lines)
 
 

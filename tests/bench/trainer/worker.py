@@ -205,8 +205,8 @@ def _link(world: World) -> dict[str, Any] | None:
     measured = probe(world.device)
     if measured is None:
         return None
-    what = "nccl between two GPUs" if world.device.type == "cuda" else "gloo between two processes of this machine"
-    return {"bandwidth": measured[0], "latency": measured[1], "what": what}
+    link = "nccl between two GPUs" if world.device.type == "cuda" else "gloo between two processes of this machine"
+    return {"bandwidth": measured[0], "latency": measured[1], "what": link}
 
 
 def main(path: str) -> None:
