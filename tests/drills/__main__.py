@@ -103,8 +103,8 @@ def run_once(row: DrillRow, session: Session, *, fast: bool) -> None:
     print(f"{row.drill.name}: {word} ({time.monotonic() - since:.0f} s)", flush=True)
 
 
-def _is_chosen(one: Drill, only: Sequence[str] | None, fast: bool) -> bool:
-    return one.name in only if only else one.fast or not fast
+def _is_chosen(drill: Drill, only: Sequence[str] | None, fast: bool) -> bool:
+    return drill.name in only if only else drill.fast or not fast
 
 
 if __name__ == "__main__":

@@ -25,9 +25,9 @@ def _struck(scene: Scene) -> float:
     return float((scene.witness / "struck").read_text())
 
 
-def _expect(run: Running, found: object, wanted: object, what: str) -> None:
-    if found != wanted:
-        raise Perished(f"{what}: {found!r}, not {wanted!r}\n{run.output}")
+def _expect(run: Running, actual: object, expected: object, subject: str) -> None:
+    if actual != expected:
+        raise Perished(f"{subject}: {actual!r}, not {expected!r}\n{run.output}")
 
 
 @drill("exception-once", f"one rank raises an exception before step {STRIKE}, once: restarted in the same pods")

@@ -162,7 +162,7 @@ class Scene:
         words = [line.split() for line in lines if len(line.split()) == 5]
         return [WitnessStep(float(t), int(a), int(r), int(p), int(s)) for t, a, r, p, s in words]
 
-    def until(self, probe: Callable[[], Any], what: str, *, alive: Running | None = None) -> Any:
+    def until(self, probe: Callable[[], Any], event: str, *, alive: Running | None = None) -> Any:
         """Wait until ``probe()`` is true and return it; ``alive`` must run meanwhile."""
         deadline = time.monotonic() + PATIENCE
         while True:
@@ -170,9 +170,9 @@ class Scene:
             if result := probe():
                 return result
             if alive is not None and ended:
-                raise Perished(f"the run ended before {what}\n{alive.output}")
+                raise Perished(f"the run ended before {event}\n{alive.output}")
             if time.monotonic() > deadline:
-                raise Perished(f"never: {what}\n{self.runs[-1].output if self.runs else ''}")
+                raise Perished(f"never: {event}\n{self.runs[-1].output if self.runs else ''}")
             time.sleep(0.01)
 
     def until_step(self, run: Running, step: int = STRIKE, rank: int = 0) -> list[WitnessStep]:

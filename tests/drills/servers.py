@@ -34,12 +34,12 @@ class ServerStage:
         self.actors = actors
         self.operator = operator
 
-    async def until(self, probe: Callable[[], Any], what: str) -> Any:
+    async def until(self, probe: Callable[[], Any], event: str) -> Any:
         """Poll the storage, also during an outage of the server, until a condition holds."""
         deadline = time.monotonic() + PATIENCE
         while not (to_thread := await asyncio.to_thread(probe)):
             if time.monotonic() > deadline or self.operator.process is None or self.operator.process.poll() is not None:
-                raise Perished(f"never: {what}; {self.status()}\n{self.operator.log[-4000:]}")
+                raise Perished(f"never: {event}; {self.status()}\n{self.operator.log[-4000:]}")
             await asyncio.sleep(0.02)
         return to_thread
 
@@ -196,7 +196,7 @@ def _check(here: ServerStage, status: Mapping[str, Any], jobs: list[str], *, att
         raise Perished(f"made {here.jobs()}, not {jobs}; {status}")
     for kind, count in (("Service", 1), ("ConfigMap", 2)):
         if len(here.server.list(kind)) != count:
-            raise Perished(f"left: {[one['metadata']['name'] for one in here.server.list(kind)]}")
+            raise Perished(f"left: {[child['metadata']['name'] for child in here.server.list(kind)]}")
 
 
 def _fail(pod: Json) -> None:

@@ -103,13 +103,13 @@ class Farm(LocalCluster):
             await self._next(changed, f"the end of {name}'s pods")
         del self._waiting[name]
 
-    async def _next(self, changed: asyncio.Event, what: str) -> None:
+    async def _next(self, changed: asyncio.Event, event: str) -> None:
         try:
             async with asyncio.timeout(PATIENCE):
                 await changed.wait()
         except TimeoutError:
             logs = [f"--- {path.name} ---\n{path.read_text()[-2000:]}" for path in self._logs.glob("*.log")]
-            raise AssertionError("\n".join([f"waited in vain for {what}", *logs[-4:]])) from None
+            raise AssertionError("\n".join([f"waited in vain for {event}", *logs[-4:]])) from None
         changed.clear()
 
     def _changed(self, item: Mapping[str, Any], gone: bool) -> None:
@@ -214,14 +214,14 @@ async def _live(actors: ClusterActors, name: str) -> None:
     await actors.delete(constants.KIND, name)
 
 
-async def _until(probe: Any, what: str) -> None:
+async def _until(probe: Any, event: str) -> None:
     deadline = time.monotonic() + PATIENCE
     while True:
         answer = probe()
         if (await answer) if asyncio.iscoroutine(answer) else answer:
             return
         if time.monotonic() > deadline:
-            raise AssertionError(f"waited in vain for {what}")
+            raise AssertionError(f"waited in vain for {event}")
         await asyncio.sleep(0.1)
 
 
