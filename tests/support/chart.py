@@ -63,9 +63,9 @@ def of_kind(objects: list[Object], kind: str) -> list[Object]:
     return [result for result in objects if result["kind"] == kind]
 
 
-def is_test(found: Object) -> bool:
+def is_test(resource: Object) -> bool:
     """Whether an object only lives during `helm test`."""
-    return "helm.sh/hook" in (found["metadata"].get("annotations") or {})
+    return "helm.sh/hook" in (resource["metadata"].get("annotations") or {})
 
 
 def the(objects: list[Object], kind: str) -> Object:

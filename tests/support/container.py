@@ -165,8 +165,8 @@ def _find_programs() -> tuple[dict[str, str], dict[str, str]]:
     return links, shared
 
 
-def _only(found: Object, *known: str) -> None:
-    assert not found.keys() - set(known), f"not translated: {sorted(found.keys() - set(known))}"
+def _only(fields: Object, *known: str) -> None:
+    assert not fields.keys() - set(known), f"not translated: {sorted(fields.keys() - set(known))}"
 
 
 class ContainerProcess(Stoppable):

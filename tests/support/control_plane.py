@@ -244,7 +244,7 @@ class ControlPlane(Stoppable):
             process = subprocess.Popen([binary, *args], stdout=log, stderr=log, cwd=self._folder)
         self._processes.append((name, process))
 
-    def _wait(self, what: str, *kubectl: str) -> None:
+    def _wait(self, event: str, *kubectl: str) -> None:
         deadline = time.monotonic() + START_LIMIT
         while True:
             done = self.kubectl(*kubectl, check=False)
@@ -255,5 +255,5 @@ class ControlPlane(Stoppable):
                     log = (self._folder / f"{name}.log").read_text(errors="replace")
                     raise RuntimeError(f"{name} ended with exit code {process.returncode}:\n{log[-3000:]}")
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{what} did not come up: {done.stderr}")
+                raise RuntimeError(f"{event} did not come up: {done.stderr}")
             time.sleep(0.1)

@@ -32,7 +32,7 @@ def is_being_sent(port: int) -> bool:
     return any(row[2].endswith(f":{port:04X}") and int(row[4].partition(":")[0], 16) for row in rows)
 
 
-async def until(probe: Callable[[], bool], what: str) -> None:
+async def until(probe: Callable[[], bool], event: str) -> None:
     try:
         async with asyncio.timeout(PATIENCE):
             while True:
@@ -40,7 +40,7 @@ async def until(probe: Callable[[], bool], what: str) -> None:
                     return
                 await asyncio.sleep(0.05)
     except TimeoutError:
-        raise SystemExit(f"never happened: {what}") from None
+        raise SystemExit(f"never happened: {event}") from None
 
 
 async def run(*command: str, text: str = "") -> None:
@@ -48,10 +48,10 @@ async def run(*command: str, text: str = "") -> None:
 
 
 async def main(unheard: float | None) -> list[str]:
-    heard: list[str] = []
+    received: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
-        heard.append(f"{request.method} {request.path}")
+        received.append(f"{request.method} {request.path}")
         return web.json_response({})
 
     await run("ip", "link", "set", "lo", "up")
@@ -86,7 +86,7 @@ async def main(unheard: float | None) -> list[str]:
     await client.request("GET", "/after")
     await client.close()
     await runner.cleanup()
-    return heard
+    return received
 
 
 if __name__ == "__main__":

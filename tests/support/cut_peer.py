@@ -23,7 +23,7 @@ def main() -> list[list[str]]:
     client = socket.create_connection(("127.0.0.1", port))
     connection, _ = server.accept()
     client.sendall(b"acknowledged")
-    before = [found.address for found in list_unacknowledged()]
+    before = [connection.address for connection in list_unacknowledged()]
 
     rules = f"table inet cut {{\nchain in {{\ntype filter hook input priority 0\ntcp dport {port} drop\n}}\n}}\n"
     subprocess.run(["nft", "-f", "-"], input=rules, text=True, check=True)
@@ -32,7 +32,7 @@ def main() -> list[list[str]]:
     until = time.monotonic() + PATIENCE
     while not after and time.monotonic() < until:
         time.sleep(0.2)
-        after = [found.address for found in list_unacknowledged()]
+        after = [connection.address for connection in list_unacknowledged()]
     connection.close()
     return [before, after]
 

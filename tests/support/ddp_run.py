@@ -94,16 +94,16 @@ class DdpRun:
         with (self.run_folder / "metrics.csv").open(newline="") as stream:
             return list(csv.DictReader(stream))
 
-    def until(self, probe: Callable[[], Any], what: str) -> Any:
+    def until(self, probe: Callable[[], Any], event: str) -> Any:
         """Wait until ``probe()`` is true while the run continues; return its result."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             ended = self.process.poll() is not None  # read first: the event and the end may follow
             if result := probe():
                 return result
-            assert not ended, f"ended before {what}:\n{self.output}"
+            assert not ended, f"ended before {event}:\n{self.output}"
             time.sleep(0.05)
-        raise AssertionError(f"never happened: {what}\n{self.output}")
+        raise AssertionError(f"never happened: {event}\n{self.output}")
 
     def wait(self) -> int:
         """Wait for the end; return the exit code."""

@@ -148,12 +148,12 @@ class LauncherPods:
         self.start()
         return [self.wait(index) for index in range(self.nodes)]
 
-    def until(self, condition: Callable[[], object], what: str) -> Any:
+    def until(self, condition: Callable[[], object], event: str) -> Any:
         """Poll until the condition holds, and return its value."""
         deadline = time.monotonic() + TIMEOUT
         while not (value := condition()):
             logs = "\n".join(self.log(index) for index in self.running)
-            assert time.monotonic() < deadline, f"never: {what}\n{logs}"
+            assert time.monotonic() < deadline, f"never: {event}\n{logs}"
             time.sleep(0.02)
         return value
 

@@ -130,8 +130,8 @@ def _ports(ports: Sequence[Mapping[str, Any]] | None, owner: NetworkPod | None) 
     return numbers
 
 
-def _only(found: Mapping[str, Any], *known: str) -> None:
-    assert not found.keys() - set(known), f"not translated: {sorted(found.keys() - set(known))}"
+def _only(fields: Mapping[str, Any], *known: str) -> None:
+    assert not fields.keys() - set(known), f"not translated: {sorted(fields.keys() - set(known))}"
 
 
 def run(*command: str, text: str = "") -> None:

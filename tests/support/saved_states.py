@@ -14,12 +14,12 @@ def load(path: Path) -> dict[str, Any]:
     return loaded
 
 
-def same(one: Any, other: Any) -> bool:
+def same(first: Any, other: Any) -> bool:
     """Return whether two states are bitwise equal, including all tensors and types."""
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
-    return bool(one == other)
+    if isinstance(first, torch.Tensor):
+        return first.dtype == other.dtype and torch.equal(first, other)
+    if isinstance(first, dict):
+        return first.keys() == other.keys() and all(same(first[key], other[key]) for key in first)
+    if isinstance(first, list | tuple):
+        return len(first) == len(other) and all(same(a, b) for a, b in zip(first, other, strict=True))
+    return bool(first == other)

@@ -38,13 +38,13 @@ class Trace:
         self._steps: list[dict[str, Any]] = [] if server else json.loads(self._path.read_text())["steps"]
         self._next = 0
 
-    def answer(self, does: str, found: Any, *, view: View = lambda result: result) -> None:
+    def answer(self, does: str, result: Any, *, view: View = lambda result: result) -> None:
         """Record the result of a step at once, or compare it."""
         if self._server:
-            self._steps.append({"do": does, "then": found})
+            self._steps.append({"do": does, "then": result})
         else:
             expected = view(self._recorded(does))
-            assert view(found) == expected, difference(does, expected, view(found))
+            assert view(result) == expected, difference(does, expected, view(result))
 
     async def step(
         self,
@@ -92,9 +92,9 @@ class Trace:
         self._path.write_text(f'{{"kubernetes": {json.dumps(self._server)}, "steps": [\n{lines}\n]}}\n')
 
 
-def difference(does: str, wanted: Any, found: Any) -> str:
+def difference(does: str, recorded: Any, result: Any) -> str:
     """Return the lines in which a result differs from its recording."""
-    old, new = (json.dumps(value, indent=1, sort_keys=True).splitlines() for value in (wanted, found))
+    old, new = (json.dumps(value, indent=1, sort_keys=True).splitlines() for value in (recorded, result))
     lines = difflib.unified_diff(old, new, "recorded", "found", lineterm="", n=1)
     return "\n".join((f"after: {does}", *lines))
 

@@ -70,9 +70,9 @@ def read_record(folder: Path, kind: str) -> list[list[list[int]]]:
 
 
 def interrupting(config: ModelConfig, in_channels: int, num_classes: int) -> nn.Module:
-    """A small ResNet that, if TEST_INTERRUPT is "rank:forward:what", fails before that rank's forward pass.
+    """A small ResNet that, if TEST_INTERRUPT is "rank:forward:fault", fails before that rank's forward pass.
 
-    ``what`` is the name of a signal to its own process, or NAN for outputs that are not numbers. VALIDATION before it
+    ``fault`` is the name of a signal to its own process, or NAN for outputs that are not numbers. VALIDATION before it
     counts the batches of validations instead. TEST_SLOW_DISK makes every fsync take this many seconds.
     """
     model = small_resnet(config, in_channels, num_classes)
@@ -84,11 +84,11 @@ def interrupting(config: ModelConfig, in_channels: int, num_classes: int) -> nn.
             sync(descriptor)
 
         os.fsync = slow_sync
-    rank, forward, what = os.environ.get("TEST_INTERRUPT", "-1:0:").split(":")
+    rank, forward, fault = os.environ.get("TEST_INTERRUPT", "-1:0:").split(":")
     if rank == os.environ.get("RANK", "0"):
         remaining = [int(forward)]
-        training = not what.startswith("VALIDATION")
-        what = what.removeprefix("VALIDATION")
+        training = not fault.startswith("VALIDATION")
+        fault = fault.removeprefix("VALIDATION")
 
         def count(module: nn.Module, inputs: Any, outputs: Tensor) -> Tensor:
             # A single image is the trainer's check before training.
@@ -96,9 +96,9 @@ def interrupting(config: ModelConfig, in_channels: int, num_classes: int) -> nn.
             remaining[0] -= int(counts)
             if remaining[0] or not counts:
                 return outputs
-            if what == "NAN":
+            if fault == "NAN":
                 return outputs * math.nan
-            os.kill(os.getpid(), getattr(signal, what))
+            os.kill(os.getpid(), getattr(signal, fault))
             return outputs
 
         model.register_forward_hook(count)

@@ -61,7 +61,7 @@ class ClusterDriver(ABC):
         """Return the part of a Job's recorded state that equals a real control plane's."""
         return state
 
-    async def until(self, key: Key, ready: Callable[[Snapshot], Any], what: str) -> Snapshot:
+    async def until(self, key: Key, ready: Callable[[Snapshot], Any], event: str) -> Snapshot:
         """Observe until ``ready(snapshot)`` is true and return that snapshot."""
         seen: Snapshot | None = None
         try:
@@ -72,7 +72,7 @@ class ClusterDriver(ABC):
                         return seen
                     await asyncio.sleep(0.02)
         except TimeoutError:
-            raise AssertionError(f"never happened: {what}; last seen: {seen}") from None
+            raise AssertionError(f"never happened: {event}; last seen: {seen}") from None
 
 
 def build_resource(name: str, **spec: Any) -> dict[str, Any]:

@@ -108,7 +108,7 @@ class ClusterActors:
             if exc.status != 404:
                 raise
 
-    async def until(self, probe: Callable[[], Any], what: str) -> Any:
+    async def until(self, probe: Callable[[], Any], event: str) -> Any:
         """Call ``probe`` until it returns something true, and return that."""
         last: Any = None
         try:
@@ -120,9 +120,9 @@ class ClusterActors:
                         return last
                     await asyncio.sleep(POLL)
         except TimeoutError:
-            raise AssertionError(f"never happened: {what}; last seen: {last!r}") from None
+            raise AssertionError(f"never happened: {event}; last seen: {last!r}") from None
 
-    async def resource(self, name: str, ready: Callable[[Object], Any] = bool, what: str = "") -> Object:
+    async def resource(self, name: str, ready: Callable[[Object], Any] = bool, event: str = "") -> Object:
         """Return the custom resource as soon as ``ready(resource)`` is true."""
 
         async def probe() -> Object | None:
@@ -130,7 +130,7 @@ class ClusterActors:
             return result if result is not None and ready(result) else None
 
         try:
-            last: Object = await self.until(probe, what or f"{name} as wanted")
+            last: Object = await self.until(probe, event or f"{name} as wanted")
         except AssertionError as exc:
             raise AssertionError(f"{exc}; it is {await self.get(KIND, name)}") from None
         return last

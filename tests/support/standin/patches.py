@@ -58,18 +58,18 @@ def json_patch(target: Any, operations: list[dict[str, Any]]) -> Any:
 
 
 def _operate(node: Any, last: str, operation: dict[str, Any]) -> None:
-    what = operation["op"]
+    operator = operation["op"]
     value = operation.get("value")
     if isinstance(node, list):
-        if what == "add":
+        if operator == "add":
             node.insert(len(node) if last == "-" else int(last), value)
-        elif what == "remove":
+        elif operator == "remove":
             del node[int(last)]
-        elif what == "replace":
+        elif operator == "replace":
             node[int(last)] = value
-    elif what == "remove":
+    elif operator == "remove":
         del node[last]
-    elif what == "test":
+    elif operator == "test":
         if node.get(last) != value:
             raise ValueError
     else:

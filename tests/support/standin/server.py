@@ -373,10 +373,10 @@ def _keep_template(kind: Kind, before: Object, after: Object) -> None:
 def forbidden(place: RequestTarget, user: str) -> ApiFailure:
     """The refusal of a client without permission."""
     verb, kind, namespace, name, _ = place
-    what = f'{kind.resource} "{name}"' if name else kind.resource
+    subject = f'{kind.resource} "{name}"' if name else kind.resource
     where = "at the cluster scope" if namespace is None else f'in the namespace "{namespace}"'
     does = f'cannot {verb} resource "{place.resource}" in API group "{kind.group}" {where}'
-    return ApiFailure(403, f'{what} is forbidden: User "{user}" {does}')
+    return ApiFailure(403, f'{subject} is forbidden: User "{user}" {does}')
 
 
 def _check_metadata(kind: Kind, before: Object, after: Object) -> None:
