@@ -82,22 +82,22 @@ class TracedJob:
         manifest["spec"] = {key: value for key, value in (manifest["spec"] | changes).items() if value is not None}
         await self._driver.cluster.create(self._driver.dress(manifest))
 
-    async def act(self, what: str, *details: Any) -> None:
+    async def act(self, action: str, *details: Any) -> None:
         """Do one step of a scenario."""
         cluster = self._driver.cluster
         spec = {}
-        if what in ("hold", "free"):
-            await self._driver.let_pods_end(what == "free")
-        elif what == "finish":
+        if action in ("hold", "free"):
+            await self._driver.let_pods_end(action == "free")
+        elif action == "finish":
             await self._driver.finish_pod(JOB, details[0], code=(*details, 0)[1])
-        elif what == "disrupt":
+        elif action == "disrupt":
             await cluster.fail_pod(await self._pod(details[0]), "NodeLost", "the node is gone")
-        elif what == "delete":
+        elif action == "delete":
             meta = (await self._pod(details[0]))["metadata"]
             await cluster.delete("Pod", KEY.namespace, meta["name"], uid=meta["uid"])
-        elif what == "suspend":
+        elif action == "suspend":
             spec = {"suspend": details[0]}
-        elif what == "resize":
+        elif action == "resize":
             spec = {"completions": details[0], "parallelism": details[0]}
         if spec:
             await cluster.patch_job(KEY.namespace, JOB, {"spec": spec})

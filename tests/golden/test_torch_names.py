@@ -44,15 +44,15 @@ class TorchNames(ast.NodeVisitor):
             case ast.Name(id=name):
                 return self._roots.get(name)
             case ast.Attribute(value=owner, attr=name):
-                found = self.resolve(owner)
-                return None if found is None else f"{found}.{name}"
+                full_name = self.resolve(owner)
+                return None if full_name is None else f"{full_name}.{name}"
             case ast.Subscript(value=ast.Attribute(attr="modules"), slice=ast.Constant(value=str(name))):
                 return name if name.split(".")[0] == "torch" else None
             case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(name)), *_]):
                 return name if name.split(".")[0] == "torch" else None
             case ast.Call(func=ast.Name(id="getattr"), args=[owner, ast.Constant(value=str(name)), *_]):
-                found = self.resolve(owner)
-                return None if found is None else f"{found}.{name}"
+                full_name = self.resolve(owner)
+                return None if full_name is None else f"{full_name}.{name}"
         return None
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
@@ -72,10 +72,10 @@ class TorchNames(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _bind(self, targets: list[ast.expr], value: ast.AST) -> None:
-        found = self.resolve(value)
+        full_name = self.resolve(value)
         for target in targets:
-            if found is not None and isinstance(target, ast.Name):
-                self._roots[target.id] = found
+            if full_name is not None and isinstance(target, ast.Name):
+                self._roots[target.id] = full_name
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         self._add(node)
@@ -86,9 +86,9 @@ class TorchNames(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _add(self, node: ast.AST) -> None:
-        found = self.resolve(node)
-        if found is not None:
-            self.names.add(found)
+        full_name = self.resolve(node)
+        if full_name is not None:
+            self.names.add(full_name)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         bases = [self.resolve(base) for base in node.bases]
@@ -167,4 +167,4 @@ def test_launcher_uses_the_listed_names_of_torch(golden: Callable[[str, str], No
     ],
 )  # fmt: skip
 def test_private_name_of_torch_is_found(source: str, name: str) -> None:
-    assert name in {found for found in collect(source) if is_private(found)}
+    assert name in set(filter(is_private, collect(source)))

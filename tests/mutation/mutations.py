@@ -68,8 +68,8 @@ def _head(node: ast.stmt | ast.excepthandler | ast.match_case) -> range:
     return range(first, max(body[0].lineno if body else getattr(node, "end_lineno", first) + 1, first + 1))
 
 
-def _change(node: ast.AST, what: str, target: object, name: str, value: object) -> Mutation:
-    return Mutation(getattr(node, "lineno", 0), what, lambda: setattr(target, name, value))
+def _change(node: ast.AST, description: str, target: object, name: str, value: object) -> Mutation:
+    return Mutation(getattr(node, "lineno", 0), description, lambda: setattr(target, name, value))
 
 
 def _of(node: ast.AST) -> Iterator[Mutation]:
@@ -124,10 +124,10 @@ def _dropped(statements: list[ast.stmt], index: int, node: ast.stmt) -> Iterator
             pass
         case _:
             return
-    what = ast.unparse(node).splitlines()[0][:60]
+    description = ast.unparse(node).splitlines()[0][:60]
     # Still compiled: a function without its only ``super()`` has another shape, and could not be replaced.
     never = ast.If(ast.Constant(False), [node], [])
-    yield Mutation(node.lineno, f"dropped: {what}", lambda: statements.__setitem__(index, never))
+    yield Mutation(node.lineno, f"dropped: {description}", lambda: statements.__setitem__(index, never))
 
 
 def _has_text(node: ast.BinOp) -> bool:

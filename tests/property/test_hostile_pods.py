@@ -71,8 +71,8 @@ hostile_words = st.one_of(
 
 @examples(60)
 @given(hostile_pages)
-def test_any_page_is_read_in_no_time(said: Long) -> None:
-    text = str(said)[:PAGE_LIMIT]
+def test_any_page_is_read_in_no_time(page_text: Long) -> None:
+    text = str(page_text)[:PAGE_LIMIT]
     began = time.process_time()
     page = parse_page(text)
     assert time.process_time() - began < CPU_SECONDS
@@ -83,8 +83,8 @@ def test_any_page_is_read_in_no_time(said: Long) -> None:
 
 @examples(60)
 @given(hostile_words, st.integers(0, 255))
-def test_any_termination_message_is_parsed_quickly(said: Long, code: int) -> None:
-    text = str(said)
+def test_any_termination_message_is_parsed_quickly(message: Long, code: int) -> None:
+    text = str(message)
     began = time.process_time()
     end = parse_termination(code, "Error", text)
     assert time.process_time() - began < CPU_SECONDS

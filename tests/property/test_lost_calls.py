@@ -65,17 +65,19 @@ def undisturbed(scenario: Scenario) -> tuple[Any, list[str]]:
     return end_of(sim), sim.calls
 
 
-def check(scenario: Scenario, wanted: Any, sim: OperatorSimulation, what: str, *, besides: Sequence[Any] = ()) -> None:
+def check(
+    scenario: Scenario, expected: Any, sim: OperatorSimulation, fault: str, *, besides: Sequence[Any] = ()
+) -> None:
     """Compare the ends of a scenario. ``besides``: late writes, some of which may replace others."""
     result = end_of(sim)
-    more = list((Counter(result["made"]) - Counter(wanted["made"])).elements())
+    more = list((Counter(result["made"]) - Counter(expected["made"])).elements())
     if besides and not Counter(more) - Counter(besides):
         result["made"] = sorted((Counter(result["made"]) - Counter(more)).elements())
-    for part, value in wanted.items():
-        assert result[part] == value, f"{scenario.__name__}: {part} differs after {what}"
-    assert sim.kueue is None or not sim.kueue.bypassed(), f"{scenario.__name__}: let run past Kueue after {what}"
+    for part, value in expected.items():
+        assert result[part] == value, f"{scenario.__name__}: {part} differs after {fault}"
+    assert sim.kueue is None or not sim.kueue.bypassed(), f"{scenario.__name__}: let run past Kueue after {fault}"
     twice = [reason for reason in set(sim.events) - {"lost"} if sim.events.count(reason) > 4]
-    assert not twice, f"{scenario.__name__}: Events again and again after {what}: {twice}"
+    assert not twice, f"{scenario.__name__}: Events again and again after {fault}: {twice}"
 
 
 @each_scenario
@@ -107,11 +109,11 @@ def test_deposed_operator_changes_nothing_when_it_resumes(scenario: Scenario, fe
     tries = [(number, after) for number in range(1, len(calls) + 1) for after in WAKES]
     for number, after in tries[SCENARIOS.index(scenario) :: 1 if THOROUGH else 211]:
         sim = play(scenario, stop_at=number, fence=fence, wake_after=after, stale_passes=2)
-        what = f"standing still at call {number}, {calls[number - 1]}, and going on after {after} more"
+        fault = f"standing still at call {number}, {calls[number - 1]}, and going on after {after} more"
         assert sim.lives >= 3
-        check(scenario, expected, sim, what, besides=list(sim.late_writes.values()))
+        check(scenario, expected, sim, fault, besides=list(sim.late_writes.values()))
         writes = [call for call in sim.late if not call.startswith(("get", "list"))]
-        assert fence == "open" or len(writes) <= (fence == "late"), f"{scenario.__name__}: {writes} after {what}"
+        assert fence == "open" or len(writes) <= (fence == "late"), f"{scenario.__name__}: {writes} after {fault}"
         tally("operator deposed at a call")
 
 
