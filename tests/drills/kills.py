@@ -119,7 +119,7 @@ def stop_rank(scene: Scene) -> DrillOutcome:
     struck = float((scene.witness / "struck").read_text())
     if not run.said(r"the process of rank 1 is stopped \(SIGSTOP\)"):
         raise Perished(f"the stopped rank is not named\n{run.output}")
-    if "ending the workers because of the hang" in run.logs()["attempt-1-pod-0"]:
+    if "killing the workers because of the hang" in run.logs()["attempt-1-pod-0"]:
         raise Perished(f"pod 0 has ended the wait before the pod to blame\n{run.output}")
     scene.check_state()
     return check_lost(scene.recovery(struck, floor="ranks", waits=stall, note="floor with stallSeconds 4"))

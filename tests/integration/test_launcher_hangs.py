@@ -148,8 +148,8 @@ def test_rank_stopped_before_first_page_is_named_by_its_pod(pods: PodsFactory) -
     first, second = job.run()
     assert (first.code, second.code) == (0, 0), first.log + second.log
     assert "the process of rank 1 is stopped (SIGSTOP)" in second.log
-    assert "ending the workers because of the hang" in second.log
-    assert "ending the workers because of the hang" not in first.log
+    assert "killing the workers because of the hang" in second.log
+    assert "killing the workers because of the hang" not in first.log
 
 
 # Two ranks without an exporter: the launcher reads their steps from rank 0's lines.

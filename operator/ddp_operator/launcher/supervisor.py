@@ -220,7 +220,7 @@ class Supervisor:
     def _wait_for_master(self, channel: Any) -> None:
         port = None if self.pod.node == 0 else self.pod.port
         timeout = self.pod.join_timeout_seconds
-        problem = wait_for_master(self.pod.master, port, timeout, self._unreachable.note_master)
+        problem = wait_for_master(self.pod.master, port, timeout, self._unreachable.record_master)
         self._master_checks.append(_MasterCheck(channel, problem))
         os.write(self._wake_end, b"\0")
 

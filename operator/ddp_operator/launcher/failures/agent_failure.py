@@ -1,4 +1,4 @@
-"""Failures that no worker caused: of torchrun's agent, and of what the launcher itself could not do for the workers."""
+"""Failures that no worker caused: of torchrun's agent, and of the launcher's own tasks for the workers."""
 
 import sys
 import time
@@ -37,16 +37,16 @@ _RETRYABLE: Final = EXIT_CODES[EXIT_RETRYABLE]
 
 
 class AgentEnd(NamedTuple):
-    """How torchrun's agent ended by its own report, or why the launcher ended it; empty where it reported nothing."""
+    """The end of torchrun's agent by its own report, or the launcher's reason to end it; empty without a report."""
 
     result: str = ""
     """``ok``, ``failed`` (workers failed), ``signal`` or ``error``."""
     failure: Optional[Failure] = None
-    """Of the result ``error``."""
+    """The failure, if the result is ``error``."""
 
     @property
     def reason(self) -> str:
-        """The error by the name of its type; empty where there is none."""
+        """The type name of the error; empty without one."""
         return self.failure.exception_type if self.failure is not None else ""
 
 
@@ -57,7 +57,7 @@ class ArgumentError(KnownFailure):
         super().__init__("torchrun refused its arguments", FATAL, FLAGS_REMEDY)
 
 
-class _Judgement(NamedTuple):
+class _Verdict(NamedTuple):
     outcome: Outcome
     message: str
     remedy: str
@@ -68,52 +68,50 @@ def examine_agent_error(pod: Pod, error: BaseException) -> Failure:
     known = describe(error)
     name = known["type"]
     if isinstance(error, KnownFailure):
-        verdict = _Judgement(error.outcome, known["message"], error.remedy)
+        verdict = _Verdict(error.outcome, known["message"], error.remedy)
     else:
         verdict = _judge_torchrun_error(pod, name, known["message"])
     return replace(_build_failure(pod, name, verdict), traceback=known["traceback"])
 
 
-def _judge_torchrun_error(pod: Pod, name: str, message: str) -> _Judgement:
+def _judge_torchrun_error(pod: Pod, name: str, message: str) -> _Verdict:
     master = f"{pod.master}:{pod.port}"
     text = f"{name}: {message}"
     if name == "RendezvousTimeoutError":
         limit = f"within {pod.join_timeout_seconds:g} s"
-        return _Judgement(
-            _PEER_LOST, f"not all {pod.nodes} pods joined the rendezvous at {master} {limit}", JOIN_REMEDY
-        )
+        return _Verdict(_PEER_LOST, f"not all {pod.nodes} pods joined the rendezvous at {master} {limit}", JOIN_REMEDY)
     if name.startswith("Rendezvous") or is_lost_rendezvous(text):
-        return _Judgement(_PEER_LOST, f"lost the rendezvous at {master}: {text}", NETWORK.remedy)
+        return _Verdict(_PEER_LOST, f"lost the rendezvous at {master}: {text}", NETWORK.remedy)
     if name == "ModuleNotFoundError":
-        return _Judgement(FATAL, f"{sys.executable} cannot run torchrun: {message}", TORCH_REMEDY)
-    return _Judgement(_RETRYABLE, f"torchrun failed: {text}", find_advice(text))
+        return _Verdict(FATAL, f"{sys.executable} cannot run torchrun: {message}", TORCH_REMEDY)
+    return _Verdict(_RETRYABLE, f"torchrun failed: {text}", find_advice(text))
 
 
 def examine_agent_exit(pod: Pod, status: int) -> Failure:
     """Return the failure of an agent that ended without a report. ``status``: negative for a signal."""
     outcome = classify(WorkerEnd(status), oom_killed=count_oom_kills() > pod.oom_kills)
     message = f"torchrun's agent {describe_exit(status)}"
-    return _build_failure(pod, "", _Judgement(outcome, message, CATEGORIES[outcome.category].remedy))
+    return _build_failure(pod, "", _Verdict(outcome, message, CATEGORIES[outcome.category].remedy))
 
 
 def build_absence_failure(pod: Pod, problem: str) -> Failure:
-    """Return the failure of a pod that has not reached pod 0. ``problem``: of the last try."""
+    """Return the failure of a pod that has not reached pod 0. ``problem``: of the last attempt."""
     message, remedy = describe_absence(pod, problem)
-    return _build_failure(pod, MASTER_NOT_FOUND, _Judgement(_PEER_LOST, message, remedy))
+    return _build_failure(pod, MASTER_NOT_FOUND, _Verdict(_PEER_LOST, message, remedy))
 
 
 def build_store_failure(pod: Pod, problem: str, message: str) -> Failure:
     """Return the failure of a pod without its checkpoints. ``problem``: one of STORE_PROBLEMS."""
     if problem == SUPERSEDED:
-        verdict = _Judgement(_PEER_LOST, message, SUPERSEDED_REMEDY)
+        verdict = _Verdict(_PEER_LOST, message, SUPERSEDED_REMEDY)
     elif problem == UNUSABLE:
-        verdict = _Judgement(FATAL, message, STORE_REMEDY)
+        verdict = _Verdict(FATAL, message, STORE_REMEDY)
     else:
-        verdict = _Judgement(Outcome(NETWORK.name, EXIT_RETRYABLE), message, STORE_REMEDY)
+        verdict = _Verdict(Outcome(NETWORK.name, EXIT_RETRYABLE), message, STORE_REMEDY)
     return _build_failure(pod, problem, verdict)
 
 
-def _build_failure(pod: Pod, name: str, verdict: _Judgement) -> Failure:
+def _build_failure(pod: Pod, name: str, verdict: _Verdict) -> Failure:
     outcome = verdict.outcome
     return Failure(
         category=outcome.category,

@@ -72,9 +72,9 @@ class InPlaceRestarts:
         self.count = 0
         self._spent = 0  # restarts after failures, which count against the budget
         self.reason = ""  # of the last restart
-        self.last_failure: Optional[Failure] = None  # that the last restart followed
+        self.last_failure: Optional[Failure] = None  # before the last restart
         self.failures: Sequence[Failure] = ()
-        self._free = False  # whether the restart after them does not count
+        self._caused_by_peers = False  # then the restart after them does not count
         self._needs_new_pods = False
         self.repeated = False  # whether the last failure repeats an earlier one
         self.failed_step: Optional[float] = None  # step at that failure
@@ -89,20 +89,20 @@ class InPlaceRestarts:
     def observe(self, failures: Sequence[Failure], *, free: bool, run_step: Optional[float] = None) -> bool:
         """Record failures of workers. Returns whether a restart in the same pod may help and is within the budget.
 
-        ``free``: other pods caused them. ``run_step``: the last step that pod 0 has shared, for a pod whose own ranks
-        report none. Where a pod sees only secondary failures, the pod whose rank failed first decides, and pod 0 where
-        there is none, since it knows the run's step best.
+        ``free``: other pods caused them, so the restart is not counted. ``run_step``: the last step that
+        pod 0 has shared, for a pod whose own ranks report none. If a pod has only secondary failures, the pod of the
+        rank that failed first decides; without such a pod, pod 0 decides, because it knows the run's step best.
         """
         if any(is_unexplained_crash(failure) for failure in failures):
-            time.sleep(_SECONDS_TO_SETTLE)  # the ranks' last lines are still on their way
+            time.sleep(_SECONDS_TO_SETTLE)  # the ranks' last lines may not have arrived
             failures = [
                 add_last_lines(self._pod, failure) if is_unexplained_crash(failure) else failure for failure in failures
             ]
         self.failures = failures
-        self._free = free
+        self._caused_by_peers = free
         root_cause = find_root_cause(failures)
         if self._metrics.reads_log:
-            time.sleep(_SECONDS_TO_SETTLE)  # a rank's last lines are still on their way to its page
+            time.sleep(_SECONDS_TO_SETTLE)  # a rank's last lines may not have reached its page
         self.failed_step = self._metrics.step(root_cause.local_rank or 0)
         step = run_step if self.failed_step is None else self.failed_step
         counted = self._metrics.count_steps(root_cause.local_rank or 0)
@@ -126,13 +126,13 @@ class InPlaceRestarts:
 
         killed_for_memory = root_cause.category == OOM.name and root_cause.exit_code == _KILLED
         decides = self._pod.node == 0 or not root_cause.secondary
-        stands_still = decides and self._recurrence.without_progress > limit
-        return stands_still or killed_for_memory or root_cause.category == CUDA.name
+        is_without_progress = decides and self._recurrence.without_progress > limit
+        return is_without_progress or killed_for_memory or root_cause.category == CUDA.name
 
     def count_in_place(self, stalled: Optional[str]) -> None:
-        """Count a restart by torchrun. ``stalled``: what a stalled rank did, where that is known."""
+        """Count a restart by torchrun. ``stalled``: the activity of a stalled rank, if known."""
         self.count += 1
-        if self.failures and not self._free:
+        if self.failures and not self._caused_by_peers:
             self._spent += 1
         self.reason = find_root_cause(self.failures).message if self.failures else stalled or _PEERS_MOVE
 
@@ -153,8 +153,8 @@ class InPlaceRestarts:
 
     def read_final_failures(self, *, running: bool) -> list[Failure]:
         """Return the failures of workers that no restart follows; the agent may still be ending the other workers."""
-        # After a restart the error files are of the former workers until the new ones run. Without a restart they are
-        # of the current workers, also where the agent has not yet reported that it started them.
+        # After a restart the error files belong to the former workers until the new ones run. Without a restart they
+        # belong to the current workers, even before the agent reports that it has started them.
         failures = read_recorded_failures(self._pod) if running or not self.count else []
         is_fatal = any(failure.container_exit_code == EXIT_USER_ERROR for failure in failures)
         return failures if is_fatal or self.repeated or self._needs_new_pods or self.left <= 0 else []

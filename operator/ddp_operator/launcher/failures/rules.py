@@ -37,12 +37,12 @@ _PORT_IN_USE: Final = re.compile("in use|EADDRINUSE")
 
 
 class WorkerEnd(NamedTuple):
-    """How a worker ended, as torchrun and the worker's own error file report it."""
+    """The end of a worker, from torchrun's report and the worker's error file."""
 
     exit_code: int
     """Negative: the number of the signal that killed it."""
     exception_type: str = ""
-    """With its module, such as ``torch.OutOfMemoryError``; empty where there is no exception."""
+    """With its module, such as ``torch.OutOfMemoryError``; empty without an exception."""
     message: str = ""
     traceback: str = ""
     time: float = 0.0
@@ -117,7 +117,7 @@ def _cannot_start(end: WorkerEnd, facts: PodFacts) -> bool:
     return end.exception_type in AT_START or lacks_module
 
 
-def _is_any(end: WorkerEnd, facts: PodFacts) -> bool:
+def _matches_any_end(end: WorkerEnd, facts: PodFacts) -> bool:
     return True
 
 
@@ -143,7 +143,7 @@ RULES: Final = (
     FailureRule(_is_communication_error, _judge_communication_error),
     FailureRule(_is_cuda_error, _always(_CUDA_ERROR)),
     FailureRule(_cannot_start, _always(FATAL)),
-    FailureRule(_is_any, _always(SCRIPT_ERROR)),
+    FailureRule(_matches_any_end, _always(SCRIPT_ERROR)),
 )
 """In order: the first rule that applies decides."""
 

@@ -1,4 +1,4 @@
-"""How a pod ended: its failure, the termination message, and the last lines of its log."""
+"""The end of a pod: its failure, the termination message, and the last lines of its log."""
 
 import os
 import time
@@ -17,7 +17,7 @@ from .restarts import InPlaceRestarts
 from .text import UPLOAD_REMEDY, format_failure
 from .worker_failure import add_last_lines, find_root_cause, read_recorded_failures, to_shell_exit_code
 
-_LAST_FAILURE_LIMIT: Final = 1500  # bytes, of those of the whole termination message
+_LAST_FAILURE_LIMIT: Final = 1500  # bytes of the termination message
 # Reasons for which the launcher itself ended the agent, whose exit code then has no meaning.
 _ENDED_BY_LAUNCHER: Final = (MASTER_NOT_FOUND, *STORE_PROBLEMS)
 _NOTHING: Final[Mapping[str, Any]] = {}
@@ -94,30 +94,30 @@ def conclude(
         pod_index=pod.node, exit_code=EXIT_OK, time=time.time(), restarts=restarts.count, progress=progress
     )
     if succeeded and unsaved:
-        return finish(_fail_unsaved(pod_end, unsaved))
+        return finish(_build_unsaved_failure(pod_end, unsaved))
     if succeeded:
         completed = replace(pod_end, progress=complete_progress(progress))
-        return finish(completed, _describe_success(pod, restarts))
+        return finish(completed, _collect_success_members(pod, restarts))
 
     has_store_problem = end.reason in STORE_PROBLEMS
     if stopped and not final and not has_store_problem:
-        return finish(_fail_stopped(pod_end, unsaved))
+        return finish(_build_stop_failure(pod_end, unsaved))
 
     # An agent that lost its store may have ended before it reported the failures of its workers.
     failures = final or restarts.failures or read_recorded_failures(pod)
     if failures and not has_store_problem:
-        return finish(_fail_with_worker(pod, failures, restarts, metrics, progress))
-    return finish(_fail_with_agent(pod, end, status, restarts, progress))
+        return finish(_build_worker_failure(pod, failures, restarts, metrics, progress))
+    return finish(_build_agent_failure(pod, end, status, restarts, progress))
 
 
-def _describe_success(pod: Pod, restarts: InPlaceRestarts) -> dict[str, Any]:
+def _collect_success_members(pod: Pod, restarts: InPlaceRestarts) -> dict[str, Any]:
     extra: dict[str, Any] = dict(measure_groups(pod))
     if restarts.last_failure is not None:  # for an operator that has not read the page since
         extra["lastFailure"] = encode_message(restarts.last_failure.to_json(), _LAST_FAILURE_LIMIT).decode()
     return extra
 
 
-def _fail_unsaved(pod_end: Failure, unsaved: str) -> Failure:
+def _build_unsaved_failure(pod_end: Failure, unsaved: str) -> Failure:
     return replace(
         pod_end,
         category=NETWORK.name,
@@ -128,7 +128,7 @@ def _fail_unsaved(pod_end: Failure, unsaved: str) -> Failure:
     )
 
 
-def _fail_stopped(pod_end: Failure, unsaved: str) -> Failure:
+def _build_stop_failure(pod_end: Failure, unsaved: str) -> Failure:
     return replace(
         pod_end,
         category=EXIT_CODES[EXIT_PREEMPTED].category,
@@ -138,7 +138,7 @@ def _fail_stopped(pod_end: Failure, unsaved: str) -> Failure:
     )
 
 
-def _fail_with_worker(
+def _build_worker_failure(
     pod: Pod,
     failures: Sequence[Failure],
     restarts: InPlaceRestarts,
@@ -154,7 +154,7 @@ def _fail_with_worker(
     return failure
 
 
-def _fail_with_agent(
+def _build_agent_failure(
     pod: Pod, end: AgentEnd, status: int, restarts: InPlaceRestarts, progress: Mapping[str, float]
 ) -> Failure:
     failure = end.failure or examine_agent_exit(pod, status)

@@ -1,4 +1,4 @@
-"""Texts of failures for people: the one line that describes a failure, and what to do about it.
+"""Texts of failures for users: the line that describes a failure, and its remedy.
 
 The only module with such texts, for the launcher and the operator. The default remedy of a category is in
 ``failure_table``. docs/troubleshooting.md prints the tables of both.
@@ -192,7 +192,7 @@ CRASH_REMEDY: Final = "it crashed in native code of a library or a kernel; the l
 
 
 def find_advice(text: str) -> str:
-    """Return the remedy for an error by its message; empty where none is known."""
+    """Return the remedy for an error by its message; empty if none is known."""
     return next((advice.remedy for advice in ADVICE if advice.pattern.search(text)), "")
 
 
@@ -233,7 +233,7 @@ def is_native_crash(exit_code: int) -> bool:
 
 
 def advise_on_output(text: str, exit_code: int) -> str:
-    """Return the remedy for a program without an exception by its last lines; empty where none is known."""
+    """Return the remedy for a program without an exception by its last lines; empty if none is known."""
     if is_usage(text, exit_code):
         return ARGUMENTS_REMEDY
     is_silent = exit_code not in EXIT_CODES and not find_signal(exit_code)
@@ -273,7 +273,7 @@ def _find_number(exit_code: int) -> int:
 
 
 def find_signal(exit_code: int) -> int:
-    """Return the number of the signal that killed a process; 0 where none did."""
+    """Return the number of the signal that killed a process; 0 if none did."""
     killed = exit_code < 0 or 128 < exit_code < _SIGNALS_END
     return _find_number(exit_code) if killed else 0
 
@@ -294,8 +294,8 @@ def describe_worker_failure(exit_code: int, exception_type: str, message: str, t
     if exception_type == HANG.name:
         return message
     if exception_type in ("", "SystemExit"):
-        exit_in_words = f"worker {describe_exit(exit_code)}"
-        return exit_in_words if message in ("", str(exit_code)) else f"{exit_in_words}: {message}"
+        exit_text = f"worker {describe_exit(exit_code)}"
+        return exit_text if message in ("", str(exit_code)) else f"{exit_text}: {message}"
 
     name = exception_type.rpartition(".")[2]
     if message:
@@ -308,7 +308,7 @@ def describe_worker_failure(exit_code: int, exception_type: str, message: str, t
 
 
 def describe_early_exit(ranks: Sequence[int], pods: int) -> str:
-    """Return the text about peers that had ended before a rank still needed them, to which its own failure is added."""
+    """Return the text about peers that ended although a rank still needed them; the rank's own failure follows it."""
     if ranks:
         names = ", ".join(str(rank) for rank in ranks)
         peers = f"rank{'s' if len(ranks) > 1 else ''} {names}"
@@ -330,7 +330,7 @@ def format_place(places: Iterable[tuple[str, Any]]) -> str:
 
 
 def describe_absence(pod: Pod, problem: str) -> tuple[str, str]:
-    """Return the message and the remedy for a pod 0 that was not reached. ``problem``: of the last try."""
+    """Return the message and the remedy for a pod 0 that was not reached. ``problem``: of the last attempt."""
     master = f"{pod.master}:{pod.port}"
     after = f"{pod.join_timeout_seconds:g} s"
     if problem == UNRESOLVED:

@@ -1,4 +1,4 @@
-"""Failures of workers: read what a worker left behind, classify it once, and find the root cause among several.
+"""Failures of workers: read a worker's error file, classify it once, and find the root cause among several.
 
 A worker's exception is in its error file (``tracebacks.record_exception``); torchrun reports its exit code.
 """
@@ -93,7 +93,7 @@ def complete_worker_end(reported: WorkerEnd, error: Mapping[str, Any]) -> Worker
 
 
 def unwrap_helper_error(exception_type: str, message: str) -> tuple[str, str]:
-    """Return type and message of the error in a helper process; of any other error its own.
+    """Return type and message of the error in a helper process; those of any other error unchanged.
 
     A script that exits with such a message keeps the type SystemExit.
     """
@@ -171,14 +171,14 @@ def _find_evidence(end: WorkerEnd) -> str:
 
 
 def build_signature(end: WorkerEnd, outcome: Outcome) -> str:
-    """Return what repetitions of a failure of the script share; empty for a failure that is not the script's.
+    """Return the signature of a script's failure, equal for its repetitions; empty for failures of another origin.
 
-    It is the exception and its innermost place in the script's own code, or the exit code where there is no exception.
+    It is the exception and its innermost place in the script's own code, or the exit code if there is no exception.
     """
     code = end.exit_code
     exception_type = end.exception_type
     if outcome.secondary or not CATEGORIES[outcome.category].own or code in EXIT_CODES:
-        return ""  # the script itself chose what follows by one of the launcher's exit codes
+        return ""  # the script chose the reaction by one of the launcher's exit codes
 
     number = -code if code < 0 else code - 128
     if not exception_type and number > 0:
@@ -201,14 +201,14 @@ def to_shell_exit_code(exit_code: int) -> int:
 
 
 def is_unexplained_crash(failure: Failure) -> bool:
-    """Return whether native code ended a rank of which nothing but the signal is known."""
+    """Return whether native code ended a rank and only the signal is known."""
     return not failure.exception_type and failure.exit_code is not None and is_native_crash(failure.exit_code)
 
 
 def add_last_lines(pod: Pod, failure: Failure) -> Failure:
     """Return a failure without an exception, completed by the last lines that the rank wrote to its output.
 
-    A traceback in them classifies it: where a shell runs Python there is no other evidence.
+    A traceback in them classifies it: if a shell runs Python, there is no other evidence.
     """
     local_rank = failure.local_rank
     exit_code = failure.exit_code
@@ -247,7 +247,7 @@ def find_root_cause(failures: Sequence[Failure]) -> Failure:
 
 
 def read_recorded_failures(pod: Pod) -> list[Failure]:
-    """Return the failures of which workers have left an error file, also where torchrun has not reported them."""
+    """Return the failures of workers that have written an error file, also before torchrun reports them."""
     try:
         names = os.listdir(_errors_folder(pod))
     except OSError:

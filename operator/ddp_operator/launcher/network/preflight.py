@@ -56,7 +56,7 @@ class PreflightError(KnownFailure):
 
 
 def _find_category(problems: Mapping[str, str], report: PreflightReport) -> Category:
-    """Return NCCL where NCCL itself failed, or where its log names no transport."""
+    """Return NCCL if NCCL itself failed or its log names no transport; otherwise NETWORK."""
     by_nccl = "allreduce" in problems and report.nccl_failed
     unnamed = "transport" in problems and report.transport is None
     return NCCL if by_nccl or unnamed else NETWORK
@@ -80,7 +80,7 @@ def find_partners(pod: Pod) -> list[tuple[str, int]]:
     return partners
 
 
-def try_dns(hosts: Iterable[str]) -> float:
+def measure_dns(hosts: Iterable[str]) -> float:
     """Resolve names. Returns the longest time, seconds. Raises: OSError that names the host."""
     seconds = 0.0
     for host in hosts:
@@ -89,7 +89,7 @@ def try_dns(hosts: Iterable[str]) -> float:
     return seconds
 
 
-def try_tcp(partners: Iterable[tuple[str, int]]) -> float:
+def measure_tcp(partners: Iterable[tuple[str, int]]) -> float:
     """Connect. Returns the longest time, seconds. Raises: OSError that names the address."""
     seconds = 0.0
     for host, port in partners:
@@ -121,9 +121,9 @@ def run_preflight(
     for check in plan.checks:
         try:
             if check == "dns" and partners:
-                report.seconds[check] = try_dns(host for host, _ in partners)
+                report.seconds[check] = measure_dns(host for host, _ in partners)
             elif check == "tcp" and partners:
-                report.seconds[check] = try_tcp(partners)
+                report.seconds[check] = measure_tcp(partners)
         except OSError as error:
             report.problems[check] = str(error)
 
@@ -145,7 +145,7 @@ def run_preflight(
 
 
 def _find_problems(result: ProbeResult, plan: PreflightConfig, *, across_machines: bool) -> dict[str, str]:
-    """Return by check where the measurements miss the requirements."""
+    """Return the violated requirements by check."""
     problems = {}
     if result.rate < plan.min_bytes_per_second:
         required = _format_rate(plan.min_bytes_per_second)
@@ -160,7 +160,7 @@ def _find_problems(result: ProbeResult, plan: PreflightConfig, *, across_machine
 
 
 def _check_transport(result: ProbeResult, plan: PreflightConfig, *, across_machines: bool) -> str:
-    """Return how the transport between pods violates spec.network; empty if it does not."""
+    """Return the violation of spec.network by the transport between pods; empty if there is none."""
     if not result.transport:
         if plan.require and across_machines:
             return "NCCL's log does not name the transport, which spec.network.require needs"

@@ -18,7 +18,7 @@ _SECONDS = 60.0
 _SECONDS_TO_FINISH = 10.0  # beyond the timeouts of the operations
 _BYTES = {"gloo": 4 << 20, "nccl": 64 << 20}
 _REPEATS = 3
-_MOST_ROUNDS = 8
+_MAX_ROUNDS = 8
 _LOG_BYTES = 4 << 20
 _PROBLEM_LIMIT = 500  # characters
 
@@ -32,7 +32,7 @@ class PairRate(NamedTuple):
 
 
 class ProbeResult(NamedTuple):
-    """What one rank, or all of a pod, measured.
+    """The measurements of one rank, or of all ranks of a pod.
 
     ``seconds``: of an all-reduce of one number; ``rate``: bytes a second of one of a large tensor; ``transport``,
     ``direct``, ``reason``: see ``CommunicatorNetwork``. ``problem``: why there is no measurement.
@@ -255,7 +255,7 @@ def list_rounds(nodes: int) -> Iterator[list[Optional[int]]]:
     add up to r, modulo the size of the circle. With few nodes every two are partners once.
     """
     circle = nodes - 1 + nodes % 2
-    for number in range(min(circle, _MOST_ROUNDS)):
+    for number in range(min(circle, _MAX_ROUNDS)):
         partners: list[Optional[int]] = [(number - node) % circle for node in range(circle)]
         (single,) = (node for node in range(circle) if partners[node] == node)
         partners[single] = None if nodes % 2 else circle

@@ -1,4 +1,4 @@
-"""What this pod cannot reach: pod 0 before training, and peers that stop to acknowledge data (Linux)."""
+"""Peers that this pod cannot reach: pod 0 before training, and peers that stop acknowledging data (Linux)."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 import time
-from typing import Final, Iterator, NamedTuple, Optional
+from typing import Final, Iterator, NamedTuple, Optional, Sequence
 
 from ...contract.names import COMMENT_UNREACHABLE
 from ..files import log
@@ -26,7 +26,7 @@ _SOCKET: Final = re.compile(r"socket:\[(\d+)\]")
 
 
 class Connection(NamedTuple):
-    """A TCP connection whose peer does not acknowledge what this machine sent."""
+    """A TCP connection whose peer does not acknowledge data from this machine."""
 
     address: str
     inode: int
@@ -87,15 +87,15 @@ def _list_sockets(pid: int) -> set[int]:
 
 
 class UnreachablePeers:
-    """Reports on the pod's page, and in its log, what this pod cannot reach."""
+    """Reports unreachable peers on the pod's page and in its log."""
 
     def __init__(self, pod: Pod) -> None:
         self._pod = pod
         self._master_problem = ""
         self._peer_problem = ""
 
-    def note_master(self, problem: Optional[str]) -> None:
-        """Note the result of a try to reach pod 0; None: it is reachable."""
+    def record_master(self, problem: Optional[str]) -> None:
+        """Record the result of an attempt to reach pod 0; None: it is reachable."""
         target = self._pod.master if self._pod.node == 0 else f"{self._pod.master}:{self._pod.port}"
         self._master_problem = f"cannot reach pod 0 at {target}: {problem}" if problem else ""
 
@@ -105,7 +105,7 @@ class UnreachablePeers:
         return f"{COMMENT_UNREACHABLE}{json.dumps(problem[:_TEXT_LIMIT])}\n" if problem else ""
 
     def run(self) -> None:
-        """Check the connections of the ranks and the agent for ever."""
+        """Check the connections of the ranks and the agent continuously. Never returns."""
         while True:
             time.sleep(_INTERVAL)
             self.check(list_unacknowledged())
@@ -116,14 +116,21 @@ class UnreachablePeers:
             threading.Thread(target=self.run, daemon=True, name="unreachable peers").start()
 
     def check(self, connections: list[Connection]) -> None:
-        """Note the connections that wait for an acknowledgement now."""
+        """Record the connections that wait for an acknowledgement now."""
         addresses = sorted({connection.address for connection in connections})
         problem = ""
         if addresses:
-            more = f" and {len(addresses) - 1} more addresses" if len(addresses) > 1 else ""
-            problem = f"{addresses[0]}{more} does not acknowledge data"
+            problem = _describe_silence(addresses)
         if problem and not self._peer_problem:
             log(f"{problem}: the network drops packets, or its machine is lost")
         elif self._peer_problem and not problem:
             log("all peers acknowledge data again")
         self._peer_problem = problem
+
+
+def _describe_silence(addresses: Sequence[str]) -> str:
+    first = addresses[0]
+    others = len(addresses) - 1
+    if not others:
+        return f"{first} does not acknowledge data"
+    return f"{first} and {others} more address{'es' if others > 1 else ''} do not acknowledge data"

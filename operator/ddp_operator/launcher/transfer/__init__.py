@@ -1,1 +1,1 @@
-"""Data that travels: inputs, code, and the copies of the checkpoint folder."""
+"""Transfers: inputs, code, the copies of the checkpoint folder, and copies of the state in memory."""

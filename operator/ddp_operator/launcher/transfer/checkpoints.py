@@ -30,7 +30,7 @@ _SECONDS_BEFORE_RESTART = 1.0
 
 
 class MirrorConfig(NamedTuple):
-    """What the mirror process needs. ``pod``: as ``encode_config`` returns it; ``folder``: of the checkpoints."""
+    """The configuration of the mirror process. ``pod``: from ``encode_config``; ``folder``: of the checkpoints."""
 
     pod: str
     folder: str
@@ -39,7 +39,7 @@ class MirrorConfig(NamedTuple):
 
 
 class MirrorRequest(NamedTuple):
-    """What the launcher asks of the mirror process, done in the order of the fields.
+    """A request to the mirror process, which executes its fields in their order.
 
     ``claim``: claim the prefix for this attempt, and upload every change from now on. ``fetch``: the snapshot to
     download, or NEWEST; None: no download. ``flush``: upload the folder after the workers have ended.
@@ -56,7 +56,7 @@ class MirrorRequest(NamedTuple):
 
 
 class MirrorState(NamedTuple):
-    """What the store has. ``step``, ``time``: of the newest snapshot; ``pending``: whether the folder is newer."""
+    """The state of the store. ``step``, ``time``: of the newest snapshot; ``pending``: whether the folder is newer."""
 
     step: Optional[int] = None
     time: Optional[float] = None
@@ -67,7 +67,7 @@ class MirrorState(NamedTuple):
 
 
 class MirrorEvent(NamedTuple):
-    """What the mirror process reports.
+    """A report of the mirror process.
 
     ``state``: of the store. ``done``: the request ``number`` is done and the folder equals this snapshot, "" for none.
     ``end``: the process cannot continue; the kind of the problem, described by ``message``.

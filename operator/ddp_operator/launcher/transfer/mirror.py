@@ -22,7 +22,7 @@ from ..processes import set_parent_death_signal
 from ..progress.metrics import MetricsEndpoint
 from .checkpoints import MirrorConfig, MirrorEvent, MirrorRequest, MirrorState
 from .snapshots import (
-    Changed,
+    ChangedFile,
     CheckpointSnapshot,
     FileContent,
     FileIdentity,
@@ -122,16 +122,16 @@ class CheckpointFolder:
         return IncompleteFiles(unfinished, recent)
 
     def digest(self, path: str, identity: FileIdentity) -> FileContent:
-        """Return a file's SHA-256 and size. Raises: Changed."""
+        """Return a file's SHA-256 and size. Raises: ChangedFile."""
         hashed = self._hashed.get(path)
         if hashed is None or hashed.identity != identity:
             whole = os.path.join(self.path, path)
             try:
                 hashed = _HashedFile(identity, hash_file(whole))
                 if identify(whole) != identity:
-                    raise Changed(f"{whole} was changed while it was read")
+                    raise ChangedFile(f"{whole} was changed while it was read")
             except FileNotFoundError:
-                raise Changed(f"{path} was removed while it was read") from None
+                raise ChangedFile(f"{path} was removed while it was read") from None
             self._hashed[path] = hashed
         return FileContent(hashed.digest, identity.size)
 
@@ -283,7 +283,7 @@ class Mirror:
             self._save(files, excluded, step)
         except PrefixSuperseded:
             raise
-        except Changed as error:
+        except ChangedFile as error:
             log(f"{error}: scanning the folder again")
             return False
         except Exception as error:  # each fsspec plug-in raises different types; the problem is reported

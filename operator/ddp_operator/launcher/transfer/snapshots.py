@@ -40,11 +40,11 @@ class PrefixSuperseded(Exception):
         self.same_job = same_job
 
 
-class Damaged(Exception):
+class DamagedSnapshot(Exception):
     """A snapshot is incomplete or corrupt."""
 
 
-class Changed(Exception):
+class ChangedFile(Exception):
     """A file was changed or removed while it was read."""
 
 
@@ -155,13 +155,13 @@ class SnapshotStore:
         return sorted(name[: -len(".json")] for name in names)
 
     def read(self, name: str) -> CheckpointSnapshot:
-        """Return a snapshot's manifest. Raises: Damaged."""
+        """Return a snapshot's manifest. Raises: DamagedSnapshot."""
         if name not in self._manifests:
             try:
                 raw = json.loads(self._system.cat_file(self._path(f"snapshots/{name}.json")))
                 self._manifests[name] = _decode_manifest(name, raw)
             except (ValueError, LookupError, TypeError, AttributeError, FileNotFoundError) as error:
-                raise Damaged(f"its manifest is unreadable ({type(error).__name__}: {error})") from None
+                raise DamagedSnapshot(f"its manifest is unreadable ({type(error).__name__}: {error})") from None
         return self._manifests[name]
 
     def fetch_newest(self, folder: str) -> Optional[CheckpointSnapshot]:
@@ -176,7 +176,7 @@ class SnapshotStore:
                 break
             try:
                 return self.fetch(names[-1], folder)
-            except Damaged as error:
+            except DamagedSnapshot as error:
                 damaged.add(names[-1])
                 log(f"snapshot {names[-1]} in {self._root} is skipped, trying an older one: {error}")
         if damaged:
@@ -184,7 +184,7 @@ class SnapshotStore:
         return None
 
     def fetch(self, name: str, folder: str) -> CheckpointSnapshot:
-        """Download the files of a snapshot that the folder does not have yet. Raises: Damaged, OSError."""
+        """Download the files of a snapshot that the folder does not have yet. Raises: DamagedSnapshot, OSError."""
         snapshot = self.read(name)
         _remove_temporary_files(folder)
         with ThreadPoolExecutor(_PARALLEL) as pool:
@@ -208,7 +208,9 @@ class SnapshotStore:
                     os.replace(temporary, target)
                     return
             self._damaged_objects.add(content.digest)
-            raise Damaged(f"the content of {path} (objects/{content.digest}) is missing or has another checksum")
+            raise DamagedSnapshot(
+                f"the content of {path} (objects/{content.digest}) is missing or has another checksum"
+            )
         finally:
             with suppress(OSError):  # it was renamed or never created
                 os.unlink(temporary)
@@ -216,7 +218,7 @@ class SnapshotStore:
     # -- writing
 
     def upload(self, folder: str, files: Mapping[str, FileContent]) -> None:
-        """Upload the files' contents that the store does not have, in the given order. Raises: Changed, OSError."""
+        """Upload the files' contents that the store does not have, in the given order. Raises: ChangedFile, OSError."""
         stored = self._list("objects")
         missing: dict[FileContent, str] = {}
         for path, content in files.items():
@@ -238,7 +240,7 @@ class SnapshotStore:
             changed = True
         if changed:
             self._remove([name])  # its content may differ from its name
-            raise Changed(f"{source} was changed or removed while it was uploaded")
+            raise ChangedFile(f"{source} was changed or removed while it was uploaded")
         self._damaged_objects.discard(content.digest)
         self.bytes += content.size
 
@@ -274,7 +276,7 @@ class SnapshotStore:
         self.check()  # after both listings, so that they contain nothing of a later attempt
         needed: set[str] = set()
         for name in names[-self._keep :]:
-            with suppress(Damaged):  # a damaged manifest needs no object
+            with suppress(DamagedSnapshot):  # a damaged manifest needs no object
                 needed.update(content.digest for content in self.read(name).files.values())
         self._remove(f"snapshots/{name}.json" for name in names[: -self._keep])
         self._remove(f"objects/{digest}" for digest in objects if digest not in needed)

@@ -1,4 +1,4 @@
-"""The thread that detects stalls of this pod's ranks, logs what the ranks do, and kills them if necessary."""
+"""The thread that detects stalls of this pod's ranks, logs their activity, and kills them if necessary."""
 
 import math
 import os
@@ -69,7 +69,7 @@ class StallMonitor:
 
     @property
     def root_cause(self) -> Optional[str]:
-        """What the rank does for which its peers wait, in this pod or another; None without such a rank."""
+        """The activity of the rank for which its peers wait, in this pod or another; None without such a rank."""
         for stalled in self._stalled:
             if stalled.activity.behind:
                 return stalled.activity.what
@@ -178,7 +178,7 @@ class StallMonitor:
         return self._idleness.observe({worker.local_rank: count_cpu_seconds([worker.pid]) for worker in watched}, now)
 
     def _read_marks(self, workers: Sequence[WorkerRecord], pages: Mapping[int, str]) -> dict[int, StepMark]:
-        """Return the steps of each worker by local rank: its own count, or what patterns find in its log."""
+        """Return the steps of each worker by local rank: its own count, or the matches of patterns in its log."""
         marks = {}
         for worker in workers:
             counters = self._metrics.read_counters(worker.local_rank)
@@ -212,18 +212,18 @@ class StallMonitor:
         if not inactive:
             return None
         ranks = [str(worker.rank) for worker in workers if worker.local_rank in inactive]
-        who = "the workers have" if len(ranks) == len(workers) else f"rank {', '.join(ranks)} has"
+        subject = "the workers have" if len(ranks) == len(workers) else f"rank {', '.join(ranks)} has"
         seconds = min(inactive.values())
-        message = f"{who} used no CPU for {seconds:.0f} s"
+        message = f"{subject} used no CPU for {seconds:.0f} s"
         return RankStall(now - seconds, message, certain=False, known=False, idle=frozenset(inactive))
 
     # -- the current stall
 
     def _open_stall(self, stall: RankStall, workers: Sequence[WorkerRecord], now: float) -> None:
-        """Log the stacks, and report to the operator and the other pods what the ranks do."""
+        """Log the stacks, and report the ranks' activity to the operator and the other pods."""
         self._hangs += stall.certain
         kind = "hang" if stall.known else "idle"
-        note = "" if stall.known else "; nothing is ended, because no step was counted (docs/your-script.md)"
+        note = "" if stall.known else "; no process is killed, because no step was counted (docs/your-script.md)"
         log(f"{kind}: {stall.message}{note}; the stacks of this pod's ranks follow")
         self._stalled = self._examine(stall, workers, collect_stacks(self._pod, self._metrics, workers))
         log("\n".join(activity.what for activity in self._activities))
@@ -243,11 +243,11 @@ class StallMonitor:
         self._stalled = []
         self.job_stall = None
         self._remote_cause = None
-        with suppress(OSError):  # the disk was full when it was to be written
+        with suppress(OSError):  # the disk was full at the write
             os.unlink(self._path(STALL_REPORT_FILE))
 
     def _is_unchanged(self, stall: RankStall, workers: Sequence[WorkerRecord]) -> bool:
-        """Return whether the ranks do the same as when the stall was detected."""
+        """Return whether the ranks' activity is unchanged since the stall was detected."""
         stacks = collect_stacks(self._pod, self._metrics, workers, quiet=True)
         return [stalled.activity for stalled in self._examine(stall, workers, stacks)] == self._activities
 
@@ -255,7 +255,7 @@ class StallMonitor:
         return stall_grace_seconds(self._pod.nodes, self._interval, has_cause=has_cause)
 
     def _should_kill(self, stall: RankStall, now: float) -> bool:
-        """Return whether this pod's workers are to be killed now, by the reports of all pods."""
+        """Return whether to kill this pod's workers now, from the reports of all pods."""
         report = report_stall(stall, self._activities)
         job_stall = self.job_stall if self._pod.is_multi_node else _sum_up(report)
         if self._kill_at == math.inf and should_kill_workers(report, job_stall, certain=stall.certain):
@@ -273,7 +273,7 @@ class StallMonitor:
     def _examine(
         self, stall: RankStall, workers: Sequence[WorkerRecord], stacks: Mapping[int, Stack]
     ) -> list[StalledWorker]:
-        """Return what each worker does instead of a step."""
+        """Return the activity of each worker."""
         stalled = []
         for worker in workers:
             stack = stacks.get(worker.local_rank)
@@ -290,7 +290,7 @@ class StallMonitor:
         for stalled in self._stalled:
             path = self._path("errors", f"{stalled.worker.local_rank}.json")
             try_write_json(path, self._describe_hung(stall, stalled))
-        log("ending the workers because of the hang")
+        log("killing the workers because of the hang")
         for stalled in self._stalled:
             for pid in find_family(stalled.worker.pid):
                 kill(pid, signal.SIGKILL)
@@ -328,12 +328,12 @@ def _find_interval(plan: Optional[WatchdogConfig]) -> float:
 
 
 def _sum_up(report: StallReport) -> JobStall:
-    """Return the reports of a job with one pod. Its root cause is no remote one."""
+    """Return the reports of a job with one pod, without a remote root cause."""
     return JobStall(int(report.known), int(report.stuck), int(report.idle), 1, None)
 
 
 def _describe_activity(stall: RankStall, worker: WorkerRecord, stack: Optional[Stack]) -> RankActivity:
-    """Return what a worker does instead of a step."""
+    """Return the activity of a worker that makes no step."""
     is_idle = worker.local_rank in stall.idle
     if process_state(worker.pid) in STOPPED_STATES:
         state = "Stopped"

@@ -69,12 +69,12 @@ class Stack(NamedTuple):
 
 
 def read_stack(text: str) -> Stack:
-    """Read what faulthandler wrote about the main thread; empty if another thread received the signal."""
+    """Read faulthandler's output for the main thread; empty if another thread received the signal."""
     if not _is_complete(text):
         return Stack([], "")
     frames = [StackFrame(path, int(line), function) for path, line, function in _FRAME.findall(text)]
     frames = [frame for frame in reversed(frames) if not is_own_file(frame.path)]
-    while frames and _is_of_interpreter(frames[0]):
+    while frames and _is_interpreter_frame(frames[0]):
         del frames[0]
     if not frames:
         return Stack([], "")
@@ -82,7 +82,7 @@ def read_stack(text: str) -> Stack:
     return Stack(frames, "\n".join(["Stack (most recent call last):", *lines]))
 
 
-def _is_of_interpreter(frame: StackFrame) -> bool:
+def _is_interpreter_frame(frame: StackFrame) -> bool:
     return frame.path.startswith("<frozen ") or os.path.basename(frame.path) == "runpy.py"
 
 
@@ -116,14 +116,14 @@ def _stack_path(pod: Pod, worker: WorkerRecord) -> str:
 
 
 def _can_write_stack(pod: Pod, worker: WorkerRecord) -> bool:
-    """Return whether a worker writes its stack on a signal, instead of ignoring it or dying of it."""
+    """Return whether a worker writes its stack on a signal; others ignore it or are killed by it."""
     if worker.kind == "program" or process_state(worker.pid) in STOPPED_STATES:
         return False
     return os.path.exists(_stack_path(pod, worker)) and catches(worker.pid, STACK_SIGNAL)
 
 
 def _request_stacks(pod: Pod, workers: Sequence[WorkerRecord]) -> dict[int, str]:
-    """Signal the workers and return what they write by local rank, within SECONDS_FOR_STACKS."""
+    """Signal the workers and return their output by local rank, within SECONDS_FOR_STACKS."""
     paths = {worker.local_rank: _stack_path(pod, worker) for worker in workers}
     offsets = {rank: os.path.getsize(path) for rank, path in paths.items()}
     for worker in workers:

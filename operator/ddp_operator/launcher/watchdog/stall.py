@@ -1,4 +1,4 @@
-"""Whether this pod's ranks make progress, by heartbeats, steps or CPU, and what all pods conclude from a stall."""
+"""Whether this pod's ranks make progress, by heartbeats, steps or CPU, and the pods' joint decision on a stall."""
 
 import math
 import re
@@ -25,10 +25,10 @@ _IDLE_SHARE = 0.01  # of a CPU for each worker, below which it computes nothing
 
 
 class RankStall(NamedTuple):
-    """No progress of this pod's ranks for longer than a budget, since ``since``.
+    """A stall: this pod's ranks have made no progress since ``since``, for longer than a budget.
 
-    ``certain``: heartbeats stopped that the ranks had sent. Otherwise the stall is inferred: ``known`` is whether the
-    ranks have made steps, ``idle`` has the local ranks without CPU use for the watchdog's time.
+    ``certain``: the ranks had sent heartbeats, which stopped. Otherwise the stall is inferred: ``known`` is whether
+    the ranks have made steps, ``idle`` has the local ranks without CPU use for the watchdog's time.
     """
 
     since: float
@@ -39,7 +39,7 @@ class RankStall(NamedTuple):
 
     @property
     def evidence(self) -> tuple[bool, bool, frozenset[int]]:
-        """What distinguishes this stall from a later one, apart from its duration."""
+        """The values that distinguish this stall from a later one, except its duration."""
         return self.certain, self.known, self.idle
 
 
@@ -58,7 +58,7 @@ class RankActivity(NamedTuple):
 
 
 class StallReport(NamedTuple):
-    """What one pod reports to its peers.
+    """The report of one pod to its peers.
 
     ``known``: steps were made and have stopped. ``stuck``: no rank of the pod computes. ``idle``: no rank uses the CPU.
     ``cause``: a rank of the pod for which its peers wait.
@@ -75,11 +75,11 @@ class StallReport(NamedTuple):
 
 
 NO_REPORT = StallReport(known=False, stuck=False, idle=False, cause=None)
-"""Of a stall about which nothing is known yet."""
+"""The report on a stall without evidence."""
 
 
 class JobStall(NamedTuple):
-    """What all pods report: how many have seen steps stop, are stuck and are idle, of how many, and one root cause."""
+    """The reports of all pods: how many know steps, are stuck and are idle, of how many, and one root cause."""
 
     known: int
     stuck: int
@@ -116,7 +116,7 @@ def report_stall(stall: RankStall, ranks: Sequence[RankActivity]) -> StallReport
 
 
 def should_kill_workers(report: StallReport, job_stall: Optional[JobStall], *, certain: bool) -> bool:
-    """Return whether this pod is to kill its workers. ``job_stall``: None if the other pods' reports are unknown.
+    """Return whether this pod must kill its workers. ``job_stall``: None if the other pods' reports are unknown.
 
     A rank for which its peers wait ends its own pod, so that the job's failure names it. An uncertain stall counts only
     if some pod has seen steps and no rank of any pod computes: it may be a long validation.
@@ -162,7 +162,7 @@ def build_stall_rows(stall: RankStall, ranks: Sequence[RankActivity], now: float
 
 
 class _RankBeats:
-    """The last counters of a rank's process, and since when they are unchanged."""
+    """The last counters of a rank's process, and the time of their last change."""
 
     def __init__(self, pid: int, now: float) -> None:
         self.pid = pid
@@ -172,7 +172,7 @@ class _RankBeats:
         self.saving = False
 
     def update(self, counts: tuple[float, float], saving: bool, now: float) -> None:
-        """Take the counters of a page."""
+        """Record the counters of a page."""
         if counts == self.counts and saving == self.saving:
             return
         self.since = now
@@ -195,7 +195,7 @@ class HeartbeatWatchdog:
         self._ranks: dict[int, _RankBeats] = {}
 
     def observe(self, pids: Mapping[int, int], pages: Mapping[int, str], now: float) -> None:
-        """Take the process ids of the running workers and their pages, both by local rank."""
+        """Record the process ids of the running workers and their pages, both by local rank."""
         for rank in set(self._ranks) - set(pids):
             del self._ranks[rank]
         for rank, pid in pids.items():
@@ -246,7 +246,7 @@ class StepMark(NamedTuple):
 
 
 class StepPulse:
-    """Since when the ranks of a pod without heartbeats have made no step, by their counters or by their log.
+    """The time since the last step of a pod without heartbeats, by the ranks' counters or logs.
 
     Validations and checkpoints are no steps. So a pause counts only if it is longer than the watchdog's time and much
     longer than any pause before it. The time between the steps of two processes, such as a hang that ended the first
@@ -261,22 +261,22 @@ class StepPulse:
         self._longest = 0.0
 
     def observe(self, marks: Mapping[int, StepMark], now: float) -> None:
-        """Take the marks of the ranks that have made a step, by local rank; empty without workers."""
+        """Record the marks of the ranks that have made a step, by local rank; empty without workers."""
         made = _count_new_steps(self._marks, marks)
         if not marks or made is None:
             self._since = now if marks else None
             self._pauses = 0.0
         elif made:
-            self._take_steps(made, now)
+            self._record_steps(made, now)
         self._longest = max([self._longest, *(mark.longest for mark in marks.values())])
         self._marks = marks
         self._checked = now
 
-    def _take_steps(self, made: float, now: float) -> None:
+    def _record_steps(self, made: float, now: float) -> None:
         if self._since is not None:
             self._pauses += max(1.0, made)
             self._longest = max(self._longest, now - self._since)
-        elif self._checked is not None and made > 1:  # all of them since the last check
+        elif self._checked is not None and made > 1:  # all since the last check
             self._pauses += made - 1
             self._longest = max(self._longest, now - self._checked)
         self._since = now
@@ -286,7 +286,7 @@ class StepPulse:
         return math.inf if self._since is None else now - self._since
 
     def measure_silence(self, now: float, least: float = 0.0) -> Optional[float]:
-        """Return the time since the last step if it is long beside all pauses before, and at least ``least``."""
+        """Return the time since the last step if it exceeds all pauses before by far, and is at least ``least``."""
         if self._since is None or self._pauses < _PAUSES_NEEDED:
             return None
         age = now - self._since
@@ -302,13 +302,13 @@ def _count_new_steps(before: Mapping[int, StepMark], now: Mapping[int, StepMark]
 
 
 class Idleness:
-    """How long each worker has used almost no CPU: the only sign of life of a script that reports nothing."""
+    """How long each worker has used almost no CPU: the only evidence for a script without reports."""
 
     def __init__(self) -> None:
         self._workers: dict[int, tuple[float, float, float]] = {}  # idle since, last check, CPU seconds then
 
     def observe(self, cpu: Mapping[int, float], now: float) -> dict[int, float]:
-        """Take the CPU seconds of each worker. Returns for how long each has been idle."""
+        """Record the CPU seconds of each worker. Returns for how long each has been idle."""
         for rank in set(self._workers) - set(cpu):
             del self._workers[rank]
         for rank, seconds in cpu.items():

@@ -156,7 +156,7 @@ def test_single_pod_has_no_required_network(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_network_problem_ends_pod_and_dns_problem_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = PreflightConfig(False, ("dns", "allreduce"), 0, require=True)
-    monkeypatch.setattr("ddp_operator.launcher.network.preflight.try_dns", fail)
+    monkeypatch.setattr("ddp_operator.launcher.network.preflight.measure_dns", fail)
     monkeypatch.setattr("ddp_operator.launcher.network.preflight.measure_network", fail)
     report = run_preflight(None, pod(), plan, [(0, 0, 3)])
     assert set(report.problems) == {"dns", "allreduce"}

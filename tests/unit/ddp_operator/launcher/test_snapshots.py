@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ddp_operator.launcher.transfer.snapshots import (
-    Changed,
+    ChangedFile,
     CheckpointSnapshot,
-    Damaged,
+    DamagedSnapshot,
     FileContent,
     PrefixSuperseded,
     SnapshotStore,
@@ -191,7 +191,7 @@ class TestDamage:
     def test_damaged_snapshot_by_name_is_refused(self, tmp_path: Path, saved: Attempt) -> None:
         self.damage(saved, tmp_path).unlink()
         second = Attempt(tmp_path, 2)
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedSnapshot):
             second.store.fetch("000000001-000000002", str(second.folder))
 
 
@@ -219,10 +219,10 @@ def test_file_changed_during_upload_is_reported(tmp_path: Path) -> None:
     (first.folder / "a").write_text("1")
     before = first.files()
     (first.folder / "a").write_text("longer")
-    with pytest.raises(Changed):
+    with pytest.raises(ChangedFile):
         first.store.upload(str(first.folder), before)
     (first.folder / "a").unlink()
-    with pytest.raises(Changed):
+    with pytest.raises(ChangedFile):
         first.store.upload(str(first.folder), before)
     assert objects(tmp_path) == []
 

@@ -47,7 +47,7 @@ def test_unreachable_peer_is_on_page_until_it_acknowledges(tmp_path: Path, capsy
     peers = UnreachablePeers(launcher_pod(tmp_path, master="train-1-0.train", nodes=2, node=1))
     assert peers.build_comment() == ""
     peers.check([Connection("10.0.0.3", 2), Connection("10.0.0.2", 1)])
-    problem = "10.0.0.2 and 1 more addresses does not acknowledge data"
+    problem = "10.0.0.2 and 1 more address do not acknowledge data"
     assert parse_page(peers.build_comment()).unreachable == problem
     peers.check([])
     assert peers.build_comment() == ""
@@ -58,10 +58,10 @@ def test_unreachable_peer_is_on_page_until_it_acknowledges(tmp_path: Path, capsy
 
 def test_unreachable_master_is_on_page_until_it_is_reached(tmp_path: Path) -> None:
     peers = UnreachablePeers(launcher_pod(tmp_path, master="train-1-0.train", port=29400, nodes=2, node=1))
-    peers.note_master("no connection: timed out")
+    peers.record_master("no connection: timed out")
     expected = "cannot reach pod 0 at train-1-0.train:29400: no connection: timed out"
     assert parse_page(peers.build_comment()).unreachable == expected
-    peers.note_master(None)
+    peers.record_master(None)
     assert peers.build_comment() == ""
 
 
