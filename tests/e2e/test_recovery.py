@@ -69,8 +69,10 @@ class Training:
         *,
         script: str = TRAIN,
         annotations: dict[str, str] | None = None,
+        folder: str = "",
         **spec: Any,
     ) -> None:
+        """``folder``: of the shared disk, for a job that shares no checkpoints with others of the namespace."""
         if not os.environ.get("DDP_E2E_CHECKPOINTS"):
             pytest.skip("DDP_E2E_CHECKPOINTS names no volume that all nodes share")
         self.cluster = cluster
@@ -88,7 +90,11 @@ class Training:
         ]
         container["volumeMounts"] = [
             *container.get("volumeMounts", ()),
-            {"name": "e2e-checkpoints", "mountPath": "/e2e-checkpoints", "subPath": cluster.namespace},
+            {
+                "name": "e2e-checkpoints",
+                "mountPath": "/e2e-checkpoints",
+                "subPath": f"{cluster.namespace}/{folder}".rstrip("/"),
+            },
         ]
         job["spec"] |= {
             "nodes": 2,
