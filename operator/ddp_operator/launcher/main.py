@@ -105,7 +105,7 @@ def _parse_arguments(argv: Sequence[str]) -> _Arguments:
 
 def _prepare_pod(arguments: _Arguments, runtime: RuntimeDirectory, signals: list[int]) -> Pod:
     """Read the pod, unpack its code and check that the program exists. Raises: PodSetupError, ValueError."""
-    pod = read_pod(os.environ, runtime.path, program=arguments.line is None)
+    pod = read_pod(os.environ, runtime.path)
     if pod.code is not None:
         importlib.import_module(".transfer.code", __package__).prepare_code(pod.code, signals)
     problem = find_missing_program(arguments.line, arguments.command)

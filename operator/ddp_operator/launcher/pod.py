@@ -175,7 +175,7 @@ def _key(field: Any) -> str:
 class Pod(LauncherConfig):
     """One pod of the job.
 
-    ``program``: whether the command is no Python program; ``oom_kills``: the cgroup's count before the ranks start;
+    ``oom_kills``: the cgroup's count before the ranks start;
     ``steps``: the run's total, if an option of the script's command sets it. ``ip``: of this pod, empty if unknown;
     ``secret``: with which the pods of the attempt sign what they exchange in the rendezvous store.
     """
@@ -187,7 +187,6 @@ class Pod(LauncherConfig):
     metrics_port: int
     runtime: str
     oom_kills: int
-    program: bool = False
     steps: Optional[int] = None
     ip: str = ""
     secret: str = ""
@@ -215,7 +214,7 @@ class Pod(LauncherConfig):
         return self.master
 
 
-def read_pod(env: Mapping[str, str], runtime: str, *, program: bool = False) -> Pod:
+def read_pod(env: Mapping[str, str], runtime: str) -> Pod:
     """Return the pod. Raises: ValueError that names the variable."""
 
     def number(name: str, default: float) -> float:
@@ -233,7 +232,6 @@ def read_pod(env: Mapping[str, str], runtime: str, *, program: bool = False) -> 
         metrics_port=int(number(ENV_METRICS_PORT, 0)),
         runtime=runtime,
         oom_kills=count_oom_kills(),
-        program=program,
         ip=env.get(ENV_POD_IP, ""),
         secret=env.get(ENV_RENDEZVOUS_SECRET, ""),
     )

@@ -13,7 +13,6 @@ from .. import counters
 from ..files import read_json, write_json
 from ..processes import STACK_SIGNAL, set_parent_death_signal
 from .import_hook import ImportHook
-from .loopback import StoreHook
 from .steps import StepCounter
 from .tracebacks import hide_own_frames, record_exception
 
@@ -177,7 +176,6 @@ def _run_and_record(kind: str, target: str, args: list[str], files: _RankFiles, 
     pid = os.getpid()
     groups = GroupRecorder(files.group)
     groups.start()
-    StoreHook().start()
     try:
         _run_python(kind, target, args)
     except BaseException as error:

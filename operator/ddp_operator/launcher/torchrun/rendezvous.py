@@ -266,15 +266,14 @@ class _Wait:
 class RankStores:
     """The address of rank 0's store in each round, and the store where the agent hosts it.
 
-    Rank 0 itself hosts it, except for programs other than Python if all pods are on this machine: what they start would
-    listen on all addresses, which ``rank.loopback`` prevents in Python.
+    In a cluster rank 0 hosts it. On one machine it would listen on all addresses, so the agent of rank 0 hosts it.
     """
 
     def __init__(self, pod: Pod, address: str) -> None:
         self._is_local = pod.local
         self._address = address
-        # A program of one rank may be a launcher of ranks with a store of their own.
-        self.are_hosted = pod.program and pod.local and pod.nodes * pod.nproc_per_node > 1
+        # A program of one rank may start ranks with a store of their own, to which they would not connect.
+        self.are_hosted = pod.local and pod.nodes * pod.nproc_per_node > 1
         self._store: Any = None
 
     def prepare(self) -> tuple[str, int]:
