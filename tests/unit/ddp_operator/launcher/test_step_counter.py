@@ -143,6 +143,7 @@ def test_second_phase_beside_a_living_optimizer_continues_the_count(counter: Ste
     del first
 
 
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")  # by LBFGS of torch 2.8
 def test_closure_of_lbfgs_counts_once(counter: StepCounter, read: Read) -> None:
     model = build_model()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
