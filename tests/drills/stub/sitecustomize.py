@@ -25,13 +25,6 @@ def _nodes() -> int:
     return int(json.loads(os.environ["DDP_LAUNCHER_CONFIG"])["nodes"])
 
 
-class TCPStore:
-    """Listens, so that the other pods find that the master exists."""
-
-    def __init__(self, host: str, port: int, *_: Any, master_listen_fd: int | None = None, **__: Any) -> None:
-        self._socket = None if master_listen_fd is None else socket.socket(fileno=master_listen_fd)
-
-
 class MemoryStore:
     """The methods of a store that agents of one pod call."""
 
@@ -51,6 +44,14 @@ class MemoryStore:
         if self._values.get(key, "") == expected:
             self._values[key] = desired
         return self._values[key].encode()
+
+
+class TCPStore(MemoryStore):
+    """Listens, so that the other pods find that the master exists."""
+
+    def __init__(self, host: str, port: int, *_: Any, master_listen_fd: int | None = None, **__: Any) -> None:
+        super().__init__()
+        self._socket = None if master_listen_fd is None else socket.socket(fileno=master_listen_fd)
 
 
 class SignalException(Exception):
@@ -120,15 +121,7 @@ class LocalElasticAgent:
 
 
 class RendezvousHandler:
-    """An empty class: the agents join in a folder."""
-
-    number = 0
-
-    def get_run_id(self) -> str:
-        return ""
-
-    def shutdown(self) -> bool:
-        return True
+    """The base class of the launcher's handler, whose rounds are not used: the agents join in a folder."""
 
 
 def parse_args(words: Sequence[str]) -> Sequence[str]:
@@ -168,7 +161,11 @@ def _nothing(*_: Any, **__: Any) -> Any:
 _ELASTIC = "torch.distributed.elastic"
 _module("torch")
 _module("torch.distributed", TCPStore=TCPStore, HashStore=MemoryStore, PrefixStore=_nothing)
-_module("torch.distributed.run", parse_args=parse_args, config_from_args=config_from_args)
+_module(
+    "torch.distributed.run",
+    get_args_parser=lambda: types.SimpleNamespace(parse_args=parse_args),
+    config_from_args=config_from_args,
+)
 _module(
     f"{_ELASTIC}.agent.server.api",
     RunResult=RunResult,
@@ -182,10 +179,6 @@ _module(f"{_ELASTIC}.multiprocessing", SignalException=SignalException)
 _module(f"{_ELASTIC}.multiprocessing.errors", ProcessFailure=_nothing)
 _module(f"{_ELASTIC}.multiprocessing.tail_log", TailLog=_nothing)
 _module(f"{_ELASTIC}.utils", macros=None)
-_module(
-    f"{_ELASTIC}.rendezvous",
-    RendezvousParameters=_nothing,
-    rendezvous_handler_registry=types.SimpleNamespace(register=_nothing),
-)
+_module(f"{_ELASTIC}.rendezvous", RendezvousParameters=_nothing)
 _module(f"{_ELASTIC}.rendezvous.api", RendezvousHandler=RendezvousHandler)
-_module(f"{_ELASTIC}.rendezvous.registry", get_rendezvous_handler=lambda parameters: RendezvousHandler())
+_module(f"{_ELASTIC}.rendezvous.registry", get_rendezvous_handler=_nothing)

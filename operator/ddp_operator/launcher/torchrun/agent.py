@@ -16,29 +16,30 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from ...contract.names import EXIT_PREEMPTED, STOPPING_FILE
+from ..failures.agent_failure import ArgumentError
 from ..failures.rules import WorkerEnd
 from ..failures.worker_failure import EndedPeers, examine_worker
 from ..files import log
 from ..network.preflight import PreflightError, find_fatal, run_preflight
 from ..pod import Pod
-from .agreement import (
-    RestartCount,
-    RunStep,
-    SharedSnapshot,
-    SharedStall,
-    count_ended_pods,
-    wait_for_ended_pods,
-)
-from .channel import LauncherChannel
+from .agreement import RunStep, SharedSnapshot, SharedStall, count_ended_pods, wait_for_ended_pods
+from .channel import AgentEvent, LauncherChannel
 from .fork_server import RankForker
 from .membership import FreeRestarts, GroupSize
-from .ranks import ForkedRanks, InterceptedLogs, RankProcesses, RanksPrepared, StopSignals, fork_ranks
-from .rendezvous import BACKEND, PodRendezvous
+from .ranks import (
+    ForkedRanks,
+    InterceptedLogs,
+    RankProcesses,
+    RanksPrepared,
+    fork_ranks,
+    handle_stop_signals,
+    hold_stop_signals,
+)
+from .rendezvous import PodRendezvous, TrainingOver
 from .store import SignedStore, host_store
 
 _STATIC = "static"
@@ -49,34 +50,23 @@ _SECONDS_FOR_PEERS_OF_RANK_0 = 5.0  # the same if the success of rank 0 is enoug
 
 
 class PodAgent(LocalElasticAgent):
-    """The agent of a pod. ``forker``: forks its ranks; None: torchrun starts them as interpreters.
+    """The agent of a pod. Without ``InterceptedLogs`` torchrun starts its ranks, as interpreters.
 
     The launcher decides about restarts after failures. Restarts for other pods that join or leave are free.
     """
 
-    def __init__(
-        self,
-        pod: Pod,
-        launcher: LauncherChannel,
-        forker: Optional[RankForker],
-        restarts: int,
-        spec: WorkerSpec,
-        **options: Any,
-    ) -> None:
+    def __init__(self, pod: Pod, launcher: LauncherChannel, restarts: int, spec: WorkerSpec, **options: Any) -> None:
         super().__init__(spec, **options)
         self._pod = pod
         self._launcher = launcher
-        self._forker = forker
-        self._logs: Optional[InterceptedLogs] = options.get("logs_specs") if forker is not None else None
-        self._signals = StopSignals()
-        self._signals.install()
+        self._logs: Any = options.get("logs_specs")
+        handle_stop_signals()
         self._shared: Any = None  # of the current round
         self._ranks = RankProcesses({})
-        self._forked: Optional[ForkedRanks] = None
         self._has_failed = False
-        self._restarts = 0
+        self._restarts = 0  # by this agent
+        self._restart_count = restarts  # of the group, also by former agents
         self._free_restarts = FreeRestarts()
-        self._count = RestartCount(restarts)
         self._snapshot = SharedSnapshot(pod, launcher.synchronize)
         self._stall = SharedStall(pod)
         self._run_step = RunStep(pod)
@@ -94,12 +84,17 @@ class PodAgent(LocalElasticAgent):
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         self._launcher.report({"phase": "Rendezvous"})
-        super()._rendezvous(worker_group)
         handler = worker_group.spec.rdzv_handler
-        if isinstance(handler, PodRendezvous):
-            self._shared = handler.share()
-        else:
+        if not isinstance(handler, PodRendezvous):
+            super()._rendezvous(worker_group)
             self._shared = SignedStore(worker_group.store, self._pod.secret, _STATIC)
+            return
+        handler.restarts = self._restart_count
+        super()._rendezvous(worker_group)
+        self._shared = handler.share()
+        if handler.restarts > self._restart_count:
+            self._restart_count = handler.restarts
+            self._launcher.report({"count": handler.restarts})
 
     def _assign_worker_ranks(
         self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
@@ -113,18 +108,16 @@ class PodAgent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._check_network(worker_group)
         self._snapshot.share(self._shared)
-        with self._signals.hold():
-            pids = self._fork_workers(worker_group) or super()._start_workers(worker_group)
-            self._ranks = RankProcesses(pids)
+        with hold_stop_signals():
+            self._ranks = self._fork_ranks(worker_group) or RankProcesses(super()._start_workers(worker_group))
         self._launcher.report({"phase": "Running"})
-        if self._pod.is_multi_node:
-            self._count.start_round(self._shared, time.monotonic())
-        return pids
+        return dict(self._ranks.pids)
 
     def _check_network(self, worker_group: WorkerGroup) -> None:
         """Run the preflight when all pods have met for the first time. Raises: PreflightError."""
         plan = self._pod.preflight
-        if plan is None or getattr(worker_group.spec.rdzv_handler, "number", 0) != 0:
+        handler = worker_group.spec.rdzv_handler
+        if plan is None or (isinstance(handler, PodRendezvous) and handler.current.number != 0):
             return
         ranks = [(worker.local_rank, worker.global_rank, worker.world_size) for worker in worker_group.workers]
         report = run_preflight(torch, self._pod, plan, ranks)
@@ -133,20 +126,19 @@ class PodAgent(LocalElasticAgent):
         if fatal:
             raise PreflightError(fatal, report)
 
-    def _fork_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        """Start the ranks by the fork server. Returns their process ids; empty if torchrun has to start them."""
-        self._forked = None
-        if self._forker is None or self._logs is None:
-            return {}
+    def _fork_ranks(self, worker_group: WorkerGroup) -> Optional[ForkedRanks]:
+        """Start the ranks by the fork server. Returns None if torchrun has to start them."""
+        if not isinstance(self._logs, InterceptedLogs):
+            return None
         self._logs.intercepts = True
         try:
             super()._start_workers(worker_group)
         except RanksPrepared as prepared:
             spec = worker_group.spec
-            self._forked = fork_ranks(self._forker, [str(spec.entrypoint), *spec.args], prepared, spec.role)
+            return fork_ranks(self._logs.forker, [str(spec.entrypoint), *spec.args], prepared, spec.role)
         finally:
             self._logs.intercepts = False
-        return {} if self._forked is None else dict(self._forked.pids)
+        return None
 
     # -- monitoring
 
@@ -171,8 +163,6 @@ class PodAgent(LocalElasticAgent):
             self._launcher.report({"board": job_stall})
         if self._pod.node == 0:
             self._run_step.post(self._shared, now)
-        if self._count.learn(now):
-            self._launcher.report({"count": self._count.count})
 
     def _find_ended_peers(self, worker_group: WorkerGroup, exit_codes: dict[int, int]) -> EndedPeers:
         """Return the ranks of this pod and the number of other pods that have ended with exit code 0."""
@@ -181,23 +171,10 @@ class PodAgent(LocalElasticAgent):
 
     def _collect_result(self, worker_group: WorkerGroup) -> RunResult:
         """Return how the ranks are. torchrun itself reaps those that it has started."""
-        if self._forked is None:
-            result: RunResult = super()._monitor_workers(worker_group)
-            return result
-        exit_codes = self._ranks.poll()
-        if any(exit_codes.values()):
-            failures = {
-                worker_group.workers[rank].global_rank: ProcessFailure(
-                    rank, self._forked.pids[rank], code, self._forked.error_files[rank]
-                )
-                for rank, code in exit_codes.items()
-                if code != 0
-            }
-            return RunResult(WorkerState.FAILED, failures=failures)
-        if len(exit_codes) < len(self._forked.pids):
-            return RunResult(WorkerState.HEALTHY)
-        self._close_forked()
-        return RunResult(WorkerState.SUCCEEDED, return_values={w.global_rank: None for w in worker_group.workers})
+        if isinstance(self._ranks, ForkedRanks):
+            return self._ranks.build_result(worker_group.workers)
+        result: RunResult = super()._monitor_workers(worker_group)
+        return result
 
     def _report_failures(self, result: RunResult, ended_peers: EndedPeers) -> None:
         """Report the failures to the launcher, and restart the ranks or not as it decides."""
@@ -220,11 +197,9 @@ class PodAgent(LocalElasticAgent):
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         if not self._has_failed and any(self._ranks.poll().values()):
             return  # this pod's own failure is reported before the restart that other pods request
-        if self._count.learn():
-            self._launcher.report({"count": self._count.count})
         self._launcher.report({"restart": True})
         self._restarts += 1
-        self._count.count += 1
+        self._restart_count += 1
         # torchrun computes TORCHELASTIC_RESTART_COUNT from it, and counts only failures of its own ranks.
         self._remaining_restarts = worker_group.spec.max_restarts - self._restarts
         super()._restart_workers(worker_group)
@@ -232,15 +207,11 @@ class PodAgent(LocalElasticAgent):
     def _shutdown(self, death_sig: Any = signal.SIGTERM, timeout: float = _SECONDS_TO_STOP) -> None:
         self._stop_ranks(death_sig)
         super()._shutdown(death_sig)
-        self._close_forked()
+        self._ranks.close()
 
     def _stop_ranks(self, number: int) -> None:
         grace = self._pod.grace if self._saves else _SECONDS_TO_STOP
         self._ranks.stop(number, grace, saves=self._saves)
-
-    def _close_forked(self) -> None:
-        if self._forked is not None:
-            self._forked.close()
 
     def _exit_barrier(self) -> None:
         if not self._pod.is_multi_node:
@@ -275,42 +246,45 @@ def read_process_failure(rank: int, failure: Any, failed_at: dict[int, float]) -
 
 
 def parse_arguments(words: Sequence[str]) -> Any:
-    """Parse torchrun's command line. Raises: SystemExit, after a message."""
-    return torchrun.get_args_parser().parse_args(list(words))
+    """Parse torchrun's command line. Raises: ArgumentError, after a message."""
+    try:
+        return torchrun.get_args_parser().parse_args(list(words))
+    except SystemExit:
+        raise ArgumentError from None
 
 
 def run_torchrun(
     pod: Pod, arguments: Any, launcher: LauncherChannel, forker: Optional[RankForker], restarts: int
-) -> bool:
-    """Run an agent to its end. Returns whether the ranks have succeeded.
+) -> AgentEvent:
+    """Run an agent to its end. Returns the result for the launcher; failures were reported when they happened.
 
-    ``arguments``: of torchrun, parsed; ``restarts``: of the workers so far.
-
-    Raises: SignalException, PreflightError, TrainingOver, and the errors of the rendezvous.
+    ``arguments``: of torchrun, parsed; ``restarts``: of the workers so far. Raises: PreflightError, and the errors of
+    the rendezvous.
     """
     config, entrypoint, args = torchrun.config_from_args(arguments)
     handler = _create_rendezvous(pod, config)
+    options = _select(config, inspect.signature(LocalElasticAgent.__init__).parameters)
     obstacle = _find_obstacle(config)
     if forker is not None and obstacle:
         log(f"ranks start in fresh interpreters, and each imports PyTorch: {obstacle}")
-        forker = None
-    options = _select(config, inspect.signature(LocalElasticAgent.__init__).parameters)
-    if forker is not None:
-        options["logs_specs"] = InterceptedLogs(options["logs_specs"])
+    elif forker is not None:
+        options["logs_specs"] = InterceptedLogs(options["logs_specs"], forker)
     spec = _build_worker_spec(pod, config, str(entrypoint), args, handler)
-    agent = PodAgent(pod, launcher, forker, restarts, spec, **options)
+    agent = PodAgent(pod, launcher, restarts, spec, **options)
 
     try:
         result = agent.run()
-    except SignalException:
+    except SignalException as error:
         if isinstance(handler, PodRendezvous):
             _leave(handler)
-        raise
+        return {"result": "signal", "signal": int(error.sigval)}
+    except TrainingOver:
+        return {"result": "ok"}
     except Exception:
         handler.shutdown()
         raise
     handler.shutdown()
-    return bool(result.state == WorkerState.SUCCEEDED)
+    return {"result": "ok" if result.state == WorkerState.SUCCEEDED else "failed"}
 
 
 def _leave(handler: PodRendezvous) -> None:
@@ -335,18 +309,14 @@ def _find_obstacle(config: Any) -> str:
 
 def _create_rendezvous(pod: Pod, config: Any) -> Any:
     """Return the handler of the rendezvous: torch's own for the static one."""
-    is_static = config.rdzv_backend == _STATIC
-    if not is_static:
-        address = config.local_addr or socket.getfqdn()
+    if config.rdzv_backend != _STATIC:
         size = GroupSize(pod.nodes, config.min_nodes, config.max_nodes, pod.elastic)
-        rendezvous_handler_registry.register(
-            BACKEND, lambda parameters: PodRendezvous(pod, parameters.run_id, address, size)
-        )
-    elif pod.local and pod.node == 0:
+        return PodRendezvous(pod, config.run_id, config.local_addr or socket.getfqdn(), size)
+    if pod.local and pod.node == 0:
         # torch's own store would listen on all addresses. It uses one that this process hosts already.
         _STORES.append(host_store(pod.store_address, pod.port, multi_tenant=True))
     parameters = RendezvousParameters(
-        config.rdzv_backend if is_static else BACKEND,
+        _STATIC,
         config.rdzv_endpoint,
         config.run_id,
         config.min_nodes,

@@ -1,4 +1,4 @@
-"""What the pods of a job share in a rendezvous round: step, restarts, snapshot, stall, and their end."""
+"""What the pods of a job share in a rendezvous round: step, snapshot, stall, and their end."""
 
 import math
 import os
@@ -11,7 +11,6 @@ from ..pod import Pod
 from ..watchdog.stall import JobStall, decode_activity
 from .store import SignedStore, query_store
 
-_SECONDS_TO_POST = 2.0  # that peers may take to start their workers after this pod
 _LONGEST_PAUSE = 5.0  # between two exchanges of a stall
 _ENDED = "ddp/ended"
 
@@ -40,38 +39,6 @@ class RunStep:
         """Return the step that pod 0 has shared; None if it has not, or if the store does not respond."""
         step = query_store(lambda: store.read(self._KEY))
         return step if isinstance(step, (int, float)) and math.isfinite(step) else None
-
-
-class RestartCount:
-    """How often the workers of the group were restarted.
-
-    All pods restart together and count the same. Only a pod that took another's place begins at 0: it learns the number
-    from its peers, so that the operator, which reads all pods' counters, can tell which restarts are new.
-    """
-
-    _KEY = "ddp/restarts"
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self._store: Optional[SignedStore] = None
-        self._learn_at = math.inf
-
-    def start_round(self, store: SignedStore, now: float) -> None:
-        """Share what this pod has counted. ``now`` is of a monotonic clock."""
-        self._store = store
-        self._learn_at = now + _SECONDS_TO_POST
-        query_store(lambda: store.raise_to(self._KEY, self.count))
-
-    def learn(self, now: float = math.inf) -> bool:
-        """Read the number once in a round, after the peers have shared theirs. Returns whether it is higher."""
-        store = self._store
-        if store is None or now < self._learn_at:
-            return False
-        self._store = None
-        before = self.count
-        shared = query_store(lambda: store.read(self._KEY))
-        self.count = max(before, shared if isinstance(shared, int) else 0)
-        return self.count > before
 
 
 class SharedSnapshot:

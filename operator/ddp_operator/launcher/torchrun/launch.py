@@ -7,9 +7,9 @@ import socket
 from contextlib import suppress
 from typing import Any, Mapping, Optional, Sequence
 
-from ..failures.agent_failure import ArgumentError, examine_agent_error
+from ..failures.agent_failure import examine_agent_error
 from ..pod import Pod, decode_pod
-from .channel import AgentEvent, AgentRequest, LauncherChannel
+from .channel import AgentRequest, LauncherChannel
 from .fork_server import RankForker
 
 _CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
@@ -37,15 +37,12 @@ def run_agent(
         agent: Any = importlib.import_module(".agent", __package__)
         if not launcher.wait_for_release():
             return 1
-    except Exception as error:
-        launcher.report(_build_error_event(pod, error))
-        return 1
-    try:
         arguments = agent.parse_arguments([*request.flags, "--no-python", *request.entry])
-    except SystemExit:
-        launcher.report(_build_error_event(pod, ArgumentError()))
-        return 2
-    return _run_torchrun(pod, request, agent, arguments, launcher, forker)
+        result = agent.run_torchrun(pod, arguments, launcher, forker, request.restarts)
+    except Exception as error:
+        result = {"result": "error", "failure": examine_agent_error(pod, error).to_json()}
+    launcher.report(result)
+    return 0 if result["result"] == "ok" else 1
 
 
 def _host_store(pod: Pod, channel: socket.socket, launcher: LauncherChannel, guards: Sequence[int]) -> None:
@@ -66,31 +63,3 @@ def log_errors_only(torch: Any) -> None:
     with suppress(OSError, AttributeError):  # where the symbol has another name the log is longer
         ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libc10.so"))._ZN3c1011initLoggingEv()
     del os.environ[_CPP_LOG_LEVEL]
-
-
-def _run_torchrun(
-    pod: Pod,
-    request: AgentRequest,
-    agent: Any,
-    arguments: Any,
-    launcher: LauncherChannel,
-    forker: Optional[RankForker],
-) -> int:
-    """Run the workers and report how they ended. Returns the exit code."""
-    rendezvous: Any = importlib.import_module(".rendezvous", __package__)
-    try:
-        succeeded = agent.run_torchrun(pod, arguments, launcher, forker, request.restarts)
-    except rendezvous.TrainingOver:
-        succeeded = True
-    except agent.SignalException as error:
-        launcher.report({"result": "signal", "signal": int(error.sigval)})
-        return 1
-    except Exception as error:
-        launcher.report(_build_error_event(pod, error))
-        return 1
-    launcher.report({"result": "ok" if succeeded else "failed"})  # failures were reported when they happened
-    return 0 if succeeded else 1
-
-
-def _build_error_event(pod: Pod, error: BaseException) -> AgentEvent:
-    return {"result": "error", "failure": examine_agent_error(pod, error).to_json()}

@@ -30,24 +30,19 @@ class GroupSize(NamedTuple):
 
 
 class Registrations(NamedTuple):
-    """The pods that have registered for a round: addresses by pod index, and those that have left the run."""
+    """The pods that have registered for a round, with their counts of restarts, and those that have left the run."""
 
-    joined: Mapping[int, str]
+    joined: Mapping[int, int]
     left: frozenset[int]
-
-    @property
-    def indices(self) -> frozenset[int]:
-        """The indices of the registered pods."""
-        return frozenset(self.joined)
 
 
 def read_registrations(entries: Iterable[Any]) -> Registrations:
-    """Return the registrations from a round's log of ``[pod, address]``; a pod without an address leaves."""
-    joined: dict[int, str] = {}
+    """Return the registrations from a round's log of ``[pod, restarts]``; a pod without restarts leaves."""
+    joined: dict[int, int] = {}
     left: set[int] = set()
-    for pod, address in entries:
-        if address:
-            joined[pod] = address
+    for pod, restarts in entries:
+        if restarts is not None:
+            joined[pod] = restarts
             left.discard(pod)
         else:
             joined.pop(pod, None)
@@ -67,7 +62,7 @@ def choose_members(
     ``previous``: the members of the round before; ``dead``: pods whose heartbeats have stopped; ``waited``: seconds
     since the round began. Pods that were members and live come first. Spares take the seats of those that do not.
     """
-    joined = registrations.indices - set(dead)
+    joined = registrations.joined.keys() - set(dead)
     expected = {pod for pod in previous if pod not in registrations.left and pod not in dead}
     if not expected <= joined:
         return None

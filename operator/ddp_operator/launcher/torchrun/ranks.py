@@ -4,10 +4,12 @@ import os
 import signal
 import sys
 import time
-from contextlib import ExitStack, contextmanager
-from typing import Any, Iterator, Mapping, Optional, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
 
+from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerState
 from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 from torch.distributed.elastic.utils import macros  # type: ignore[attr-defined]
 
@@ -41,6 +43,9 @@ class RankProcesses:
             if code != 0:
                 self.failed_at[local_rank] = time.time()
         return self.exit_codes
+
+    def close(self) -> None:
+        """Release what belongs to ranks that have ended. torchrun does so for those that it has started."""
 
     def stop(self, number: int, grace: float, *, saves: bool) -> None:
         """Send a signal to the running ranks, wait for their end for ``grace`` seconds, and kill the others.
@@ -89,10 +94,12 @@ class InterceptedLogs:
     """A ``LogsSpecs`` through which the agent gets the ranks' environments before torchrun starts interpreters.
 
     torchrun computes them in ``_start_workers``, and calls ``reify`` with them right before the start.
+    ``forker``: forks the ranks instead.
     """
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, forker: RankForker) -> None:
         self._inner = inner
+        self.forker = forker
         self.intercepts = False
 
     @property
@@ -108,12 +115,12 @@ class InterceptedLogs:
         return logs
 
 
-class ForkedRanks:
+class ForkedRanks(RankProcesses):
     """Ranks that the fork server has started, and what copies their log files to the pod's output (``--tee``)."""
 
     def __init__(self, pids: Mapping[int, int], prepared: RanksPrepared, role: str) -> None:
-        self.pids = pids
-        self.error_files = prepared.logs.error_files
+        super().__init__(pids)
+        self._error_files = prepared.logs.error_files
         self._tails = [
             TailLog(role, prepared.logs.tee_stdouts, sys.stdout),
             TailLog(role, prepared.logs.tee_stderrs, sys.stderr),
@@ -121,13 +128,26 @@ class ForkedRanks:
         for tail in self._tails:
             tail.start()
 
+    def build_result(self, workers: Sequence[Worker]) -> RunResult:
+        """Return the state of the ranks as torchrun does for those that it has started."""
+        exit_codes = self.poll()
+        failures = {
+            workers[rank].global_rank: ProcessFailure(rank, self.pids[rank], code, self._error_files[rank])
+            for rank, code in exit_codes.items()
+            if code != 0
+        }
+        if failures:
+            return RunResult(WorkerState.FAILED, failures=failures)
+        if len(exit_codes) < len(self.pids):
+            return RunResult(WorkerState.HEALTHY)
+        self.close()
+        return RunResult(WorkerState.SUCCEEDED, return_values={worker.global_rank: None for worker in workers})
+
     def close(self) -> None:
         """Reap the ranks, which have ended, and copy the rest of their output."""
         for pid in self.pids.values():
-            try:
+            with suppress(ChildProcessError):  # it was reaped before
                 os.waitpid(pid, os.WNOHANG)
-            except ChildProcessError:
-                pass  # it was reaped before
         for tail in self._tails:
             tail.stop()
 
@@ -148,36 +168,29 @@ def fork_ranks(forker: RankForker, entry: Sequence[str], prepared: RanksPrepared
     return ForkedRanks(pids, prepared, role)
 
 
-class StopSignals:
-    """Turns signals to the agent into torchrun's exception, but not while it starts the ranks.
+def handle_stop_signals(handler: Optional[Callable[[int, Any], None]] = None) -> None:
+    """Handle signals that end the agent; by default raise torchrun's exception."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, handler or _raise_signal)
 
-    Each rank must be known before it can be stopped with its grace period. Ranks that torchrun itself starts have no
-    such protection, as it then handles the signals itself.
+
+@contextmanager
+def hold_stop_signals() -> Iterator[None]:
+    """Hold signals back while ranks start: each must be known before it can be stopped with its grace period.
+
+    Ranks that torchrun itself starts have no such protection, as it then handles the signals itself.
+    Raises: SignalException at the end, for a signal that was received meanwhile.
     """
+    held: list[int] = []
+    handle_stop_signals(lambda number, frame: held.append(number))
+    try:
+        yield
+    finally:
+        handle_stop_signals()
+    if held:
+        _raise_signal(held[0], None)
 
-    def __init__(self) -> None:
-        self._is_holding = False
-        self._held: list[int] = []
 
-    def install(self) -> None:
-        """Handle the signals."""
-        for number in STOP_SIGNALS:
-            signal.signal(number, self._on_signal)
-
-    @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Hold signals back. Raises: SignalException at the end, for one that was received meanwhile."""
-        self._is_holding = True
-        try:
-            yield
-        finally:
-            self._is_holding = False
-        if self._held:
-            self._on_signal(self._held.pop(0), None)
-
-    def _on_signal(self, number: int, frame: Any) -> None:
-        if self._is_holding:
-            self._held.append(number)
-            return
-        received = signal.Signals(number)
-        raise SignalException(f"the agent received {received.name}", received)
+def _raise_signal(number: int, frame: Any) -> None:
+    received = signal.Signals(number)
+    raise SignalException(f"the agent received {received.name}", received)

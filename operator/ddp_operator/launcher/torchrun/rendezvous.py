@@ -2,10 +2,9 @@
 
 Keys in the store, below the run's id:
 
-    rounds             how many rounds have been published
     <round>/pods       log of the pods that register for the round, or leave before it
     <round>/restart    exists once the members of the round before have to join this one
-    <round>/members    the members, and the address of rank 0's store
+    <round>/members    the members, their restarts, and the address of rank 0's store
     beats/<pod>        a counter that rises while the pod lives; only if pods can join and leave
     closed             exists once a pod has ended
 
@@ -27,7 +26,6 @@ from ..pod import Pod
 from .membership import GroupSize, Heartbeats, choose_members, read_registrations
 from .store import SignedStore, host_store
 
-BACKEND = "ddp"
 _SECONDS_WITHOUT_STORE = 5.0
 _SECONDS_FOR_CALL = 60.0
 _SHORTEST_BEAT = 0.5  # between two heartbeats
@@ -43,18 +41,26 @@ class TrainingOver(Exception):
 
 
 class Round(NamedTuple):
-    """A published round. ``members``: pod indices by rank; ``address``, ``port``: of rank 0's store."""
+    """A published round. ``members``: pod indices by rank; ``address``, ``port``: of rank 0's store.
+
+    ``restarts``: of the ranks before this round. All members count the same, except one that took another's place.
+    """
 
     number: int
     members: Sequence[int]
+    restarts: int
     address: str
     port: int
 
 
-class PodRendezvous(api.RendezvousHandler):
-    """One pod's part in all rounds of a run. ``number``: of the current round, -1 before the first.
+_BEFORE_FIRST = Round(number=-1, members=(), restarts=0, address="", port=0)
 
-    A job with one pod needs no network: its rounds are complete at once. Raises: RendezvousConnectionError.
+
+class PodRendezvous(api.RendezvousHandler):
+    """One pod's part in all rounds of a run. ``current``: the round that it has joined last.
+
+    ``restarts``: of the ranks; set it before the next round, and read it after. A job with one pod needs no network:
+    its rounds are complete at once. Raises: RendezvousConnectionError.
     """
 
     def __init__(self, pod: Pod, run: str, address: str, size: GroupSize) -> None:
@@ -70,7 +76,8 @@ class PodRendezvous(api.RendezvousHandler):
         self._lost_store: Optional[tuple[AwakeClock, Exception]] = None
         self._beat_seconds = max(_SHORTEST_BEAT, min(_LONGEST_BEAT, pod.nodes * _PAUSE_PER_POD))
         self._heartbeats = Heartbeats(self._beat_seconds * _MISSED_BEATS, time.monotonic())
-        self.number = -1
+        self.current = _BEFORE_FIRST
+        self.restarts = 0
         self._has_left = threading.Event()
         if pod.regroups:
             self._beat()
@@ -78,7 +85,7 @@ class PodRendezvous(api.RendezvousHandler):
 
     def get_backend(self) -> str:
         """Return the name of the backend."""
-        return BACKEND
+        return "ddp"
 
     def get_run_id(self) -> str:
         """Return the run's id."""
@@ -100,31 +107,28 @@ class PodRendezvous(api.RendezvousHandler):
             joined = self._join()
         except RuntimeError as error:
             raise api.RendezvousConnectionError(f"lost the store: {error}") from error
-        self.number = joined.number
+        self.current = joined
+        self.restarts = joined.restarts
         store = PrefixStore(f"{self._run}/{joined.number}/torch", self._store)
         rank = joined.members.index(self._pod.node)
         return _build_info(store, rank, len(joined.members), joined.address, joined.port)
 
     def _join(self) -> Round:
-        number = self._shared.add("rounds", 0)
-        last = self._read_round(number - 1)
-        current = self._read_round(number)
-        while current is not None:  # pod 0 ended before it counted the round
-            last = current
-            number += 1
-            current = self._read_round(number)
+        """Return the next round with this pod. A new agent reads past the rounds before its time."""
+        last = self.current
         while True:
-            joined = self._await_round(number, () if last is None else last.members)
-            if self._pod.node in joined.members:
-                return joined
-            last = joined
-            number += 1
+            published = self._read_round(last.number + 1)
+            if published is None:
+                published = self._await_round(last.number + 1, last.members)
+                if self._pod.node in published.members:
+                    return published
+            last = published
 
     def _await_round(self, number: int, previous: Sequence[int]) -> Round:
         """Register for a round and wait until it is published, with this pod or without it."""
         wait = _Wait(self._pod, number, previous, time.monotonic())
         pause = min(self._pause, _LONGEST_PAUSE_OF_POD_0) if self._pod.node == 0 else self._pause
-        self._shared.append(f"{number}/pods", [self._pod.node, self._address])
+        self._shared.append(f"{number}/pods", [self._pod.node, self.restarts])
         if not wait.is_standby:
             self._request_restart(number)
         try:
@@ -136,7 +140,7 @@ class PodRendezvous(api.RendezvousHandler):
                 time.sleep(pause)
         except BaseException:
             with suppress(Exception):  # the store may be what has ended
-                self._shared.append(f"{number}/pods", [self._pod.node, ""])
+                self._shared.append(f"{number}/pods", [self._pod.node, None])
             raise
 
     def _check_wait(self, wait: "_Wait", now: float) -> None:
@@ -154,15 +158,15 @@ class PodRendezvous(api.RendezvousHandler):
     def _publish(self, wait: "_Wait") -> Optional[Round]:
         """Publish a round if it is complete. Only pod 0 does."""
         registrations = read_registrations(self._shared.read_log(f"{wait.number}/pods"))
-        dead = self._find_dead(sorted(registrations.indices.union(wait.previous)))
+        dead = self._find_dead(sorted({*registrations.joined, *wait.previous}))
         waited = time.monotonic() - wait.since
         members = choose_members(self._size, registrations, wait.previous, dead, waited)
         if members is None:
             return None
         address, port = self._rank_stores.prepare()
-        self._shared.write(f"{wait.number}/members", [members, address, port])
-        self._shared.add("rounds", 1)
-        return Round(wait.number, members, address, port)
+        restarts = max(registrations.joined[pod] for pod in members)
+        self._shared.write(f"{wait.number}/members", [members, restarts, address, port])
+        return Round(wait.number, members, restarts, address, port)
 
     def _read_round(self, number: int) -> Optional[Round]:
         value = self._shared.read(f"{number}/members")
@@ -170,7 +174,7 @@ class PodRendezvous(api.RendezvousHandler):
 
     def share(self) -> SignedStore:
         """Return the values that the pods share in the current round."""
-        return SignedStore(self._store, self._pod.secret, f"{self._run}/{self.number}/shared")
+        return SignedStore(self._store, self._pod.secret, f"{self._run}/{self.current.number}/shared")
 
     # -- changes of the group
 
@@ -185,7 +189,7 @@ class PodRendezvous(api.RendezvousHandler):
         self._read_at = now
         if self._lost_store is None:
             try:
-                return int(self._is_restart_requested(self.number + 1))
+                return int(self._is_restart_requested(self.current.number + 1))
             except RuntimeError as error:
                 self._lost_store = AwakeClock(1.0, now), error
         clock, problem = self._lost_store
@@ -196,9 +200,10 @@ class PodRendezvous(api.RendezvousHandler):
     def leave(self) -> None:
         """Leave the run, so that its other pods do not wait for this one."""
         self._has_left.set()
-        if self._pod.regroups and self.number >= 0:
-            self._shared.append(f"{self.number + 1}/pods", [self._pod.node, ""])
-            self._request_restart(self.number + 1)
+        if self._pod.regroups and self.current is not _BEFORE_FIRST:
+            following = self.current.number + 1
+            self._shared.append(f"{following}/pods", [self._pod.node, None])
+            self._request_restart(following)
 
     def _request_restart(self, number: int) -> None:
         self._shared.write(f"{number}/restart", True)

@@ -25,7 +25,6 @@ VALUE_LIMIT = 4 << 20  # bytes; the log of 5,000 pods has less than one MiB
 _MAC_LENGTH = 64  # hexadecimal digits
 _BACKLOG = 2048
 _SECONDS_FOR_STORE = 2.0
-_TRIES_TO_RAISE = 10
 # compare_set returns it for a key that does not exist: so it reads without waiting for the key, also on torch 2.2.
 _ABSENT = "absent"
 
@@ -65,18 +64,6 @@ class SignedStore:
         """Return the valid values of a log, in the order in which they were appended."""
         values = [self._verify(key, line) for line in self._fetch(key).split("\n")]
         return [value for value in values if value is not None]
-
-    def raise_to(self, key: str, number: int) -> None:
-        """Set a number, unless the stored one is as high."""
-        before = self._fetch(key)
-        for _ in range(_TRIES_TO_RAISE):
-            stored = self._verify(key, before)
-            if isinstance(stored, int) and stored >= number:
-                return
-            after = self._store.compare_set(self._name(key), before, self._sign(key, number)).decode(errors="replace")
-            if after == before:
-                return
-            before = after
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter, which is not signed. Returns its value."""

@@ -12,7 +12,6 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from ddp_operator.launcher.files import write_json
 from ddp_operator.launcher.pod import CheckpointStoreConfig
 from ddp_operator.launcher.torchrun.agreement import (
-    RestartCount,
     RunStep,
     SharedSnapshot,
     SharedStall,
@@ -66,30 +65,6 @@ def test_invalid_step_is_ignored(tmp_path: Path, step: Any) -> None:
     store = round_store()
     store.write("ddp/step", step)
     assert RunStep(launcher_pod(tmp_path)).read(store) is None
-
-
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_pod_that_took_anothers_place_learns_the_restarts_from_its_peers(order: tuple[int, int]) -> None:
-    store = round_store()
-    counts = (RestartCount(5), RestartCount(0))
-    for index in order:
-        counts[index].start_round(store, 10.0)
-    stayed, newcomer = counts
-    assert not newcomer.learn(11.0), "the peers may still start their workers"
-    assert (newcomer.learn(12.5), stayed.learn(12.5)) == (True, False)
-    assert (newcomer.count, stayed.count) == (5, 5)
-    store.write("ddp/restarts", 9)
-    assert not newcomer.learn(), "once in a round"
-
-
-def test_pod_learns_the_restarts_before_its_next_one_and_keeps_its_own_without_a_store() -> None:
-    store = round_store()
-    newcomer = RestartCount(1)
-    newcomer.start_round(store, 10.0)
-    RestartCount(4).start_round(store, 10.1)
-    assert (newcomer.learn(), newcomer.count) == (True, 4)
-    newcomer.start_round(LOST, 20.0)
-    assert (newcomer.learn(), newcomer.count) == (False, 4)
 
 
 @pytest.mark.parametrize("newest", ["000000001-000000007", ""])

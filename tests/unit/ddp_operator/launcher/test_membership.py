@@ -25,13 +25,13 @@ def members(
     left: tuple[int, ...] = (),
     waited: float = 0.0,
 ) -> list[int] | None:
-    registrations = Registrations({pod: f"pod-{pod}" for pod in joined}, frozenset(left))
+    registrations = Registrations(dict.fromkeys(joined, 0), frozenset(left))
     return choose_members(size, registrations, previous, dead, waited)
 
 
 def test_last_entry_of_each_pod_counts() -> None:
-    entries = [[0, "a"], [1, "b"], [2, "c"], [1, ""], [2, ""], [2, "d"], [3, ""]]
-    assert read_registrations(entries) == ({0: "a", 2: "d"}, {1, 3})
+    entries = [[0, 5], [1, 5], [2, 5], [1, None], [2, None], [2, 0], [3, None]]
+    assert read_registrations(entries) == ({0: 5, 2: 0}, {1, 3})
 
 
 class TestFixedSize:

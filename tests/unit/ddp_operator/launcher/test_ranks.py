@@ -14,8 +14,9 @@ import pytest
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from ddp_operator.launcher.processes import STOP_SIGNALS
-from ddp_operator.launcher.torchrun.ranks import InterceptedLogs, RankProcesses, RanksPrepared, StopSignals
+from ddp_operator.launcher.torchrun.ranks import InterceptedLogs, RankProcesses, RanksPrepared, hold_stop_signals
 
+FORKER: Any = None
 STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
 SAVES = """
 import signal, sys, time
@@ -78,17 +79,15 @@ def test_stopped_rank_continues_to_save_or_is_killed(
     assert ranks.exit_codes == {0: code}
 
 
-def test_signal_waits_until_the_ranks_are_known() -> None:
+def test_signal_is_held_until_ranks_are_known() -> None:
     known: list[str] = []
-    signals = StopSignals()
 
     def start_ranks() -> None:
-        with signals.hold():
+        with hold_stop_signals():
             os.kill(os.getpid(), signal.SIGTERM)
             known.append("rank")
 
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    signals.install()
     try:
         with pytest.raises(SignalException, match="SIGTERM"):
             start_ranks()
@@ -109,7 +108,7 @@ class TestInterceptedLogs:
             return "files"
 
     def test_environments_reach_the_agent_before_torchrun_starts_ranks(self) -> None:
-        logs = InterceptedLogs(self.Logs())
+        logs = InterceptedLogs(self.Logs(), FORKER)
         logs.intercepts = True
         with pytest.raises(RanksPrepared) as caught:
             logs.reify({0: {"RANK": "0"}})
@@ -117,5 +116,5 @@ class TestInterceptedLogs:
         assert caught.value.logs == "files"
 
     def test_torchrun_gets_its_log_files_otherwise(self) -> None:
-        logs = InterceptedLogs(self.Logs())
+        logs = InterceptedLogs(self.Logs(), FORKER)
         assert (logs.reify({0: {}}), logs.root_log_dir) == ("files", "/logs")

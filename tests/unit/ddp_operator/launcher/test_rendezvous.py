@@ -98,7 +98,7 @@ def test_round_is_complete_when_the_last_pod_has_joined(fixed: Job) -> None:
     assert not any(joined.done() for joined in early)
     assert fixed.meet(1) == [(1, 3)]
     assert [read(joined) for joined in early] == [(2, 3), (0, 3)]
-    assert [pod.number for pod in fixed.pods] == [0, 0, 0]
+    assert [pod.current.number for pod in fixed.pods] == [0, 0, 0]
 
 
 def test_members_get_the_address_of_rank_0_and_a_store_of_the_round(fixed: Job) -> None:
@@ -130,12 +130,21 @@ def test_agent_that_takes_anothers_place_joins_the_open_round(fixed: Job) -> Non
     assert read(lost) == (1, 3)
 
 
-def test_agent_of_pod_0_that_ended_before_it_counted_the_round_leads_the_next(fixed: Job) -> None:
+def test_new_agent_of_pod_0_leads_the_round_after_the_published_ones(fixed: Job) -> None:
     fixed.meet(0, 1, 2)
-    fixed.pods[0]._shared.add("rounds", -1)
+    fixed.meet(0, 1, 2)
     fixed.pods[0] = fixed.start(0)
     assert fixed.meet(0, 1, 2) == [(0, 3), (1, 3), (2, 3)]
-    assert [pod.number for pod in fixed.pods] == [1, 1, 1]
+    assert [pod.current.number for pod in fixed.pods] == [2, 2, 2]
+
+
+def test_pod_that_took_anothers_place_learns_the_restarts_of_its_peers(fixed: Job) -> None:
+    fixed.meet(0, 1, 2)
+    for pod in fixed.pods:
+        pod.restarts = 5
+    fixed.pods[1] = fixed.start(1)
+    fixed.meet(0, 1, 2)
+    assert [pod.restarts for pod in fixed.pods] == [5, 5, 5]
 
 
 def test_pod_that_gives_up_is_no_member(fixed: Job) -> None:
@@ -175,7 +184,7 @@ def test_single_pod_needs_no_store(tmp_path: Path) -> None:
     pod = PodRendezvous(launcher_pod(tmp_path, nodes=1), RUN, "127.0.0.1", GroupSize(1, 1, 1))
     infos = [pod.next_rendezvous() for _ in range(2)]
     assert [(info.rank, info.world_size) for info in infos] == [(0, 1), (0, 1)]
-    assert pod.number == 1
+    assert pod.current.number == 1
     infos[0].store.set("key", "value")
     assert infos[1].store.add("key", 1) == 1
     assert not pod.num_nodes_waiting()

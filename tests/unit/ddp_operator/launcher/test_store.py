@@ -74,21 +74,6 @@ class TestSignedStore:
         signed(store).append("log", [2, "c"])
         assert signed(store).read_log("log") == [[0, "a"], [2, "c"]]
 
-    def test_number_only_rises(self) -> None:
-        store = HashStore()
-        for number in (2, 5, 3):
-            signed(store).raise_to("count", number)
-        assert signed(store).read("count") == 5
-
-    def test_unsigned_number_is_replaced_and_one_that_is_no_text_ends_the_attempts(self) -> None:
-        store = HashStore()
-        store.set("run/0/count", "999")
-        signed(store).raise_to("count", 2)
-        assert signed(store).read("count") == 2
-        store.set("run/0/count", b"\xff")
-        signed(store).raise_to("count", 3)
-        assert signed(store).read("count") is None
-
     def test_counter_is_added_up(self) -> None:
         store = HashStore()
         assert [signed(store).add("pods", amount) for amount in (0, 1, 2)] == [0, 1, 3]
