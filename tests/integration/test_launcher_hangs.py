@@ -9,9 +9,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from ddp_operator.launcher.pod import WatchdogConfig
-from tests.support.launcher_pods import LauncherPods
+from tests.support.launcher_pods import LauncherPods, PodEnd
 
 pytestmark = pytest.mark.process
 
@@ -197,6 +198,77 @@ def test_ranks_in_different_collectives_are_killed_and_both_named(pods: PodsFact
     assert "rank 1 waits for other ranks in broadcast (train.py:" in second.message["message"]
     assert "do they call the same collectives" in first.message["message"]
     assert (first.message["secondary"], second.message["secondary"]) == (False, False)  # no other pod explains it
+
+
+# Two ranks without an exporter whose steps are counted; FAULT is in the step, after the gradients are reduced.
+COUNTED = """
+import sys, time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+second = dist.new_group()
+model = DistributedDataParallel(torch.nn.Linear(4, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def train_step(step):
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 20:
+        FAULT
+
+for step in range(40):
+    train_step(step)
+    time.sleep(0.1)
+"""
+SKIPS = "if rank == 0: dist.all_reduce(torch.ones(3), group=second)"
+REVERSES = """
+        calls = [(dist.all_reduce, torch.ones(3), second), (dist.broadcast, torch.ones(5), None)]
+        for call, tensor, group in calls if rank else reversed(calls):
+            call(tensor, **({"src": 0} if group is None else {"group": group}))
+"""
+needs_recorder = pytest.mark.skipif(
+    not hasattr(torch._C._distributed_c10d, "_dump_fr_trace_json"),
+    reason="no flight recorder for gloo in this PyTorch",
+)
+SECOND_GROUP = r"all_reduce 1 of group 1, shape \[3\]"
+
+
+def find_cause(ended: list[PodEnd]) -> str:
+    """Return the message of the pod whose failure is the root cause."""
+    causes = [pod.message["message"] for pod in ended if not pod.message["secondary"]]
+    assert causes, [pod.log for pod in ended]
+    return str(causes[0])
+
+
+@needs_recorder
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_hang_names_rank_that_did_not_arrive_and_collective_of_its_peer(pods: PodsFactory, nodes: int) -> None:
+    script = COUNTED.replace("FAULT", "if rank == 1: time.sleep(1e9)")
+    cause = find_cause(pods(script, nodes=nodes, nproc=2 // nodes, config=watchdog("Fail")).run())
+    assert re.search(
+        r"rank 1 is in train_step \(train.py:\d+\), after all_reduce \d+ of the default group; "
+        r"rank 0 waits in all_reduce \d+ of the default group, shape \[10\]$",
+        cause,
+    ), cause
+
+
+@needs_recorder
+@pytest.mark.parametrize(
+    ("nodes", "fault", "others"),
+    [
+        (1, SKIPS, r"all_reduce \d+ of the default group, shape \[10\]"),
+        (2, SKIPS, r"all_reduce \d+ of the default group, shape \[10\]"),
+        (2, REVERSES, r"broadcast \d+ of the default group, shape \[5\]"),
+    ],
+)
+def test_deadlock_names_each_ranks_collective(pods: PodsFactory, nodes: int, fault: str, others: str) -> None:
+    job = pods(COUNTED.replace("FAULT", fault), nodes=nodes, nproc=2 // nodes, config=watchdog("Fail"))
+    cause = find_cause(job.run())
+    assert re.search(rf"waits (for other ranks )?in .*{SECOND_GROUP}", cause), cause
+    assert re.search(rf"waits (for other ranks )?in .*{others}", cause), cause
+    assert cause.endswith(": all ranks have to call the same collectives in the same order")
 
 
 def test_long_validation_by_rank_0_is_reported_only(pods: PodsFactory, tmp_path: Path) -> None:

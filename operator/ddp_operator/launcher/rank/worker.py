@@ -13,7 +13,6 @@ from .. import counters
 from ..files import read_json, write_json
 from ..processes import STACK_SIGNAL, set_parent_death_signal
 from .import_hook import ImportHook
-from .steps import StepCounter
 from .tracebacks import hide_own_frames, record_exception
 
 _GROUPS_MODULE = "torch.distributed.distributed_c10d"
@@ -35,12 +34,15 @@ _PROXY_VARIABLES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
 class GroupRecorder(ImportHook):
     """Records the size of the default process group that a rank's program initializes, without importing torch.
 
-    Forked children of the rank record as well.
+    Forked children of the rank record as well. ``path``: of the record; ``pipe``: where the launcher requests a report
+    of the group's collectives.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, pipe: str) -> None:
         super().__init__(_GROUPS_MODULE)
         self._path = path
+        self._pipe = pipe
+        self._pid = os.getpid()
 
     def watch(self, module: Any) -> None:
         """Record the default group whenever the program sets it."""
@@ -57,9 +59,21 @@ class GroupRecorder(ImportHook):
                     write_json(self._path, {"size": size})
             except (AttributeError, TypeError, ValueError, OSError):
                 pass  # the group was destroyed, or this rank is no member
+            self._report_collectives()
             return result
 
         module._update_default_pg = update_and_record
+
+    def _report_collectives(self) -> None:
+        """Start to report collectives with the first group. A forked child does not: it shares the pipe."""
+        if not self._pipe or os.getpid() != self._pid:
+            return
+        path = self._pipe
+        self._pipe = ""
+        try:
+            importlib.import_module(f"{__package__}.collectives").start_reporter(path)
+        except (OSError, RuntimeError):
+            pass  # no pipe, or no thread: the stack shows where the rank waits
 
     def close(self) -> None:
         """Record that a program which succeeded created no group, if that is certain."""
@@ -81,6 +95,7 @@ class _RankFiles(NamedTuple):
     worker: str
     error: str
     group: str
+    collectives: str
     metrics: str
     stacks: str
     output: str
@@ -91,6 +106,7 @@ def _name_files(runtime: str, local_rank: str) -> _RankFiles:
         worker=os.path.join(runtime, "workers", f"{local_rank}.json"),
         error=os.path.join(runtime, "errors", f"{local_rank}.json"),
         group=os.path.join(runtime, "groups", f"{local_rank}.json"),
+        collectives=os.path.join(runtime, "groups", f"{local_rank}.collectives"),
         metrics=os.path.join(runtime, "metrics", local_rank),
         stacks=os.path.join(runtime, "stacks", local_rank),
         output=os.path.join(runtime, "output", local_rank),
@@ -126,7 +142,7 @@ def main(argv: Sequence[str]) -> NoReturn:
         _execute_program(target, args)
     _enable_stacks(files.stacks)
     if slot is not None:
-        StepCounter(slot).start()
+        _count_steps(slot)
     _run_and_record(kind, target, args, files, about)
 
 
@@ -142,8 +158,15 @@ def _open_slot(runtime: str, about: dict[str, Any]) -> Any:
     return slot
 
 
+def _count_steps(slot: Any) -> None:
+    """Count this rank's optimizer steps. The import takes milliseconds, which a job without counters does not need."""
+    from .steps import StepCounter
+
+    StepCounter(slot).start()
+
+
 def _remove_stale_files(files: _RankFiles) -> None:
-    for path in (files.error, files.group, *(f"{files.metrics}.{page}" for page in PAGES)):
+    for path in (files.error, files.group, files.collectives, *(f"{files.metrics}.{page}" for page in PAGES)):
         try:
             os.unlink(path)
         except OSError:
@@ -174,7 +197,7 @@ def _enable_stacks(path: str) -> None:
 def _run_and_record(kind: str, target: str, args: list[str], files: _RankFiles, about: dict[str, Any]) -> NoReturn:
     """Run the user's program; record its exception and its process group, but not those of forked children."""
     pid = os.getpid()
-    groups = GroupRecorder(files.group)
+    groups = GroupRecorder(files.group, files.collectives)
     groups.start()
     try:
         _run_python(kind, target, args)

@@ -8,7 +8,7 @@ from typing import Any, Callable, Mapping, Optional
 from ...contract.names import RUN_STEP_FILE, STALL_REPORT_FILE
 from ..files import read_json
 from ..pod import Pod
-from ..watchdog.stall import JobStall, decode_activity
+from ..watchdog.stall import MOST_WAITS, JobStall, RankWait, decode_activity, decode_wait
 from .store import SignedStore, query_store
 
 _LONGEST_PAUSE = 5.0  # between two exchanges of a stall
@@ -84,6 +84,7 @@ class SharedStall:
         self._store: Optional[SignedStore] = None
         self._counted: dict[str, bool] = {}  # the flags of this pod that are counted in the store
         self._posted_cause: Optional[dict[str, Any]] = None
+        self._posted_wait: Optional[dict[str, Any]] = None
         self._pending: list[bool] = []  # a store that does not respond gets no second query
 
     def exchange(self, store: SignedStore, pods: int, now: float) -> Optional[JobStall]:
@@ -96,6 +97,7 @@ class SharedStall:
             self._store = store
             self._counted = {}
             self._posted_cause = None
+            self._posted_wait = None
             self._pending = []
         if self._pending or not (report or self._counted):
             return None
@@ -123,9 +125,28 @@ class SharedStall:
             store.write(f"{self._KEY}/cause", own)
             stored = own
         self._posted_cause = own
+        waits = self._post_wait(store, report.get("wait"))
         if not report:
             self._counted = {}
-        return JobStall(pods=pods, cause=decode_activity(stored), **counts)
+        return JobStall(pods=pods, cause=decode_activity(stored), waits=waits, **counts)
+
+    def _post_wait(self, store: SignedStore, own: Optional[dict[str, Any]]) -> tuple[RankWait, ...]:
+        """Share in which collective a rank of this pod waits, if no peer waits in it. Returns what all pods share.
+
+        Two pods may write at the same time. The one whose entry is lost writes it again at the next exchange.
+        """
+        stored = store.read(f"{self._KEY}/waits")
+        shared = stored[:MOST_WAITS] if isinstance(stored, list) else []
+        waits = [wait for wait in shared if wait == own or wait != self._posted_wait]
+        known = [decode_wait(wait) for wait in waits]
+        collectives = [wait.collective for wait in known if wait is not None]
+        if own is not None and own["collective"] not in collectives and len(waits) < MOST_WAITS:
+            waits.append(own)
+        if waits != shared:
+            store.write(f"{self._KEY}/waits", waits)
+        self._posted_wait = own if own in waits else None
+        decoded = [decode_wait(wait) for wait in waits]
+        return tuple(wait for wait in decoded if wait is not None)
 
 
 def count_ended_pods(store: SignedStore) -> int:

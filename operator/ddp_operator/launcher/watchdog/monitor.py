@@ -14,6 +14,7 @@ from ..files import log, try_write_json
 from ..pod import Pod, WatchdogConfig, WorkerRecord, list_workers
 from ..processes import STOPPED_STATES, count_cpu_seconds, find_family, kill, process_state
 from ..progress.metrics import PAGE_TIMEOUT, MetricsEndpoint, read_step
+from .collectives import CollectivesRequest, RankCollectives
 from .stacks import Stack, collect_stacks
 from .stall import (
     ACTIVITY_LIMIT,
@@ -23,11 +24,13 @@ from .stall import (
     JobStall,
     RankActivity,
     RankStall,
+    RankWait,
     StallReport,
     StepMark,
     StepPulse,
     build_stall_rows,
     count_steps,
+    describe_waits,
     report_stall,
     should_kill_workers,
     stall_grace_seconds,
@@ -37,11 +40,19 @@ _SECONDS_BETWEEN_CHECKS = 5.0
 
 
 class StalledWorker(NamedTuple):
-    """A worker of a stalled pod, its activity, and its stack as text."""
+    """A worker of a stalled pod, its activity, its stack as text, and its collectives."""
 
     worker: WorkerRecord
     activity: RankActivity
     stack: str
+    collectives: RankCollectives
+
+    @property
+    def wait(self) -> Optional[RankWait]:
+        """The collective in which it waits; None if it waits in none, or that is unknown."""
+        pending = self.collectives.pending
+        is_waiting = self.activity.state == "Waiting" and pending is not None
+        return RankWait(self.worker.rank, pending.text) if is_waiting and pending is not None else None
 
 
 class StallMonitor:
@@ -121,6 +132,15 @@ class StallMonitor:
     @property
     def _activities(self) -> list[RankActivity]:
         return [stalled.activity for stalled in self._stalled]
+
+    @property
+    def _waits(self) -> list[RankWait]:
+        """The collectives in which this pod's ranks wait."""
+        waits = [stalled.wait for stalled in self._stalled]
+        return [wait for wait in waits if wait is not None]
+
+    def _report(self, stall: RankStall) -> StallReport:
+        return report_stall(stall, self._activities, self._waits)
 
     def _path(self, *names: str) -> str:
         return os.path.join(self._pod.runtime, *names)
@@ -225,14 +245,14 @@ class StallMonitor:
         kind = "hang" if stall.known else "idle"
         note = "" if stall.known else "; no process is killed, because no step was counted (docs/your-script.md)"
         log(f"{kind}: {stall.message}{note}; the stacks of this pod's ranks follow")
-        self._stalled = self._examine(stall, workers, collect_stacks(self._pod, self._metrics, workers))
+        self._stalled = self._examine(stall, workers, quiet=False)
         log("\n".join(activity.what for activity in self._activities))
         self.job_stall = None
         self._remote_cause = None
         self._killed = False
         self._kill_at = math.inf
         self._give_up_at = now + self._grace_seconds(has_cause=False)
-        report = report_stall(stall, self._activities) if self._steps_known else NO_REPORT
+        report = self._report(stall) if self._steps_known else NO_REPORT
         try_write_json(self._path(STALL_REPORT_FILE), report.encode())
 
     def _clear_stall(self) -> None:
@@ -247,16 +267,15 @@ class StallMonitor:
             os.unlink(self._path(STALL_REPORT_FILE))
 
     def _is_unchanged(self, stall: RankStall, workers: Sequence[WorkerRecord]) -> bool:
-        """Return whether the ranks' activity is unchanged since the stall was detected."""
-        stacks = collect_stacks(self._pod, self._metrics, workers, quiet=True)
-        return [stalled.activity for stalled in self._examine(stall, workers, stacks)] == self._activities
+        """Return whether the ranks do the same as when the stall was detected."""
+        return [stalled.activity for stalled in self._examine(stall, workers, quiet=True)] == self._activities
 
     def _grace_seconds(self, *, has_cause: bool) -> float:
         return stall_grace_seconds(self._pod.nodes, self._interval, has_cause=has_cause)
 
     def _should_kill(self, stall: RankStall, now: float) -> bool:
-        """Return whether to kill this pod's workers now, from the reports of all pods."""
-        report = report_stall(stall, self._activities)
+        """Return whether this pod's workers are to be killed now, by the reports of all pods."""
+        report = self._report(stall)
         job_stall = self.job_stall if self._pod.is_multi_node else _sum_up(report)
         if self._kill_at == math.inf and should_kill_workers(report, job_stall, certain=stall.certain):
             self._kill_at = now + self._grace_seconds(has_cause=True)
@@ -270,15 +289,19 @@ class StallMonitor:
         given_up = stall.certain or (cause is not None and report.stuck and is_job_stuck)
         return now >= self._kill_at or (given_up and now >= self._give_up_at)
 
-    def _examine(
-        self, stall: RankStall, workers: Sequence[WorkerRecord], stacks: Mapping[int, Stack]
-    ) -> list[StalledWorker]:
-        """Return the activity of each worker."""
+    def _examine(self, stall: RankStall, workers: Sequence[WorkerRecord], *, quiet: bool) -> list[StalledWorker]:
+        """Return what each worker does instead of a step. The log has the stacks unless ``quiet``."""
+        request = CollectivesRequest(self._pod, workers)
+        stacks = collect_stacks(self._pod, self._metrics, workers, quiet=quiet)
+        # A rank that does not respond this time still waits where it did, or its stack shows that it does not.
+        known = {stalled.worker.local_rank: stalled.collectives for stalled in self._stalled if quiet}
+        reports = {**known, **request.read()}
         stalled = []
         for worker in workers:
             stack = stacks.get(worker.local_rank)
-            activity = _describe_activity(stall, worker, stack)
-            stalled.append(StalledWorker(worker, activity, stack.text if stack else ""))
+            collectives = reports.get(worker.local_rank, RankCollectives())
+            activity = _describe_activity(stall, worker, stack, collectives)
+            stalled.append(StalledWorker(worker, activity, stack.text if stack else "", collectives))
         return stalled
 
     # -- the end of the workers
@@ -304,8 +327,8 @@ class StallMonitor:
         message = f"{stall.message}: {stalled.activity.what}"
         if secondary and self._remote_cause:
             message += f"; in another pod, {self._remote_cause.what}"
-        elif is_deadlock:
-            message += "; all ranks of the job wait: do they call the same collectives in the same order?"
+        elif is_root_cause:
+            message += self._describe_peers(stalled, is_deadlock=is_deadlock)
         return {
             "rank": stalled.worker.rank,
             "localRank": stalled.worker.local_rank,
@@ -318,6 +341,18 @@ class StallMonitor:
             "secondary": secondary,
             "time": time.time(),
         }
+
+    def _describe_peers(self, cause: StalledWorker, *, is_deadlock: bool) -> str:
+        """Return in which collectives the other ranks of the job wait. ``is_deadlock``: all ranks wait."""
+        own = cause.wait.collective if cause.wait is not None else ""
+        shared = self.job_stall.waits if self.job_stall is not None else ()
+        waits = describe_waits([wait for wait in (*self._waits, *shared) if wait.collective != own])
+        text = f"; {waits}" if waits else ""
+        if not is_deadlock:
+            return text
+        if own and waits:
+            return f"{text}: all ranks have to call the same collectives in the same order"
+        return "; all ranks of the job wait: do they call the same collectives in the same order?"
 
 
 def _find_interval(plan: Optional[WatchdogConfig]) -> float:
@@ -332,8 +367,10 @@ def _sum_up(report: StallReport) -> JobStall:
     return JobStall(int(report.known), int(report.stuck), int(report.idle), 1, None)
 
 
-def _describe_activity(stall: RankStall, worker: WorkerRecord, stack: Optional[Stack]) -> RankActivity:
-    """Return the activity of a worker that makes no step."""
+def _describe_activity(
+    stall: RankStall, worker: WorkerRecord, stack: Optional[Stack], collectives: RankCollectives
+) -> RankActivity:
+    """Return what a worker does instead of a step."""
     is_idle = worker.local_rank in stall.idle
     if process_state(worker.pid) in STOPPED_STATES:
         state = "Stopped"
@@ -348,4 +385,13 @@ def _describe_activity(stall: RankStall, worker: WorkerRecord, stack: Optional[S
         is_behind = stall.certain or (is_idle and not stack.saves)
         state = "Behind" if is_behind else "Busy"
         what = f"rank {worker.rank} is in {stack.place}"
+    what += _describe_collective(state, collectives)
     return RankActivity(worker.rank, worker.local_rank, state, what[:ACTIVITY_LIMIT])
+
+
+def _describe_collective(state: str, collectives: RankCollectives) -> str:
+    """Return the collective in which a rank waits, or the last one that it has called."""
+    pending = collectives.pending
+    if state == "Waiting" and pending is not None:
+        return f": {pending.text}"
+    return f", after {collectives.last.name}" if collectives.last is not None else ""

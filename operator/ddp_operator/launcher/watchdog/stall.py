@@ -14,10 +14,12 @@ from ...contract.names import (
 )
 from ..pod import WatchdogConfig
 from ..progress.metrics import is_number
+from .collectives import COLLECTIVE_LIMIT
 
 ACTIVITY_LIMIT = 200  # characters
 _STALLED_RANKS_SHOWN = 8
 _SECONDS_FOR_ROOT_CAUSE = 15.0  # two seconds of waiting for a page and five for stacks, twice at worst
+MOST_WAITS = 4  # different collectives of a job's ranks that its pods share
 _BEATS = re.compile(rf"^({METRIC_STEPS}|{METRIC_HEARTBEATS}|{METRIC_SAVING})(?:\{{[^\n]*\}})?[ \t]+(\S+)", re.MULTILINE)
 _PAUSES_NEEDED = 3  # between steps, before the length of the next one can be judged
 _PAUSE_FACTOR = 4.0  # by which a silence is longer than any pause before it
@@ -57,21 +59,33 @@ class RankActivity(NamedTuple):
         return self.state in ("Stopped", "Behind")
 
 
+class RankWait(NamedTuple):
+    """A rank, and the collective in which it waits: its operation, number, group and shape as text."""
+
+    rank: int
+    collective: str
+
+
 class StallReport(NamedTuple):
     """The report of one pod to its peers.
 
     ``known``: steps were made and have stopped. ``stuck``: no rank of the pod computes. ``idle``: no rank uses the CPU.
-    ``cause``: a rank of the pod for which its peers wait.
+    ``cause``: a rank of the pod for which its peers wait. ``wait``: of the pod's first rank that waits in a collective.
     """
 
     known: bool
     stuck: bool
     idle: bool
     cause: Optional[RankActivity]
+    wait: Optional[RankWait] = None
 
     def encode(self) -> dict[str, object]:
         """Return the report as a JSON object."""
-        return {**self._asdict(), "cause": None if self.cause is None else self.cause._asdict()}
+        return {
+            **self._asdict(),
+            "cause": None if self.cause is None else self.cause._asdict(),
+            "wait": None if self.wait is None else self.wait._asdict(),
+        }
 
 
 NO_REPORT = StallReport(known=False, stuck=False, idle=False, cause=None)
@@ -79,13 +93,17 @@ NO_REPORT = StallReport(known=False, stuck=False, idle=False, cause=None)
 
 
 class JobStall(NamedTuple):
-    """The reports of all pods: how many know steps, are stuck and are idle, of how many, and one root cause."""
+    """The reports of all pods: how many know steps, are stuck and are idle, of how many, and one root cause.
+
+    ``waits``: one rank for each different collective, at most MOST_WAITS.
+    """
 
     known: int
     stuck: int
     idle: int
     pods: int
     cause: Optional[RankActivity]
+    waits: tuple[RankWait, ...] = ()
 
     @property
     def is_stuck(self) -> bool:
@@ -95,8 +113,9 @@ class JobStall(NamedTuple):
 
 def decode_job_stall(raw: Sequence[Any]) -> JobStall:
     """Read a JobStall that was encoded as a JSON array."""
-    known, stuck, idle, pods, cause = raw
-    return JobStall(known, stuck, idle, pods, None if cause is None else RankActivity(*cause))
+    known, stuck, idle, pods, cause, waits = raw
+    activity = None if cause is None else RankActivity(*cause)
+    return JobStall(known, stuck, idle, pods, activity, tuple(RankWait(*wait) for wait in waits))
 
 
 def decode_activity(raw: Any) -> Optional[RankActivity]:
@@ -106,13 +125,28 @@ def decode_activity(raw: Any) -> Optional[RankActivity]:
     return RankActivity(**raw)
 
 
-def report_stall(stall: RankStall, ranks: Sequence[RankActivity]) -> StallReport:
-    """Return a pod's report on its own stall."""
+def decode_wait(raw: Any) -> Optional[RankWait]:
+    """Read a wait that a peer pod has shared; None if it is invalid."""
+    if not isinstance(raw, dict) or set(raw) != set(RankWait._fields):
+        return None
+    return RankWait(raw["rank"], str(raw["collective"])[:COLLECTIVE_LIMIT]) if isinstance(raw["rank"], int) else None
+
+
+def describe_waits(waits: Sequence[RankWait]) -> str:
+    """Return which rank waits in which collective: one rank for each different collective."""
+    first: dict[str, int] = {}
+    for wait in waits:
+        first.setdefault(wait.collective, wait.rank)
+    return "; ".join(f"rank {rank} waits in {collective}" for collective, rank in list(first.items())[:MOST_WAITS])
+
+
+def report_stall(stall: RankStall, ranks: Sequence[RankActivity], waits: Sequence[RankWait] = ()) -> StallReport:
+    """Return a pod's report on its own stall. ``waits``: of its ranks."""
     busy = any(rank.state == "Busy" for rank in ranks)
     idle = all(rank.local_rank in stall.idle or rank.state == "Stopped" for rank in ranks)
     behind = [rank for rank in ranks if rank.behind]
     cause = behind[0] if behind and not busy else None
-    return StallReport(stall.known, not busy, idle, cause)
+    return StallReport(stall.known, not busy, idle, cause, waits[0] if waits else None)
 
 
 def should_kill_workers(report: StallReport, job_stall: Optional[JobStall], *, certain: bool) -> bool:

@@ -19,7 +19,7 @@ from ddp_operator.launcher.torchrun.agreement import (
     wait_for_ended_pods,
 )
 from ddp_operator.launcher.torchrun.store import SignedStore
-from ddp_operator.launcher.watchdog.stall import JobStall, RankActivity, RankStall, report_stall
+from ddp_operator.launcher.watchdog.stall import JobStall, RankActivity, RankStall, RankWait, report_stall
 from tests.support.launcher_config import launcher_pod
 
 WAITS = RankActivity(0, 0, "Waiting", "rank 0 waits for other ranks in all_reduce")
@@ -110,6 +110,26 @@ class TestSharedStall:
         others.unlink()
         second.exchange(store, 2, 2)
         assert first.exchange(store, 2, 3) == JobStall(1, 1, 1, 2, None)
+
+    def test_pods_share_one_rank_for_each_collective(self, tmp_path: Path) -> None:
+        store = round_store()
+        (own, first), (others, second) = self.pods(tmp_path)
+        reduces = RankWait(0, "all_reduce 7 of the default group")
+        write_json(str(own), report_stall(SILENT, [WAITS], [reduces]).encode())
+        write_json(str(others), report_stall(SILENT, [WAITS], [reduces._replace(rank=1)]).encode())
+        first.exchange(store, 2, 1)
+        shared = second.exchange(store, 2, 1)
+        assert shared is not None
+        assert shared.waits == (reduces,)
+        broadcasts = RankWait(1, "broadcast 3 of group 1")
+        write_json(str(others), report_stall(SILENT, [WAITS], [broadcasts]).encode())
+        shared = second.exchange(store, 2, 2)
+        assert shared is not None
+        assert shared.waits == (reduces, broadcasts)
+        own.unlink()
+        shared = first.exchange(store, 2, 3)
+        assert shared is not None
+        assert shared.waits == (broadcasts,)
 
     def test_new_round_starts_with_an_empty_state(self, tmp_path: Path) -> None:
         (own, first), _ = self.pods(tmp_path)

@@ -442,7 +442,7 @@ def recorded(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str, module
         resource, "getrusage", lambda who: SimpleNamespace(ru_utime=float(who == resource.RUSAGE_SELF), ru_stime=0.0)
     )
     path = folder / "0.json"
-    recorder = GroupRecorder(str(path))
+    recorder = GroupRecorder(str(path), "")
     monkeypatch.setattr(sys, "meta_path", [recorder, *sys.meta_path])
     before = len(sys.meta_path)
     exec(program, {"sys": sys, "resource": resource})

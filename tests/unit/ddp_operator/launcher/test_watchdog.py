@@ -28,6 +28,7 @@ from ddp_operator.launcher.watchdog.stall import (
     JobStall,
     RankActivity,
     RankStall,
+    RankWait,
     StepMark,
     StepPulse,
     build_stall_rows,
@@ -261,7 +262,7 @@ class TestPodsAgree:
 
 @pytest.mark.parametrize("cause", [None, TestPodsAgree.SLEEPS])
 def test_job_stall_survives_json(cause: RankActivity | None) -> None:
-    job_stall = JobStall(1, 2, 0, 2, cause)
+    job_stall = JobStall(1, 2, 0, 2, cause, (RankWait(0, "all_reduce 7 of the default group"),))
     assert decode_job_stall(json.loads(json.dumps(job_stall))) == job_stall
 
 
