@@ -12,9 +12,11 @@ import psutil
 import pytest
 
 from ddp_operator.launcher.pod import CheckpointStoreConfig, WatchdogConfig
+from tests.support import ROOT
 from tests.support.launcher_pods import LauncherPods
 from tests.support.object_store import FolderStore, ObjectStore
 from tests.support.saved_states import load, same
+from tests.unit.test_docs import fenced
 
 pytestmark = pytest.mark.process
 
@@ -23,9 +25,6 @@ TRAIN = """
 import json, os, sys, time
 folder, rank, size = os.environ["DDP_CHECKPOINT_DIR"], int(os.environ["RANK"]), int(os.environ.get("SIZE", "0"))
 path = os.path.join(folder, "last.json")
-if rank and os.environ.get("SHARDS"):
-    os.makedirs(os.path.join(folder, "step-1"))
-    open(os.path.join(folder, "step-1", f"__{rank}_0.distcp"), "w").close()
 step = json.load(open(path))["step"] if os.path.exists(path) else 0
 print(f"rank {rank} begins at {step}", flush=True)
 def stop(number, frame):
@@ -50,6 +49,27 @@ while step < last and not rank:
         time.sleep(0.05)
 open("over", "w").close()
 """
+END_OF_EPOCH = """
+    import sys, time
+    time.sleep(float(os.environ.get("PAUSE", "0")))
+    is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    if dist.get_rank() == 1 and is_first and epoch + 1 == int(os.environ.get("FAIL_AFTER", "0")):
+        sys.exit(3)
+
+dist.destroy_process_group()
+"""
+
+
+def build_sharded_script() -> str:
+    """Return the FSDP2 script of docs/your-script.md with what tests set: a pause, a failure, one folder for all."""
+    page = (ROOT / "docs" / "your-script.md").read_text(encoding="utf-8")
+    (script,) = [block for block in fenced(page, "python") if "fully_shard" in block]
+    script = script.replace('f"epoch-{epoch + 1:04}"', 'os.environ.get("FOLDER", f"epoch-{epoch + 1:04}")')
+    assert "FOLDER" in script
+    return script.replace("\ndist.destroy_process_group()", END_OF_EPOCH)
+
+
+SHARDED = build_sharded_script()
 TRAINEE = [str(Path(__file__).parents[1] / "drills" / "trainee.py")]
 Attempt = Callable[..., LauncherPods]
 Store = FolderStore | ObjectStore
@@ -66,10 +86,12 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 def attempt(tmp_path: Path, store: Store) -> Iterator[Attempt]:
     made: list[LauncherPods] = []
 
-    def start(number: int, *, nodes: int = 1, restarts: int = 0, grace: int = 100, **env: object) -> LauncherPods:
+    def start(
+        number: int, *, nodes: int = 1, restarts: int = 0, grace: int = 100, script: str = TRAIN, **env: object
+    ) -> LauncherPods:
         folder = tmp_path / f"attempt-{number}"
         folder.mkdir()
-        (folder / "train.py").write_text(TRAIN)
+        (folder / "train.py").write_text(script)
         config = {"checkpoint": CheckpointStoreConfig(store.url, 3), "watchdog": WatchdogConfig(900, 900, 10, "Report")}
         pods = LauncherPods(folder, ["train.py"], nodes=nodes, max_restarts=restarts, config=config)
         made.append(pods)
@@ -179,11 +201,35 @@ def test_success_needs_last_checkpoint_in_store(attempt: Attempt, store: Store, 
     assert "training succeeded, but the last checkpoint was not uploaded" in end.message["message"]
 
 
-def test_shard_of_another_pod_ends_that_pod(attempt: Attempt) -> None:
-    end = attempt(1, nodes=2, STEPS=1000, SHARDS=1).wait(1)
+def list_shards(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*.distcp"))
+
+
+def test_sharded_checkpoint_continues_in_new_pods(attempt: Attempt, store: Store) -> None:
+    first = attempt(1, nodes=2, script=SHARDED, EPOCHS=3)
+    ends = [first.wait(0), first.wait(1)]
+    assert [end.code for end in ends] == [0, 0], ends[0].log + ends[1].log
+    second = attempt(2, nodes=2, script=SHARDED, EPOCHS=5)
+    ends = [second.wait(0), second.wait(1)]
+    assert [end.code for end in ends] == [0, 0], ends[0].log + ends[1].log
+    assert all("resume after epoch 3" in end.log for end in ends)
+    shards = list_shards(second.folder / "ckpt-0")
+    assert [f"epoch-0003/__{rank}_0.distcp" for rank in (0, 1)] == [path for path in shards if "-0003" in path]
+
+
+def test_sharded_checkpoint_continues_after_a_restart_in_the_same_pods(attempt: Attempt, store: Store) -> None:
+    pods = attempt(1, nodes=2, restarts=1, script=SHARDED, EPOCHS=4, FAIL_AFTER=2)
+    ends = [pods.wait(0), pods.wait(1)]
+    assert [end.code for end in ends] == [0, 0], ends[0].log + ends[1].log
+    assert all("resume after epoch 2" in end.log for end in ends)
+    assert all("epoch-0003" not in end.log for end in ends)
+
+
+def test_sharded_checkpoint_in_one_folder_ends_the_job(attempt: Attempt) -> None:
+    end = attempt(1, nodes=2, script=SHARDED, EPOCHS=1000, FOLDER="last", PAUSE=6).wait(0)
     assert end.code == 81, end.log
-    assert "this pod's ranks have saved the shard step-1/__1_0.distcp" in end.message["message"]
-    assert "Use checkpoint.claimName" in end.message["message"]
+    assert "was saved again in the same folder" in end.message["message"]
+    assert "in a folder of its own" in end.message["message"]
 
 
 def test_unusable_store_ends_pod_before_training(attempt: Attempt, store: Store, tmp_path: Path) -> None:

@@ -254,7 +254,8 @@ class Checkpoint(SpecFields, frozen=True, kw_only=True):
         Meta(
             description="Folder in an object store for copies of the path, instead of a claim: s3://bucket/prefix, "
             "gs://…, file://…, or any scheme of fsspec and its plug-ins in the image. Pods fetch the newest complete "
-            "snapshot before the ranks start; pod 0 uploads changes in the background. Each job needs its own folder."
+            "snapshot before the ranks start; pod 0 uploads changes in the background, other pods their shards. "
+            "Each job needs its own folder."
         ),
     ] = None
     secret_ref: Annotated[

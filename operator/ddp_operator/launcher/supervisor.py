@@ -25,7 +25,6 @@ from .failures.agent_failure import (
     STORE_ERRORS,
     STORE_PROBLEMS,
     UNREACHABLE,
-    UNUSABLE,
     AgentEnd,
     build_absence_failure,
     build_store_failure,
@@ -38,7 +37,7 @@ from .files import log, try_write_json
 from .network.master import count_connections, wait_for_master
 from .network.preflight import PreflightReport, build_preflight_rows, decode_preflight, describe_preflight
 from .network.unreachable import UnreachablePeers
-from .pod import Pod, list_workers
+from .pod import Pod
 from .processes import STOP_SIGNALS, find_family, kill, list_children, process_state
 from .progress.counted_pages import create_counters
 from .progress.metrics import MetricsEndpoint
@@ -48,7 +47,7 @@ from .rank.tracking import build_tracking_rows
 from .torchrun.channel import END, RELEASE, RESTART, AgentEvent
 from .transfer.checkpoints import NEWEST, CheckpointMirror
 from .transfer.memory import build_memory_rows, find_memory_folder, remove_memory, save_copies
-from .transfer.shards import wait_for_shard
+from .transfer.shards import has_shards, wait_for_shards
 from .watchdog.monitor import StallMonitor
 from .watchdog.stall import decode_job_stall
 
@@ -84,7 +83,7 @@ class Supervisor:
         self._has_master = False  # whether the agent waits for nothing but the checkpoints
         self._agent_waits = False  # for a snapshot
         self._master_checks: list[_MasterCheck] = []  # finished and not handled yet
-        self._lost_shards: list[str] = []  # problems found and not handled yet
+        self._finds_shards = False  # whether a pod other than pod 0 has shards, which it must upload
         self._stop_deadline: Optional[float] = None
         self._idle_since: Optional[float] = None  # since when the stopping agent has had no worker
         self._agent = AgentProcess(pod, entry, warm=warm)
@@ -136,7 +135,7 @@ class Supervisor:
         threading.Thread(target=self._stalls.run, daemon=True, name="watchdog").start()
         self._unreachable.start()
         if self._mirror is not None and self.pod.node != 0:
-            threading.Thread(target=self._wait_for_shard, daemon=True, name="shards").start()
+            threading.Thread(target=self._wait_for_shards, daemon=True, name="shards").start()
         while True:
             self._release_agent()
             while self._agent.status is None:
@@ -241,8 +240,6 @@ class Supervisor:
             self._on_signal(self._signals.pop(0))
         while self._master_checks:
             self._on_master_check(self._master_checks.pop())
-        while self._lost_shards:
-            self._abort(UNUSABLE, self._lost_shards.pop())
         self._enforce_stop()
         self._reap()
 
@@ -346,14 +343,20 @@ class Supervisor:
         self._store = event["store"]
 
     def _on_snapshot(self, event: AgentEvent) -> None:
-        """Make the checkpoint folder equal the snapshot with which the pods start a round; pod 0 uploads it first."""
+        """Make the checkpoint folder equal the snapshot with which the pods start a round; they upload it before."""
         if self._mirror is None:
             return
         self._agent_waits = True
+        snapshot = event["snapshot"]
         if self.pod.node == 0:
-            self._mirror.request(flush=True)
-        elif event["snapshot"] != self._mirror.snapshot:
-            self._mirror.request(fetch=event["snapshot"])
+            self._mirror.request(flush=True, align=True)
+        elif snapshot is None:
+            if has_shards(self._checkpoint_folder):
+                self._mirror.request(claim=True, flush=True)
+        elif self._mirror.is_uploading:
+            self._mirror.request(fetch=snapshot or None, align=True)
+        elif snapshot != self._mirror.snapshot:
+            self._mirror.request(fetch=snapshot)
         self._follow_mirror([])
 
     def _on_job_stall(self, event: AgentEvent) -> None:
@@ -459,6 +462,8 @@ class Supervisor:
             for event in mirror.receive():
                 if event.end:
                     self._abort(event.end, event.message)
+        if not mirror.is_busy and self._finds_shards and not mirror.is_uploading:
+            mirror.request(claim=True)
         if not mirror.is_busy:
             self._release_if_ready()
             if self._agent_waits:
@@ -470,10 +475,13 @@ class Supervisor:
             reason = mirror.problem or "it takes longer than spec.rendezvous.joinTimeoutSeconds"
             self._abort(UNREACHABLE, f"cannot synchronize the checkpoint folder with {mirror.url}: {reason}")
 
-    def _wait_for_shard(self) -> None:
-        folder = os.environ.get(ENV_CHECKPOINT_DIR, "")
-        problem = wait_for_shard(folder, lambda: [worker.rank for worker in list_workers(self.pod)])
-        self._lost_shards.append(problem)
+    @property
+    def _checkpoint_folder(self) -> str:
+        return os.environ.get(ENV_CHECKPOINT_DIR, "")
+
+    def _wait_for_shards(self) -> None:
+        wait_for_shards(self._checkpoint_folder)
+        self._finds_shards = True
         os.write(self._wake_end, b"\0")
 
     def _abort(self, kind: str, message: str) -> None:
@@ -501,14 +509,16 @@ class Supervisor:
         checkpoint for one that succeeded.
         """
         mirror = self._mirror
-        if mirror is None or self.pod.node != 0 or not mirror.ready or self._has_store_problem:
+        if mirror is None or not mirror.ready or self._has_store_problem:
+            return ""
+        if self.pod.node != 0 and not has_shards(self._checkpoint_folder):
             return ""
         start = time.monotonic()
         succeeded = self._end.result == "ok"
         limit = self.pod.grace
         if succeeded and self.pod.watchdog is not None:
             limit = self.pod.watchdog.checkpoint_seconds
-        mirror.request(flush=True)
+        mirror.request(claim=self.pod.node != 0, flush=True)
         while mirror.is_busy and not self._has_store_problem:
             self._note_stop_signals()
             deadline = start + limit if self._stop_deadline is None else self._stop_deadline

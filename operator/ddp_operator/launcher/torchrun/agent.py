@@ -107,7 +107,7 @@ class PodAgent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._check_network(worker_group)
-        self._snapshot.share(self._shared)
+        self._snapshot.share(self._shared, worker_group.group_world_size or 1)
         with hold_stop_signals():
             self._ranks = self._fork_ranks(worker_group) or RankProcesses(super()._start_workers(worker_group))
         self._launcher.report({"phase": "Running"})

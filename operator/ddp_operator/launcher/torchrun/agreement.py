@@ -44,28 +44,42 @@ class RunStep:
 class SharedSnapshot:
     """The snapshot of ``checkpoint.url`` with which all pods start a round.
 
-    The folder of pod 0 is the newest, because rank 0 saves there. Pod 0 uploads it first, and the other pods fetch that
-    snapshot. ``synchronize`` does either, and returns the snapshot's name.
+    The folder of pod 0 is the newest, because rank 0 saves there, and other pods may have shards. The other pods upload
+    first. Then pod 0 uploads, and the other pods fetch that snapshot. ``synchronize`` does either, and returns the
+    snapshot's name.
     """
 
     _KEY = "ddp/snapshot"
+    _KEY_UPLOADED = "ddp/uploaded"
 
     def __init__(self, pod: Pod, synchronize: Callable[[Optional[str]], str]) -> None:
         self._pod = pod
         self._synchronize = synchronize
 
-    def share(self, store: SignedStore) -> None:
-        """Agree before the workers start. The launcher ends this process if that takes too long."""
+    def share(self, store: SignedStore, pods: int) -> None:
+        """Agree before the workers start. The launcher ends this process if that takes too long.
+
+        ``pods``: their number in this round.
+        """
         if self._pod.checkpoint is None or not self._pod.is_multi_node:
             return
         if self._pod.node == 0:
+            self._wait_for_uploads(store, pods - 1)
             store.write(self._KEY, self._synchronize(None))
             return
+        self._synchronize(None)
+        store.add(self._KEY_UPLOADED, 1)
         snapshot = store.read(self._KEY)
         while snapshot is None:
             time.sleep(0.1)
             snapshot = store.read(self._KEY)
         self._synchronize(snapshot)
+
+    def _wait_for_uploads(self, store: SignedStore, pods: int) -> None:
+        """Wait until that many pods have uploaded their shards; without the missing ones after the join timeout."""
+        deadline = time.monotonic() + self._pod.join_timeout_seconds
+        while store.add(self._KEY_UPLOADED, 0) < pods and time.monotonic() < deadline:
+            time.sleep(0.05)
 
 
 class SharedStall:

@@ -39,7 +39,10 @@ class LauncherChannel:
         return not has_reply or self._channel.recv(1) == RESTART
 
     def synchronize(self, known: Optional[str]) -> str:
-        """Make the checkpoint folder equal a snapshot; for None, upload the folder as one. Returns its name."""
+        """Make the checkpoint folder equal a snapshot. For None: upload the folder, in other pods than pod 0 shards.
+
+        Returns the snapshot's name.
+        """
         self.report({"snapshot": known})
         with self._channel.makefile("r", encoding="utf-8") as reply:
             return reply.readline().strip()

@@ -42,13 +42,15 @@ class MirrorRequest(NamedTuple):
     """A request to the mirror process, which executes its fields in their order.
 
     ``claim``: claim the prefix for this attempt, and upload every change from now on. ``fetch``: the snapshot to
-    download, or NEWEST; None: no download. ``flush``: upload the folder after the workers have ended.
+    download, or NEWEST; None: no download. ``flush``: upload the folder after the workers have ended. ``align``: make
+    the checkpoints with shards equal to the snapshot, after the workers of all pods have ended.
     """
 
     number: int
     claim: bool = False
     fetch: Optional[str] = None
     flush: bool = False
+    align: bool = False
 
     def encode(self) -> bytes:
         """Return the request as a line of JSON."""
@@ -110,7 +112,10 @@ _SERIES = (
 
 
 class CheckpointMirror:
-    """The mirror process. Pod 0's lives as long as the launcher, another pod's as long as a fetch."""
+    """The mirror process. It lives as long as the launcher in pod 0 and in pods with shards, else as long as a fetch.
+
+    ``is_uploading``: whether it uploads changes: in pod 0 all, in other pods shards.
+    """
 
     def __init__(self, pod: Pod) -> None:
         self._pod = pod
@@ -118,6 +123,7 @@ class CheckpointMirror:
         self.pid = 0
         self.ready = False  # whether a fetch has prepared the folder for the ranks
         self.snapshot = ""  # that the folder last equalled
+        self.is_uploading = False
         self._pending: Optional[MirrorRequest] = None
         self.requested_at = 0.0
         self._count = 0
@@ -135,10 +141,13 @@ class CheckpointMirror:
         """Whether the last request is not done."""
         return self._pending is not None
 
-    def request(self, *, claim: bool = False, fetch: Optional[str] = None, flush: bool = False) -> None:
+    def request(
+        self, *, claim: bool = False, fetch: Optional[str] = None, flush: bool = False, align: bool = False
+    ) -> None:
         """Send a request to the process, which is started if necessary. It replaces an earlier request."""
         self._count += 1
-        self._pending = MirrorRequest(self._count, claim, fetch, flush)
+        self._pending = MirrorRequest(self._count, claim, fetch, flush, align)
+        self.is_uploading = self.is_uploading or claim
         self.requested_at = time.monotonic()
         if self.channel is None:
             self._start()
@@ -158,7 +167,7 @@ class CheckpointMirror:
         for event in events:
             self._apply(event)
         has_ended = any(event.end for event in events)
-        if has_ended or (self._pending is None and self._pod.node != 0):
+        if has_ended or (self._pending is None and not self.is_uploading):
             self.close()
         elif not data:
             self._restart()
@@ -194,6 +203,9 @@ class CheckpointMirror:
 
     def describe_unsaved(self) -> str:
         """Return a message about the checkpoint that the store does not have."""
+        if self._pod.node != 0:
+            reason = f": {self.problem}" if self.problem else ""
+            return f"the shards of pod {self._pod.node} were not uploaded to {self.url}{reason}"
         if self._state is None or not self._state.time:
             newest = "it has no snapshot"
         elif self._state.step is None:
@@ -249,7 +261,7 @@ class CheckpointMirror:
         time.sleep(_SECONDS_BEFORE_RESTART)
         self._start()
         request = self._pending or MirrorRequest(self._count)
-        self._send(request._replace(claim=request.claim or self._pod.node == 0))
+        self._send(request._replace(claim=self.is_uploading))
 
     def _send(self, request: MirrorRequest) -> None:
         with suppress(OSError):  # the process has ended, as the channel will show

@@ -1,5 +1,6 @@
 """The process that keeps the checkpoint folder and the store at ``checkpoint.url`` equal.
 
+Pod 0 uploads its folder as snapshots. Other pods upload the shards that their ranks write, which pod 0 includes.
 It is the only process of the launcher that imports fsspec, from the user's image. The launcher sends requests and
 receives events over a socket, as lines of JSON; ``checkpoints`` has their types.
 """
@@ -21,6 +22,13 @@ from ..pod import decode_pod
 from ..processes import set_parent_death_signal
 from ..progress.metrics import MetricsEndpoint
 from .checkpoints import MirrorConfig, MirrorEvent, MirrorRequest, MirrorState
+from .shards import (
+    find_missing_shards,
+    is_metadata,
+    is_shard,
+    list_checkpoint_folders,
+    read_shard_names,
+)
 from .snapshots import (
     ChangedFile,
     CheckpointSnapshot,
@@ -36,6 +44,7 @@ from .storage import UnusableStorage, hide_credentials, open_storage
 _SECONDS_BETWEEN_SCANS = 1.0
 _SECONDS_TO_SETTLE = 2.0  # without a change, and closed, before a file counts as complete
 _MOST_SECONDS_TO_WAIT = 30.0  # for a file that always changes, and for a folder that looks half written
+_SECONDS_BETWEEN_FLUSHES = 0.1
 _LONGEST_PAUSE = 30.0  # between two attempts
 _PROBLEM_LIMIT = 300  # characters
 _TRAINER_FOLDER = re.compile(r"(?:.*/)?checkpoint-\d+")  # of Hugging Face's Trainer
@@ -84,11 +93,25 @@ class IncompleteFiles(NamedTuple):
     recent: set[str]
 
 
+class ShardedCheckpoints(NamedTuple):
+    """The checkpoints of torch.distributed.checkpoint in the folder of pod 0.
+
+    ``incomplete``: folders without their list of shards, or without all shards; ``awaited``: those that only lack
+    shards. ``foreign``: shards that are complete in other pods.
+    """
+
+    incomplete: set[str]
+    awaited: set[str]
+    foreign: dict[str, FileContent]
+
+
 class CheckpointFolder:
     """The local checkpoint folder: its files, which of them are complete, and their digests."""
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self._fetched: dict[str, FileIdentity] = {}
+        self._shard_names: dict[str, tuple[FileIdentity, frozenset[str]]] = {}
         self._seen: dict[str, _Sighting] = {}
         self._hashed: dict[str, _HashedFile] = {}
 
@@ -139,14 +162,41 @@ class CheckpointFolder:
         """Take the digests of a snapshot that was just fetched into the folder."""
         for path, content in snapshot.files.items():
             with suppress(OSError):  # the script has removed it already
-                self._hashed[path] = _HashedFile(identify(os.path.join(self.path, path)), content.digest)
+                identity = identify(os.path.join(self.path, path))
+                self._hashed[path] = _HashedFile(identity, content.digest)
+                self._fetched[path] = identity
+
+    def is_fetched(self, path: str, identity: FileIdentity) -> bool:
+        """Return whether a file is one of a snapshot, unchanged."""
+        return self._fetched.get(path) == identity
+
+    def read_shard_names(self, path: str, identity: FileIdentity) -> frozenset[str]:
+        """Return the names of the shards in a metadata file. Raises: ChangedFile."""
+        known = self._shard_names.get(path)
+        if known is None or known[0] != identity:
+            try:
+                known = identity, read_shard_names(os.path.join(self.path, path))
+            except FileNotFoundError:
+                raise ChangedFile(f"{path} was removed while it was read") from None
+            self._shard_names[path] = known
+        return known[1]
+
+    def remove(self, paths: Iterable[str]) -> None:
+        """Delete files, and their folders if they are empty."""
+        for path in paths:
+            whole = os.path.join(self.path, path)
+            with suppress(OSError):  # another process has removed it
+                os.unlink(whole)
+            with suppress(OSError):  # the folder contains other files
+                os.rmdir(os.path.dirname(whole))
 
     def _walk(self) -> Iterator[tuple[str, FileIdentity]]:
         for parent, folders, names in os.walk(self.path):
             folders[:] = [name for name in folders if not name.startswith((".", "tmp-"))]
             for name in names:
                 path = os.path.join(parent, name)
-                if name.startswith(".") or name.endswith(".tmp") or not os.path.isfile(path):
+                is_hidden = name.startswith(".") and not is_metadata(name)
+                if is_hidden or name.endswith(".tmp") or not os.path.isfile(path):
                     continue
                 with suppress(OSError):  # the script has removed it meanwhile
                     yield os.path.relpath(path, self.path), identify(path)
@@ -159,6 +209,8 @@ class Mirror:
         pod = decode_pod(config.pod)
         assert pod.checkpoint is not None
         self._url = pod.checkpoint.url
+        self._node = pod.node
+        self._is_multi_node = pod.is_multi_node
         self._report = report
         self._folder = CheckpointFolder(config.folder)
         self._metrics = MetricsEndpoint(pod.runtime, lambda: "")
@@ -167,6 +219,8 @@ class Mirror:
         self._uploads = False
         self._last: Optional[CheckpointSnapshot] = None
         self._uploaded: dict[str, FileIdentity] = {}  # the complete files at the last upload
+        self._announced: dict[str, FileContent] = {}  # shards of this pod since its workers started
+        self._metadata: dict[str, FileIdentity] = {}  # the lists of shards, when they were first seen
         self._waits: dict[str, float] = {}  # incomplete files, and since when
         self._pending = False  # whether the store lacks a complete file
         self._problem = ""
@@ -185,7 +239,7 @@ class Mirror:
                 for line in lines:
                     self._execute(MirrorRequest(**json.loads(line)))
             if self._uploads:
-                self._upload_changes(final=False)
+                self._advance(final=False)
 
     # -- requests
 
@@ -196,13 +250,18 @@ class Mirror:
             snapshot = request.fetch
             self._retry_until_done(lambda: self._fetch(snapshot))
         if request.flush:
-            while not self._upload_changes(final=True):
-                time.sleep(max(0.0, self._next_attempt - time.monotonic()))
+            while not self._advance(final=True, waits_for_shards=not request.align):
+                time.sleep(max(_SECONDS_BETWEEN_FLUSHES, self._next_attempt - time.monotonic()))
+        if request.align and self._is_multi_node:
+            self._retry_until_done(self._align)
         self._report(MirrorEvent(done=self._last.name if self._last else "", number=request.number))
 
     def _claim(self) -> None:
-        # Pruning starts with this attempt's first snapshot: the newest one in the store may turn out damaged.
-        self._last = self._store.claim()
+        if self._node == 0:
+            # Pruning starts with this attempt's first snapshot: the newest one in the store may turn out damaged.
+            self._last = self._store.claim()
+        else:
+            self._store.join()
         self._uploads = True
 
     def _fetch(self, name: str) -> None:
@@ -215,6 +274,23 @@ class Mirror:
             self._folder.adopt(self._last)
             log(f"restored the checkpoints of snapshot {_describe(self._last)} in {self._folder.path}")
         self._report_state()
+
+    def _align(self) -> None:
+        """Make the sharded checkpoints in the folder equal to those of the last snapshot.
+
+        An interrupted checkpoint would otherwise exist in some pods only. Raises: PrefixSuperseded, OSError.
+        """
+        expected = self._last.files if self._last is not None else {}
+        files = self._folder.scan(time.monotonic())
+        self._folder.remove(path for path in files if (is_shard(path) or is_metadata(path)) and path not in expected)
+        self._announced = {}
+        self._metadata = {}
+        if self._node != 0:
+            return
+        if self._last is not None and not set(expected) <= set(files):
+            self._store.fetch(self._last.name, self._folder.path, known=files)
+            self._folder.adopt(self._last)
+        self._store.forget_shards()
 
     def _retry_until_done(self, action: Callable[[], None]) -> None:
         """Repeat an action that the training needs before it starts.
@@ -238,14 +314,58 @@ class Mirror:
 
     # -- uploads
 
-    def _upload_changes(self, *, final: bool) -> bool:
-        """Upload the folder if it has changed and is complete. Returns whether the store now equals it.
+    def _advance(self, *, final: bool, waits_for_shards: bool = True) -> bool:
+        """Upload what has changed. Returns whether the store has everything.
 
-        ``final``: all files are complete. A failure is reported and retried later. Raises: PrefixSuperseded.
+        ``final``: all files are complete. ``waits_for_shards``: of other pods; else checkpoints without them are left
+        out. A failure is reported and retried later. Raises: PrefixSuperseded, UnusableStorage.
         """
-        now = time.monotonic()
-        if now < self._next_attempt and not final:
+        if time.monotonic() < self._next_attempt and not final:
             return False
+        try:
+            if self._node == 0:
+                return self._upload_changes(final=final, waits_for_shards=waits_for_shards)
+            return self._upload_shards(final=final)
+        except (PrefixSuperseded, UnusableStorage):
+            raise
+        except ChangedFile as error:
+            log(f"{error}: scanning the folder again")
+            return False
+        except Exception as error:  # each fsspec plug-in raises different types; the problem is reported
+            self._note_failure(_describe_error(error))
+            return False
+
+    def _upload_shards(self, *, final: bool) -> bool:
+        """Announce and upload the shards that the ranks of this pod have written. Returns whether that is done."""
+        now = time.monotonic()
+        files = self._folder.scan(now)
+        own = {
+            path: identity
+            for path, identity in files.items()
+            if is_shard(path) and not self._folder.is_fetched(path, identity)
+        }
+        incomplete = IncompleteFiles(set(), set()) if final else self._folder.find_incomplete(own, now)
+        complete = {
+            path: identity
+            for path, identity in own.items()
+            if path not in incomplete.unfinished and path not in incomplete.recent
+        }
+        if complete == self._uploaded:
+            return True
+        contents = {path: self._folder.digest(path, identity) for path, identity in complete.items()}
+        for path, content in contents.items():
+            if self._announced.setdefault(path, content) != content:
+                raise UnusableStorage(_describe_overwritten(path))
+        self._store.announce(self._node, {path: self._announced[path] for path in own if path in self._announced})
+        self._store.upload(self._folder.path, contents)
+        self._uploaded = complete
+        log(f"uploaded {len(contents)} shards of this pod")
+        self._note_success()
+        return True
+
+    def _upload_changes(self, *, final: bool, waits_for_shards: bool) -> bool:
+        """Upload the folder if it has changed and is complete. Returns whether the store now equals it."""
+        now = time.monotonic()
         # Read the step before the scan: a file saved in between belongs to a later step.
         step = self._metrics.progress().get(METRIC_CHECKPOINT_STEP) if final or self._pending else None
         files = self._folder.scan(now)
@@ -253,8 +373,14 @@ class Mirror:
         incomplete = IncompleteFiles(set(), set())
         if changed and not final:
             incomplete = self._folder.find_incomplete(files, now)
+        sharded = self._find_sharded(files, incomplete) if changed else ShardedCheckpoints(set(), set(), {})
+        held_back = {path for path in files if os.path.dirname(path) in sharded.incomplete}
+        if final and waits_for_shards and sharded.awaited:
+            return False
+        if not final:
+            incomplete = IncompleteFiles(incomplete.unfinished | held_back, incomplete.recent - held_back)
         awaited = self._find_awaited(incomplete, now)
-        excluded = incomplete.unfinished | awaited
+        excluded = incomplete.unfinished | awaited | held_back
 
         pending = bool(changed - (excluded - awaited))
         if pending != self._pending:
@@ -262,8 +388,7 @@ class Mirror:
             self._report_state()
         if awaited or not pending:
             return not pending
-        if not self._try_save(files, excluded, step):
-            return False
+        self._save(files, excluded, sharded, step)
         self._waits = {path: since for path, since in self._waits.items() if path in incomplete.unfinished}
         self._note_success()
         return True
@@ -277,26 +402,63 @@ class Mirror:
         self._waits = {path: self._waits.get(path, now) for path in paths}
         return {path for path, since in self._waits.items() if now - since < _MOST_SECONDS_TO_WAIT}
 
-    def _try_save(self, files: Mapping[str, FileIdentity], excluded: set[str], step: Optional[float]) -> bool:
-        """Write a snapshot. Returns whether that succeeded. Raises: PrefixSuperseded."""
-        try:
-            self._save(files, excluded, step)
-        except PrefixSuperseded:
-            raise
-        except ChangedFile as error:
-            log(f"{error}: scanning the folder again")
-            return False
-        except Exception as error:  # each fsspec plug-in raises different types; the problem is reported
-            self._note_failure(_describe_error(error))
-            return False
-        return True
+    def _find_sharded(self, files: Mapping[str, FileIdentity], incomplete: IncompleteFiles) -> ShardedCheckpoints:
+        """Return the state of the checkpoints with shards. Raises: UnusableStorage, ChangedFile."""
+        unsure = incomplete.unfinished | incomplete.recent
+        self._metadata = {path: identity for path, identity in self._metadata.items() if path in files}
+        names = {}
+        for path, identity in files.items():
+            if is_metadata(path) and path not in unsure:
+                names[os.path.dirname(path)] = self._folder.read_shard_names(path, identity)
+                self._check_overwritten(path, files, names[os.path.dirname(path)])
+        before = self._last.files if self._last else {}
+        foreign = {path: content for path, content in before.items() if is_shard(path) and path not in files}
+        missing = find_missing_shards(names, {*files, *foreign})
+        if missing and self._is_multi_node:
+            shards = self._store.read_shards()
+            foreign |= {path: content for path, content in shards.items() if path not in files}
+            missing = find_missing_shards(names, {*files, *foreign})
+        without_list = list_checkpoint_folders(files) - set(names)
+        named = {os.path.join(folder, name) for folder in names for name in names[folder]}
+        complete = {path: content for path, content in foreign.items() if path in named}
+        return ShardedCheckpoints(without_list | set(missing), set(missing), complete)
 
-    def _save(self, files: Mapping[str, FileIdentity], excluded: set[str], step: Optional[float]) -> None:
-        """Write a snapshot. Of excluded files it has the content in the last snapshot, if any."""
+    def _check_overwritten(self, path: str, files: Mapping[str, FileIdentity], names: Iterable[str]) -> None:
+        """Refuse a checkpoint that replaces one in the same folder, if other pods have some of its shards.
+
+        Shards of the former checkpoint could not be told from those of this one. Raises: UnusableStorage, ChangedFile.
+        """
+        identity = files[path]
+        is_changed = self._metadata.setdefault(path, identity) != identity
+        if self._last is not None and path in self._last.files:
+            is_changed = is_changed or self._folder.digest(path, identity) != self._last.files[path]
+        if not is_changed:
+            return
+        shards = [os.path.join(os.path.dirname(path), name) for name in names]
+        if any(shard not in files or self._folder.is_fetched(shard, files[shard]) for shard in shards):
+            raise UnusableStorage(_describe_overwritten(path))
+        self._metadata[path] = identity
+
+    def _save(
+        self,
+        files: Mapping[str, FileIdentity],
+        excluded: set[str],
+        sharded: ShardedCheckpoints,
+        step: Optional[float],
+    ) -> None:
+        """Write a snapshot. Of excluded files it has the content in the last snapshot, if any.
+
+        Raises: PrefixSuperseded, ChangedFile, OSError.
+        """
         newest_first = sorted(files, key=lambda path: files[path].modified, reverse=True)
         complete = {path: self._folder.digest(path, files[path]) for path in newest_first if path not in excluded}
         before = self._last.files if self._last else {}
-        contents = {**complete, **{path: before[path] for path in excluded if path in before}}
+        kept = {
+            path: content
+            for path, content in before.items()
+            if path in excluded or os.path.dirname(path) in sharded.incomplete
+        }
+        contents = {**complete, **sharded.foreign, **kept}
         if contents and contents != before:
             self._store.upload(self._folder.path, complete)
             reached = int(step) if step and not excluded else find_step(contents)
@@ -335,6 +497,13 @@ class Mirror:
             pending=self._pending,
         )
         self._report(MirrorEvent(state=state))
+
+
+def _describe_overwritten(path: str) -> str:
+    return (
+        f"{path} was saved again in the same folder. With checkpoint.url and several pods, save each checkpoint of "
+        "torch.distributed.checkpoint in a folder of its own, such as step-100."
+    )
 
 
 def find_step(paths: Iterable[str]) -> Optional[int]:

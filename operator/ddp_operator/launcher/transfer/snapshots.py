@@ -3,6 +3,7 @@
     fence/000000002-000000003-<run id>.json   the second claim of the prefix, by attempt 3
     objects/<sha256>                          a file's content; immutable, shared by all snapshots that contain it
     snapshots/000000002-000000017.json        the manifest of a snapshot by the second claim; written last
+    parts/000000002-000003-000000004.json     the fourth list of the shards in pod 3, written before their contents
 
 Every write creates a new name, so the store needs no lock, rename or conditional write. Its listings have to contain
 all earlier writes, as those of S3, GCS, Azure and file systems do.
@@ -16,12 +17,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Iterable, Mapping, NamedTuple, Optional
+from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence
 
 from ..files import log
 
 VERSION = 1
 _CHUNK = 1 << 20
+_MAX_PART_BYTES = 16 << 20
 _PARALLEL = 4  # files transferred at the same time
 _DOWNLOAD_ATTEMPTS = 2  # the second corrects damage in transit
 _TEMPORARY = ".ddp-fetch-"
@@ -30,6 +32,7 @@ _FOLDERLESS_PROTOCOLS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss",
 _OBJECT = re.compile(r"[0-9a-f]{64}")
 _CLAIM_FILE = re.compile(r"(\d{9})-(\d{9})-(.*)\.json")
 _MANIFEST_FILE = re.compile(r"\d{9}-\d{9}\.json")
+_PART_FILE = re.compile(r"(\d{9})-(\d{6})-(\d{9})\.json")
 
 
 class PrefixSuperseded(Exception):
@@ -94,6 +97,19 @@ class PrefixClaim:
         return self.run_id[: -len(suffix)] if self.run_id.endswith(suffix) else self.run_id
 
 
+class PartName(NamedTuple):
+    """Which pod wrote a list of shards. ``number``: the last list of a pod replaces its former ones."""
+
+    claim: int
+    pod: int
+    number: int
+
+    @property
+    def path(self) -> str:
+        """The path below the root."""
+        return f"parts/{self.claim:09d}-{self.pod:06d}-{self.number:09d}.json"
+
+
 class SnapshotStore:
     """The snapshots below ``root``, written by one attempt. Raises the file system's errors unchanged."""
 
@@ -104,6 +120,7 @@ class SnapshotStore:
         self._own = PrefixClaim(0, attempt, re.sub(r"[^-.\w]", "_", run_id))
         self._number = 0  # of this attempt's last snapshot
         self._manifests: dict[str, CheckpointSnapshot] = {}
+        self._parts: dict[PartName, dict[str, FileContent]] = {}
         self._damaged_objects: set[str] = set()
         self.bytes = 0  # uploaded
 
@@ -129,6 +146,15 @@ class SnapshotStore:
         self._number = max((int(name[10:]) for name in written), default=0)
         self.check()
         return self.read(written[-1]) if written else None
+
+    def join(self) -> None:
+        """Write below the claim that pod 0 has made for this attempt. Raises: PrefixSuperseded, OSError."""
+        claims = self._read_claims()
+        own = [claim for claim in claims if (claim.attempt, claim.run_id) == (self._own.attempt, self._own.run_id)]
+        if not own:
+            raise OSError(f"pod 0 has not claimed {self._root} yet")
+        self._own = own[0]
+        self.check()
 
     def check(self) -> None:
         """Raise PrefixSuperseded unless this attempt holds the prefix or no claim exists."""
@@ -183,12 +209,17 @@ class SnapshotStore:
             log(f"all snapshots in {self._root} are damaged: training starts from the beginning")
         return None
 
-    def fetch(self, name: str, folder: str) -> CheckpointSnapshot:
-        """Download the files of a snapshot that the folder does not have yet. Raises: DamagedSnapshot, OSError."""
+    def fetch(self, name: str, folder: str, known: Iterable[str] = ()) -> CheckpointSnapshot:
+        """Download the files of a snapshot that the folder does not have yet. Raises: DamagedSnapshot, OSError.
+
+        ``known``: paths whose content in the folder is right.
+        """
         snapshot = self.read(name)
         _remove_temporary_files(folder)
+        right = set(known)
+        unknown = [(path, content) for path, content in snapshot.files.items() if path not in right]
         with ThreadPoolExecutor(_PARALLEL) as pool:
-            list(pool.map(lambda item: self._fetch_file(folder, *item), snapshot.files.items()))
+            list(pool.map(lambda item: self._fetch_file(folder, *item), unknown))
         return snapshot
 
     def _fetch_file(self, folder: str, path: str, content: FileContent) -> None:
@@ -266,6 +297,52 @@ class SnapshotStore:
         self._manifests[name] = snapshot
         return snapshot
 
+    # -- shards in other pods than pod 0
+
+    def announce(self, pod: int, shards: Mapping[str, FileContent]) -> None:
+        """Write which shards a pod has; their contents follow. Raises: PrefixSuperseded, OSError.
+
+        ``prune`` removes no content of an announced shard.
+        """
+        former = [part for part in self._list_parts() if part.pod == pod]
+        self.check()
+        number = max((part.number for part in former if part.claim == self._own.number), default=0)
+        part = PartName(self._own.number, pod, number + 1)
+        self._write(part.path, json.dumps({"version": VERSION, "files": dict(shards)}, indent=1).encode())
+        self._remove(part.path for part in former)
+
+    def read_shards(self) -> dict[str, FileContent]:
+        """Return the announced shards of all pods whose contents are uploaded. Raises: OSError."""
+        announced = self._read_announced()
+        stored = self._list("objects")
+        return {path: content for path, content in announced.items() if stored.get(content.digest) == content.size}
+
+    def forget_shards(self) -> None:
+        """Remove the lists of all pods: every shard that counts belongs to a snapshot. Raises: PrefixSuperseded."""
+        parts = self._list_parts()
+        self.check()
+        self._remove(part.path for part in parts)
+        self._parts = {}  # the pods number their lists from 1 again
+
+    def _read_announced(self) -> dict[str, FileContent]:
+        newest: dict[int, PartName] = {}
+        for part in sorted(self._list_parts()):
+            if part.claim == self._own.number:
+                newest[part.pod] = part
+        self._parts = {part: files for part, files in self._parts.items() if part in newest.values()}
+        shards: dict[str, FileContent] = {}
+        for part in newest.values():
+            if part not in self._parts:
+                with suppress(FileNotFoundError):  # the pod has written another one
+                    self._parts[part] = _decode_part(self._system.cat_file(self._path(part.path)))
+            shards.update(self._parts.get(part, {}))
+        return shards
+
+    def _list_parts(self) -> Sequence[PartName]:
+        sizes = self._list("parts")
+        matches = [_PART_FILE.fullmatch(name) for name, size in sizes.items() if size <= _MAX_PART_BYTES]
+        return [PartName(int(match[1]), int(match[2]), int(match[3])) for match in matches if match]
+
     def prune(self) -> None:
         """Remove all but the newest snapshots, and the objects that no snapshot needs; nothing of a later attempt.
 
@@ -273,8 +350,9 @@ class SnapshotStore:
         """
         objects = self._list("objects")
         names = self.list()
-        self.check()  # after both listings, so that they contain nothing of a later attempt
-        needed: set[str] = set()
+        announced = self._read_announced()
+        self.check()  # after the listings, so that they contain nothing of a later attempt
+        needed = {content.digest for content in announced.values()}
         for name in names[-self._keep :]:
             with suppress(DamagedSnapshot):  # a damaged manifest needs no object
                 needed.update(content.digest for content in self.read(name).files.values())
@@ -318,6 +396,18 @@ def _decode_manifest(name: str, raw: Any) -> CheckpointSnapshot:
     if not all(_OBJECT.fullmatch(content.digest) for content in files.values()):
         raise ValueError("it has invalid object names")
     return CheckpointSnapshot(name, files, step, float(raw["time"]))
+
+
+def _decode_part(data: bytes) -> dict[str, FileContent]:
+    """Read a list of shards. Raises: ValueError."""
+    try:
+        raw = json.loads(data)
+        files = {path: FileContent(str(digest), int(size)) for path, (digest, size) in raw["files"].items()}
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"a list of shards is unreadable ({type(error).__name__}: {error})") from None
+    if not all(map(_is_inside, files)) or not all(_OBJECT.fullmatch(content.digest) for content in files.values()):
+        raise ValueError("a list of shards names files outside of the folder, or no objects")
+    return files
 
 
 def _remove_temporary_files(folder: str) -> None:

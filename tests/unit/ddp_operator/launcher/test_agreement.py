@@ -77,9 +77,21 @@ def test_all_pods_start_a_round_from_the_snapshot_of_pod_0(tmp_path: Path, newes
         requested.append(known)
         return newest
 
-    for node in (0, 1):
-        SharedSnapshot(launcher_pod(tmp_path, node=node, **job), synchronize).share(store)
-    assert requested == [None, newest]
+    with ThreadPoolExecutor() as pool:
+        shares = [
+            pool.submit(SharedSnapshot(launcher_pod(tmp_path, node=node, **job), synchronize).share, store, 2)
+            for node in (0, 1)
+        ]
+        for share in shares:
+            share.result(timeout=60)
+    assert requested == [None, None, newest], "pod 1 uploads before pod 0, and fetches after it"
+
+
+def test_pod_0_does_not_wait_longer_for_uploads_than_for_pods(tmp_path: Path) -> None:
+    job = {"nodes": 3, "checkpoint": CheckpointStoreConfig("s3://b/p", 3), "join_timeout_seconds": 0.2}
+    store = round_store()
+    SharedSnapshot(launcher_pod(tmp_path, node=0, **job), lambda known: "newest").share(store, 3)
+    assert store.read("ddp/snapshot") == "newest"
 
 
 def test_single_pod_and_job_without_a_store_share_no_snapshot(tmp_path: Path) -> None:
@@ -87,7 +99,7 @@ def test_single_pod_and_job_without_a_store_share_no_snapshot(tmp_path: Path) ->
         raise AssertionError
 
     for job in ({"nodes": 2}, {"nodes": 1, "checkpoint": CheckpointStoreConfig("s3://b/p", 3)}):
-        SharedSnapshot(launcher_pod(tmp_path, node=0, **job), synchronize).share(LOST)
+        SharedSnapshot(launcher_pod(tmp_path, node=0, **job), synchronize).share(LOST, 2)
 
 
 class TestSharedStall:

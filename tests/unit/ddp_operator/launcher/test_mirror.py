@@ -53,7 +53,7 @@ class Run:
 
     def scan(self, seconds: float = 0.0) -> bool:
         self.clock.now += seconds
-        return self.mirror._upload_changes(final=False)
+        return self.mirror._advance(final=False)
 
     def flush(self) -> None:
         self.mirror._execute(MirrorRequest(2, flush=True))
