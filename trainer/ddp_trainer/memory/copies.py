@@ -21,6 +21,8 @@ from torch import Tensor
 HEADER_BYTES = 4096
 _MAGIC = b"DDPMEM01"
 _FIELDS = struct.Struct("<8sqqqqqqQdqd")
+_UNDER_WAY = b"DDPMEMWR"
+_WRITER = struct.Struct("<8sq")  # the former, and the process that writes
 _CRC = struct.Struct("<I")
 ENCODED_BYTES = _FIELDS.size + _CRC.size
 """Length of :func:`encode_header`."""
@@ -125,6 +127,11 @@ class CopyFile:
                 file.write(bytes(len(_MAGIC)))
         except FileNotFoundError:
             pass
+
+    def announce(self) -> None:
+        """Declare that this process is writing a copy, for which torchrun's agent waits before it ends the ranks."""
+        assert self._map is not None
+        self._map[: _WRITER.size] = _WRITER.pack(_UNDER_WAY, os.getpid())
 
     def reserve(self, size: int) -> Tensor:
         """Return the memory for ``size`` bytes of payload and manifest, uint8, and invalidate the file.

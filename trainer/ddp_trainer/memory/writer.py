@@ -157,6 +157,7 @@ class Writer:
         payload = -(-payload // 64) * 64
         file = self.slots.find_next()
         memory = file.reserve(payload + len(copy.manifest))
+        file.announce()
         pending = self._copy_now(copy, memory, file)
         memory[payload:].copy_(torch.frombuffer(bytearray(copy.manifest), dtype=torch.uint8))
         self._copied.clear()
@@ -218,6 +219,7 @@ class Writer:
             try:
                 self._finish(job)
             except Exception as error:  # training continues whatever happens to its copies
+                job.file.invalidate()
                 self.problem = f"{type(error).__name__}: {error}"
             del job
             self._copied.set()
@@ -225,7 +227,9 @@ class Writer:
 
     def _finish(self, job: _Job) -> None:
         header = self._complete(job)
-        if header is not None:
+        if header is None:
+            job.file.invalidate()
+        else:
             job.file.commit(header)
         if self._ring is not None:
             self._exchange(header, job.memory)

@@ -26,6 +26,7 @@ from ..failures.worker_failure import EndedPeers, examine_worker
 from ..files import log
 from ..network.preflight import PreflightError, find_fatal, run_preflight
 from ..pod import Pod
+from ..transfer.memory import wait_for_copies
 from .agreement import RunStep, SharedSnapshot, SharedStall, count_ended_pods, wait_for_ended_pods
 from .channel import AgentEvent, LauncherChannel
 from .fork_server import RankForker
@@ -210,6 +211,7 @@ class PodAgent(LocalElasticAgent):
         self._ranks.close()
 
     def _stop_ranks(self, number: int) -> None:
+        wait_for_copies(self._pod.node, os.environ)
         grace = self._pod.grace if self._saves else _SECONDS_TO_STOP
         self._ranks.stop(number, grace, saves=self._saves)
 

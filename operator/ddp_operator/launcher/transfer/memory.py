@@ -23,6 +23,7 @@ from ...contract.names import (
     METRIC_MEMORY_TIME,
 )
 from ..files import log
+from ..processes import process_state
 
 HEADER_BYTES = 4096
 _MAGIC = b"DDPMEM01"
@@ -30,6 +31,10 @@ _FIELDS = struct.Struct("<8sqqqqqqQdqd")
 _CRC = struct.Struct("<I")
 _REPLICATED = 1
 _CHUNK_BYTES = 8 << 20
+_UNDER_WAY = b"DDPMEMWR"
+_WRITER = struct.Struct("<8sq")
+_SECONDS_FOR_COPIES = 5.0
+_POLL_SECONDS = 0.005
 
 
 class MemoryCopy(NamedTuple):
@@ -115,6 +120,36 @@ def build_memory_rows(folder: Optional[str]) -> list[str]:
     for name, kind, text, value in values:
         rows += [f"# HELP {name} {text}", f"# TYPE {name} {kind}", f"{name} {value}"]
     return rows
+
+
+def wait_for_copies(pod_index: int, env: Mapping[str, str], seconds: float = _SECONDS_FOR_COPIES) -> None:
+    """Wait until the ranks of this pod have completed the copies that they are writing.
+
+    A copy is written while the next step runs. If a peer fails within that time, the state of the last completed step
+    would be lost with the ranks. Copies of killed ranks are not waited for.
+    """
+    folder = find_memory_folder(pod_index, env)
+    deadline = time.monotonic() + seconds
+    while folder is not None and _has_copy_under_way(folder) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+
+
+def _has_copy_under_way(folder: str) -> bool:
+    try:
+        paths = [os.path.join(folder, name) for name in os.listdir(folder)]
+    except OSError:
+        return False  # the script does not use MemoryCheckpoint
+    return any(process_state(_read_writer(path)) not in ("", "T") for path in paths)
+
+
+def _read_writer(path: str) -> int:
+    """Return the process that is writing a copy into a file; 0 if there is none."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_WRITER.size)
+    except OSError:
+        return 0
+    return int(_WRITER.unpack(data)[1]) if data.startswith(_UNDER_WAY) and len(data) == _WRITER.size else 0
 
 
 def save_copies(pod_index: int, env: Mapping[str, str], *, checkpoint_step: float, deadline: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from ddp_operator.launcher.transfer.memory import (
     list_copies,
     remove_memory,
     save_copies,
+    wait_for_copies,
 )
 from ddp_trainer.memory.copies import HEADER_BYTES, REPLICATED, SHARD, CopyFile, build_header
 
@@ -126,6 +128,41 @@ def test_job_without_checkpoint_folder_saves_nothing(env: dict[str, str], tmp_pa
     del env["DDP_CHECKPOINT_DIR"]
     save(env)
     assert not (tmp_path / "ckpt").exists()
+
+
+def begin_copy(env: dict[str, str]) -> CopyFile:
+    folder = Path(env["DDP_MEMORY_DIR"], "pod-1")
+    folder.mkdir(parents=True)
+    file = CopyFile(str(folder / "state-0"))
+    file.reserve(CONTENT.numel()).copy_(CONTENT)
+    file.announce()
+    return file
+
+
+def test_copy_under_way_is_completed_before_the_ranks_end(env: dict[str, str]) -> None:
+    file = begin_copy(env)
+    with ThreadPoolExecutor() as pool:
+        wait = pool.submit(wait_for_copies, 1, env, math.inf)
+        with pytest.raises(TimeoutError):
+            wait.result(timeout=0.2)
+        file.commit(build_header(REPLICATED, 3, world=2, rank=0, payload=128, memory=CONTENT))
+        wait.result(timeout=60)
+
+
+def test_copies_of_killed_ranks_are_not_waited_for(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "process_state", lambda pid: "")
+    begin_copy(env)
+    wait_for_copies(1, env, math.inf)
+
+
+def test_wait_for_a_copy_is_bounded(env: dict[str, str]) -> None:
+    begin_copy(env)
+    wait_for_copies(1, env, 0.01)
+
+
+def test_job_without_copies_waits_for_none(env: dict[str, str]) -> None:
+    wait_for_copies(1, env, math.inf)
+    wait_for_copies(1, {}, math.inf)
 
 
 def test_memory_of_this_pod_only_is_removed(env: dict[str, str], tmp_path: Path) -> None:
