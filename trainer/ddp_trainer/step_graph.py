@@ -41,6 +41,8 @@ def obstacle(config: RunConfig, source: object, world: World) -> str:
         return "your own model or task may run different kernels in each step (if it does not, give --cuda-graph on)"
     if config.distributed.data_parallel:
         return "torch.nn.DataParallel copies the model in every step"
+    if config.model.gradient_checkpointing:
+        return "--gradient-checkpointing restores the generators on the host"
     return _find_obstacle_of_ranks(config, world) if world.is_distributed else ""
 
 

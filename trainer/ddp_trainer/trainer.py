@@ -84,6 +84,7 @@ class TrainingLoop:
         if self.checkpointer is not None:
             self.checkpointer.on_superseded = lambda: self.stop.request(Reason.SUPERSEDED)
         self.position = Position()
+        self._validate_every = config.validate_every_steps
         run_state = RunState(self)
         self.memory = MemoryCheckpoint(
             {f"run in {config.checkpoint.dir}": run_state},  # a program may train several times in one job
@@ -238,7 +239,7 @@ class TrainingLoop:
     def _validation_pending(self) -> bool:
         """Return whether the run was stopped after a step that a validation follows, before its end."""
         position = self.position
-        due = self._steps_are_done() or _is_multiple(position.step, self.config.validate_every_steps)
+        due = self._steps_are_done() or _is_multiple(position.step, self._validate_every)
         return 0 < position.step != position.validated and due
 
     def _steps_are_done(self) -> bool:
@@ -327,7 +328,7 @@ class TrainingLoop:
         """Validate and save after a step within an epoch, where that is due; return the duration in seconds."""
         step = self.position.step
         seconds = 0.0
-        if _is_multiple(step, self.config.validate_every_steps):
+        if _is_multiple(step, self._validate_every):
             seconds += self._pause(self._validate_within_epoch)
         # The checkpoint follows the validation, by whose score the best one is chosen.
         if _is_multiple(step, self.config.checkpoint.every_steps):

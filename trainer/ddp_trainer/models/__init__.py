@@ -49,6 +49,9 @@ class ModelConfig(SettingsGroup, group="model"):
         flag="--init-from",
     )
     sync_batchnorm: bool = option(False, "batch norm statistics over the batches of all ranks")
+    gradient_checkpointing: bool = option(
+        False, "keep only the inputs of the network's blocks for the backward pass, which computes them again"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,7 +60,8 @@ class ModelConfig(SettingsGroup, group="model"):
 
 
 _IMAGES = ("precision.channels_last",)
-_BATCH_NORM = (*_IMAGES, "model.sync_batchnorm")
+_BLOCKS = ("model.gradient_checkpointing",)
+_BATCH_NORM = (*_IMAGES, *_BLOCKS, "model.sync_batchnorm")
 
 # name -> module:function(config, in_channels, num_classes) -> torch.nn.Module
 MODELS = {
@@ -66,7 +70,7 @@ MODELS = {
     ),
     "resnet18": Component("ddp_trainer.models.torchvision_models:build", (*_BATCH_NORM, "model.small_maps")),
     "resnet50": Component("ddp_trainer.models.torchvision_models:build", (*_BATCH_NORM, "model.small_maps")),
-    "gpt": Component("ddp_trainer.models.gpt:build", ("model.width",)),
+    "gpt": Component("ddp_trainer.models.gpt:build", ("model.width", *_BLOCKS)),
     "wide-resnet": Component(
         "ddp_trainer.models.wide_resnet:build",
         (*_BATCH_NORM, "model.widen", "model.dropout", "model.pool"),

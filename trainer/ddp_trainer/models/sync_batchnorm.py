@@ -47,9 +47,8 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         weight = self.weight if self.affine else input.new_ones(self.num_features, dtype=kind)
         bias = self.bias if self.affine else input.new_zeros(self.num_features, dtype=kind)
         output, mean, var, count = _Normalise.apply(input, weight, bias, self.eps)  # type: ignore[no-untyped-call]
-        if self.running_mean is not None and self.running_var is not None:
+        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
             with torch.no_grad():
-                assert self.num_batches_tracked is not None
                 self.num_batches_tracked.add_(1)
                 # A tensor without a fixed momentum: reading the count would synchronize the host with the device.
                 share: Any = self.momentum

@@ -6,6 +6,7 @@ from ddp_trainer.errors import require
 from ddp_trainer.imports import import_torchvision
 from ddp_trainer.models import ModelConfig
 from ddp_trainer.models.cpu_convolutions import use_matrix_products
+from ddp_trainer.models.recomputed_blocks import recompute_blocks
 
 
 def build(config: ModelConfig, in_channels: int, num_classes: int) -> nn.Module:
@@ -20,6 +21,7 @@ def build(config: ModelConfig, in_channels: int, num_classes: int) -> nn.Module:
         model.conv1 = nn.Conv2d(in_channels, old.out_channels, 7, 2, 3, bias=False)
     if config.small_maps:
         use_matrix_products(model)
+    _recompute_blocks_if_set(model, config)
     return model
 
 
@@ -47,4 +49,13 @@ def build_deeplab(config: ModelConfig, in_channels: int, num_classes: int) -> nn
     import_torchvision()
     from torchvision import models
 
-    return PixelLogits(models.get_model(config.name, weights=None, weights_backbone=None, num_classes=num_classes))
+    network = models.get_model(config.name, weights=None, weights_backbone=None, num_classes=num_classes)
+    _recompute_blocks_if_set(network, config)
+    return PixelLogits(network)
+
+
+def _recompute_blocks_if_set(model: nn.Module, config: ModelConfig) -> None:
+    from torchvision.models.resnet import BasicBlock, Bottleneck
+
+    if config.gradient_checkpointing:
+        recompute_blocks(model, BasicBlock, Bottleneck)

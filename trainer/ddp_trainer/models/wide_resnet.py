@@ -8,6 +8,7 @@ and ReLU after every convolution, and a sum with the shortcut without an activat
 from torch import Tensor, nn
 
 from ddp_trainer.models import ModelConfig
+from ddp_trainer.models.recomputed_blocks import recompute_blocks
 
 STEM = 16
 
@@ -68,4 +69,7 @@ class WideResNet(nn.Module):
 
 def build(config: ModelConfig, in_channels: int, num_classes: int) -> nn.Module:
     """Build the network that ``config`` describes."""
-    return WideResNet(config, in_channels, num_classes)
+    model = WideResNet(config, in_channels, num_classes)
+    if config.gradient_checkpointing:
+        recompute_blocks(model, WideBlock)
+    return model
