@@ -26,6 +26,7 @@ from ddp_trainer.distributed.world import World
 from ddp_trainer.engine import Engine, seed_generator
 from ddp_trainer.errors import UserError, require, warn
 from ddp_trainer.files import replacing, writable, write_atomically
+from ddp_trainer.imports import load_callable
 from ddp_trainer.machine import keep_freed_memory
 from ddp_trainer.models import CONVOLUTIONAL, MODELS, build_model
 from ddp_trainer.models.cpu_convolutions import slice_before_narrow_convolutions
@@ -33,6 +34,14 @@ from ddp_trainer.models.export import check_export
 from ddp_trainer.models.initial_weights import download_weights, load_weights, read_weights
 from ddp_trainer.models.sync_batchnorm import convert
 from ddp_trainer.optim import build_optimizer
+from ddp_trainer.optim.user_optimizer import (
+    BuildOptimizer,
+    BuildScheduler,
+    UserOptimizer,
+    build_user_optimizer,
+    build_user_scheduler,
+)
+from ddp_trainer.plan import Plan, Position
 from ddp_trainer.precision import ModelTraits, Precision, describe_defaults
 from ddp_trainer.step_graph import record_steps
 from ddp_trainer.tasks import Task, build_task
@@ -46,11 +55,14 @@ class UserParts:
     """Parts that a program passes as objects; None: the configuration names the part.
 
     ``model`` is a module, or a class or function without arguments that builds one, called after the seed is set.
+    ``optimizer`` and ``scheduler`` are functions that build them.
     """
 
     model: nn.Module | Callable[[], nn.Module] | None = None
     data: Datasets | None = None
     task: Task | None = None
+    optimizer: BuildOptimizer | None = None
+    scheduler: BuildScheduler | None = None
 
 
 @dataclass(frozen=True)
@@ -105,10 +117,12 @@ def assemble(config: RunConfig, world: World, user_parts: UserParts | None = Non
         _check_task(task, config)
         example = _check_shapes(model, task, datasets, precision, world.device)
     model = _convert_layers(model, config, world, precision)
-    optimizer = build_optimizer(config.optim, model.parameters())
+    with world.agreed():
+        user_optimizer = _build_user_optimizer(config, world, user_parts, model, loader)
+    optimizer = user_optimizer.optimizer if user_optimizer else build_optimizer(config.optim, model.parameters())
     _print_defaults(config, world, precision, optimizer)
 
-    engine = Engine(model, task, optimizer, precision, world, config)
+    engine = Engine(model, task, optimizer, precision, world, config, user_optimizer)
     record_steps(config, engine, loader.source)
     return Parts(loader, validation, task, engine, checkpointer, example)
 
@@ -141,6 +155,38 @@ def _build_initial_model(
         if world.is_main:
             print(summary, flush=True)
     return model
+
+
+def _build_user_optimizer(
+    config: RunConfig, world: World, user_parts: UserParts, model: nn.Module, loader: TrainLoader | StreamLoader
+) -> UserOptimizer | None:
+    """Build the optimizer if the program builds it or its schedule; None: the trainer does both."""
+    build = user_parts.optimizer or _load_if_users(config.optim.name, "optim.name")
+    build_schedule = user_parts.scheduler or _load_if_users(config.schedule.name, "schedule.name")
+    if build is None and build_schedule is None:
+        return None
+
+    if build is None:
+        optimizer = build_optimizer(config.optim, model.parameters())
+    else:
+        optimizer = build_user_optimizer(build, model)
+    if build_schedule is None:
+        return UserOptimizer(optimizer)
+
+    plan = Plan(
+        samples=loader.length,
+        samples_per_step=loader.samples_per_step * world.size,
+        drop_last=config.data.drop_last,
+        epochs=config.epochs,
+        max_steps=config.max_steps,
+        first=Position(),
+    )
+    return UserOptimizer(optimizer, build_user_scheduler(build_schedule, optimizer, plan.total_steps))
+
+
+def _load_if_users(name: str, field: str) -> Callable[..., Any] | None:
+    """Import ``module:function``; return None for the name of one of the trainer's parts."""
+    return load_callable(name, field) if ":" in name else None
 
 
 def _open_checkpointer(config: RunConfig, world: World) -> Checkpointer | None:

@@ -18,6 +18,7 @@ from ddp_trainer.distributed.world import World
 from ddp_trainer.observability.meters import ComputeClock
 from ddp_trainer.optim import begin_momentum, load_optimizer
 from ddp_trainer.optim.ema import Ema
+from ddp_trainer.optim.user_optimizer import UserOptimizer
 from ddp_trainer.precision import Precision
 from ddp_trainer.tasks import Task
 
@@ -70,10 +71,13 @@ class Engine:
         precision: Precision,
         world: World,
         config: RunConfig,
+        user_optimizer: UserOptimizer | None = None,
     ) -> None:
         self.model = model
         self.task = task
         self.optimizer = optimizer
+        # Set if the program builds the optimizer or the schedule.
+        self._user_optimizer = user_optimizer
         self.precision = precision
         self.world = world
         self._config = config
@@ -86,13 +90,13 @@ class Engine:
         # State of the current step.
         self._correct: Tensor | None = None
         self._step = 0
-        self._lr = config.optim.lr
+        self._lr = float(optimizer.param_groups[0]["lr"])
         # A recorded step's kernels read the learning rate from device memory: their arguments can't change.
         self._lr_on_device: Tensor | None = None
         self.graph: Recorded | None = None
         if precision.scaler is not None:
             begin_momentum(optimizer)
-        if world.device.type == "cuda":
+        if world.device.type == "cuda" and user_optimizer is None:
             self.keep_lr_on_device()
         # Created after DDP, so that its hook runs after DDP's hook for the same gradient.
         self.clock = ComputeClock(model, world.device)
@@ -113,7 +117,8 @@ class Engine:
     def step(self, batch: Batch, step: int, lr: float) -> StepResult:
         """Take step ``step`` (from 0) with this rank's ``batch``, at learning rate ``lr``.
 
-        With accumulation the batch is split into parts, and only the last part's backward communicates. Raises
+        For a program's own optimizer ``lr`` is the factor of its groups' rates; its own schedule ignores ``lr``. With
+        accumulation the batch is split into parts, and only the last part's backward communicates. Raises
         :class:`UserError` if a parameter that DDP waits for got no gradient.
         """
         if not (self.replica.training and self.model.training):
@@ -121,17 +126,30 @@ class Engine:
         # Dropout and similar layers draw from this generator. It is seeded in each step, so it needs no saving.
         seed_generator(derive_seed(self._config.seed, _STREAM, step, self.world.rank), self.world.device)
         self._step = step
-        self._lr = lr
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr if self._lr_on_device is None else self._lr_on_device.fill_(lr)
+        self._set_rates(lr)
         if isinstance(batch, Replayed):
             assert self.graph is not None
             result = self.graph.step()
         else:
             result = self.take(batch)
+        if self._user_optimizer is not None:
+            self._user_optimizer.end_step()
         if self.ema is not None:
             self.ema.update()
         return result
+
+    def _set_rates(self, lr: float) -> None:
+        if self._user_optimizer is not None:
+            self._lr = self._user_optimizer.begin_step(lr)
+            return
+        self._lr = lr
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr if self._lr_on_device is None else self._lr_on_device.fill_(lr)
+
+    @property
+    def lr(self) -> float:
+        """Return the learning rate of the last step, with several groups that of the first."""
+        return self._lr
 
     def take(self, batch: Batch) -> StepResult:
         """Run forward, backward, all-reduce and update: the part of a step that a CUDA graph can record."""
@@ -212,13 +230,13 @@ class Engine:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of model, optimizer, scaler and averaged model. Its tensors are not copies."""
-        state = {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "precision": self.precision.state_dict(),
-        }
-        for group in state["optimizer"]["param_groups"]:
-            group["lr"] = self._lr
+        state = {"model": self.model.state_dict(), "precision": self.precision.state_dict()}
+        if self._user_optimizer is not None:
+            state |= self._user_optimizer.state_dict()
+        else:
+            state["optimizer"] = self.optimizer.state_dict()
+            for group in state["optimizer"]["param_groups"]:
+                group["lr"] = self._lr
         return state if self.ema is None else state | {"ema": self.ema.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -227,7 +245,10 @@ class Engine:
         Raises RuntimeError, KeyError or ValueError if shapes or names differ.
         """
         self.model.load_state_dict(state["model"])
-        load_optimizer(self.optimizer, state["optimizer"])
+        if self._user_optimizer is not None:
+            self._user_optimizer.load_state_dict(state)
+        else:
+            load_optimizer(self.optimizer, state["optimizer"])
         self._lr = self.optimizer.param_groups[0]["lr"]
         self.precision.load_state_dict(state["precision"])
         if self.ema is not None:

@@ -39,6 +39,8 @@ def obstacle(config: RunConfig, source: object, world: World) -> str:
         return "an epoch has no whole batch"
     if ":" in f"{config.model.name}{config.task}" and config.precision.cuda_graph != "on":
         return "your own model or task may run different kernels in each step (if it does not, give --cuda-graph on)"
+    if ":" in f"{config.optim.name}{config.schedule.name}":
+        return "the host sets the learning rates of your own optimizer or schedule"
     if config.distributed.data_parallel:
         return "torch.nn.DataParallel copies the model in every step"
     if config.model.gradient_checkpointing:

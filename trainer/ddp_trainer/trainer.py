@@ -103,13 +103,8 @@ class TrainingLoop:
             first=Position(**vars(self.position)),
         )
         self.total_steps = self.plan.total_steps
-        self.schedule = Schedule(
-            config.schedule,
-            base=config.optim.lr,
-            scale=lr_scale(config.optim, world.size),
-            length=self.plan.length,
-            processes_per_node=world.env.local_world_size,
-        )
+        # None: the program's own scheduler sets the learning rates.
+        self.schedule = None if ":" in config.schedule.name else self._build_schedule()
         resumed = self.checkpointer.resumed if self.checkpointer is not None else None
         seconds = 0.0 if resumed is None else resumed.seconds
         self.epochs = EpochRecord(config, world, self.position, run_state.seconds if restored else seconds)
@@ -118,6 +113,17 @@ class TrainingLoop:
         self.agreement = StopAgreement(world, self.stop)
         graph = self.engine.graph
         self.tracer = Tracer(config.profile_dir, world, lambda: graph is None or graph.settled)
+
+    def _build_schedule(self) -> Schedule:
+        """Build the schedule of the learning rate; for a program's own optimizer it is the factor of its rates."""
+        config = self.config
+        return Schedule(
+            config.schedule,
+            base=1.0 if ":" in config.optim.name else config.optim.lr,
+            scale=lr_scale(config.optim, self.world.size),
+            length=self.plan.length,
+            processes_per_node=self.world.env.local_world_size,
+        )
 
     def _restore(self) -> bool:
         """Load the newest copy in memory, unless the checkpoints are newer. Returns False if there is none."""
@@ -286,7 +292,7 @@ class TrainingLoop:
         for batch, waited in _timed(self.loader.epoch(position.epoch, position.consumed)):
             if reason := self.agreement.poll():
                 self._stop_early(reason)
-            lr = self.schedule.lr(self.plan.fraction(position))
+            lr = 1.0 if self.schedule is None else self.schedule.lr(self.plan.fraction(position))
             if self.engine.graph is not None:
                 self.memory.fence()  # a recorded step changes the parameters without the optimizer's hook
             result = self.engine.step(batch, position.step, lr)
@@ -303,7 +309,7 @@ class TrainingLoop:
                 result.loss,
                 result.grad_norm,
                 len(batch),
-                lr,
+                self.engine.lr,
                 seconds=now - step_started,
                 waited=waited,
                 computed=self.engine.clock.seconds(),

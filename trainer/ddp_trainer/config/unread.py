@@ -132,8 +132,9 @@ RULES: tuple[Rule, ...] = (
     Choice("data.name", "data", {name: part.reads for name, part in DATASETS.items()}),
     Choice("data.augment", "augmentation", AUGMENTATIONS),
     Choice("data.cache", "cache", CACHES),
-    Choice("optim.name", "optimizer", OPTIMIZERS),
-    Choice("schedule.name", "schedule", SCHEDULES),
+    # A program's own optimizer and schedule are built without settings.
+    Choice("optim.name", "optimizer", OPTIMIZERS, unlisted=()),
+    Choice("schedule.name", "schedule", SCHEDULES, unlisted=()),
     # A user's task is built without arguments.
     Choice("task", "task", {None: ("optim.label_smoothing",)}, unlisted=()),
     Switch("data.augment", ("data.validation_augment",)),

@@ -7,22 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_trainer.config.options import SettingsGroup, option
 from ddp_trainer.errors import require
+from ddp_trainer.imports import check_name
 
 if TYPE_CHECKING:
     import torch
 
 
-# Name of an optimizer, and of a schedule -> the settings that only it reads.
+_EVERY_OPTIMIZER = ("optim.lr", "optim.weight_decay", "optim.norm_bias_decay")
+_EVERY_SCHEDULE = ("optim.lr_scaling", "schedule.warmup_epochs")
+# Name of an optimizer, and of a schedule -> the settings that it reads. A program's own reads none of them.
 OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
-    "sgd": ("optim.momentum", "optim.nesterov"),
-    "adamw": ("optim.beta1", "optim.beta2"),
-    "novograd": ("optim.beta1", "optim.beta2", "optim.grad_averaging"),
+    "sgd": (*_EVERY_OPTIMIZER, "optim.momentum", "optim.nesterov"),
+    "adamw": (*_EVERY_OPTIMIZER, "optim.beta1", "optim.beta2"),
+    "novograd": (*_EVERY_OPTIMIZER, "optim.beta1", "optim.beta2", "optim.grad_averaging"),
 }
 SCHEDULES: Mapping[str, tuple[str, ...]] = {
-    "constant": (),
-    "cosine": ("schedule.final",),
-    "polynomial": ("schedule.final", "schedule.power"),
-    "step": ("schedule.step_epochs", "schedule.gamma"),
+    "constant": _EVERY_SCHEDULE,
+    "cosine": (*_EVERY_SCHEDULE, "schedule.final"),
+    "polynomial": (*_EVERY_SCHEDULE, "schedule.final", "schedule.power"),
+    "step": (*_EVERY_SCHEDULE, "schedule.step_epochs", "schedule.gamma"),
 }
 
 
@@ -30,7 +33,11 @@ SCHEDULES: Mapping[str, tuple[str, ...]] = {
 class OptimConfig(SettingsGroup, group="optim"):
     """The optimizer, and the processing of gradients before its step."""
 
-    name: str = option("sgd", "update rule", flag="--optimizer", choices=tuple(OPTIMIZERS))
+    name: str = option(
+        "sgd",
+        "update rule: sgd, adamw, novograd, or your own module:function(model)",
+        flag="--optimizer",
+    )
     lr: float = option(0.1, "learning rate of one process, before scaling with the world size", above=0)
     lr_scaling: str = option(
         "none",
@@ -63,6 +70,7 @@ class OptimConfig(SettingsGroup, group="optim"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_name(self.name, OPTIMIZERS, "optim.name")
         require(not self.nesterov or self.momentum > 0, "optim.nesterov", "needs a momentum", "give --momentum 0.9")
 
     @property
@@ -106,8 +114,10 @@ def begin_momentum(optimizer: "torch.optim.Optimizer") -> None:
     """
     import torch
 
+    if not isinstance(optimizer, torch.optim.SGD):
+        return
     for group in optimizer.param_groups:
-        if group.get("momentum"):
+        if group["momentum"] and group["fused"]:
             for parameter in group["params"]:
                 optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
 
@@ -161,9 +171,9 @@ class ScheduleConfig(SettingsGroup, group="schedule"):
 
     name: str = option(
         "constant",
-        "course after the warm-up",
+        "course after the warm-up: constant, cosine, polynomial, step, or instead of both your own "
+        "module:function(optimizer, total_steps), which returns a scheduler of torch",
         flag="--schedule",
-        choices=tuple(SCHEDULES),
     )
     warmup_epochs: float = option(0.0, "epochs over which the learning rate rises linearly", at_least=0)
     warmup_start: float | None = option(
@@ -180,6 +190,10 @@ class ScheduleConfig(SettingsGroup, group="schedule"):
     power: float = option(1.0, "exponent of the remaining share of training (polynomial)", flag="--lr-power", above=0)
     step_epochs: float = option(30.0, "epochs after which the rate falls (step)", flag="--lr-step-epochs", above=0)
     gamma: float = option(0.1, "factor by which it falls each time (step)", flag="--lr-gamma", above=0, at_most=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_name(self.name, SCHEDULES, "schedule.name")
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "warm-up from a start": {"schedule": {"warmup_epochs": 0.4, "warmup_start": 0.0}, "max_steps": 2},
     "target": {"early_stop": {"target_accuracy": 0.9}},
     "checkpoints": {"checkpoint": {"dir": "kept"}, "max_steps": 2},
+    "own optimizer": {"optim": {"name": "tests.unit.ddp_trainer.optim.test_user_optimizer:adamw"}},
+    "own schedule": {"schedule": {"name": "tests.unit.ddp_trainer.optim.test_user_optimizer:falling"}},
     "data parallel": {"distributed": {"data_parallel": True}},
 }
 SMALL = {"small-resnet": {"width": 4}, "gpt": {"width": 32}, "wide-resnet": {"widen": 1}}
@@ -261,8 +263,8 @@ RESNET = ["--preset", "cifar10-resnet18"]
         ([*GPT, "--dropout", "0.5"], "model gpt does not read --dropout; leave it out, or give --model small-resnet or "
          "wide-resnet, which read it; gpt reads --gradient-checkpointing, --model-width"),
         ([*GPT, "--momentum", "0.1"], "optimizer adamw does not read --momentum; leave it out, or give --optimizer "
-         "sgd, which reads it; adamw reads --beta1, --beta2"),
-        ([*GPT, "--momentum", "0.9"], "optim.momentum: optimizer adamw"),  # given, but the default value
+         "sgd, which reads it; adamw reads --beta1, --beta2, --lr, --norm-bias-decay, --weight-decay"),
+        ([*GPT, "--momentum", "0.9"], "optim.momentum: optimizer adamw"),  # given, although it is the default
         ([*RESNET, "--dropout", "0.5"], "model.dropout: model resnet18 does not read --dropout"),
         ([*RESNET, "--dropout", "0.5", "--rotation", "45"], "data.rotation: augmentation crop, flip does not read "
          "--rotation; leave it out, or give --augment rotate, which reads it; crop, flip reads --crop-padding. Also: "
