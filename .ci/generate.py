@@ -35,6 +35,7 @@ GENERATED = {
     "charts/files/rules.yaml": "charts.tooling.rules served",
     "charts/files/rules-home.yaml": "charts.tooling.rules home",
     "charts/files/rules-coscheduling.yaml": "charts.tooling.rules coscheduling",
+    "charts/files/rules-native.yaml": "charts.tooling.rules native",
     "charts/files/rules-volcano.yaml": "charts.tooling.rules volcano",
     "charts/values.schema.json": "charts.tooling.schema",
     "charts/files/defaults.yaml": "charts.tooling.defaults",

@@ -7,7 +7,7 @@ from decimal import Decimal
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from ddp_operator.constants import TRAINER_CONTAINER
+from ddp_operator.constants import POD_GROUP, SCHEDULING_GROUP, TRAINER_CONTAINER
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 """Replaces an unknown time where times are sorted."""
@@ -181,3 +181,8 @@ def cpu_limit(resources: Mapping[str, Any]) -> Decimal | None:
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
+
+
+def is_native_pod_group(manifest: Mapping[str, Any]) -> bool:
+    """Return whether an object is a PodGroup of Kubernetes' own scheduler."""
+    return manifest["kind"] == POD_GROUP and str(manifest["apiVersion"]).startswith(f"{SCHEDULING_GROUP}/")

@@ -1,6 +1,7 @@
-"""Kubernetes' own gang scheduling (1.36, alpha) on a real control plane: an unmodified attempt's Job is a gang.
+"""Kubernetes' own gang scheduling (1.36, alpha) on a real control plane.
 
-The Job controller creates a Workload and a PodGroup for a Job whose pods all run at once, without further fields.
+With ``scheduling.gang: Native`` the operator creates the PodGroup. Without it the Job controller of 1.36 creates one
+for a Job whose pods all run at once, if its gate is on.
 """
 
 from __future__ import annotations
@@ -8,24 +9,35 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
+import yaml
 
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.cluster import AlreadyExists, Refused
+from ddp_operator.constants import KIND
 from ddp_operator.kube.cluster import KubeCluster
 from ddp_operator.manifests.children import build_children
+from ddp_operator.manifests.job_pod import build_pod
 from tests.support import ROOT
 from tests.support.builders import job_manifest
-from tests.support.control_plane import ControlPlane
+from tests.support.control_plane import ControlPlane, free_ports
+from tests.support.operator_process import OperatorProcess
 from tests.support.standin import ClusterActors
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(300)]
 
 GATES = ("GenericWorkload", "GangScheduling", "WorkloadWithJob")
 GROUP = "/apis/scheduling.k8s.io/v1alpha2"
+WHOLE_NODE = {
+    "name": "trainer",
+    "image": "train:1",
+    "command": ["python", "train.py"],
+    "resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "1"}},
+}
 
 
 @pytest.fixture(scope="module")
@@ -39,21 +51,39 @@ def gang_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlan
             pytest.skip("this Kubernetes has no scheduling.k8s.io/v1alpha2")
         plane.kubectl("apply", "--server-side", "-f", str(ROOT / "deploy" / "crds" / "ddptrainingjobs.yaml"))
         plane.kubectl("wait", "--for=condition=Established", "crd/ddptrainingjobs.ddp-operator.dev")
+        for name in ("namespace.yaml", "rbac.yaml"):
+            plane.kubectl("apply", "-f", str(ROOT / "deploy" / "manifests" / name))
+        rules = yaml.safe_load((ROOT / "charts" / "files" / "rules-native.yaml").read_text())
+        role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "native"}}
+        plane.kubectl("create", "-f", "-", stdin=yaml.safe_dump(role | {"rules": rules}))
+        account = "--serviceaccount=ddp-operator:ddp-operator"
+        plane.kubectl("create", "clusterrolebinding", "native", "--clusterrole=native", account)
         yield plane
+
+
+@pytest.fixture
+def operator(gang_plane: ControlPlane, tmp_path: Path) -> Iterator[OperatorProcess]:
+    """The operator as its own service account, with the chart's role for native gangs."""
+    kubeconfig = gang_plane.account("ddp-operator", "ddp-operator")
+    (port,) = free_ports(1)
+    with OperatorProcess(kubeconfig, tmp_path / "operator.log", port=port) as running:
+        yield running
 
 
 @pytest_asyncio.fixture
 async def users(gang_plane: ControlPlane) -> AsyncIterator[ClusterActors]:
-    async with ClusterActors(gang_plane.admin) as cluster_actors:
+    async with ClusterActors(gang_plane.admin) as cluster_actors, cluster_actors.kubelet():
         yield cluster_actors
 
 
-async def start(users: ClusterActors, name: str, nodes: int) -> None:
-    """Create an attempt's children as the operator does; each pod requests a whole node."""
-    container = {"name": "trainer", "image": "train:1", "command": ["python", "train.py"]}
-    container |= {"resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "1"}}}
-    manifest = job_manifest(name, nodes=nodes, template={"spec": {"containers": [container]}})
-    resource = await users.create(manifest)
+def whole_nodes(name: str, nodes: int, **spec: Any) -> dict[str, Any]:
+    """Return a job whose pods need a whole node each."""
+    return job_manifest(name, nodes=nodes, template={"spec": {"containers": [WHOLE_NODE]}}, **spec)
+
+
+async def start(users: ClusterActors, name: str, nodes: int, **spec: Any) -> None:
+    """Create an attempt's children as the operator does."""
+    resource = await users.create(whole_nodes(name, nodes, **spec))
     cluster = KubeCluster(users.client)
     for child in build_children(parse_resource(resource), attempt=1, nodes=nodes):
         with suppress(AlreadyExists):  # shared by all jobs
@@ -86,18 +116,103 @@ async def test_all_pods_of_attempt_are_placed_or_none(users: ClusterActors) -> N
     await users.until(lambda: no_pods(users, "big"), "their end")
     await start(users, "small", 2)
 
-    async def placed() -> set[str]:
-        return {pod["spec"]["nodeName"] for pod in await pods_of(users, "small") if pod["spec"].get("nodeName")}
-
-    async def all_placed() -> bool:
-        return len(await placed()) == 2
-
-    await users.until(all_placed, "both pods on nodes")
-    # status/decide.py starts a new attempt for an elastic job instead.
+    await until_placed(users, "small", 2)
+    # For an elastic job, status/decide.py starts a new attempt instead.
     cluster = KubeCluster(users.client)
     with pytest.raises(Refused, match="cannot change parallelism for a Job referencing gang-scheduled PodGroup"):
         await cluster.patch_job("default", "small-1", {"spec": {"completions": 1, "parallelism": 1}})
     await cluster.close()
+    await remove(users, "big", "small")
+
+
+def placed(pods: list[Any]) -> int:
+    """Return how many pods have a node."""
+    return sum("nodeName" in pod["spec"] for pod in pods)
+
+
+def is_unschedulable(resource: Any) -> bool:
+    """Return whether a job's status reports that the scheduler has no room for its pods."""
+    conditions = {entry["type"]: entry for entry in resource.get("status", {}).get("conditions", ())}
+    scheduled = conditions.get("Scheduled", {})
+    return (scheduled.get("status"), scheduled.get("reason")) == ("False", "Unschedulable")
+
+
+async def until_placed(users: ClusterActors, name: str, nodes: int) -> None:
+    """Wait until so many pods of a job have a node."""
+
+    async def probe() -> bool:
+        return placed(await pods_of(users, name)) == nodes
+
+    await users.until(probe, f"{nodes} placed pods of {name}")
+
+
+async def test_one_of_two_native_gangs_for_whole_cluster_waits_whole(
+    users: ClusterActors, operator: OperatorProcess
+) -> None:
+    filler = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "filler"}, "spec": {"containers": [WHOLE_NODE]}}
+    await users.create(filler)
+
+    async def filler_is_placed() -> bool:
+        pod = await users.get("Pod", "filler")
+        return pod is not None and "nodeName" in pod["spec"]
+
+    await users.until(filler_is_placed, "a pod on one of the two nodes")
+    for name in ("first", "second"):
+        await users.create(whole_nodes(name, 2, scheduling={"gang": "Native"}))
+    for name in ("first", "second"):  # without gangs, one pod would take the free node
+        await users.resource(name, is_unschedulable)
+    for name in ("first", "second"):
+        assert placed(await pods_of(users, name)) == 0
+    await users.delete("Pod", "filler")
+
+    async def one_is_placed() -> str | None:
+        names = [name for name in ("first", "second") if placed(await pods_of(users, name)) == 2]
+        return names[0] if names else None
+
+    runs = await users.until(one_is_placed, "a job that has both nodes")
+    waits = {"first": "second", "second": "first"}[runs]
+    resource = await users.resource(waits, is_unschedulable)
+    assert resource["status"]["phase"] == "Pending"
+    assert placed(await pods_of(users, waits)) == 0
+    for index in (0, 1):
+        await users.run_pod(f"{runs}-1", index)
+    await users.phase(runs, "Running")
+    assert placed(await pods_of(users, waits)) == 0
+
+    for index in (0, 1):
+        await users.finish_pod(f"{runs}-1", index)
+    await users.phase(runs, "Succeeded")
+    await until_placed(users, waits, 2)
+    await remove(users, runs, waits)
+
+
+async def test_replacement_pod_of_native_gang_is_placed_beside_its_peer(users: ClusterActors) -> None:
+    await start(users, "lost", 2, scheduling={"gang": "Native"})
+    await until_placed(users, "lost", 2)
+    pod = await users.pod("lost-1", 1)
+    await users.delete("Pod", pod["metadata"]["name"], gracePeriodSeconds=0)
+    job = await users.get("Job", "lost-1")
+    assert job is not None
+    replacement = build_pod(job, 1, suffix="new")
+    assert replacement["spec"]["schedulingGroup"] == {"podGroupName": "lost-1"}
+    await users.create(replacement)
+    await until_placed(users, "lost", 2)
+    await remove(users, "lost")
+
+
+async def test_native_gang_without_gates_is_refused(plane: ControlPlane) -> None:
+    async with ClusterActors(plane.admin) as actors:
+        with pytest.raises(Refused, match=r"does not serve PodGroups of scheduling\.k8s\.io; enable the feature gates"):
+            await start(actors, "refused", 2, scheduling={"gang": "Native"})
+        await actors.delete(KIND, "refused")
+
+
+async def remove(users: ClusterActors, *names: str) -> None:
+    """Delete jobs and wait for the end of their pods, so that the next test has the nodes."""
+    for name in names:
+        await users.delete(KIND, name)
+    for name in names:
+        await users.until(lambda name=name: no_pods(users, name), f"the end of the pods of {name}")
 
 
 async def no_pods(users: ClusterActors, name: str) -> bool:

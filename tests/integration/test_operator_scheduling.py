@@ -32,6 +32,17 @@ async def test_gang_of_missing_scheduler_is_refused(server: StandIn, actors: Clu
     assert server.list("Job") == []
 
 
+async def test_native_gang_without_served_pod_groups_is_refused(
+    server: StandIn, actors: ClusterActors, start: Start
+) -> None:
+    start()
+    await actors.create(job_manifest(scheduling={"gang": "Native"}))
+    reason, message = await refusal(actors)
+    assert reason == "InvalidSpec"
+    assert "enable the feature gates GenericWorkload and GangScheduling" in message
+    assert server.list("Job") == []
+
+
 async def test_gang_without_role_reports_server_message(server: StandIn, actors: ClusterActors, start: Start) -> None:
     server.serve(VOLCANO)
     server.faults.add(403, verb="create", resource="podgroups", times=1_000_000)

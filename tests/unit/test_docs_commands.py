@@ -228,6 +228,7 @@ def test_line_that_would_fail_is_found(line: str) -> None:
 # Flags of other programs in the prose.
 FOREIGN = {
     "buildah": {"--build-arg"},
+    "kube-apiserver": {"--feature-gates", "--runtime-config"},
     "kubectl": {"--cascade", "--force", "--manifest-url", "--replicas", "--server-side", "--type"},
     "kube-controller-manager": {"--kube-api-burst", "--kube-api-qps"},
     "pip": {"--only-binary", "--platform"},

@@ -30,7 +30,7 @@ _FILLED: Final[Mapping[str, tuple[str, ...]]] = {
         f"containers[{TRAINER_CONTAINER}].resources.limits",
         f"containers[{TRAINER_CONTAINER}].securityContext.capabilities",
     ),
-    "scheduling.gang": ("schedulerName",),
+    "scheduling.gang": ("schedulerName", "schedulingGroup"),
     "scheduling.placement": ("affinity.podAffinity", "topologySpreadConstraints"),
     "scheduling.priorityClassName": ("priorityClassName",),
     "scheduling.schedulerName": ("schedulerName",),

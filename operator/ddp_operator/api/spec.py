@@ -358,11 +358,12 @@ class Scheduling(SpecFields, frozen=True, kw_only=True):
     """Scheduler and placement of the pods. For Kueue, set its label kueue.x-k8s.io/queue-name on the job."""
 
     gang: Annotated[
-        Literal["None", "Coscheduling", "Volcano"],
+        Literal["None", "Native", "Coscheduling", "Volcano"],
         Meta(
-            description="Gang scheduling: start all pods of an attempt or none. Coscheduling: with a PodGroup of the "
-            "coscheduling plug-in. Volcano: with a PodGroup of Volcano. None: the scheduler starts pods one by one; "
-            "Kueue, and Kubernetes' own gang scheduling where it is enabled, still admit them together."
+            description="Gang scheduling: start all pods of an attempt or none. Native: with a PodGroup of Kubernetes "
+            "1.36 or later, whose feature gates GenericWorkload and GangScheduling are on (docs/scaling.md). "
+            "Coscheduling: with a PodGroup of the coscheduling plug-in. Volcano: with a PodGroup of Volcano. None: the "
+            "scheduler starts pods one by one; Kueue still admits them together."
         ),
     ] = "None"
     scheduler_name: Annotated[

@@ -17,10 +17,13 @@ from ddp_operator.api.parse import FindProfile, Manifest, find_among, find_none,
 from ddp_operator.api.pod_fields import find_unknown_fields, unknown_field
 from ddp_operator.api.status import ClaimedGpus
 from ddp_operator.constants import POD_GROUP
+from ddp_operator.kubeobjects import is_native_pod_group
 from ddp_operator.manifests.children import PLACEHOLDER_UID, build_children
 
 # The oldest supported Kubernetes; newer versions accept the same objects.
 _KUBERNETES = "1.31"
+# That of the PodGroup that the operator writes first.
+_KUBERNETES_WITH_GANGS = "1.37"
 
 
 def check_manifest(
@@ -71,11 +74,13 @@ def _check_schemas(children: Iterable[Mapping[str, Any]]) -> Iterator[FieldError
         import kubernetes_validate
     except ImportError:
         return
+    children = list(children)
+    version = _KUBERNETES_WITH_GANGS if any(is_native_pod_group(child) for child in children) else _KUBERNETES
     for child in children:
-        if child["kind"] == POD_GROUP:
+        if child["kind"] == POD_GROUP and not is_native_pod_group(child):
             continue  # a custom resource
         try:
-            kubernetes_validate.validate(dict(child), _KUBERNETES, strict=True)
+            kubernetes_validate.validate(dict(child), version, strict=True)
         except kubernetes_validate.ValidationError as error:
             yield from _explain(error)
 

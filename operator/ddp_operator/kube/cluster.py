@@ -26,13 +26,14 @@ from ddp_operator.constants import (
     MANAGED_BY,
     POD_GROUP,
     PROFILE_KIND,
+    SCHEDULING_GROUP,
 )
 from ddp_operator.kube.cache import ObjectCache, build_snapshot
 from ddp_operator.kube.calls import CHUNK, INVALID, ObjectNotFound, call, pages
 from ddp_operator.kube.children import CHILD_KINDS, UNWATCHED_KINDS, key_of, trim_object
 from ddp_operator.kube.client import ApiClient, ResponseError
 from ddp_operator.kube.events import EventReader, EventWriter
-from ddp_operator.kube.resources import kind_of, path, plural, type_of
+from ddp_operator.kube.resources import kind_of, list_versions, path, plural, type_of
 from ddp_operator.kube.scrape import Scraper
 from ddp_operator.kubeobjects import format_time, utc_now
 
@@ -42,13 +43,26 @@ ONE_METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s
 STRATEGIC: Final = "application/strategic-merge-patch+json"
 # An admission policy may refuse with any HTTP status. It can change at any time, so the spec is not invalid.
 DENIED: Final = re.compile(r"\bdenied (the )?request\b")
-
+# The API server's message for schedulingGroup before Kubernetes 1.36.
+UNKNOWN_GANG: Final = re.compile(r'unknown field "spec\.template\.spec\.schedulingGroup')
 
 TOO_LARGE: Final = re.compile(r"etcdserver: request is too large|trying to send message larger than max")
 """Errors of etcd and its client for an object of more than 1.5 or 2 MB. The API server returns them with status 500."""
 
 CONTROLLER_UID: Final = "batch.kubernetes.io/controller-uid"
 """Label of the Job controller on its pods."""
+
+
+def explain_missing_pod_group(api_version: str) -> str:
+    """Return why an API server that does not serve PodGroups of this version cannot run a gang, and the remedy."""
+    if not api_version.startswith(SCHEDULING_GROUP):
+        problem = f"the cluster does not serve PodGroups of {api_version}"
+        return f"spec.scheduling.gang: {problem}; install that scheduler or set gang: None"
+    return (
+        f"spec.scheduling.gang: the cluster does not serve PodGroups of {SCHEDULING_GROUP}; enable the feature gates "
+        "GenericWorkload and GangScheduling and the API version of PodGroup (Kubernetes 1.36 or later), or set gang: "
+        "None"
+    )
 
 
 class KubeCluster:
@@ -96,7 +110,17 @@ class KubeCluster:
         return [item for item in answer.get("items") or () if claim_of(item) == claim]
 
     async def create(self, manifest: Object, *, dry_run: bool = False) -> Object:
-        """POST one child. The API server refuses unknown fields instead of dropping them."""
+        """POST one child, in the newest of its API versions that is served.
+
+        The API server refuses unknown fields instead of dropping them.
+        """
+        for version in list_versions(manifest):
+            with suppress(ObjectNotFound):
+                return await self._post(version, dry_run=dry_run)
+        raise Refused(explain_missing_pod_group(manifest["apiVersion"]), reason="Invalid")
+
+    async def _post(self, manifest: Object, *, dry_run: bool) -> Object:
+        """POST one child. Raises: ObjectNotFound if the cluster does not serve this version of a PodGroup."""
         kind = kind_of(manifest)
         meta = manifest["metadata"]
         params = _WRITE | ({"dryRun": "All"} if dry_run else {})
@@ -118,12 +142,15 @@ class KubeCluster:
                     raise ClusterError(f"{exc}, and was deleted meanwhile") from exc
                 raise AlreadyExists(existing) from None
             if exc.status == 403 or DENIED.search(exc.message):
-                raise Refused(exc.message, reason="Forbidden") from exc
+                lacks_role = manifest["kind"] == POD_GROUP and "cannot create resource" in exc.message
+                remedy = "; add the gang scheduler to rbac.gangSchedulers of the chart" if lacks_role else ""
+                raise Refused(f"{exc.message}{remedy}", reason="Forbidden") from exc
             if exc.status in INVALID:
-                raise Refused(exc.message, reason="Invalid") from exc
+                unknown = UNKNOWN_GANG.search(exc.message)
+                message = explain_missing_pod_group(SCHEDULING_GROUP) if unknown else exc.message
+                raise Refused(message, reason="Invalid") from exc
             if exc.status == 404 and manifest["kind"] == POD_GROUP:
-                message = f"spec.scheduling.gang: the cluster does not serve PodGroups of {manifest['apiVersion']}"
-                raise Refused(f"{message}; install that scheduler or set gang: None", reason="Invalid") from exc
+                raise ObjectNotFound(str(exc)) from exc
             raise ClusterError(str(exc)) from exc  # 404: the namespace is being deleted, with the resource
         except ClusterError as exc:
             answer = exc.__cause__
@@ -210,15 +237,16 @@ class KubeCluster:
 
     async def discard(self, manifest: Object) -> None:
         """Read the object of that name, and delete it if it has the same controller."""
-        kind = kind_of(manifest)
         meta = manifest["metadata"]
-        existing = await self._get(kind, meta["namespace"], meta["name"])
-        if (
-            existing is not None
-            and controller_of(existing).get("uid") == controller_of(manifest).get("uid")
-            and "deletionTimestamp" not in existing["metadata"]
-        ):
-            await self.delete(kind, meta["namespace"], meta["name"], uid=existing["metadata"]["uid"])
+        for version in list_versions(manifest):
+            kind = kind_of(version)
+            existing = await self._get(kind, meta["namespace"], meta["name"])
+            if existing is None:
+                continue
+            is_own = controller_of(existing).get("uid") == controller_of(manifest).get("uid")
+            if is_own and "deletionTimestamp" not in existing["metadata"]:
+                await self.delete(kind, meta["namespace"], meta["name"], uid=existing["metadata"]["uid"])
+            return
 
     async def restore_labels(self, owner: str, namespace: str, name: str, labels: Mapping[str, str]) -> bool:
         """Read the Job by its name, and its pods by the label of the Job controller."""

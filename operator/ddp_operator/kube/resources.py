@@ -3,7 +3,17 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ddp_operator.constants import CLUSTER_PROFILE_KIND, GROUP, KIND, PLURAL, POD_GROUP, PROFILE_KIND, VERSION
+from ddp_operator.constants import (
+    CLUSTER_PROFILE_KIND,
+    GROUP,
+    KIND,
+    PLURAL,
+    POD_GROUP,
+    PROFILE_KIND,
+    SCHEDULING_GROUP,
+    VERSION,
+)
+from ddp_operator.kubeobjects import is_native_pod_group
 
 _PLACES: Final[dict[str, tuple[str, str, str]]] = {
     KIND: (GROUP, VERSION, PLURAL),
@@ -15,6 +25,9 @@ _PLACES: Final[dict[str, tuple[str, str, str]]] = {
     "ConfigMap": ("", "v1", "configmaps"),
     "Event": ("", "v1", "events"),
     "NetworkPolicy": ("networking.k8s.io", "v1", "networkpolicies"),
+    f"{POD_GROUP}.{SCHEDULING_GROUP}": (SCHEDULING_GROUP, "v1beta1", "podgroups"),
+    f"{POD_GROUP}.{SCHEDULING_GROUP}.v1alpha3": (SCHEDULING_GROUP, "v1alpha3", "podgroups"),
+    f"{POD_GROUP}.{SCHEDULING_GROUP}.v1alpha2": (SCHEDULING_GROUP, "v1alpha2", "podgroups"),
     "PodGroup.scheduling.volcano.sh": ("scheduling.volcano.sh", "v1beta1", "podgroups"),
     "PodGroup.scheduling.x-k8s.io": ("scheduling.x-k8s.io", "v1alpha1", "podgroups"),
     "Lease": ("coordination.k8s.io", "v1", "leases"),
@@ -32,13 +45,26 @@ _PLACES: Final[dict[str, tuple[str, str, str]]] = {
 }
 
 
+_OLDER_VERSIONS: Final = ("v1alpha3", "v1alpha2")
+"""Versions of Kubernetes' PodGroup before the current one. The fields that the operator sets are the same in all."""
+
+
 def kind_of(manifest: Mapping[str, Any]) -> str:
-    """Return the key of an object's kind in this module. That of a PodGroup includes the group: two groups have it."""
+    """Return the key of an object's kind in this module. That of a PodGroup includes the group: several have it."""
     kind = str(manifest["kind"])
     if kind != POD_GROUP:
         return kind
-    api_group = str(manifest["apiVersion"]).partition("/")[0]
-    return f"{kind}.{api_group}"
+    api_group, _, version = str(manifest["apiVersion"]).partition("/")
+    is_older = api_group == SCHEDULING_GROUP and version in _OLDER_VERSIONS
+    return f"{kind}.{api_group}.{version}" if is_older else f"{kind}.{api_group}"
+
+
+def list_versions(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the manifest in each API version that a supported Kubernetes may serve, the newest first."""
+    if not is_native_pod_group(manifest):
+        return [manifest]
+    older = [{**manifest, "apiVersion": f"{SCHEDULING_GROUP}/{version}"} for version in _OLDER_VERSIONS]
+    return [manifest, *older]
 
 
 def plural(kind: str) -> str:

@@ -49,6 +49,7 @@ OwnerReferencesPermissionEnforcement an account that adds owners to an object mu
 """
 
 GANG_PERMISSIONS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
+    "native": {"PodGroup.scheduling.k8s.io": ("get", "create", "delete")},
     "coscheduling": {"PodGroup.scheduling.x-k8s.io": ("get", "create", "delete")},
     "volcano": {"PodGroup.scheduling.volcano.sh": ("get", "create", "delete")},
 }

@@ -18,15 +18,19 @@ _WEIGHT: Final = 100  # the maximum
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """A gang scheduler: the API version of its PodGroup, and the label or annotation that names a pod's group."""
+    """A gang scheduler: the API version of its PodGroup, and the label or annotation that names a pod's group.
+
+    Pods of Kubernetes' own scheduler name their group in ``schedulingGroup`` instead.
+    """
 
     api_version: str
-    scheduler: str
+    scheduler: str = ""
     label: str = ""
     annotation: str = ""
 
 
 GANGS: Final[dict[str, Gang]] = {
+    constants.NATIVE_GANG: Gang(f"{constants.SCHEDULING_GROUP}/v1beta1"),
     "Coscheduling": Gang(
         "scheduling.x-k8s.io/v1alpha1", "scheduler-plugins-scheduler", label="scheduling.x-k8s.io/pod-group"
     ),
@@ -42,6 +46,9 @@ def build_pod_group(job: DDPTrainingJob, *, attempt: int, nodes: int) -> dict[st
         return None
     # An elastic job can start with minNodes. Spares count, because the pods that are scheduled first may lack pod 0.
     min_member = job.spec.elastic.min_nodes if job.spec.elastic else job.size_with(nodes).pods
+    if scheduling.gang == constants.NATIVE_GANG:
+        policy = {"gang": {"minCount": min_member}}
+        return {"apiVersion": gang.api_version, "kind": constants.POD_GROUP, "spec": {"schedulingPolicy": policy}}
     spec: dict[str, Any] = {"minMember": min_member}
     if scheduling.gang == "Coscheduling":
         spec["scheduleTimeoutSeconds"] = job.spec.rendezvous.join_timeout_seconds
@@ -62,9 +69,11 @@ def add_scheduling(metadata: dict[str, Any], pod: dict[str, Any], job: DDPTraini
             metadata["labels"][gang.label] = group
         if gang.annotation:
             metadata["annotations"][gang.annotation] = group
-        pod.setdefault("schedulerName", scheduling.scheduler_name or gang.scheduler)
-    elif scheduling.scheduler_name is not None:
-        pod["schedulerName"] = scheduling.scheduler_name
+        if scheduling.gang == constants.NATIVE_GANG:
+            pod["schedulingGroup"] = {"podGroupName": group}
+    scheduler_name = scheduling.scheduler_name or (gang.scheduler if gang is not None else "")
+    if scheduler_name:
+        pod.setdefault("schedulerName", scheduler_name)
     if scheduling.priority_class_name is not None:
         pod["priorityClassName"] = scheduling.priority_class_name
 

@@ -291,6 +291,9 @@ def _check_scheduling(job: DDPTrainingJob, pod: Mapping[str, Any]) -> Iterator[F
         label = constants.KUEUE_QUEUE_LABEL
         message = f"must be None or Coscheduling if Kueue queues the job; change it or remove the label {label}"
         yield FieldError("spec.scheduling.gang", message, spec.scheduling.gang)
+    if spec.scheduling.gang == constants.NATIVE_GANG and pod.get("schedulingGroup"):
+        message = f"names the operator's PodGroup, but {_POD}.schedulingGroup names another; remove one of the two"
+        yield FieldError("spec.scheduling.gang", message, spec.scheduling.gang)
     yield from _check_min_parallelism(job)
     if spec.network_policy.enabled and pod.get("hostNetwork"):
         message = (

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Status
+from ddp_operator.constants import NATIVE_GANG
 from ddp_operator.kubeobjects import truncate
 from ddp_operator.status import attempts, lost_nodes
 from ddp_operator.status import conditions as c
@@ -206,7 +207,7 @@ def can_resize(state: State, attempt_job: JobView) -> bool:
     """
     if state.spec.elastic is None or attempt_job.finished or attempt_job.deleting:
         return False
-    if any(pod.ganged for pod in state.pods):
+    if state.spec.scheduling.gang == NATIVE_GANG or any(pod.ganged for pod in state.pods):
         return False
     return not is_queued(state.job, attempt_job) or attempt_job.suspended or attempt_job.takes_slices
 

@@ -92,7 +92,7 @@ def create_missing_pods(state: State, attempt_job: JobView) -> list[CreatePod]:
         return []
     if not is_replacing(state) and not (state.job.spares and _has_joined(state)):
         return []
-    if any(pod.ganged for pod in state.pods):
+    if _has_foreign_gang(state):
         return []
     if not is_queued(state.job, attempt_job) and not _can_peers_wait(state):
         return []
@@ -124,9 +124,14 @@ def _can_peers_wait(state: State) -> bool:
     """Return whether the other pods wait: they have joined, none has ended, and their launchers restart the workers."""
     if state.attempt_job is None or not _awaits_peers(state.attempt_job) or not _has_joined(state):
         return False
-    # Only the Job controller creates pods of a Kubernetes gang. A spare works during its back-off.
-    ganged = any(pod.ganged for pod in state.pods) and not state.job.spares
-    return not ganged and not any(pod.phase == "Succeeded" for pod in state.pods)
+    # A spare works during the back-off of the Job controller.
+    is_blocked = _has_foreign_gang(state) and not state.job.spares
+    return not is_blocked and not any(pod.phase == "Succeeded" for pod in state.pods)
+
+
+def _has_foreign_gang(state: State) -> bool:
+    """Return whether the Job controller made the pods a gang. Then only it creates pods that belong to the gang."""
+    return state.spec.scheduling.gang != constants.NATIVE_GANG and any(pod.ganged for pod in state.pods)
 
 
 def _awaits_peers(job: JobView) -> bool:

@@ -153,9 +153,9 @@ class TestSecurity:
         assert granted(home) == checked(HOME_PERMISSIONS)
 
     def test_gang_schedulers_add_only_their_groups(self) -> None:
-        objects = render({"rbac": {"gangSchedulers": ["volcano", "coscheduling"]}})
+        objects = render({"rbac": {"gangSchedulers": list(GANG_PERMISSIONS)}})
         clusterwide = next(r for r in of_kind(objects, "ClusterRole") if r["metadata"]["name"] == "ddp-operator")
-        expected = checked(GANG_PERMISSIONS["volcano"]) | checked(GANG_PERMISSIONS["coscheduling"])
+        expected = set().union(*map(checked, GANG_PERMISSIONS.values()))
         assert granted(clusterwide) - checked(PERMISSIONS) == expected
         assert {resource for _, resource, _ in expected} == {"podgroups"}
 

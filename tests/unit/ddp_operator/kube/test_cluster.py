@@ -46,6 +46,9 @@ GROUP = {
     "metadata": {"namespace": "ns", "name": "g"},
 }
 
+NATIVE_GROUP = GROUP | {"apiVersion": "scheduling.k8s.io/v1beta1"}
+SCHEDULING = "/apis/scheduling.k8s.io"
+
 
 @dataclass
 class RecordingClient:
@@ -123,6 +126,46 @@ async def test_response_to_create_maps_to_exception(
     if isinstance(raised, Refused):
         denied = getattr(answer, "status", 0) == 403 or "denied" in str(answer)
         assert raised.reason == ("Forbidden" if denied else "Invalid")
+
+
+async def test_native_pod_group_is_created_in_newest_served_version() -> None:
+    created, client = await run(lambda cluster: cluster.create(NATIVE_GROUP), error(404), error(404), NATIVE_GROUP)
+    assert created == NATIVE_GROUP
+    versions = ["v1beta1", "v1alpha3", "v1alpha2"]
+    assert [path for _, path, _ in client.calls] == [
+        f"{SCHEDULING}/{version}/namespaces/ns/podgroups" for version in versions
+    ]
+    assert [options["body"]["apiVersion"].rpartition("/")[2] for _, _, options in client.calls] == versions
+
+
+async def test_native_pod_group_in_no_served_version_is_refused() -> None:
+    raised, _ = await run(lambda cluster: cluster.create(NATIVE_GROUP), *3 * [error(404)])
+    assert isinstance(raised, Refused)
+    assert "enable the feature gates GenericWorkload and GangScheduling" in str(raised)
+
+
+async def test_job_of_native_gang_before_kubernetes_1_36_is_refused_with_remedy() -> None:
+    message = 'strict decoding error: unknown field "spec.template.spec.schedulingGroup"'
+    raised, _ = await run(lambda cluster: cluster.create(JOB), error(400, message=message))
+    assert "does not serve PodGroups of scheduling.k8s.io; enable the feature gates" in str(raised)
+
+
+async def test_pod_group_without_role_is_refused_with_chart_value() -> None:
+    message = 'podgroups is forbidden: User "x" cannot create resource "podgroups"'
+    raised, _ = await run(lambda cluster: cluster.create(GROUP), error(403, message=message))
+    assert str(raised) == f"{message}; add the gang scheduler to rbac.gangSchedulers of the chart"
+
+
+async def test_discard_deletes_pod_group_in_served_version() -> None:
+    own = {"metadata": GROUP["metadata"] | OF_RESOURCE | {"uid": "u"}}
+    manifest = NATIVE_GROUP | own
+    _, client = await run(lambda cluster: cluster.discard(manifest), error(404), error(404), manifest)
+    assert [(method, path.split("/")[3]) for method, path, _ in client.calls] == [
+        ("GET", "v1beta1"),
+        ("GET", "v1alpha3"),
+        ("GET", "v1alpha2"),
+        ("DELETE", "v1alpha2"),
+    ]
 
 
 async def test_taken_name_is_read_with_its_resource() -> None:

@@ -64,9 +64,18 @@ class TestGang:
         assert pod["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == "train-1"
         assert pod["spec"]["schedulerName"] == "scheduler-plugins-scheduler"
 
+    def test_native_gang_names_group_in_pods(self) -> None:
+        result = children(3, 5, scheduling={"gang": "Native"})
+        assert result["PodGroup"]["spec"] == {"schedulingPolicy": {"gang": {"minCount": 5}}}
+        assert result["PodGroup"]["metadata"]["name"] == "train-3"
+        pod = result["Job"]["spec"]["template"]["spec"]
+        assert pod["schedulingGroup"] == {"podGroupName": "train-3"}
+        assert "schedulerName" not in pod
+
     @pytest.mark.parametrize(
         "spec",
         [
+            {"scheduling": {"gang": "Native", "schedulerName": "mine"}},
             {"scheduling": {"gang": "Volcano", "schedulerName": "mine"}},
             {"scheduling": {"schedulerName": "mine"}},
             {"scheduling": {"gang": "Volcano"}, "template": template(schedulerName="mine")},
@@ -76,7 +85,7 @@ class TestGang:
         assert pod_of(**spec)["spec"]["schedulerName"] == "mine"
 
     def test_created_objects_match_role(self) -> None:
-        for gang in ("Coscheduling", "Volcano"):
+        for gang in ("Native", "Coscheduling", "Volcano"):
             group = children(scheduling={"gang": gang})["PodGroup"]
             assert set(GANG_PERMISSIONS[gang.lower()]) == {kind_of(group)}
             assert path(kind_of(group), "ns").startswith(f"/apis/{group['apiVersion']}/namespaces/ns/podgroups")
@@ -117,6 +126,10 @@ class TestRefusals:
         assert "spec.template.spec.schedulerName; remove one of the two" in words
         words = refusal(scheduling={"priorityClassName": "a"}, template=template(priorityClassName="a"))
         assert words.startswith("spec.scheduling.priorityClassName:")
+
+    def test_second_pod_group_is_refused(self) -> None:
+        message = refusal(scheduling={"gang": "Native"}, template=template(schedulingGroup={"podGroupName": "mine"}))
+        assert "spec.template.spec.schedulingGroup names another; remove one of the two" in message
 
     def test_two_queues_are_refused(self) -> None:
         words = refusal(scheduling={"gang": "Volcano"}, labels=QUEUED)

@@ -86,6 +86,8 @@ class TestSize:
         pods = [child_pod(index, spec={"schedulingGroup": {"podGroupName": "g"}}) for index in range(3)]
         decision = run(*pods, nodes=4)
         assert (decision.status.attempt, decision.status.attempt_nodes) == (2, 4)
+        without_pods = run(nodes=4, scheduling={"gang": "Native"})
+        assert without_pods.status.attempt == 2
         assert (decision.status.restarts.free, decision.status.restarts.counted) == (1, 0)
 
     @pytest.mark.parametrize("view", [{"deleting": True}, {"conditions": {"Failed": ""}}])

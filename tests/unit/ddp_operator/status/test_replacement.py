@@ -82,6 +82,14 @@ def test_lost_pod_is_replaced_without_metrics_page(queue: str) -> None:
     assert created(run(child_pod(0), LOST, status=expected.status, raw_job=raw_job)) == [CreatePod("train-1", 1, 1)]
 
 
+def test_lost_pod_of_operators_gang_is_replaced() -> None:
+    gang = {"spec": {"schedulingGroup": {"podGroupName": "train-1"}}}
+    decision = run(child_pod(0, **gang), LOST, scheduling={"gang": "Native"})
+    assert (decision.status.attempt, decision.status.restarts.replaced) == (1, 1)
+    following = run(child_pod(0, **gang), LOST, status=decision.status, scheduling={"gang": "Native"})
+    assert created(following) == [CreatePod("train-1", 1, 1)]
+
+
 def test_starting_replacement_is_not_replaced() -> None:
     decision = run(child_pod(0), LOST, child_pod(1, "Pending", suffix="r1"), status=REPLACING)
     assert (decision.status.attempt, created(decision)) == (1, [])
