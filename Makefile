@@ -217,7 +217,7 @@ s3: install ## install s3fs and moto for the tests of checkpoint.url, in a separ
 
 .PHONY: torch-versions
 torch-versions: install ## run the launcher's process tests on other torch versions, the trainer's on the newest (ARGS=--strict)
-	@.ci/torch-versions $(PY) $(ARGS)
+	@JOBS=$(JOBS) .ci/torch-versions $(PY) $(ARGS)
 
 .PHONY: e2e
 e2e: install ## run the e2e tier on a new kind cluster, or on the cluster of DDP_E2E_KUBECONFIG
