@@ -5,6 +5,8 @@ from typing import Mapping, Optional
 
 from ...contract.names import (
     METRIC_COMPUTE_SECONDS,
+    METRIC_EPOCH,
+    METRIC_EPOCHS,
     METRIC_GLOBAL_STEP,
     METRIC_LAST_STEP,
     METRIC_LEARNING_RATE,
@@ -105,4 +107,7 @@ def complete_progress(progress: Mapping[str, float]) -> dict[str, float]:
     completed[METRIC_PROGRESS] = 1.0
     if METRIC_TOTAL_STEPS in completed:
         completed[METRIC_TOTAL_STEPS] = step
+    epochs = completed.get(METRIC_EPOCHS, 0.0)
+    if completed.get(METRIC_EPOCH) == epochs - 1.0:  # of a script that counts epochs from 0
+        completed[METRIC_EPOCH] = epochs
     return completed

@@ -191,7 +191,7 @@ class LineSteps:
         """Return whether the number begins anew with each epoch; None: that is unknown before the second epoch."""
         if stream.restarts:
             return True
-        if self._epoch is None:
+        if self._epoch is None or epochs == 1:
             return False
         if self._epoch.value > self._epoch.first:
             return False

@@ -150,6 +150,16 @@ def test_step_of_an_epoch_is_no_total_before_the_second_epoch(shape: Format) -> 
     assert shown[1] in (None, 1000)
 
 
+def test_total_of_the_only_epoch_is_the_total_of_the_run() -> None:
+    lines = (f"[0/1][{step}/100] Loss_D: 0.5 Loss_G: 1.234" for step in range(0, 31, 10))
+    run = Run()
+    for step, line in enumerate(lines):
+        run.print(line, 10 * step + 1)
+    status = run.status
+    assert status is not None
+    assert (status.step, status.total_steps, status.epochs) == (31, 100, 1)
+
+
 @pytest.mark.parametrize("shape", WHOLE_EPOCHS.values(), ids=WHOLE_EPOCHS)
 def test_line_of_an_epoch_shows_steps_and_total_of_the_run(shape: Format) -> None:
     assert Run().train(shape, range(100, 501, 100)).shown == (500, 1000, "1.234")

@@ -306,3 +306,9 @@ def test_success_completes_the_progress() -> None:
     progress = {"ddp_step": 83.0, "ddp_planned_steps": 100.0, "ddp_progress_ratio": 0.83}
     assert complete_progress(progress) == {"ddp_step": 83.0, "ddp_planned_steps": 83.0, "ddp_progress_ratio": 1.0}
     assert complete_progress({"ddp_loss": 1.0}) == {"ddp_loss": 1.0}
+
+
+@pytest.mark.parametrize(("last", "shown"), [(9.0, 10.0), (10.0, 10.0), (4.0, 4.0)])
+def test_finished_run_shows_all_epochs_if_script_counts_from_0(last: float, shown: float) -> None:
+    completed = complete_progress({"ddp_steps_total": 8.0, "ddp_epoch": last, "ddp_planned_epochs": 10.0})
+    assert completed["ddp_epoch"] == shown
