@@ -12,7 +12,7 @@ from ddp_operator.cli.io import ExitCode
 from ddp_operator.client.backend import Backend
 from ddp_operator.client.cluster import ClusterBackend
 from ddp_operator.kubeobjects import parse_time, utc_now
-from ddp_operator.status.metrics_page import format_duration
+from ddp_operator.texts import format_duration
 from ddp_operator.view.terminal import print_text
 
 

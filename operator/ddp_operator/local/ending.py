@@ -23,8 +23,8 @@ from ddp_operator.local.screen import count
 from ddp_operator.status import conditions
 from ddp_operator.status.attempts import fail
 from ddp_operator.status.failures import describe_detail, describe_end, describe_place
-from ddp_operator.status.metrics_page import format_duration
 from ddp_operator.status.observation import Observation, State
+from ddp_operator.texts import format_duration
 
 _TRACEBACK_LINES = 15
 
@@ -70,7 +70,8 @@ def _results(status: Status, folder: RunFolder) -> list[str]:
     rates = [row[column] for row in rows if row.get(column, 0.0) > 0]
     if rates:
         mean = _format_rate(sum(rates) / len(rates))
-        lines.append(f"  throughput: {mean} {unit} mean, {_format_rate(max(rates))} maximum")
+        last = f", {progress.throughput} at the end" if progress is not None and progress.throughput else ""
+        lines.append(f"  throughput: {mean} {unit} mean, {_format_rate(max(rates))} maximum{last}")
     return lines
 
 

@@ -7,7 +7,7 @@ from html import escape
 from operator import itemgetter
 
 from ddp_operator.report.run import Mark, Point
-from ddp_operator.status.metrics_page import format_duration
+from ddp_operator.texts import format_duration
 
 _WIDTH = 640
 _HEIGHT = 260

@@ -14,8 +14,8 @@ from ddp_operator.local.folder import choose_rate
 from ddp_operator.report.charts import Series, TimeAxis, format_number, line_chart, stacked_chart
 from ddp_operator.report.run import LoggedEvent, Mark, RankTime, RecordedRun, split_step_time
 from ddp_operator.status.failures import describe_detail, describe_place
-from ddp_operator.status.metrics_page import format_duration
 from ddp_operator.status.stragglers import RATIO
+from ddp_operator.texts import format_duration
 from ddp_operator.view.why import explain_why
 
 # Blue, orange and green that colour-blind readers can distinguish, in a shade for each theme.

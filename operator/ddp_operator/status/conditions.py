@@ -12,6 +12,7 @@ from ddp_operator.api.status import Condition, ConditionStatus, Status
 from ddp_operator.kubeobjects import format_time, truncate
 from ddp_operator.status.metrics_page import Page
 from ddp_operator.status.observation import Observation, Pods
+from ddp_operator.texts import format_more_pods
 
 ACCEPTED: Final = "Accepted"
 SUSPENDED: Final = "Suspended"
@@ -291,7 +292,7 @@ def describe_lost_page(since: datetime | None, now: datetime) -> Fact | None:
 def describe_remaining_containers(pods: Pods) -> Fact:
     """Return Progressing of pods of which containers beside the training container still run."""
     running = [pod for pod in pods.newest.values() if pod.running]
-    more = f" (and {len(running) - 1} more pods)" if len(running) > 1 else ""
+    more = format_more_pods(len(running) - 1)
     containers = ", ".join(running[0].remaining_containers[:_MAX_LISTED]) or "the kubelet"
     message = f"all ranks have ended with exit code 0; pod {running[0].name}{more} waits for {containers}"
     return Fact(PROGRESSING, "False", FINISHED, message)

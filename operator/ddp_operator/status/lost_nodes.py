@@ -13,6 +13,7 @@ from ddp_operator.kubeobjects import format_time
 from ddp_operator.status.decision import FailPod
 from ddp_operator.status.observation import Children, Observation
 from ddp_operator.status.views import NodeView, PodView
+from ddp_operator.texts import format_more_pods
 
 REASON = "NodeLost"
 _REASONS = ("DeletionByTaintManager", "DeletionByPodGC", REASON)
@@ -73,7 +74,7 @@ def describe_lost_contact(job: DDPTrainingJob, observation: Observation, pods: I
         return None
 
     since, pod, problem = min(silent_pods, key=lambda silent: (silent.since, silent.pod.index))
-    more = f" (and of {len(silent_pods) - 1} more pods)" if len(silent_pods) > 1 else ""
+    more = format_more_pods(len(silent_pods) - 1, preposition="of")
     state = f"node {pod.node_name} of pod {pod.index}{more} has been NotReady since {format_time(since)} ({problem})"
     due = _find_due_time(job, pod)
     if due is None:

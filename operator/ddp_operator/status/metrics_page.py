@@ -18,6 +18,7 @@ from ddp_operator import constants
 from ddp_operator.api.status import CheckpointStatus, PreflightStatus, Progress, SlowestPair
 from ddp_operator.kubeobjects import truncate
 from ddp_operator.status.failures import InputReport, parse_inputs, sanitize_text
+from ddp_operator.texts import format_duration
 
 _SERIES = frozenset({
     constants.METRIC_LOSS, constants.METRIC_EPOCH, constants.METRIC_EPOCHS, constants.METRIC_TOTAL_STEPS,
@@ -515,18 +516,6 @@ def compute_goodput(values: Mapping[str, float], wall_seconds: float, start_step
         return None
     share = (run_step - start_step) * (seconds / steps) / wall_seconds
     return f"{min(share, 1.0):.2f}" if math.isfinite(share) and share >= 0 else None
-
-
-def format_duration(seconds: float) -> str:
-    """Return a duration as text: 42s, 5m12s, 3h04m, 2d07h."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
 
 
 def _parse_number(text: bytes) -> float | None:

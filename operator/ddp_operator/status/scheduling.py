@@ -21,6 +21,7 @@ from ddp_operator.status.kueue import QUEUE_REASONS, line
 from ddp_operator.status.observation import Children, Observation, Problem
 from ddp_operator.status.views import JobView, PodView
 from ddp_operator.status.waiting import describe_late_edits, find_waiting_start, is_queued, waits_in_queue
+from ddp_operator.texts import format_more_pods
 
 # A Job's pods are created within a second; a kubelet starts a container or reports a problem within a few seconds.
 _PATIENCE = timedelta(seconds=5)
@@ -126,7 +127,7 @@ def _describe_waiting(waiting: Sequence[_WaitingPod]) -> Fact:
     """Return Scheduled of pods that wait for a node, an image or a volume."""
     # Most pods of a gang report only that they wait for their peers; the scheduler's message on one pod has the reason.
     pod = min(waiting, key=lambda item: item.message.startswith(_GANG_WAITS))
-    more = f" (and {len(waiting) - 1} more pods)" if len(waiting) > 1 else ""
+    more = format_more_pods(len(waiting) - 1)
     return Fact(c.SCHEDULED, "False", pod.reason, f"{pod.name}{more}: {pod.message}")
 
 
@@ -173,7 +174,7 @@ def _describe_missing_pods(pods: Iterable[PodView], attempt_job: JobView | None,
     ignored = [pod for pod in pods if is_ignored(pod.ignored_since)]
     if ignored:
         pod = ignored[0]
-        more = f" (and {len(ignored) - 1} more pods)" if len(ignored) > 1 else ""
+        more = format_more_pods(len(ignored) - 1)
         message = f"{pod.name}{more}: no scheduler has acted on it; check that {pod.scheduler} is running"
         return Fact(c.SCHEDULED, "False", c.UNSCHEDULABLE, f"{message} ({scheduled})")
     return Fact(c.SCHEDULED, "False", c.WAITING_FOR_PODS, scheduled)

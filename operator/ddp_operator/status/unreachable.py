@@ -12,6 +12,7 @@ from ddp_operator.status.conditions import Fact
 from ddp_operator.status.metrics_page import Page
 from ddp_operator.status.observation import UnreachableReport
 from ddp_operator.status.observed_attempt import ObservedAttempt
+from ddp_operator.texts import format_more_pods
 
 READ_INTERVAL: Final = 10.0
 """Seconds between two reads of the pages of pod 0's peers."""
@@ -59,7 +60,7 @@ def describe_cut_off_training(attempt: ObservedAttempt, stall: Fact | None) -> F
 
 def _describe(attempt: ObservedAttempt, reports: Iterable[UnreachableReport]) -> str:
     report, *others = reports
-    more = f" (and {len(others)} more pods)" if others else ""
+    more = format_more_pods(len(others))
     peers = _find_peers(attempt, report.message)
     names = f" (pod {c.list_indexes(peers)})" if peers else ""
     return f"pod {report.pod}{more} reports: {report.message}{names}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TextIO
 
 from ddp_operator.api.status import Progress
-from ddp_operator.status.metrics_page import format_duration
+from ddp_operator.texts import format_duration
 from ddp_operator.view.terminal import build_console, make_printable
 
 _PLAIN_EVERY_SECONDS: Final = 5.0

@@ -18,8 +18,8 @@ from ddp_operator.kubeobjects import parse_time
 from ddp_operator.launcher.failures.text import NON_FINITE_REMEDY
 from ddp_operator.status.conditions import CHANGE_PENDING, SIDECAR_RESTARTED, find_blocker, find_obstacle
 from ddp_operator.status.failures import describe_end, describe_failure, sentence
-from ddp_operator.status.metrics_page import format_duration
 from ddp_operator.status.scheduling import read_event_time
+from ddp_operator.texts import format_duration
 
 _READ_LOGS: Final = "Read the end of its log: ddp logs {name}."
 _RESUME_FROM_CHECKPOINT: Final = "it resumes from its checkpoint if it keeps one on a claim or at a URL"

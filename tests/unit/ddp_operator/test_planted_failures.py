@@ -166,7 +166,7 @@ SIDECARS = {
     name: Planted(
         pods=(finished_pod(0, state), finished_pod(1, state)),
         get="Running Finished",
-        describe=("all ranks have ended with exit code 0; pod train-1-0-abcde (and 1 more pods) waits for shipper",),
+        describe=("all ranks have ended with exit code 0; pod train-1-0-abcde (and 1 more pod) waits for shipper",),
         why=(
             "train has finished training for 0s but its pods have not ended: all ranks have ended",
             "a native sidecar",

@@ -91,7 +91,7 @@ class TestScheduled:
 
     def test_quotes_schedulers_message_on_first_pod(self) -> None:
         statement = self.describe(unschedulable(1, "second"), unschedulable(0, "first"))
-        assert statement == ("False", "Unschedulable", "train-1-0-abcde (and 1 more pods): first")
+        assert statement == ("False", "Unschedulable", "train-1-0-abcde (and 1 more pod): first")
 
     @pytest.mark.parametrize("reason", ["ErrImagePull", "ImagePullBackOff", "InvalidImageName"])
     def test_image_that_cannot_be_pulled(self, reason: str) -> None:

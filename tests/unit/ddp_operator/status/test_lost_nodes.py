@@ -40,11 +40,11 @@ def test_longest_silent_node_is_named_and_more_pods_counted() -> None:
     assert result is not None
     assert result[0] == NOW
     assert result[1].startswith(
-        f"node b of pod 1 (and of 1 more pods) has been NotReady since {format_time(NOW)} (the node is not ready"
+        f"node b of pod 1 (and of 1 more pod) has been NotReady since {format_time(NOW)} (the node is not ready"
     )
     alone = describe_lost_contact(*see(child_pod(1, unready=NOW, node="b")), seen.pods[:1])
     assert alone is not None
-    assert "more pods" not in alone[1]
+    assert "more pod" not in alone[1]
 
 
 def test_ready_nodes_have_no_lost_contact() -> None:

@@ -16,7 +16,6 @@ from ddp_operator.status.metrics_page import (
     average_rates,
     build_checkpoint,
     build_progress,
-    format_duration,
     parse_page,
 )
 
@@ -162,14 +161,6 @@ class TestProgress:
         unknown = build_progress({"ddp_step": 50.0})
         assert unknown is not None
         assert unknown.throughput is None
-
-    @pytest.mark.parametrize(
-        ("seconds", "text"),
-        [(0, "0s"), (-3, "0s"), (59.4, "59s"), (60, "1m00s"), (312, "5m12s"), (3600, "1h00m"), (11040, "3h04m"),
-         (90000, "1d01h"), (1e8, "1157d09h")],
-    )  # fmt: skip
-    def test_durations_are_for_readers(self, seconds: float, text: str) -> None:
-        assert format_duration(seconds) == text
 
 
 def counters(steps: float, *, samples: float | None = None, **more: float) -> dict[str, float]:

@@ -189,7 +189,7 @@ class TestMessages:
             return child_pod(index, "Pending", status={"conditions": [waiting]})
 
         text = say(pod(0, waits), pod(1, "0/2 nodes are available: 2 Insufficient cpu."))
-        words = "train-1-1-abcde (and 1 more pods): 0/2 nodes are available: 2 Insufficient cpu."
+        words = "train-1-1-abcde (and 1 more pod): 0/2 nodes are available: 2 Insufficient cpu."
         assert text == ("Unschedulable", words)
 
     def test_other_warning_of_kubelet(self) -> None:
@@ -227,7 +227,7 @@ class TestMessages:
     def test_silent_scheduler_is_named(self, age: float) -> None:
         """No scheduler may have the name in spec.scheduling.schedulerName."""
         pods = [child_pod(n, "Pending", age=age, spec={"schedulerName": "volcanoo"}) for n in (0, 1)]
-        words = "train-1-0-abcde (and 1 more pods): no scheduler has acted on it; check that volcanoo is running"
+        words = "train-1-0-abcde (and 1 more pod): no scheduler has acted on it; check that volcanoo is running"
         ignored = ("Unschedulable", f"{words} (0/2 pods scheduled)")
         assert say(*pods) == (ignored if age >= 30 else ("WaitingForPods", "0/2 pods scheduled"))
         assert compute_event_poll_delay(*see(*pods), NOW, 1) is not None  # nothing else would cause a pass

@@ -175,7 +175,10 @@ def test_success_is_summarized_with_results_and_paths(folder: RunFolder) -> None
     assert "200 samples/s mean, 300 maximum" in text
     folder.metrics.write_text("time,samples_per_second,steps_per_second\n1,,0.5\n2,,2.5\n")
     text = describe_run("digits", status, folder, seconds=75, interrupted=False)
-    assert "1.5 steps/s mean, 2.5 maximum" in text
+    assert "1.5 steps/s mean, 2.5 maximum\n" in text
+    trained = replace(status, progress=replace(PROGRESS, throughput="2.2 steps/s"))
+    text = describe_run("digits", trained, folder, seconds=75, interrupted=False)
+    assert "1.5 steps/s mean, 2.5 maximum, 2.2 steps/s at the end\n" in text
     assert f"run folder: {os.path.join('runs', 'x')}" in text
     assert "metrics.csv, logs/" in text
 
