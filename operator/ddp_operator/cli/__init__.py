@@ -108,7 +108,7 @@ def build_parser(*commands: str) -> tuple[argparse.ArgumentParser, dict[str, Mod
 
 
 def _find_program_name() -> str:
-    """Return what the user types before a command: kubectl finds the plugin ``kubectl-ddp`` in PATH."""
+    """Return the words before a command: kubectl finds the plugin ``kubectl-ddp`` in PATH."""
     return "kubectl ddp" if os.path.basename(sys.argv[0]) == "kubectl-ddp" else "ddp"
 
 

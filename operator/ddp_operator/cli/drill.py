@@ -212,7 +212,7 @@ def _wait_for_steps(
     )
 
 
-def _unknown_rank(name: str, rank: int, count: int) -> CommandError:
+def _build_rank_error(name: str, rank: int, count: int) -> CommandError:
     ranks = "its only rank is 0" if count == 1 else f"its ranks are 0 to {count - 1}"
     return CommandError(f"--kill: {name} has no rank {rank}; {ranks}")
 
@@ -268,7 +268,7 @@ def _describe_verdict(recovery: MeasuredRecovery) -> str:
     return "recovered"
 
 
-def probe_command(*words: str) -> list[str]:
+def build_probe_command(*words: str) -> list[str]:
     """Return the command line that runs the probe in a container."""
     source = resources.files("ddp_operator.cli").joinpath("probe.py").read_text(encoding="utf-8")
     return ["python3", "-c", source, *words]
@@ -285,13 +285,13 @@ class PodTarget:
 
     def kill(self, rank: int) -> str:
         """Kill a rank's process, in the first pod that has it."""
-        pods = self._running()
+        pods = self._list_running_pods()
         for pod in sorted(pods, key=lambda pod: pod.node != rank // pod.nproc):
-            for line in self._execute(self._api, pod, probe_command("kill", str(rank))):
+            for line in self._execute(self._api, pod, build_probe_command("kill", str(rank))):
                 pid = json.loads(line).get("killed")
                 if pid:
                     return f"rank {rank} (process {pid} in pod {pod.name})"
-        raise _unknown_rank(self._name, rank, sum(pod.nproc for pod in pods))
+        raise _build_rank_error(self._name, rank, sum(pod.nproc for pod in pods))
 
     def check_rank(self, rank: int) -> None:
         """Do nothing: ``kill`` checks the rank, because a pod may not be running yet."""
@@ -309,10 +309,12 @@ class PodTarget:
     def _watch(self, samples: queue.Queue[Sample | ClientError | RunEnded]) -> None:
         try:
             while True:
-                for pod in [pod for pod in self._running() if pod.node == 0][-1:]:
+                for pod in [pod for pod in self._list_running_pods() if pod.node == 0][-1:]:
                     metrics = get_job(self._api, self._name)["spec"].get("metrics") or {}
                     port = metrics.get("port", constants.DEFAULT_METRICS_PORT)
-                    for line in self._execute(self._api, pod, probe_command("watch", str(port), str(_POLL_SECONDS))):
+                    for line in self._execute(
+                        self._api, pod, build_probe_command("watch", str(port), str(_POLL_SECONDS))
+                    ):
                         samples.put(parse_sample(json.loads(line), time.monotonic(), pod.attempt))
                 samples.put(Sample(time.monotonic()))
                 self._check_phase()
@@ -326,7 +328,7 @@ class PodTarget:
         if phase in ENDED_PHASES:
             raise RunEnded(phase)
 
-    def _running(self) -> list[LogPod]:
+    def _list_running_pods(self) -> list[LogPod]:
         alive = [pod for pod in list_pods(self._api, self._name) if "deletionTimestamp" not in pod["metadata"]]
         pods = [log_pod(pod) for pod in alive if (pod.get("status") or {}).get("phase") == "Running"]
         return sorted(pods, key=lambda pod: (pod.attempt, pod.node))
@@ -363,8 +365,8 @@ def execute_in_pod(api: Api, pod: LogPod, command: list[str]) -> Iterator[str]:
         socket.close()
 
 
-def _with_recovery(text: str) -> str:
-    """Return the file with a cluster's default maxRestarts, because the default of `ddp run` is 0."""
+def _set_cluster_restarts(text: str) -> str:
+    """Return the file with the default maxRestarts of a cluster, because the default of `ddp run` is 0."""
     try:
         job = parse_manifest(text).job
     except InvalidManifest:
@@ -437,7 +439,7 @@ class LocalRun:
     def __enter__(self) -> Self:
         try:
             if not self._is_script:
-                self._job.write_text(_with_recovery(read_file(self._file)))
+                self._job.write_text(_set_cluster_restarts(read_file(self._file)))
             self._copy_folder()
         except BaseException:
             self._folder.cleanup()
@@ -445,7 +447,7 @@ class LocalRun:
         self._process = subprocess.Popen(
             self._command, cwd=self._work, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
         )
-        self._reader = threading.Thread(target=self._pass_on, args=(self._process.stdout,), daemon=True)
+        self._reader = threading.Thread(target=self._copy_output, args=(self._process.stdout,), daemon=True)
         self._reader.start()
         return self
 
@@ -466,7 +468,7 @@ class LocalRun:
             f"running in a copy of {self._source} ({count} files), without what git ignores; --include PATH adds a path"
         )
 
-    def _pass_on(self, output: IO[bytes]) -> None:
+    def _copy_output(self, output: IO[bytes]) -> None:
         with output:
             for line in output:
                 if not self._stopping:  # the result of the drill is printed last
@@ -513,7 +515,9 @@ class LocalRun:
             job = parse_resource(resource)
             count = job.spec.nodes * resolve_template(job).nproc
             if rank >= count:
-                raise CommandError(f"{_unknown_rank('the job', rank, count)}; for more ranks, use --nodes or --procs")
+                raise CommandError(
+                    f"{_build_rank_error('the job', rank, count)}; for more ranks, use --nodes or --procs"
+                )
 
     def _raise_end(self) -> NoReturn:
         """Raise RunEnded, once the run has written how the job ended and printed its summary."""

@@ -72,7 +72,7 @@ def find_script(file: str | None, module: str | None) -> "Script | None":
 
 @dataclass(frozen=True, slots=True)
 class ScriptOption:
-    """An option that a script takes, as far as its source shows it."""
+    """An option of a script, from its source."""
 
     flag: str
     default: str = ""
@@ -94,7 +94,7 @@ def read_script(path: str, source: str) -> Script:
 
 
 def read_module(name: str) -> Script:
-    """Return what ``python -m name`` runs."""
+    """Return the module that ``python -m name`` runs."""
     parts = [part for part in name.split(".") if part != "__main__"]
     return Script(("-m", name), job_name(parts[-1] if parts else name))
 
@@ -108,7 +108,7 @@ def find_options(source: str) -> tuple[ScriptOption, ...]:
     options = {}
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     for call in sorted(calls, key=lambda call: call.lineno):
-        if _called(call) not in ("add_argument", "option", "Option"):
+        if _find_function_name(call) not in ("add_argument", "option", "Option"):
             continue
         flags = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
         flag = next((flag for flag in flags if flag.startswith("--")), "")
@@ -134,7 +134,7 @@ def write_manifest(
     procs: int | str = "auto",
 ) -> str:
     """Return the YAML of a job that runs a script, with comments for a first-time reader. ``gpus``: of each pod."""
-    command = ", ".join(json.dumps(word) if _needs_quotes(word) else word for word in ("python3", *script.command))
+    command = ", ".join(json.dumps(word) if _is_unsafe_in_yaml(word) else word for word in ("python3", *script.command))
     limits = f'resources: {{limits: {{nvidia.com/gpu: "{gpus}"}}}}'
     lines = [
         "apiVersion: ddp-operator.dev/v1alpha1",
@@ -172,9 +172,9 @@ def _list_options(options: Sequence[ScriptOption]) -> list[str]:
     return [head, *(f"          #   {row.ljust(width)}  {text}".rstrip()[:118] for row, text in rows)]
 
 
-def _called(call: ast.Call) -> str:
+def _find_function_name(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
-def _needs_quotes(word: str) -> bool:
+def _is_unsafe_in_yaml(word: str) -> bool:
     return not re.fullmatch(r"[A-Za-z0-9_./-]+", word) or not re.search(r"[A-Za-z]", word)

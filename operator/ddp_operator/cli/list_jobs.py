@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _explain_empty(backend: Backend, arguments: argparse.Namespace) -> str:
-    """Return where no job was found, and how to create one."""
+    """Return the message for an empty list, and how to create a job."""
     if not isinstance(backend, ClusterBackend):
         return f"no runs in {arguments.runs_dir}; start one with `ddp run job.yaml`"
     if arguments.all_namespaces:
@@ -69,7 +69,7 @@ def format_table(
     for item in sorted(items, key=lambda item: (item["metadata"].get("namespace", ""), item["metadata"]["name"])):
         metadata = item["metadata"]
         cells = [metadata.get("namespace", "")] if namespaces else []
-        rows.append([*cells, metadata["name"], *(_cell(item, column, now) for column in shown)])
+        rows.append([*cells, metadata["name"], *(_format_cell(item, column, now) for column in shown)])
     return align(rows)
 
 
@@ -79,7 +79,7 @@ def align(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _cell(item: Mapping[str, Any], column: Mapping[str, Any], now: datetime) -> str:
+def _format_cell(item: Mapping[str, Any], column: Mapping[str, Any], now: datetime) -> str:
     from ddp_operator.api.crd import read_column
 
     value = read_column(item, column["jsonPath"])

@@ -24,7 +24,7 @@ from ddp_operator.kubeobjects import utc_now
 from ddp_operator.view.terminal import make_printable
 
 OUTPUT_BYTES: Final = 64 << 10
-"""Of one result; an assistant's context is small."""
+"""The limit of one result; an assistant's context is small."""
 LOG_LINES: Final = 1000
 LOG_PODS: Final = 16
 LIST_ROWS: Final = 200
@@ -35,7 +35,7 @@ _HIDDEN_STATUS: Final = ("history", "profile")
 
 
 class ToolEntry(NamedTuple):
-    """A tool: its name, the method of `JobTools`, and whether it changes or destroys something."""
+    """A tool: its name, the method of `JobTools`, and whether it changes or destroys objects."""
 
     name: str
     method: str

@@ -18,8 +18,8 @@ import urllib.request
 SERIES = ("ddp_step", "ddp_steps_total", "ddp_step_interval", "ddp_launcher_in_place_restarts_total")
 
 
-def environment(pid: int | str) -> dict[bytes, bytes]:
-    """Return a process's environment; empty where it cannot be read."""
+def read_environment(pid: int | str) -> dict[bytes, bytes]:
+    """Return a process's environment; empty if it cannot be read."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as stream:
             pairs = [item.partition(b"=") for item in stream.read().split(b"\0")]
@@ -28,8 +28,8 @@ def environment(pid: int | str) -> dict[bytes, bytes]:
     return {name: value for name, _, value in pairs}
 
 
-def parent(pid: int | str) -> int:
-    """Return a process's parent, 0 where there is none."""
+def find_parent(pid: int | str) -> int:
+    """Return a process's parent, 0 if there is none."""
     try:
         with open(f"/proc/{pid}/stat") as stream:
             return int(stream.read().rpartition(")")[2].split()[1])
@@ -37,31 +37,31 @@ def parent(pid: int | str) -> int:
         return 0
 
 
-def descends(pid: int, ancestor: int) -> bool:
+def is_descendant(pid: int, ancestor: int) -> bool:
     """Return whether a process descends from another."""
     while pid > 1:
         if pid == ancestor:
             return True
-        pid = parent(pid)
+        pid = find_parent(pid)
     return False
 
 
 def find_worker(rank: int, ancestor: int = 0) -> int:
     """Return the process of a rank, 0 if there is none. The rank's shim records it in the pod's runtime directory."""
     for name in filter(str.isdigit, os.listdir("/proc")):
-        runtime = environment(name).get(b"DDP_RUNTIME_DIR")
-        if runtime is None or (ancestor and not descends(int(name), ancestor)):
+        runtime = read_environment(name).get(b"DDP_RUNTIME_DIR")
+        if runtime is None or (ancestor and not is_descendant(int(name), ancestor)):
             continue
         for path in glob.glob(os.path.join(os.fsdecode(runtime), "workers", "*.json")):
             with open(path, encoding="utf-8") as stream:
-                about = json.load(stream)
-            if (about["pid"], about["rank"]) == (int(name), rank):
+                record = json.load(stream)
+            if (record["pid"], record["rank"]) == (int(name), rank):
                 return int(name)
     return 0
 
 
 def kill(rank: int, ancestor: int = 0) -> int:
-    """Kill a rank's process; return its number, 0 where there is none."""
+    """Kill a rank's process; return its number, 0 if there is none."""
     pid = find_worker(rank, ancestor)
     if pid:
         os.kill(pid, signal.SIGKILL)

@@ -95,9 +95,10 @@ def measure(before: Sample, killed_at: float, after: Iterable[Sample]) -> Measur
     If ``before`` has no steps, workers that run again are a recovery.
 
     The step counter of a process starts at 0, the run's step at the checkpoint: once a new process has made a step,
-    their difference is the step from which it resumed. The page of a dead worker may be read for a moment beside the
-    next restart's count, and be updated once. So a process is new if its counter is smaller than before. A sample may
-    miss that; so it is new after a restart too if the difference has changed, or if its counter advances twice.
+    their difference is the step from which it resumed. For a moment, the page of a dead worker may appear
+    with the next restart's count, and change once. So a process is new if its counter is smaller than before. A sample
+    may miss that. So after a restart a process is also new if the difference has changed, or if its counter advances
+    twice.
     """
     step = before.step
     made = before.steps_of_process

@@ -34,7 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_runs_argument(parser)
     parser.add_argument(
-        "--name", type=_folder_name, metavar="NAME", help="prefix of the run folder's name; default: the job's name"
+        "--name",
+        type=_parse_folder_name,
+        metavar="NAME",
+        help="prefix of the run folder's name; default: the job's name",
     )
     parser.add_argument(
         "--metrics-port",
@@ -43,7 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="port of pod 0's /metrics; pod 1 uses BASE+1, and so on; default: free ports",
     )
     parser.add_argument(
-        "--logs", type=_ranks, default="0", metavar="RANK", help="show the output of this rank, all or none; default: 0"
+        "--logs",
+        type=_parse_ranks,
+        default="0",
+        metavar="RANK",
+        help="show the output of this rank, all or none; default: 0",
     )
     parser.add_argument(
         "--plain", action="store_true", help="print lines instead of a progress bar, also on a terminal"
@@ -137,7 +144,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
         text=text,
         # A user of the Python API started the run; summaries name what to call again.
         command="client.train(…) or client.submit(…)" if ENV_RUN_FOLDER in os.environ else arguments.command_line,
-        resource=_as_new(resource),
+        resource=_strip_server_fields(resource),
         others=others,
         children=build_children(job, attempt=1, nodes=job.spec.nodes),
         nproc=nproc,
@@ -155,20 +162,20 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     )
 
 
-def _as_new(resource: Mapping[str, Any]) -> dict[str, Any]:
+def _strip_server_fields(resource: Mapping[str, Any]) -> dict[str, Any]:
     """Return the resource without the fields that an API server adds."""
     kept = ("name", "namespace", "labels", "annotations")
     metadata = {key: resource["metadata"][key] for key in kept if resource["metadata"].get(key)}
     return {**{k: v for k, v in resource.items() if k != "status"}, "metadata": metadata}
 
 
-def _ranks(text: str) -> str:
+def _parse_ranks(text: str) -> str:
     if text not in ("all", "none") and not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r}: must be all, none or the number of a rank")
     return text if text.isalpha() else str(int(text))
 
 
-def _folder_name(text: str) -> str:
+def _parse_folder_name(text: str) -> str:
     # The folder must be below --runs-dir, and its name must not be read as an option of a later command.
     if not re.fullmatch(r"\w[\w.-]*", text):
         raise argparse.ArgumentTypeError(

@@ -40,7 +40,7 @@ class _Translation:
 
 
 def explain_torchrun(command: str, arguments: Sequence[str], unknown: Sequence[str], extra: Sequence[str]) -> str:
-    """Return the command line to type instead of one with torchrun or its flags; empty where there are none.
+    """Return the command line to type instead of one with torchrun or its flags; empty if there are none.
 
     ``arguments``: after ``command``. ``unknown``: those that the command does not know. ``extra``: those
     after --.

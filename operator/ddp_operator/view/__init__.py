@@ -1,1 +1,1 @@
-"""What people read: why a job waits or failed, the table of running jobs, and text that is safe on a terminal."""
+"""Output for users: why a job waits or failed, the table of running jobs, and text that is safe on a terminal."""

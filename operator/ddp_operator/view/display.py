@@ -44,7 +44,7 @@ class View:
 
 
 class FaultTolerantStream:
-    """Standard output that drops text once it cannot be written (closed pipe, full disk); no run ends for it."""
+    """Standard output that drops text once a write has failed (closed pipe, full disk), so that the run continues."""
 
     def __init__(self, stream: TextIO, on_loss: Callable[[OSError], None]) -> None:
         self._stream = stream
@@ -77,7 +77,7 @@ class FaultTolerantStream:
 
 
 class Display:
-    """Displays a job and lines of text; this class displays nothing."""
+    """The interface of displays for a job and lines of text; this class displays nothing."""
 
     def line(self, text: str) -> None:
         """Print a line of text."""

@@ -23,7 +23,7 @@ from ddp_operator.texts import format_duration
 
 _READ_LOGS: Final = "Read the end of its log: ddp logs {name}."
 _RESUME_FROM_CHECKPOINT: Final = "it resumes from its checkpoint if it keeps one on a claim or at a URL"
-# reason -> remedy. For any other reason, the message and kubectl describe have to do.
+# reason -> remedy. For any other reason, the remedy is kubectl describe.
 REMEDIES: Final = {
     # Accepted
     "ProfileNotFound": "Create that profile, or correct spec.profileRef: ddp profile list{option} lists the existing "
@@ -297,7 +297,7 @@ def _add_operator_absence(case: _Case, why: Why) -> Why:
 
 
 def _describe_absence(case: _Case) -> str:
-    """Return since when no operator has acted, by its Lease or the age of a status that should change; else empty."""
+    """Return how long no operator has acted, by its Lease or the age of a status that should change; else empty."""
     if case.renewed is not None:
         age = case.now - case.renewed
         if age < _LEASE_AGE:
@@ -421,7 +421,7 @@ def _explain_divergence(case: _Case) -> Why | None:
     progress = case.status.progress
     if progress is None or (progress.loss or "").lstrip("-") not in ("nan", "inf"):
         return None
-    what = f"{_describe_training(case)} But its loss is {progress.loss}: more steps are of no use."
+    what = f"{_describe_training(case)} But its loss is {progress.loss}: further steps cannot improve the model."
     return Why(case.name, case.phase, "", what, _capitalize_sentence(NON_FINITE_REMEDY))
 
 
@@ -497,7 +497,7 @@ def _find_remedy(status: Status, condition: Condition) -> str:
     if not _is_after_restart(status, condition):
         return remedy
 
-    # The same fault may end every attempt, so its hint is worth more than the announcement of another one.
+    # The same fault may end every attempt, so its hint precedes the announcement of another one.
     hint = _describe_hint(status.last_failure) if status.last_failure else ""
     if not hint:
         return remedy
@@ -598,7 +598,7 @@ def _describe_cause(failure: LastFailure) -> str:
 def _describe_last_warning(case: _Case, text: str, since: datetime | None = None) -> str:
     """Return the newest warning about the job or its child objects, unless ``text`` contains it.
 
-    A warning from before the wait, which began at ``since``, or that is no longer repeated, is of another fault.
+    Warnings that are older than the wait, which began at ``since``, or are no longer repeated, belong to another fault.
     """
     created = parse_time(case.metadata.get("creationTimestamp"))
     began = since - _EVENT_LATENESS if since is not None else None
@@ -617,5 +617,5 @@ def _describe_last_warning(case: _Case, text: str, since: datetime | None = None
 
 
 def _strip_pod_suffixes(text: str) -> str:
-    """Return a message without the end of each pod's name, which differs between tries to create it."""
+    """Return a message without the end of each pod's name, which differs between attempts to create it."""
     return re.sub(rf'-(?:[0-9]+-{POD_SUFFIX}|\*)(?=")', "", text)

@@ -318,7 +318,7 @@ class TestProbe:
                 about = {"pid": pid, "rank": local_rank, "localRank": local_rank}
                 (tmp_path / "workers" / f"{local_rank}.json").write_text(json.dumps(about))
             try:
-                assert probe.parent(child) == process.pid
+                assert probe.find_parent(child) == process.pid
                 assert probe.find_worker(7, os.getpid()) == process.pid
                 assert probe.find_worker(7, 1 << 22) == 0
                 assert probe.find_worker(8, os.getpid()) == 0
@@ -359,9 +359,9 @@ class TestProbe:
         assert probe.read_page(1) == {}
 
     def test_probe_is_one_file_of_standard_library(self) -> None:
-        from ddp_operator.cli.drill import probe_command
+        from ddp_operator.cli.drill import build_probe_command
 
-        line = probe_command("kill", "123456")
+        line = build_probe_command("kill", "123456")
         line[0] = sys.executable
         done = subprocess.run([line[0], "-I", *line[1:]], capture_output=True, text=True, timeout=300)
         assert (json.loads(done.stdout), done.stderr) == ({"killed": 0}, "")
