@@ -342,6 +342,19 @@ async def test_metrics_page_is_read_without_credentials(cluster: KubeCluster) ->
 
 
 @pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize(("status", "page"), [(404, ""), (401, ""), (503, None)])
+async def test_server_without_metrics_page_has_an_empty_one(
+    cluster: KubeCluster, status: int, page: str | None
+) -> None:
+    """Another program on the port differs from a launcher that cannot be reached."""
+
+    async def respond(_: web.Request) -> web.Response:
+        return web.Response(status=status, text="no such page")
+
+    assert await scraped(cluster, respond) == page
+
+
+@pytest.mark.usefixtures("patient")
 async def test_other_tasks_run_between_slices_of_page(cluster: KubeCluster) -> None:
     async def page(_: web.Request) -> web.Response:
         return web.Response(body=b"ddp_loss 1\n" * 90_000)

@@ -47,7 +47,10 @@ class Scraper:
         self._turns = ParsingTurns()
 
     async def read(self, address: str, port: int, take: Take) -> bool:
-        """Pass the page at ``/metrics`` to ``take`` in pieces. Returns whether it is complete, in time and size."""
+        """Pass the page at ``/metrics`` to ``take`` in pieces. Returns whether it is complete, in time and size.
+
+        A server that refuses the request has an empty page. A server error, such as an overload, is no page.
+        """
         host = f"[{address}]" if ":" in address else address
         size = 0
         try:
@@ -56,7 +59,7 @@ class Scraper:
                 self._open().get(f"http://{host}:{port}/metrics", allow_redirects=False) as response,
             ):
                 if response.status != 200:
-                    return False
+                    return 400 <= response.status < 500  # another program serves this port
                 async for chunk in response.content.iter_any():
                     size += len(chunk)
                     if size > SIZE_LIMIT:
