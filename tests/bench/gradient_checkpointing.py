@@ -1,4 +1,6 @@
-"""Peak memory and time of a step with and without --gradient-checkpointing: python -m tests.bench.gradient_checkpointing.
+"""Peak memory and time of a step with and without --gradient-checkpointing.
+
+    python -m tests.bench.gradient_checkpointing
 
 Each value is that of a process of its own, on one thread of the CPU.
 """
