@@ -103,7 +103,8 @@ REPLACED_EXIT_CODES: Final = (EXIT_PREEMPTED, 130, 137, 143)
 DEFAULT_METRICS_PORT: Final = 9400
 PORT_NAMES: Final = ("rendezvous", "metrics")  # in the Service and in the training container
 LAUNCHER_MOUNT_PATH: Final = "/opt/ddp-operator"
-LAUNCHER_FILE: Final = "launcher.py"  # the file that a pod starts, in the folder of the launcher's modules
+LAUNCHER_FILE: Final = "launcher.py"  # the file that a pod starts
+LAUNCHER_ARCHIVE: Final = "launcher.zip"  # the packages, in the same folder; ``bootstrap`` has the name too
 LAUNCHER_VOLUME: Final = "ddp-launcher"
 # A ConfigMap without data in each namespace with jobs. The jobs own it, and it owns their launchers.
 LAUNCHER_USERS: Final = "ddp-launcher-users"

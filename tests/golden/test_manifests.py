@@ -144,8 +144,9 @@ def normalised(children: list[dict[str, Any]]) -> str:
     children = copy.deepcopy(children)
     for child in children:
         if "data" in child:
-            assert child["data"] == launcher.files
-            child["data"] = {"launcher.py": "the source of launcher.py"}  # and of the modules beside it
+            assert child["data"] == {"launcher.py": launcher.bootstrap}
+            child["data"] = {"launcher.py": "the source of launcher.py"}
+            child["binaryData"] = {"launcher.zip": "the archive"}
     text = yaml.safe_dump_all(children, sort_keys=False, width=120)
     assert launcher.digest[:12] in text
     return text.replace(launcher.digest[:12], "0123456789ab")

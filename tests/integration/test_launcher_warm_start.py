@@ -141,13 +141,12 @@ class Forked:
     """Runs an argument list as ``python`` would, directly or in a fork of a process that has imported PyTorch."""
 
     def __init__(self, root: Path) -> None:
-        self.folder, self.runtime, launcher = root / "folder", root / "runtime", lay_out(root / "mount")
+        self.folder = root / "folder"
+        self.runtime = root / "runtime"
+        launcher = lay_out(root / "mount", {"launcher/torchrun/launch.py": AGENT})
         self.folder.mkdir()
         for name in ("workers", "errors", "metrics", "stacks", "groups"):
             (self.runtime / name).mkdir(parents=True)
-        agent = launcher.parent / "launcher.torchrun.launch.py"
-        agent.unlink()
-        agent.write_text(AGENT)
         self.launcher = str(launcher)
         self.environment = {**os.environ, "OMP_NUM_THREADS": "1", "DDP_RUNTIME_DIR": str(self.runtime)}
         ours, theirs = socket.socketpair()

@@ -1,12 +1,16 @@
-"""The launcher as pods have it: the files of its ConfigMap, behind a kubelet's symbolic links."""
+"""The launcher as pods have it: the two files of its ConfigMap, behind a kubelet's symbolic links."""
 
 from __future__ import annotations
 
 import atexit
+import io
 import shutil
 import tempfile
+import zipfile
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 from ddp_operator.manifests.children import load_launcher
 
@@ -17,15 +21,29 @@ RANK_MODULES = [
 """The launcher's packages and modules that every rank imports, sorted by name, below ``ddp_launcher``."""
 
 
-def lay_out(folder: Path) -> Path:
-    """Write the files to a new folder. Return the path of the program that a pod starts."""
+def lay_out(folder: Path, replaced: Mapping[str, str] = MappingProxyType({})) -> Path:
+    """Write the files to a new folder. Return the path of the program that a pod starts.
+
+    ``replaced``: other sources for modules of the archive, by their paths.
+    """
     written = folder / "..2026_01_01_00_00_00.000000000"
     written.mkdir(parents=True)
     (folder / "..data").symlink_to(written.name)
-    for name, text in load_launcher().files.items():
-        (written / name).write_text(text, encoding="utf-8")
+    launcher = load_launcher()
+    archive = _replace_sources(launcher.archive, replaced) if replaced else launcher.archive
+    for name, content in (("launcher.py", launcher.bootstrap.encode()), ("launcher.zip", archive)):
+        (written / name).write_bytes(content)
         (folder / name).symlink_to(f"..data/{name}")
     return folder / "launcher.py"
+
+
+def _replace_sources(archive: bytes, replaced: Mapping[str, str]) -> bytes:
+    result = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(archive)) as old, zipfile.ZipFile(result, "w") as new:
+        assert replaced.keys() <= set(old.namelist())
+        for name in old.namelist():
+            new.writestr(name, replaced.get(name) or old.read(name))
+    return result.getvalue()
 
 
 @cache

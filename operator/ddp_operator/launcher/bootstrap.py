@@ -8,9 +8,9 @@
     launcher.py tracking …          (internal: find the job's run in MLflow)
     launcher.py mirror …            (internal: fetch and upload the checkpoint folder)
 
-The operator mounts it as launcher.py into any image that has Python >= 3.9 and torch >= 2.2. The files beside it are
-the packages ``ddp_launcher.contract`` and ``ddp_launcher.launcher``; ``_FlatFinder`` finds their modules. Each process
-of a pod dies with its parent:
+The operator mounts it as launcher.py into any image that has Python >= 3.9 and torch >= 2.2. The archive beside it,
+launcher.zip, has the packages ``ddp_launcher.contract`` and ``ddp_launcher.launcher``. Each process of a pod dies with
+its parent:
 
     supervisor (standard library)  ->  fork server (imports torch)
                                    ->  mirror of checkpoint.url, if set (imports fsspec)
@@ -32,13 +32,11 @@ if __name__ == "__main__" and sys.argv[1:2] in (["run"], ["fetch"]):
         signal.signal(_number, lambda received, frame: _SIGNALS.append(received))
 
 import importlib
-import importlib.util
 import os
 import types
-from importlib.machinery import ModuleSpec
-from typing import Optional
 
 PACKAGE = "ddp_launcher"
+_ARCHIVE = "launcher.zip"
 _SUBCOMMANDS = ("run", "fetch", "worker", "forkserver", "tracking", "mirror")
 
 
@@ -74,30 +72,8 @@ def _register_package() -> None:
     if sys.path and sys.path[0] == os.path.dirname(os.path.realpath(__file__)):
         del sys.path[0]
     package = types.ModuleType(PACKAGE)
-    package.__path__ = []
+    package.__path__ = [os.path.join(folder, _ARCHIVE)]
     sys.modules[PACKAGE] = package
-    sys.meta_path.insert(0, _FlatFinder(folder))
-
-
-class _FlatFinder:
-    """Finds ``ddp_launcher.a.b`` in the file ``a.b.py``: a ConfigMap has no folders."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-        self._files = frozenset(name for name in os.listdir(folder) if name.endswith(".py"))
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> Optional[ModuleSpec]:
-        """Return the spec of a module or a package of the launcher; None for every other name."""
-        root, _, key = name.partition(".")
-        if root != PACKAGE:
-            return None
-
-        file = f"{key}.py"
-        if any(other.startswith(f"{key}.") and other != file for other in self._files):
-            return ModuleSpec(name, None, is_package=True)
-        if file in self._files:
-            return importlib.util.spec_from_file_location(name, os.path.join(self._folder, file))
-        return None
 
 
 def _import(name: str) -> types.ModuleType:

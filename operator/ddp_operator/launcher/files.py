@@ -5,8 +5,8 @@ import os
 import sys
 from typing import Any
 
-_FOLDER = os.path.dirname(os.path.abspath(__file__))
-BOOTSTRAP = os.path.join(_FOLDER, "launcher.py")  # the name of bootstrap.py in a pod
+ARCHIVE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # launcher.zip in a pod
+BOOTSTRAP = os.path.join(os.path.dirname(ARCHIVE), "launcher.py")  # the name of bootstrap.py in a pod
 _FILE_LIMIT = 1 << 20  # bytes
 
 
@@ -18,7 +18,7 @@ def log(text: str) -> None:
 
 def is_own_file(path: str) -> bool:
     """Return whether a stack frame with this file belongs to the launcher."""
-    return path.startswith(_FOLDER + os.sep)
+    return path == BOOTSTRAP or path.startswith(ARCHIVE + os.sep)
 
 
 def write_json(path: str, value: Any) -> None:

@@ -6,13 +6,13 @@ owner references, also while the operator is down. Each job is an owner of one s
 so Kubernetes deletes these with the last job.
 """
 
-import ast
+import base64
 import copy
 import hashlib
 import importlib.util
+import io
 import json
-import re
-import tokenize
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -40,110 +40,52 @@ _UNLIMITED_BACKOFF = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """The launcher's files by name, and the SHA-256 of all of them in hex. A pod has them in one folder."""
+    """The launcher as pods mount it: the text of the file that a pod starts, and the archive of the packages.
 
-    files: Mapping[str, str]
+    ``digest``: the SHA-256 of names and sources in hex. The archive's bytes also depend on the version of zlib.
+    """
+
+    bootstrap: str
+    archive: bytes
     digest: str
 
 
 @cache
 def load_launcher() -> Launcher:
     """Return this version's launcher."""
-    texts: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for package in ("contract", "launcher"):
-        _add_modules(texts, resources.files(f"ddp_operator.{package}"), package)
-    _add_delivered_modules(texts)
-    texts[constants.LAUNCHER_FILE] = texts.pop("launcher.bootstrap.py")
-    files = dict(sorted(texts.items()))
-    return Launcher(files, hashlib.sha256(json.dumps(files).encode()).hexdigest())
+        _add_modules(sources, resources.files(f"ddp_operator.{package}"), package)
+    sources |= _read_delivered_modules()
+    bootstrap = sources.pop("launcher/bootstrap.py")
+    names = sorted(sources)
+    hashed = json.dumps([bootstrap, *((name, sources[name]) for name in names)])
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        for name in names:
+            # ZipInfo has a constant date by default.
+            file.writestr(zipfile.ZipInfo(name), sources[name], zipfile.ZIP_DEFLATED)
+    return Launcher(bootstrap, archive.getvalue(), hashlib.sha256(hashed.encode()).hexdigest())
 
 
-def _add_modules(texts: dict[str, str], folder: Traversable, package: str) -> None:
-    """Add the modules below a folder under their dotted names: a ConfigMap has no folders."""
+def _add_modules(sources: dict[str, str], folder: Traversable, path: str) -> None:
+    """Add the modules in and below a folder under their paths."""
     for entry in folder.iterdir():
         if entry.is_dir():
-            _add_modules(texts, entry, f"{package}.{entry.name}")
-        elif entry.name.endswith(".py") and entry.name != "__init__.py":  # the bootstrap creates the packages
-            texts[f"{package}.{entry.name}"] = pack_source(entry.read_text(encoding="utf-8"))
+            _add_modules(sources, entry, f"{path}/{entry.name}")
+        elif entry.name.endswith(".py"):
+            sources[f"{path}/{entry.name}"] = entry.read_text(encoding="utf-8")
 
 
-def _add_delivered_modules(texts: dict[str, str]) -> None:
-    """Add the package of the trainer that users' scripts import in images without the trainer."""
+def _read_delivered_modules() -> dict[str, str]:
+    """Return the package of the trainer that users' scripts import in images without the trainer."""
     trainer = importlib.util.find_spec("ddp_trainer")
     assert trainer is not None
     folder = next(iter(trainer.submodule_search_locations or ()))
-    for path in Path(folder, _DELIVERED).glob("*.py"):
-        texts[f"ddp_trainer.{_DELIVERED}.{path.name}"] = pack_source(path.read_text(encoding="utf-8"))
-
-
-def pack_source(source: str) -> str:
-    """Return a module in a smaller form: comments, inner docstrings and annotations removed, indentation reduced.
-
-    Every statement keeps its line number, so that tracebacks match the repository. etcd stores a copy per namespace,
-    and one write must fit into the send buffer of a connection.
-    """
-    module = ast.parse(source)
-    lines = _without_annotations(source.splitlines(keepends=True), module)
-    for node in ast.walk(module):
-        body = getattr(node, "body", None)
-        if not isinstance(body, list):
-            continue
-        for statement in body:
-            if not _is_docstring(statement) or (node is module and statement is body[0]):
-                continue
-            empty = ["\n"] * (statement.end_lineno - statement.lineno + 1)
-            if len(body) == 1:
-                empty[0] = f"{' ' * statement.col_offset}...\n"
-            lines[statement.lineno - 1 : statement.end_lineno] = empty
-
-    within_text: set[int] = set()
-    for token in list(tokenize.generate_tokens(iter(lines).__next__)):
-        row, column = token.start
-        if token.type == tokenize.COMMENT:
-            lines[row - 1] = lines[row - 1][:column].rstrip() + "\n"
-        within_text |= set(range(row, token.end[0]))
-    return "".join(line if row in within_text else _indent_less(line) for row, line in enumerate(lines))
-
-
-def _without_annotations(lines: list[str], tree: ast.Module) -> list[str]:
-    """Return the lines without annotations of parameters, results and variables. Class fields keep theirs."""
-    fields = {
-        statement
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef)
-        for statement in node.body
-        if isinstance(statement, ast.AnnAssign)
+    return {
+        f"ddp_trainer/{_DELIVERED}/{path.name}": path.read_text(encoding="utf-8")
+        for path in Path(folder, _DELIVERED).glob("*.py")
     }
-    annotations: list[ast.expr] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.arg) and node.annotation is not None:
-            annotations.append(node.annotation)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns is not None:
-            annotations.append(node.returns)
-        elif isinstance(node, ast.AnnAssign) and node.value is not None and node not in fields:
-            annotations.append(node.annotation)
-
-    shortened = list(lines)
-    # From right to left, so that the remaining columns stay valid.
-    for annotation in sorted(annotations, key=lambda node: (node.lineno, node.col_offset), reverse=True):
-        if annotation.lineno != annotation.end_lineno:
-            continue
-        line = shortened[annotation.lineno - 1].encode()
-        before = re.sub(rb"\s*(:|->)\s*$", b"", line[: annotation.col_offset])
-        shortened[annotation.lineno - 1] = (before + line[annotation.end_col_offset :]).decode()
-    return shortened
-
-
-def _is_docstring(statement: ast.stmt) -> bool:
-    """Return whether a statement is the docstring of a module, class, function or assignment."""
-    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Constant):
-        return False
-    return isinstance(statement.value.value, str)
-
-
-def _indent_less(line: str) -> str:
-    code = line.lstrip(" ")
-    return " " * -(-(len(line) - len(code)) // 4) + code
 
 
 def build_children(job: DDPTrainingJob, *, attempt: int, nodes: int) -> list[dict[str, Any]]:
@@ -215,7 +157,8 @@ def build_launcher_config_map(
         "kind": "ConfigMap",
         "metadata": metadata,
         "immutable": True,
-        "data": dict(launcher.files),
+        "data": {constants.LAUNCHER_FILE: launcher.bootstrap},
+        "binaryData": {constants.LAUNCHER_ARCHIVE: base64.b64encode(launcher.archive).decode()},
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -178,12 +179,12 @@ def test_memory_of_this_pod_only_is_removed(env: dict[str, str], tmp_path: Path)
 
 
 def test_delivered_package_is_found_by_later_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    launcher = tmp_path / "launcher"
-    launcher.mkdir()
-    (launcher / "ddp_trainer.memory.__init__.py").write_text("from .copies import VALUE\n")
-    (launcher / "ddp_trainer.memory.copies.py").write_text("VALUE = 3\n")
-    (launcher / "launcher.main.py").write_text("")
-    monkeypatch.setattr(delivered, "_FOLDER", str(launcher))
+    launcher = tmp_path / "launcher.zip"
+    with zipfile.ZipFile(launcher, "w") as archive:
+        archive.writestr("ddp_trainer/memory/__init__.py", "from .copies import VALUE\n")
+        archive.writestr("ddp_trainer/memory/copies.py", "VALUE = 3\n")
+        archive.writestr("launcher/main.py", "")
+    monkeypatch.setattr(delivered, "ARCHIVE", str(launcher))
     monkeypatch.setenv("PYTHONPATH", "/users/own")
     delivered.add_delivered_packages(str(tmp_path / "runtime"))
     root = tmp_path / "runtime" / "python"

@@ -1,8 +1,10 @@
 """The objects of one attempt. tests/golden has their complete text; these tests have their invariants and reasons."""
 
-import ast
+import base64
 import copy
+import io
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.status import Status
 from ddp_operator.kube.client import SEND_BUFFER
 from ddp_operator.launcher import bootstrap
-from ddp_operator.manifests.children import build_children, load_launcher, pack_source, with_rendezvous_secret
+from ddp_operator.manifests.children import build_children, load_launcher, with_rendezvous_secret
 from ddp_operator.manifests.job_pod import build_pod
 from tests.support import ROOT
 from tests.support.builders import UID, job, template, trainer
@@ -32,50 +34,6 @@ def pod_of(**spec: Any) -> dict[str, Any]:
 
 def env_of(**spec: Any) -> dict[str, str]:
     return {item["name"]: item.get("value", "") for item in pod_of(**spec)["containers"][0]["env"]}
-
-
-def is_text(statement: ast.stmt) -> bool:
-    """Return whether a statement is a docstring, of its parent or of the assignment before it."""
-    return isinstance(statement, ast.Expr) and isinstance(getattr(statement.value, "value", None), str)
-
-
-class StripText(ast.NodeTransformer):
-    """Remove docstrings and annotations of values, which no code reads."""
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        self._strip_docstring(node)
-        node.returns = None
-        return self.generic_visit(node)
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        self._strip_docstring(node)
-        fields = [statement for statement in node.body if isinstance(statement, ast.AnnAssign)]
-        for field in fields:  # generic_visit must keep them
-            field.simple = 2
-        return self.generic_visit(node)
-
-    def visit_arg(self, node: ast.arg) -> ast.AST:
-        node.annotation = None
-        return node
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
-        self.generic_visit(node)
-        if node.simple == 2 or node.value is None:
-            return node
-        assignment = ast.Assign(targets=[node.target], value=node.value)
-        return ast.copy_location(assignment, node)
-
-    def _strip_docstring(self, node: ast.FunctionDef | ast.ClassDef) -> None:
-        ellipsis = ast.copy_location(ast.Expr(ast.Constant(...)), node.body[0])
-        node.body = [statement for statement in node.body if not is_text(statement)] or [ellipsis]
-
-
-def list_statements(source: str) -> list[tuple[int, str]]:
-    """Return line and code of each statement, without docstrings and annotations of values."""
-    tree = StripText().visit(ast.parse(source))
-    tree.body = [statement for statement in tree.body if not is_text(statement)]
-    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
-    return [(node.lineno, ast.unparse(node)) for node in statements]
 
 
 class TestFailedNodes:
@@ -153,21 +111,23 @@ class TestLauncher:
         config_map = children()["ConfigMap"]
         assert config_map["immutable"] is True
         assert config_map["metadata"]["name"] == f"ddp-launcher-{load_launcher().digest[:12]}"
-        assert config_map["data"] == load_launcher().files
+        assert config_map["data"] == {"launcher.py": load_launcher().bootstrap}
+        assert base64.b64decode(config_map["binaryData"]["launcher.zip"]) == load_launcher().archive
 
-    def test_its_modules_are_those_of_repository_line_by_line(self) -> None:
+    def test_its_sources_are_those_of_repository(self) -> None:
         root = Path(bootstrap.__file__).parent.parent
-        files = [*(root / "contract").rglob("[!_]*.py"), *(root / "launcher").rglob("[!_]*.py")]
-        sources = {".".join(file.relative_to(root).parts): file.read_text(encoding="utf-8") for file in files}
-        sources["launcher.py"] = sources.pop("launcher.bootstrap.py")
+        files = [*(root / "contract").rglob("*.py"), *(root / "launcher").rglob("*.py")]
+        sources = {file.relative_to(root).as_posix(): file.read_text(encoding="utf-8") for file in files}
         for file in (ROOT / "trainer" / "ddp_trainer" / "memory").glob("*.py"):
-            sources[f"ddp_trainer.memory.{file.name}"] = file.read_text(encoding="utf-8")
-        delivered = load_launcher().files
-        assert delivered.keys() == sources.keys()
-        for name, text in delivered.items():
-            assert len(text.splitlines()) == len(sources[name].splitlines())
-            assert list_statements(text) == list_statements(sources[name]), name
-            assert ast.get_docstring(ast.parse(text)) == ast.get_docstring(ast.parse(sources[name]))
+            sources[f"ddp_trainer/memory/{file.name}"] = file.read_text(encoding="utf-8")
+        assert load_launcher().bootstrap == sources.pop("launcher/bootstrap.py")
+        with zipfile.ZipFile(io.BytesIO(load_launcher().archive)) as archive:
+            assert {name: archive.read(name).decode() for name in archive.namelist()} == sources
+
+    def test_archive_is_same_in_each_build(self) -> None:
+        first = load_launcher()
+        load_launcher.cache_clear()
+        assert load_launcher() == first
 
     def test_is_small_enough_for_config_map(self) -> None:
         assert len(json.dumps(children()["ConfigMap"])) < 0.5 * 2**20
@@ -175,29 +135,6 @@ class TestLauncher:
     def test_every_other_body_is_sent_in_one_piece(self) -> None:
         bodies = [len(json.dumps(child)) for kind, child in children().items() if kind != "ConfigMap"]
         assert max(bodies) < 0.5 * SEND_BUFFER
-
-    def test_docstring_is_replaced_by_empty_lines(self) -> None:
-        source = 'class A(Exception):\n    """One."""\n\n\ndef f():\n    """Two\n    lines."""\n    return 1\n'
-        assert pack_source(source) == "class A(Exception):\n ...\n\n\ndef f():\n\n\n return 1\n"
-
-    def test_string_after_assignment_is_removed_and_module_docstring_kept(self) -> None:
-        source = '"""All."""\nA = 1\n"""One."""\n\n\nclass B:\n    c = 1\n    """Two\n    lines."""\n'
-        assert pack_source(source) == '"""All."""\nA = 1\n\n\n\nclass B:\n c = 1\n\n\n'
-
-    def test_comment_is_removed_and_string_kept(self) -> None:
-        source = 'A = """\n# none\n"""  # zero\n# one\nB = "#"  # here\n'
-        assert pack_source(source) == 'A = """\n# none\n"""\n\nB = "#"\n'
-
-    def test_code_is_indented_by_single_spaces_and_texts_keep_theirs(self) -> None:
-        source = 'if a:\n    if b:\n        c = """\n    d\n  e"""\n    f(\n        g,\n      h)\n'
-        assert pack_source(source) == 'if a:\n if b:\n  c = """\n    d\n  e"""\n f(\n  g,\n  h)\n'
-
-    def test_annotations_of_values_are_removed_and_of_fields_kept(self) -> None:
-        source = (
-            'A: int = 1\n\n\nclass B:\n    ä: str = "x"\n\n'
-            '    def f(self, ö: "ü" = 2, *c: int) -> int:\n        d: int = 3\n'
-        )
-        assert pack_source(source) == 'A = 1\n\n\nclass B:\n ä: str = "x"\n\n def f(self, ö = 2, *c):\n  d = 3\n'
 
     def test_config_map_equals_what_pod_mounts_and_runs(self) -> None:
         made = children()

@@ -52,7 +52,7 @@ async def test_second_job_of_namespace_needs_one_patch() -> None:
     second = space.submit("second")
     assert await space.calls_for(first, seen=False) == ["create ConfigMap", "create ConfigMap"]
     launcher = space.get(NAME)
-    assert (launcher["immutable"], launcher["data"]) == (True, load_launcher().files)
+    assert (launcher["immutable"], launcher["data"]) == (True, {"launcher.py": load_launcher().bootstrap})
     assert await space.calls_for(second) == [f"own {constants.LAUNCHER_USERS}"]
     assert owner_uids(space.get(constants.LAUNCHER_USERS)) == {first.uid, second.uid}
     assert space.get(NAME) is launcher

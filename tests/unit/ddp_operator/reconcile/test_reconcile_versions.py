@@ -56,7 +56,7 @@ class TestOtherVersion:
         if stage == "suspended":
             harness.edit(suspend=True)
             await harness.settle()
-        newer = children.Launcher({"bootstrap.py": "# newer"}, "f" * 64)
+        newer = children.Launcher("# newer", b"", "f" * 64)
         for module in (children, executor, observer):
             monkeypatch.setattr(module, "load_launcher", lambda: newer)
         [_, config_map] = harness.cluster.store.list("ConfigMap")
