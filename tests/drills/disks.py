@@ -12,8 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.drills.core import DrillOutcome, NotHere, Perished, drill
-from tests.drills.kills import check_lost
-from tests.drills.scene import EVERY, Running, Scene, kill
+from tests.drills.scene import EVERY, Running, Scene, check_lost, kill
 
 _ROOM = 16 << 20
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from tests.drills.core import DrillOutcome, Perished, drill
 from tests.drills.driven import PROGRAM
-from tests.drills.kills import check_lost
-from tests.drills.scene import EVERY, STRIKE, Running, Scene
+from tests.drills.scene import EVERY, STRIKE, Running, Scene, check_lost
 
 SAVED = STRIKE - STRIKE % EVERY
 """The step of the newest checkpoint when a fault is injected."""

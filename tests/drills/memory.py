@@ -8,8 +8,7 @@ import psutil
 
 from ddp_operator.launcher.transfer.memory import MemoryCopy, list_copies
 from tests.drills.core import DrillOutcome, Perished, drill
-from tests.drills.kills import check_lost
-from tests.drills.scene import CHECKPOINT, STRIKE, Running, Scene, kill
+from tests.drills.scene import CHECKPOINT, STRIKE, Running, Scene, check_lost, kill
 
 _CHECKPOINT = {**CHECKPOINT, "memory": {"interval": 1}}
 # After the last of these steps the job has a checkpoint on the disk that is older than the copies.
@@ -41,38 +40,6 @@ def check_none_lost(scene: Scene, run: Running, struck: float, floor: str) -> Dr
         raise Perished(f"the ranks have not continued from memory\n{run.output}")
     scene.check_state()
     return check_lost(scene.recovery(struck, floor=floor), limit=0)
-
-
-@drill("memory-worker-killed", "SIGKILL of one worker: all ranks continue from the copies of the last step")
-def kill_worker(scene: Scene) -> DrillOutcome:
-    run = start(scene)
-    struck = kill([run.tree().workers[1]])
-    run.succeed(restarts=0, in_place=1)
-    return check_none_lost(scene, run, struck, "ranks")
-
-
-@drill("memory-agent-killed", "SIGKILL of torchrun's agent in pod 0, with the first copy's writer")
-def kill_agent(scene: Scene) -> DrillOutcome:
-    run = start(scene)
-    struck = kill([run.tree().agents[0]])
-    run.succeed(restarts=0, in_place=1)
-    return check_none_lost(scene, run, struck, "agents")
-
-
-@drill("memory-pod-killed", "SIGKILL of pod 1's first process: its memory is lost, pod 0 saves its own copy")
-def kill_pod(scene: Scene) -> DrillOutcome:
-    run = start(scene)
-    struck = kill([run.tree().launchers[1]])
-    run.succeed(restarts=1)
-    return check_none_lost(scene, run, struck, "agents")
-
-
-@drill("memory-master-pod-killed", "SIGKILL of pod 0's first process: pod 1 saves its copy for the next attempt")
-def kill_master_pod(scene: Scene) -> DrillOutcome:
-    run = start(scene)
-    struck = kill([run.tree().launchers[0]])
-    run.succeed(restarts=1)
-    return check_none_lost(scene, run, struck, "agents")
 
 
 @drill(

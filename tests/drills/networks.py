@@ -13,8 +13,7 @@ from pathlib import Path
 
 from tests.drills.core import DrillOutcome, NotHere, drill
 from tests.drills.driven import PROGRAM
-from tests.drills.kills import check_lost
-from tests.drills.scene import Scene, kill
+from tests.drills.scene import Scene, check_lost, kill
 
 _TIMEOUT = 6
 """Seconds that a collective may take in these drills."""

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from tests.drills.core import DrillOutcome, Perished, drill
 from tests.drills.driven import PROGRAM
-from tests.drills.kills import check_lost
-from tests.drills.scene import STEPS, Running, Scene, kill
+from tests.drills.scene import STEPS, Running, Scene, check_lost, kill
 
 
 def _expect_no_step_twice(scene: Scene, run: Running) -> None:

@@ -475,3 +475,10 @@ def kill(pids: Sequence[int] | Iterator[int], number: int = signal.SIGKILL) -> f
 
 def _reached(steps: list[WitnessStep], count: int) -> list[WitnessStep]:
     return steps if steps and steps[-1].step + 1 >= count else []
+
+
+def check_lost(outcome: DrillOutcome, limit: int = 2 * EVERY) -> DrillOutcome:
+    """Check that only the steps after the newest checkpoint, or the one before it, are lost."""
+    if outcome.lost is not None and outcome.lost > limit:
+        raise Perished(f"{outcome.lost} steps were lost, with a checkpoint every {EVERY}")
+    return outcome

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from tests.drills.core import DrillOutcome, NotHere, Perished, check_blamed, drill
 from tests.drills.driven import PROGRAM
-from tests.drills.kills import check_lost
-from tests.drills.scene import Scene, kill
+from tests.drills.scene import Scene, check_lost, kill
 
 _HOUR = 3600
 
