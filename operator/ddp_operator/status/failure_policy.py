@@ -5,7 +5,6 @@ A lost pod that its Job replaces (``replacement.is_replaced``) is not a failure 
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 from ddp_operator.api.status import LastFailure, Restarts
 from ddp_operator.status import conditions as c
@@ -20,11 +19,10 @@ from ddp_operator.status.waiting import find_waiting_start, was_suspending
 class Verdict:
     """The decision about a failure.
 
-    ``Wait`` for the report of another pod; ``Restart``, counted in ``restarts``; ``RestartUncounted``, with ``reason``
-    for the condition Restarting; or ``Fail`` the job because of ``limit``.
+    If ``diagnosis`` has no cause, the operator waits for the report of another pod. With ``limit`` the job fails. With
+    ``restarts`` the restart is counted in them; otherwise it is uncounted, and ``reason`` is that of Restarting.
     """
 
-    action: Literal["Wait", "Restart", "RestartFree", "Fail"]
     diagnosis: Diagnosis
     reason: str = ""
     restarts: Restarts | None = None
@@ -47,24 +45,24 @@ def judge_attempt(state: State) -> Verdict | None:
     if diagnosis is None:
         return None
     if diagnosis.cause is None:
-        return Verdict("Wait", diagnosis)
+        return Verdict(diagnosis)
     return _judge_failure(state, diagnosis, diagnosis.cause)
 
 
 def _judge_failure(state: State, diagnosis: Diagnosis, cause: LastFailure) -> Verdict:
     limit = find_permanent_limit(state.job, diagnosis, state.pods, state.now)
     if limit is not None:
-        return Verdict("Fail", diagnosis, limit=limit)
+        return Verdict(diagnosis, limit=limit)
 
     reason = _find_uncounted_reason(state, diagnosis)
     if reason:
-        return Verdict("RestartFree", diagnosis, reason=reason)
+        return Verdict(diagnosis, reason=reason)
 
     restarts = count_failure(state.job, cause, state.pods, state.now)
     limit = find_limit(state.job, cause, restarts)
     if limit is not None:
-        return Verdict("Fail", diagnosis, limit=limit)
-    return Verdict("Restart", diagnosis, restarts=restarts)
+        return Verdict(diagnosis, limit=limit)
+    return Verdict(diagnosis, restarts=restarts)
 
 
 def _find_uncounted_reason(state: State, diagnosis: Diagnosis) -> str:
