@@ -1,1 +1,1 @@
-"""What runs inside a rank's process: the shim, tracebacks, experiment tracking."""
+"""Code inside a rank's process: the shim, tracebacks, experiment tracking."""

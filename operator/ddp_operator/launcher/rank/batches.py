@@ -1,4 +1,4 @@
-"""Measure the batch size of a rank: the first dimension of what its outermost module is called with.
+"""Measure the batch size of a rank: the first dimension of the arguments of its outermost module.
 
 PyTorch's hook for all modules takes a microsecond for each module's call. So it is registered for one iteration in five
 seconds. A hook of the model itself would be copied and saved with it.
@@ -44,7 +44,7 @@ class BatchMeter:
         return 0 if self._is_ambiguous else self._sum
 
     def stop(self) -> None:
-        """Observe no module any more."""
+        """Stop observing modules."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = None

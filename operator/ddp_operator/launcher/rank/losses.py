@@ -1,7 +1,7 @@
 """Read the loss of a rank: the root of a ``backward()``, at most once a second, without waiting for a device.
 
 PyTorch has no hook that shows this root. So the public method ``torch.Tensor.backward`` is wrapped, which takes a third
-of a microsecond a call. A call of ``torch.autograd.backward`` is not seen.
+of a microsecond a call. A call of ``torch.autograd.backward`` is not observed.
 """
 
 import functools
@@ -54,7 +54,7 @@ class LossReader:
         return backward
 
     def stop(self) -> None:
-        """Read no more losses."""
+        """Stop reading losses."""
         self._is_stopped = True
 
     def collect(self, steps: float) -> None:

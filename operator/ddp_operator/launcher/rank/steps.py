@@ -1,7 +1,7 @@
 """Count a rank's optimizer steps through PyTorch's public hooks, without any change of the script.
 
-A hook runs after each step of every optimizer of the process and takes about a microsecond. What costs more (learning
-rate, loss, batch size) is read at most once a second. No hook shows the loss: ``losses`` has the reason and the way.
+A hook runs after each step of every optimizer of the process and takes about a microsecond. More expensive values
+(learning rate, loss, batch size) are read at most once a second. No hook shows the loss; see ``losses``.
 """
 
 import math
@@ -17,7 +17,7 @@ from .import_hook import ImportHook
 from .losses import LossReader
 
 _MODULE = "torch.optim.optimizer"
-_LOOK_SECONDS = 1.0  # between two readings of what is not counted
+_LOOK_SECONDS = 1.0  # between two readings of the other values
 _BATCH_SECONDS = 5.0  # between two measurements of the batch size
 _PAUSE_SECONDS = 1.0  # a shorter time between two steps is never a pause
 _PAUSE_FACTOR = 10.0  # by which a pause is longer than a usual step
@@ -159,7 +159,7 @@ class StepCounter(ImportHook):
         return True
 
     def _note_pause(self, seconds: float) -> None:
-        """Note a time between two steps that is too long for a step, such as that of a validation."""
+        """Record a time between two steps that is too long for a step, such as that of a validation."""
         self._pause_seconds += seconds - self._average
         self._slot[counters.PAUSE_SECONDS] = self._pause_seconds
 
@@ -170,7 +170,8 @@ class StepCounter(ImportHook):
         return seconds / (self._steps - 1.0) if self._steps > 1.0 else math.inf
 
     def _look(self, optimizer: Any, now: float, seconds: float) -> None:
-        """Read what is not counted. ``seconds``: of the last step; all steps of a second and more come here."""
+        """Read the values that are not counted. ``seconds``: of the last step; steps of a second and more always come
+        here."""
         if seconds > self._longest and self._steps > 1.0:
             self._longest = seconds
             self._slot[counters.LONGEST_STEP] = seconds
@@ -215,7 +216,7 @@ class StepCounter(ImportHook):
 
 
 def _no_optimizer() -> None:
-    """Stand for a weak reference whose object no longer exists."""
+    """Replaces a weak reference whose object no longer exists."""
 
 
 def _is_readable(value: Any) -> bool:

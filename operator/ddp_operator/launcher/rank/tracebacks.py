@@ -218,7 +218,7 @@ def _explain_exit(error: SystemExit) -> tuple[str, BaseException]:
 
 
 def explain_permission(error: PermissionError) -> str:
-    """Return who was denied what: the process's user and groups, and the owner and mode of the path."""
+    """Return which access was denied: the process's user and groups, and the owner and mode of the path."""
     groups = ",".join(map(str, sorted({os.getegid(), *os.getgroups()})))
     process = f"process of uid {os.geteuid()}, groups {groups}"
     path = os.path.abspath(error.filename) if isinstance(error.filename, str) else "/"

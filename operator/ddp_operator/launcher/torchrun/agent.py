@@ -53,7 +53,7 @@ _SECONDS_FOR_PEERS_OF_RANK_0 = 5.0  # the same if the success of rank 0 is enoug
 class PodAgent(LocalElasticAgent):
     """The agent of a pod. Without ``InterceptedLogs`` torchrun starts its ranks, as interpreters.
 
-    The launcher decides about restarts after failures. Restarts for other pods that join or leave are free.
+    The launcher decides about restarts after failures. Restarts for other pods that join or leave are not counted.
     """
 
     def __init__(self, pod: Pod, launcher: LauncherChannel, restarts: int, spec: WorkerSpec, **options: Any) -> None:
@@ -115,7 +115,7 @@ class PodAgent(LocalElasticAgent):
         return dict(self._ranks.pids)
 
     def _check_network(self, worker_group: WorkerGroup) -> None:
-        """Run the preflight when all pods have met for the first time. Raises: PreflightError."""
+        """Run the preflight when all pods have joined for the first time. Raises: PreflightError."""
         plan = self._pod.preflight
         handler = worker_group.spec.rdzv_handler
         if plan is None or (isinstance(handler, PodRendezvous) and handler.current.number != 0):
@@ -171,14 +171,14 @@ class PodAgent(LocalElasticAgent):
         return EndedPeers(sorted(ranks), count_ended_pods(self._shared))
 
     def _collect_result(self, worker_group: WorkerGroup) -> RunResult:
-        """Return how the ranks are. torchrun itself reaps those that it has started."""
+        """Return the state of the ranks. torchrun itself reaps those that it has started."""
         if isinstance(self._ranks, ForkedRanks):
             return self._ranks.build_result(worker_group.workers)
         result: RunResult = super()._monitor_workers(worker_group)
         return result
 
     def _report_failures(self, result: RunResult, ended_peers: EndedPeers) -> None:
-        """Report the failures to the launcher, and restart the ranks or not as it decides."""
+        """Report the failures to the launcher, and restart the ranks if it decides so."""
         ends = [read_process_failure(rank, failure, self._ranks.failed_at) for rank, failure in result.failures.items()]
         failures = [examine_worker(self._pod, end, ended_peers) for end in ends]
         not_counted = all(failure.secondary or failure.container_exit_code == EXIT_PREEMPTED for failure in failures)

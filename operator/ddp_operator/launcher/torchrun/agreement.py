@@ -26,7 +26,7 @@ class RunStep:
         self._posted: tuple[Optional[SignedStore], Any] = (None, None)
 
     def post(self, store: SignedStore, now: float) -> None:
-        """Share what the launcher of pod 0 has left in its file, at most once a second."""
+        """Share the step in the launcher's file of pod 0, at most once a second."""
         if now - self._read_at < 1.0:
             return
         self._read_at = now
@@ -85,7 +85,7 @@ class SharedSnapshot:
 class SharedStall:
     """The pods' reports of a stall. Without a stall the store is not queried.
 
-    The launcher leaves this pod's report in a file; see ``StallReport``.
+    The launcher writes this pod's report to a file; see ``StallReport``.
     """
 
     _KEY = "ddp/stall"

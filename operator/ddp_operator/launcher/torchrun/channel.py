@@ -14,7 +14,7 @@ AgentEvent = Mapping[str, Any]
 
 
 class AgentRequest(NamedTuple):
-    """What the launcher asks its fork server for: an agent. ``pod``: encoded; ``restarts``: of the workers so far."""
+    """A request to the fork server for an agent. ``pod``: encoded; ``restarts``: of the workers so far."""
 
     pod: str
     flags: list[str]

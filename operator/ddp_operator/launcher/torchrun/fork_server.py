@@ -39,7 +39,7 @@ _SETS_EARLY = re.compile(
 
 
 class RankRequest(NamedTuple):
-    """What an agent asks its fork server for: a rank with this command and environment."""
+    """An agent's request to its fork server: a rank with this command and environment."""
 
     command: list[str]
     environment: dict[str, str]
@@ -229,7 +229,7 @@ class RankForker:
 
 
 def _become_rank(request: RankRequest, descriptors: Sequence[int], obstacle: Optional[str]) -> list[str]:
-    """Turn this process into what a fresh interpreter with this command would be, or start that interpreter.
+    """Make this process equivalent to a fresh interpreter with this command, or start that interpreter.
 
     ``obstacle``: see ``find_obstacle_in_server``. Returns the arguments of the shim.
     """

@@ -56,7 +56,7 @@ def _host_store(pod: Pod, channel: socket.socket, launcher: LauncherChannel, gua
 
 
 def log_errors_only(torch: Any) -> None:
-    """Let C++ code of this process log errors only, unless the pod's environment sets the level."""
+    """Limit the log of this process's C++ code to errors, unless the pod's environment sets the level."""
     if os.environ.get(_CPP_LOG_LEVEL):
         return
     os.environ[_CPP_LOG_LEVEL] = "ERROR"

@@ -15,7 +15,7 @@ class FreeRestarts:
         self._taken = 0
 
     def take(self) -> bool:
-        """Take one. Returns whether there was one left."""
+        """Use one. Returns whether there was one left."""
         self._taken += 1
         return self._taken <= FREE_RESTARTS
 
@@ -79,7 +79,7 @@ def choose_members(
 
 
 class Heartbeats:
-    """Whose heartbeats have stopped, as far as this pod was able to observe.
+    """Detects stopped heartbeats from this pod's own observations.
 
     A busy machine or store may delay all pods. So a pod is dead only after this process has itself observed the same
     heartbeat for the whole of ``patience`` seconds.
@@ -91,7 +91,7 @@ class Heartbeats:
         self._seen: dict[int, tuple[Any, float]] = {}
 
     def find_dead(self, beats: Mapping[int, Any], now: float) -> set[int]:
-        """Take in the last heartbeat of each pod; return those that are dead. ``now`` is of a monotonic clock."""
+        """Record the last heartbeat of each pod; return the dead pods. ``now``: monotonic time."""
         time_ = self._clock.tick(now)
         before = self._seen
         self._seen = {}

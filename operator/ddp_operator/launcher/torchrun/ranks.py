@@ -21,7 +21,7 @@ _SECONDS_TO_DIE = 5.0  # after SIGKILL; a process in an uninterruptible system c
 
 
 class RankProcesses:
-    """The ranks of a pod by local rank. ``failed_at``: when each was seen to have failed, in Unix seconds.
+    """The ranks of a pod by local rank. ``failed_at``: when this process first observed the failure, in Unix seconds.
 
     It reads exit codes without reaping the processes, as torchrun reaps those that it has started.
     """
@@ -48,9 +48,9 @@ class RankProcesses:
         """Release what belongs to ranks that have ended. torchrun does so for those that it has started."""
 
     def stop(self, number: int, grace: float, *, saves: bool) -> None:
-        """Send a signal to the running ranks, wait for their end for ``grace`` seconds, and kill the others.
+        """Send a signal to the running ranks, wait up to ``grace`` seconds for their end, and kill the remaining ones.
 
-        A stopped rank does not react to a signal. It continues if it ``saves`` a checkpoint, and is killed otherwise.
+        A stopped rank does not react to a signal. It is resumed if it ``saves`` a checkpoint, and is killed otherwise.
         """
         for pid in self._list_running():
             if process_state(pid) in STOPPED_STATES:

@@ -144,7 +144,7 @@ class PodRendezvous(api.RendezvousHandler):
             raise
 
     def _check_wait(self, wait: "_Wait", now: float) -> None:
-        """Raise if the run has ended or the time limit is over. A spare makes the others restart for a lost member."""
+        """Raise if the run has ended or the time limit is over. A spare requests a restart for a lost member."""
         if self.is_closed():
             raise TrainingOver if wait.is_standby else api.RendezvousClosedError
         if wait.is_standby and not self._is_restart_requested(wait.number):
@@ -234,7 +234,7 @@ class PodRendezvous(api.RendezvousHandler):
         return self._shared.read("closed") is not None
 
     def set_closed(self) -> None:
-        """Let no pod join another round."""
+        """Prevent all pods from joining another round."""
         self._shared.write("closed", True)
 
     def shutdown(self) -> bool:
@@ -256,9 +256,9 @@ def _connect(pod: Pod) -> Any:
 
 
 class _Wait:
-    """A pod's wait for a round. ``previous``: the members of the round before; ``since``: of a monotonic clock.
+    """A pod's wait for a round. ``previous``: the members of the round before; ``since``: monotonic time.
 
-    A pod on standby is a spare that the round before does not need. Its time limit begins when that is lost.
+    A pod on standby is a spare that the previous round does not need. Its time limit starts when a member is lost.
     """
 
     def __init__(self, pod: Pod, number: int, previous: Sequence[int], now: float) -> None:
@@ -269,7 +269,7 @@ class _Wait:
 
 
 class RankStores:
-    """The address of rank 0's store in each round, and the store where the agent hosts it.
+    """The address of rank 0's store in each round, and the store if the agent hosts it.
 
     In a cluster rank 0 hosts it. On one machine it would listen on all addresses, so the agent of rank 0 hosts it.
     """

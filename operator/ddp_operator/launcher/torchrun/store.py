@@ -40,7 +40,7 @@ class PortTakenError(KnownFailure):
 class SignedStore:
     """Values in a torch store as signed JSON. ``scope``: the run and the round; a value copied from another is invalid.
 
-    No method waits for a key. All raise what the store's calls raise.
+    No method waits for a key. All raise the exceptions of the store's calls.
     """
 
     def __init__(self, store: Any, secret: str, scope: str) -> None:
@@ -108,7 +108,7 @@ def host_store(address: str, port: int, **options: Any) -> Any:
 
 
 def fork_store(address: str, port: int, guard: int, channel: socket.socket) -> int:
-    """Host the rendezvous store in a process of its own, which outlives the agent but not the launcher.
+    """Host the rendezvous store in a separate process, which outlives the agent but not the launcher.
 
     ``address``: see ``host_store``; ``guard``: a pipe that the launcher keeps open. Returns the process id.
     Raises: PortTakenError.
