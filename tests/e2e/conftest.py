@@ -46,6 +46,7 @@ from tests.support import ROOT
 
 from .release import Release, build_images
 
+DIGITS = yaml.safe_load((ROOT / "deploy" / "samples" / "digits.yaml").read_text())
 PATIENCE = 240.0
 """Seconds after which something that should happen counts as never happening. No test measures time with it."""
 
@@ -263,6 +264,34 @@ def make_claim(cluster: UserNamespace, name: str, source: dict[str, Any]) -> Ite
         cluster.core.delete_persistent_volume(volume)
 
 
+def make_writable(cluster: UserNamespace, folder: str) -> None:
+    """Create a folder on every node to which pods of any user may write; a kubelet creates one for root only."""
+    image = adapt(DIGITS)["spec"]["template"]["spec"]["containers"][0]["image"]
+    for node in cluster.core.list_node().items:
+        name = f"folder-{node.metadata.name}"
+        container = {
+            "name": "chmod",
+            "image": image,
+            "imagePullPolicy": "IfNotPresent",
+            "command": ["chmod", "777", "/folder"],
+            "securityContext": {"runAsUser": 0},
+            "volumeMounts": [{"name": "folder", "mountPath": "/folder"}],
+        }
+        volume = {"name": "folder", "hostPath": {"path": folder, "type": "DirectoryOrCreate"}}
+        spec = {
+            "nodeName": node.metadata.name,
+            "restartPolicy": "Never",
+            "containers": [container],
+            "volumes": [volume],
+        }
+        cluster.core.create_namespaced_pod(cluster.namespace, {"metadata": {"name": name}, "spec": spec})
+        cluster.until(
+            lambda name=name: cluster.core.read_namespaced_pod(name, cluster.namespace).status.phase == "Succeeded",
+            f"{folder} is writable on {node.metadata.name}",
+        )
+        cluster.core.delete_namespaced_pod(name, cluster.namespace)
+
+
 def here(cluster: UserNamespace) -> str:
     """Return the address by which the cluster's nodes know this machine."""
     [node, *_] = cluster.core.list_node().items
@@ -279,7 +308,7 @@ def claim(cluster: UserNamespace) -> Iterator[str]:
         pytest.skip("DDP_E2E_CHECKPOINTS names no volume that all nodes share")
     source = yaml.safe_load(os.environ["DDP_E2E_CHECKPOINTS"])
     if "hostPath" in source:
-        source = {
-            "hostPath": {"path": f"{source['hostPath']['path']}/{cluster.namespace}", "type": "DirectoryOrCreate"}
-        }
+        folder = f"{source['hostPath']['path']}/{cluster.namespace}"
+        make_writable(cluster, folder)
+        source = {"hostPath": {"path": folder, "type": "Directory"}}
     yield from make_claim(cluster, "data", source)

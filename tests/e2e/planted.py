@@ -134,14 +134,13 @@ CASES: Final[dict[str, Case]] = {
     ),
     "memory of the pod": Case(
         failing("hoard = [bytearray(os.urandom(1 << 20)) * 64 for _ in range(100)]"),
-        "OutOfMemory",
+        "OOM",
         ("(?i)memory",),
         ("(?i)memory", "(?i)raise|reduce"),
         container={"resources": {"requests": {"cpu": "100m"}, "limits": {"memory": "900Mi"}}},
     ),
     "loss that is not finite": Case(
-        _START + "for step in range(1, 2000):\n    train(step)\n    print(f'step {step} loss: nan', flush=True)\n"
-        "    step == 20 and rank == 1 and fault()\n",
+        failing("optimizer.param_groups[0]['lr'] = float('nan')"),
         "nan",
         ("(?i)nan",),
         ("loss is nan", "(?i)learning rate"),

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from .conftest import UserNamespace, adapt
+from .conftest import DIGITS, UserNamespace, adapt
 from .release import Release
-from .test_cluster import DIGITS, script_job
+from .test_cluster import script_job
 from .test_upgrade import TRAIN_UNTIL_TOLD, names, step, tell
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]

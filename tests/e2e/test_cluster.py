@@ -5,15 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.support import ROOT
-
-from .conftest import UserNamespace, adapt
+from .conftest import DIGITS, UserNamespace, adapt
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-DIGITS = yaml.safe_load((ROOT / "deploy" / "samples" / "digits.yaml").read_text())
 FAIL_ONCE = """
 import os, time
 import torch

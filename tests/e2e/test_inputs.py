@@ -11,7 +11,7 @@ import pytest
 from ddp_operator.constants import LABEL_ATTEMPT
 from tests.support.file_server import FileServer, pattern, serve_file
 
-from .conftest import UserNamespace, here, make_claim
+from .conftest import UserNamespace, here, make_claim, make_writable
 from .test_cluster import script_job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -112,6 +112,7 @@ def test_invalid_input_fails_job_before_training_pods_start(
 def test_node_cache_is_filled_before_its_pods(cluster: UserNamespace) -> None:
     """The cache folder is each node's own. Here nodes may share a disk, and then one fetches for its peers."""
     folder = f"/var/tmp/{cluster.namespace}"
+    make_writable(cluster, folder)
     server = FileServer(pattern, 5_000_000)
     with serve_file(server, host=here(cluster)):
         job = job_of("cached", server, "", nodeCache={"path": folder})

@@ -8,8 +8,7 @@ from __future__ import annotations
 import pytest
 from kubernetes import client
 
-from .conftest import CheckoutOperator, UserNamespace, adapt
-from .test_cluster import DIGITS
+from .conftest import DIGITS, CheckoutOperator, UserNamespace, adapt
 from .test_recovery import Training
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]

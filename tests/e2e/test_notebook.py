@@ -11,8 +11,7 @@ import yaml
 
 from tests.support.notebook import check_notebook, start_notebook
 
-from .conftest import PATIENCE, UserNamespace
-from .test_cluster import DIGITS
+from .conftest import DIGITS, PATIENCE, UserNamespace
 
 pytestmark = [
     pytest.mark.e2e,

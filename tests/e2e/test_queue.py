@@ -16,8 +16,7 @@ from kubernetes import client
 
 from tests.support.file_server import FileServer, pattern, serve_file
 
-from .conftest import UserNamespace, adapt, new_namespace
-from .test_cluster import DIGITS
+from .conftest import DIGITS, UserNamespace, adapt, make_writable, new_namespace
 from .test_inputs import here
 from .test_recovery import TRAIN as TRAINING
 from .test_recovery import Training
@@ -460,8 +459,9 @@ def test_inputs_are_fetched_before_training_pods_use_quota(queue: Queue) -> None
             seen.append(queue.workload("fed"))
         return pattern(start, count)
 
+    cache = {"path": f"/var/tmp/{queue.name}"}
+    make_writable(queue.cluster, cache["path"])
     with serve_file(FileServer(look, 5_000_000), host=here(queue.cluster)) as server:
-        cache = {"path": f"/var/tmp/{queue.name}"}
         queue.submit("fed", 3, inputs=[{"url": f"{server.url}/data.bin", "mountPath": "/data", "nodeCache": cache}])
         queue.succeeds("fed")
     assert seen == [{}]

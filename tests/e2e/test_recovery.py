@@ -21,8 +21,7 @@ from typing import Any
 import pytest
 import yaml
 
-from .conftest import UserNamespace, adapt
-from .test_cluster import DIGITS
+from .conftest import DIGITS, UserNamespace, adapt
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
