@@ -152,10 +152,12 @@ CASES: Final[dict[str, Case]] = {
         ("torchvision::nms", "(?i)builds? of torch|same|match"),
     ),
     "read-only folder": Case(
-        failing("torch.save(model.state_dict(), '/proc/checkpoint.pt')"),
-        "UserError|RepeatedFailure|Checkpoint",
-        ("/proc", "rank 1"),
-        ("/proc", "(?i)writ"),
+        failing("torch.save(model.state_dict(), '/data/checkpoint.pt')"),
+        "UserError|RepeatedFailure",
+        ("(?i)read-only", "rank 1"),
+        ("(?i)read-only", "(?i)mount|writ"),
+        pod={"volumes": [{"name": "data", "emptyDir": {}}]},
+        container={"volumeMounts": [{"name": "data", "mountPath": "/data", "readOnly": True}]},
     ),
     "missing module": Case(
         "import time; print(f'fault at {time.time():.1f}', flush=True)\nimport no_such_package\n",

@@ -16,7 +16,14 @@ from ddp_operator.api.status import ENDED_PHASES, Condition, LastFailure, Prefli
 from ddp_operator.constants import MANAGED_BY
 from ddp_operator.kubeobjects import parse_time
 from ddp_operator.launcher.failures.text import NON_FINITE_REMEDY
-from ddp_operator.status.conditions import CHANGE_PENDING, SIDECAR_RESTARTED, find_blocker, find_obstacle
+from ddp_operator.status.conditions import (
+    BLOCKING,
+    CHANGE_PENDING,
+    RENDEZVOUSED,
+    SIDECAR_RESTARTED,
+    find_blocker,
+    find_obstacle,
+)
 from ddp_operator.status.failures import describe_end, describe_failure, sentence
 from ddp_operator.status.scheduling import read_event_time
 from ddp_operator.texts import format_duration
@@ -203,6 +210,7 @@ _EVENT_LIMIT: Final = 300
 # Kubernetes repeats the warning of a fault that lasts at least every five minutes.
 _EVENT_AGE: Final = timedelta(minutes=10)
 _EVENT_LATENESS: Final = timedelta(seconds=30)
+_START_WARNINGS: Final = frozenset(("FailedScheduling", "FailedAttachVolume", "FailedMount", *BLOCKING))
 # A leader renews its Lease every few seconds.
 _LEASE_AGE: Final = timedelta(minutes=1)
 # While steps are made, the operator writes the status every half a minute; it reports a stall after a third of the
@@ -595,6 +603,14 @@ def _describe_cause(failure: LastFailure) -> str:
     return sentence(describe_failure(failure, whole=True))
 
 
+def _is_resolved(case: _Case, event: Mapping[str, Any], time: datetime | None) -> bool:
+    """Return whether a warning about the start of pods is of a time before all of them had joined."""
+    joined = case.status.condition(RENDEZVOUSED)
+    if joined is None or joined.status != "True" or time is None or event.get("reason") not in _START_WARNINGS:
+        return False
+    return time < joined.last_transition_time
+
+
 def _describe_last_warning(case: _Case, text: str, since: datetime | None = None) -> str:
     """Return the newest warning about the job or its child objects, unless ``text`` contains it.
 
@@ -608,7 +624,7 @@ def _describe_last_warning(case: _Case, text: str, since: datetime | None = None
         if time is not None and time < earliest:
             break
         message = " ".join(str(event.get("message") or "").split())
-        if event.get("type") != "Warning" or not message:
+        if event.get("type") != "Warning" or not message or _is_resolved(case, event, time):
             continue
         if _strip_pod_suffixes(message.rstrip(".")) in _strip_pod_suffixes(text):
             return ""

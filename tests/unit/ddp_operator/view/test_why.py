@@ -407,6 +407,19 @@ class TestEvents:
         warning = event("node(s) had taints") | {"lastTimestamp": format_time(NOW - timedelta(seconds=age))}
         assert ("last warning" in why(self.WAITING, events=(warning,)).what) == is_told
 
+    @pytest.mark.parametrize(
+        ("reason", "age", "is_told"),
+        [("FailedMount", 40, False), ("FailedMount", 10, True), ("FailureUnknown", 40, True)],
+        ids=["before the pods joined", "of a later pod", "not about the start"],
+    )
+    def test_warning_about_start_of_pods_that_have_joined_is_not_added(
+        self, reason: str, age: int, is_told: bool
+    ) -> None:
+        joined = condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED, age=30)
+        waiting = condition(c.PROGRESSING, "False", c.NO_STEP_YET, age=40)
+        warning = event("no such volume", reason=reason) | {"lastTimestamp": format_time(NOW - timedelta(seconds=age))}
+        assert ("last warning" in why(joined, waiting, phase="Running", events=(warning,)).what) == is_told
+
     def test_a_long_warning_is_cut(self) -> None:
         assert len(why(self.WAITING, events=(event("word " * 1000),)).what) < 600
 
