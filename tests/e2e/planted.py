@@ -198,7 +198,7 @@ CASES: Final[dict[str, Case]] = {
     ),
     "volume over its limit": Case(
         "import time\nprint(f'fault at {time.time():.1f}', flush=True)\n" + _WRITE_CACHE,
-        "Restarting|Failed",
+        "Running|Restarting|Failed",
         ('EmptyDir volume "cache" exceeds the limit',),
         ("sizeLimit", "cache"),
         pod={"volumes": [{"name": "cache", "emptyDir": {"sizeLimit": "10Mi"}}]},
