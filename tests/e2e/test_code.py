@@ -19,6 +19,8 @@ from .conftest import UserNamespace, adapt
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
+METRICS = {"logPatterns": [r"Step \[(?P<step>\d+)/(?P<totalSteps>\d+)\], Loss: (?P<loss>[0-9.]+)"]}
+"""For scripts that call no optimizer, so that the launcher counts no steps."""
 MODULES = {
     "train.py": """
 import time
@@ -54,7 +56,7 @@ def write_project(folder: Path, name: str) -> None:
     for path, text in MODULES.items():
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(text)
-    job = yaml.safe_load(manifest(["python", "train.py"], nodes=2, recovery={"maxRestarts": 3}))
+    job = yaml.safe_load(manifest(["python", "train.py"], nodes=2, recovery={"maxRestarts": 3}, metrics=METRICS))
     (folder / "job.yaml").write_text(yaml.safe_dump(adapt(job, name)))
 
 

@@ -19,7 +19,7 @@ from ddp_operator.constants import API_VERSION, KIND
 from tests.support.ports import HeldPort
 
 from .conftest import UserNamespace
-from .test_code import ddp
+from .test_code import METRICS, ddp
 
 pytestmark = [
     pytest.mark.e2e,
@@ -86,6 +86,7 @@ def job_of(claim: str) -> dict[str, Any]:
         "spec": {
             "nodes": 2,
             "checkpoint": {"path": "/ckpt", "claimName": claim},
+            "metrics": METRICS,
             "tracking": {
                 "tensorboard": {"path": "/ckpt/tensorboard"},
                 "mlflow": {"trackingUri": Path("/ckpt/mlflow").as_uri()},
