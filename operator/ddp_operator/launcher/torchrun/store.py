@@ -8,6 +8,8 @@ import hashlib
 import hmac
 import json
 import os
+import re
+import resource
 import signal
 import socket
 import threading
@@ -22,6 +24,8 @@ from ...contract.names import EXIT_RETRYABLE
 from ..failures.text import PORT_REMEDY
 
 VALUE_LIMIT = 4 << 20  # bytes; the log of 5,000 pods has less than one MiB
+# Bytes of all values and connections. Anyone who reaches the port may write: beyond it the store refuses values.
+MEMORY_LIMIT = 512 << 20
 _MAC_LENGTH = 64  # hexadecimal digits
 _BACKLOG = 2048
 _SECONDS_FOR_STORE = 2.0
@@ -126,6 +130,7 @@ def fork_store(address: str, port: int, guard: int, channel: socket.socket) -> i
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         channel.close()
+        _limit_memory(MEMORY_LIMIT)
         try:
             store = host_store(address, port)
         except Exception as error:
@@ -137,6 +142,15 @@ def fork_store(address: str, port: int, guard: int, channel: socket.socket) -> i
         del store
     finally:
         os._exit(0)
+
+
+def _limit_memory(growth: int) -> None:
+    """Let this process allocate ``growth`` more bytes at most."""
+    with suppress(OSError, ValueError), open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        match = re.search(r"^VmData:\s*(\d+) kB", file.read(), re.MULTILINE)
+        if match is not None:
+            limit = int(match[1]) * 1024 + growth
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def query_store(query: Callable[[], Any]) -> Optional[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import socket
 import threading
 from pathlib import Path
@@ -103,6 +104,39 @@ class TestHostStore:
         ours.close()
         theirs.close()
         held.stop()
+
+
+def write_until_refused(store: Any, value: str) -> int:
+    """Return the number of values that the store has accepted; 100 at most."""
+    for number in range(100):
+        try:
+            store.set(f"key-{number}", value)
+        except RuntimeError:
+            return number
+    return 100
+
+
+def test_outsider_cannot_fill_memory_of_pod_and_store_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "MEMORY_LIMIT", 64 << 20)
+    held = HeldPort()
+    ours, theirs = socket.socketpair()
+    guard, guard_end = os.pipe()
+    pid = fork_store("127.0.0.1", held.number, guard, theirs)
+    try:
+        outsider = TCPStore("127.0.0.1", held.number, wait_for_workers=False)
+        written = write_until_refused(outsider, "x" * (8 << 20))
+        assert 0 < written < 10
+        pod = signed(TCPStore("127.0.0.1", held.number, wait_for_workers=False))
+        pod.write("key", 1)
+        assert pod.read("key") == 1
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    for descriptor in (guard, guard_end):
+        os.close(descriptor)
+    ours.close()
+    theirs.close()
+    held.stop()
 
 
 def test_store_that_does_not_respond_delays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
