@@ -111,7 +111,12 @@ class Stream:
         if self.is_epoch and scale < 1.0:
             return scale
         is_named = self.total is not None or self.is_step
-        return scale if scale > _LEAST_MULTIPLE and is_named and self.advances > _SURE_ADVANCES else None
+        if scale <= _LEAST_MULTIPLE or not is_named or self.advances <= _SURE_ADVANCES:
+            return None
+        # A line may be read a step late, in each epoch anew; and the samples of a step are a whole number.
+        whole = round(scale)
+        error = _SLACK * (1 + self.restarts) * scale / self._steps
+        return float(whole) if abs(scale - whole) <= error else scale
 
     @property
     def may_be_epoch(self) -> bool:
@@ -179,7 +184,7 @@ class LineSteps:
         total = self._find_total(stream, scale, epochs, is_of_epoch)
         if total is not None and step > total + max(_SLACK, 0.02 * total):
             total = None  # it was of something else
-        return Position(step if total is None else min(step, total), total, epoch, epochs)
+        return Position(step, total if total is None else max(step, total), epoch, epochs)
 
     def _find_epoch(self) -> tuple[Optional[float], Optional[float]]:
         """Return the current epoch and their number."""

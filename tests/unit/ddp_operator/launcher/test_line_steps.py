@@ -228,7 +228,7 @@ def test_late_reader_of_a_fast_loop_finds_the_step() -> None:
     run = Run()
     for step in range(0, 3000, 300):
         lines = "\n".join(f"step {at}/3000 loss 0.5" for at in range(step, step + 300))
-        run.print(lines, step + 310)
+        run.print(lines, min(step + 310, 3000))
         run.progress._second = 0  # one second later
     status = run.status
     assert status is not None
@@ -241,6 +241,15 @@ def test_accumulated_batches_are_divided() -> None:
     for batch in range(40, 401, 40):
         run.print(f"batch {batch}/4000 loss 0.5", batch // 4)
     assert run.shown == (100, 1000, "0.5")
+
+
+def test_lines_that_are_read_late_show_the_true_total_and_the_counted_step() -> None:
+    run = Run(epochs=2)
+    for step in range(2, 81, 2):
+        batch = (step - 1) % 40 + 1
+        run.print(f"Train Epoch: {(step - 1) // 40 + 1} [{16 * batch}/640 (5%)]\tLoss: 1.234", step + (step % 8 == 0))
+    assert run.shown == (81, 81, "1.234"), "the last line was read a step late"
+    assert Run(epochs=2).train(OF_AN_EPOCH["mnist"], range(10, 121, 10)).shown == (120, 200, "1.234")
 
 
 def test_new_process_is_validated_anew() -> None:
