@@ -134,6 +134,12 @@ class MemoryCheckpoint:
         if self._session is not None:
             raise RuntimeError("restore() has been called before; call it once")
         place = find_place()
+        unsupported = _find_unsupported(self._objects)
+        if unsupported:
+            self._folder = None
+            if place.rank == 0:
+                print(f"MemoryCheckpoint: no copies: {unsupported}", file=sys.stderr, flush=True)
+            return None
         self._session = _Session(self._objects, self._folder, place, self._fixed_interval, self._finite_only)
         return self._session.restore(self._sharded, at_least)
 
@@ -159,6 +165,19 @@ class MemoryCheckpoint:
         """Complete the last copy and release the memory of this process. The copies remain."""
         if self._session is not None:
             self._session.close()
+
+
+def _find_unsupported(objects: Mapping[str, Stateful]) -> str:
+    """Return why the state of the objects cannot be copied; empty if nothing is known against it."""
+    for name, item in objects.items():
+        modules = item.modules() if isinstance(item, torch.nn.Module) else ()
+        # By name: the import of torch.distributed.fsdp takes long.
+        if any(kind.__name__ == "FullyShardedDataParallel" for module in modules for kind in type(module).__mro__):
+            return (
+                f"{name} uses FullyShardedDataParallel (FSDP1), whose state_dict gathers the state of all ranks. "
+                "Training continues with its checkpoints on disk. Use torch.distributed.fsdp.fully_shard (FSDP2) instead."
+            )
+    return ""
 
 
 def _read_interval(environ: Mapping[str, str]) -> int | None:

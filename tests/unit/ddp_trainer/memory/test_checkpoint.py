@@ -298,6 +298,50 @@ def test_folder_and_interval_come_from_the_environment(tmp_path: Path, monkeypat
     end(again)
 
 
+class FullyShardedDataParallel(torch.nn.Module):
+    """Stands in for torch's class, which needs a process group."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        raise AssertionError("a collective operation")
+
+
+def test_fsdp1_is_refused_with_a_message_and_training_continues(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = torch.nn.Sequential(FullyShardedDataParallel(torch.nn.Linear(2, 2)))
+    memory = MemoryCheckpoint({"model": model}, folder=str(tmp_path))
+    assert memory.restore() is None
+    for step in (1, 2):
+        memory.save(step)
+    memory.close()
+    assert not memory.is_active
+    assert list(tmp_path.iterdir()) == []
+    message = capfd.readouterr().err
+    assert message.count("model uses FullyShardedDataParallel (FSDP1)") == 1
+    assert "Use torch.distributed.fsdp.fully_shard (FSDP2)" in message
+
+
+def test_two_jobs_on_one_node_keep_their_own_copies(tmp_path: Path) -> None:
+    folders = [str(tmp_path / f"ddp-memory-{job}-1") for job in ("first", "second")]
+    for number, folder in enumerate(folders):
+        model = torch.nn.Linear(2, 2)
+        torch.nn.init.constant_(model.weight, number)
+        memory = MemoryCheckpoint({"model": model}, folder=folder)
+        memory.restore()
+        memory.save(number + 1)
+        memory.close()
+    for number, folder in enumerate(folders):
+        model = torch.nn.Linear(2, 2)
+        memory = MemoryCheckpoint({"model": model}, folder=folder)
+        assert memory.restore() == number + 1
+        assert bool((model.weight == number).all())
+        memory.close()
+
+
 def test_save_before_restore_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"save\(\) needs restore\(\)"):
         Run(tmp_path).memory.save(1)
