@@ -11,13 +11,12 @@
 
 Under the launcher (``DDP_RUNTIME_DIR`` is set) the endpoint uses a free port and writes it into a file; the launcher
 merges the pages of its pod's ranks. Otherwise the page is ``http://127.0.0.1:<port + local rank>/metrics``. See
-docs/pod-contract.md.
+docs/pod-contract.md. The launcher delivers this module to other images: Python 3.9, standard library.
 """
 
 import atexit
 import bisect
 import contextlib
-import importlib.util
 import itertools
 import math
 import os
@@ -34,10 +33,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddp_trainer import contract
-from ddp_trainer.distributed import RankEnv
 from ddp_trainer.errors import require, warn
 from ddp_trainer.files import write_atomically
 from ddp_trainer.observability.metrics_table import BUCKETS, METRICS
+from ddp_trainer.rank_env import RankEnv
 
 if TYPE_CHECKING:
     from ddp_trainer.observability.meters import AsyncScalars
@@ -101,7 +100,7 @@ class Exporter:
                 histogram = self._histograms[metric.name]
                 totals = itertools.accumulate(histogram.counts)
                 edges = map(floatToGoString, histogram.edges)
-                buckets = list(zip(edges, totals, strict=True))
+                buckets = list(zip(edges, totals))  # noqa: B905
                 family: Any = HistogramMetricFamily(metric.name, metric.help, labels=["rank"])
                 family.add_metric(rank, buckets, histogram.sum)
             else:
@@ -143,10 +142,6 @@ class Exporter:
         return exporter
 
     def _serve(self, port: int, runtime_dir: str | None) -> None:
-        if importlib.util.find_spec("prometheus_client") is None:
-            if self.env.rank == 0:
-                warn("no metrics: prometheus-client is not installed")
-            return
         local_rank = self.env.local_rank
         own_port = 0 if runtime_dir or port == 0 else port + local_rank
         try:
@@ -168,9 +163,28 @@ class Exporter:
     def page(self) -> bytes:
         """Return the page in Prometheus's text format."""
         self._read_losses()
-        from prometheus_client import generate_latest
+        lines: list[str] = []
+        for metric in METRICS:
+            if metric.kind == "histogram":
+                samples = self._render_histogram(metric.name)
+            elif metric.name in self._values:
+                samples = [f'{metric.name}{{rank="{self.env.rank}"}} {_format(self._values[metric.name])}']
+            else:
+                continue
+            lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}", *samples]
+        return "".join(f"{line}\n" for line in lines).encode()
 
-        return generate_latest(self)
+    def _render_histogram(self, name: str) -> list[str]:
+        histogram = self._histograms[name]
+        rank = self.env.rank
+        totals = list(itertools.accumulate(histogram.counts))
+        lines = [
+            f'{name}_bucket{{le="{_format(edge)}",rank="{rank}"}} {_format(total)}'
+            for edge, total in zip(histogram.edges, totals)  # noqa: B905
+        ]
+        lines.append(f'{name}_count{{rank="{rank}"}} {_format(totals[-1])}')
+        lines.append(f'{name}_sum{{rank="{rank}"}} {_format(histogram.sum)}')
+        return lines
 
     def set_total_steps(self, total_steps: int | None) -> None:
         """Set the steps of the complete run; without them the page has no progress ratio."""
@@ -397,16 +411,16 @@ class PageServer(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         assert isinstance(self.server, PageServer)
-        match self.path.split("?")[0]:
-            case "/metrics":
-                body = self.server.page()
-                content_type = "text/plain; version=0.0.4; charset=utf-8"
-            case "/threads":
-                body = describe_threads().encode("utf-8", "backslashreplace")
-                content_type = "text/plain; charset=utf-8"
-            case _:
-                self.send_error(404, "use /metrics or /threads")
-                return
+        path = self.path.split("?")[0]
+        if path == "/metrics":
+            body = self.server.page()
+            content_type = "text/plain; version=0.0.4; charset=utf-8"
+        elif path == "/threads":
+            body = describe_threads().encode("utf-8", "backslashreplace")
+            content_type = "text/plain; charset=utf-8"
+        else:
+            self.send_error(404, "use /metrics or /threads")
+            return
         self.send_response(200)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
@@ -415,6 +429,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing: a scrape is not an event of the training."""
+
+
+def _format(value: float) -> str:
+    """Return a number as in Prometheus's text format."""
+    number = float(value)
+    if math.isinf(number):
+        return "+Inf" if number > 0 else "-Inf"
+    return "NaN" if math.isnan(number) else repr(number)
 
 
 def describe_threads() -> str:

@@ -1,4 +1,4 @@
-"""Packages of the trainer that the launcher brings to images without it: ``ddp_trainer.memory``."""
+"""Modules of the trainer that the launcher brings to images without it: ``ddp_trainer.memory`` and ``.exporter``."""
 
 import os
 import zipfile

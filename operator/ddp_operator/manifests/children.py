@@ -33,7 +33,17 @@ from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
 
 PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"
 """UID of an object that no API server has stored."""
-_DELIVERED: Final = "memory"  # ddp_trainer.memory imports nothing else of the trainer
+# What ddp_trainer.memory and ddp_trainer.exporter import of the trainer: Python 3.9, torch 2.2, no other package.
+_DELIVERED: Final = (
+    "contract.py",
+    "errors.py",
+    "exporter.py",
+    "files.py",
+    "memory/*.py",
+    "observability/meters.py",
+    "observability/metrics_table.py",
+    "rank_env.py",
+)
 # The operator decides about restarts, so the Job controller's limit must never apply.
 _UNLIMITED_BACKOFF = 2**31 - 1
 
@@ -78,13 +88,14 @@ def _add_modules(sources: dict[str, str], folder: Traversable, path: str) -> Non
 
 
 def _read_delivered_modules() -> dict[str, str]:
-    """Return the package of the trainer that users' scripts import in images without the trainer."""
+    """Return the modules of the trainer that users' scripts import in images without the trainer."""
     trainer = importlib.util.find_spec("ddp_trainer")
     assert trainer is not None
-    folder = next(iter(trainer.submodule_search_locations or ()))
+    folder = Path(next(iter(trainer.submodule_search_locations or ())))
     return {
-        f"ddp_trainer/{_DELIVERED}/{path.name}": path.read_text(encoding="utf-8")
-        for path in Path(folder, _DELIVERED).glob("*.py")
+        f"ddp_trainer/{path.relative_to(folder).as_posix()}": path.read_text(encoding="utf-8")
+        for pattern in _DELIVERED
+        for path in folder.glob(pattern)
     }
 
 

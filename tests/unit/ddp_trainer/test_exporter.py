@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ddp_trainer import contract
@@ -300,15 +300,17 @@ def test_ended_script_keeps_last_page(tmp_path: Path) -> None:
     assert values((tmp_path / "metrics" / "0.prom").read_bytes())["ddp_samples_total"] == 7
 
 
-def test_training_continues_without_prometheus_client(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    exporter = Exporter.start(port=0, env=RankEnv(), total_steps=3)
-    exporter.step(samples=1, loss=1.0, data_wait=0.1)
-    exporter.close()
-    assert exporter.port is None
-    assert "prometheus-client is not installed" in capsys.readouterr().err
+def test_page_has_the_content_of_prometheus_clients() -> None:
+    exporter = Exporter(RankEnv(rank=3))
+    exporter.set_total_steps(3)
+    exporter.step(samples=1, loss=float("-inf"), data_wait=0.1)
+    exporter.observe("ddp_step_duration_seconds", 1e9)
+    pages = [exporter.page().decode(), generate_latest(exporter).decode()]
+    own, expected = (list(text_string_to_metric_families(page)) for page in pages)
+    assert own == expected
+    assert [line for line in pages[0].splitlines() if line.startswith("#")] == [
+        line for line in pages[1].splitlines() if line.startswith("#")
+    ]
 
 
 def test_buckets_are_cumulative_and_include_their_edge() -> None:

@@ -1,15 +1,11 @@
-"""Ranks, process groups, DistributedDataParallel, and the agreement of all ranks to stop after the same step.
+"""Ranks, process groups, DistributedDataParallel, and the agreement of all ranks to stop after the same step."""
 
-Only this module reads torchrun's environment variables.
-"""
-
-import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 from ddp_trainer.config.options import SettingsGroup, option
-from ddp_trainer.errors import UserError
+from ddp_trainer.rank_env import RankEnv
+
+__all__ = ["DistributedConfig", "RankEnv"]
 
 
 @dataclass(frozen=True)
@@ -49,68 +45,3 @@ class DistributedConfig(SettingsGroup, group="distributed"):
     compression: str = option(
         "none", "send gradients as bf16 or fp16, which halves the bytes", choices=("none", "bf16", "fp16")
     )
-
-
-@dataclass(frozen=True)
-class RankEnv:
-    """This process's ranks and world sizes, with torchrun's names."""
-
-    rank: int = 0
-    local_rank: int = 0
-    world_size: int = 1
-    local_world_size: int = 1
-    restart: int = 0
-
-    @classmethod
-    def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """Read torchrun's variables; without them, describe a single process.
-
-        Raises :class:`UserError` if only some of them are set or one is not a number.
-        """
-        if "RANK" not in environ and "WORLD_SIZE" not in environ:
-            return cls()
-
-        def number(name: str, default: int | None = None) -> int:
-            text = environ.get(name)
-            if text is None and default is not None:
-                return default
-            try:
-                return int(text or "")
-            except ValueError:
-                raise UserError(
-                    name,
-                    f"is {text!r} in the environment, not a number",
-                    "start the trainer with torchrun, or unset RANK and WORLD_SIZE for one process",
-                ) from None
-
-        rank = number("RANK")
-        world_size = number("WORLD_SIZE")
-        if not (0 <= rank < world_size):
-            raise UserError("RANK", f"{rank} does not fit WORLD_SIZE {world_size}", "start the trainer with torchrun")
-        return cls(
-            rank,
-            number("LOCAL_RANK", 0),
-            world_size,
-            number("LOCAL_WORLD_SIZE", 1),
-            number("TORCHELASTIC_RESTART_COUNT", 0),
-        )
-
-    @classmethod
-    def from_group(cls, rank: int, hosts: Sequence[str], environ: Mapping[str, str] = os.environ) -> Self:
-        """Describe ``rank`` of a process group whose ranks run on ``hosts``; torchrun's variables take precedence.
-
-        Raises :class:`UserError` as :meth:`from_environ`.
-        """
-        host = hosts[rank]
-        group = {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(len(hosts)),
-            "LOCAL_RANK": str(hosts[:rank].count(host)),
-            "LOCAL_WORLD_SIZE": str(hosts.count(host)),
-        }
-        return cls.from_environ({**group, **environ})
-
-    @classmethod
-    def spawned(cls, local_rank: int, processes: int, *, node: int = 0, nodes: int = 1) -> Self:
-        """Describe a process that ``torch.multiprocessing.spawn`` started, one of ``processes`` on each node."""
-        return cls(node * processes + local_rank, local_rank, nodes * processes, processes)

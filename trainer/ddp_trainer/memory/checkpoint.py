@@ -175,7 +175,7 @@ def _find_unsupported(objects: Mapping[str, Stateful]) -> str:
         if any(kind.__name__ == "FullyShardedDataParallel" for module in modules for kind in type(module).__mro__):
             return (
                 f"{name} uses FullyShardedDataParallel (FSDP1), whose state_dict gathers the state of all ranks. "
-                "Training continues with its checkpoints on disk. Use torch.distributed.fsdp.fully_shard (FSDP2) instead."
+                "Training continues with its checkpoints on disk. Use torch.distributed.fsdp.fully_shard (FSDP2)."
             )
     return ""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +22,9 @@ from ddp_operator.launcher.transfer.memory import (
     save_copies,
     wait_for_copies,
 )
+from ddp_operator.manifests.children import load_launcher
 from ddp_trainer.memory.copies import HEADER_BYTES, REPLICATED, SHARD, CopyFile, build_header
+from tests.support import ROOT
 
 CONTENT = torch.arange(256).to(torch.uint8)
 
@@ -176,6 +180,31 @@ def test_memory_of_this_pod_only_is_removed(env: dict[str, str], tmp_path: Path)
     assert list_saved(tmp_path) == ["state-7"]
     remove_memory(0, env, succeeded=True)
     assert list_saved(tmp_path) == []
+
+
+def test_delivered_exporter_needs_only_the_standard_library(tmp_path: Path) -> None:
+    launcher = tmp_path / "launcher.zip"
+    launcher.write_bytes(load_launcher().archive)
+    lay_out = f"""
+import os, sys
+sys.path.insert(0, {str(ROOT / "operator")!r})
+from ddp_operator.launcher import delivered
+delivered.ARCHIVE = {str(launcher)!r}
+delivered.add_delivered_packages({str(tmp_path)!r})
+"""
+    subprocess.run([sys.executable, "-c", lay_out], check=True)
+    script = """
+from ddp_trainer.exporter import Exporter
+exporter = Exporter.start(total_steps=2)
+exporter.step(samples=7, loss=0.5)
+exporter.close()
+"""
+    # Without site-packages, that is without torch, prometheus-client and the trainer.
+    env = {"PYTHONPATH": str(tmp_path / "python"), "DDP_RUNTIME_DIR": str(tmp_path), "RANK": "0", "WORLD_SIZE": "1"}
+    (tmp_path / "metrics").mkdir()
+    done = subprocess.run([sys.executable, "-S", "-c", script], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert 'ddp_samples_total{rank="0"} 7.0' in (tmp_path / "metrics" / "0.prom").read_text()
 
 
 def test_delivered_package_is_found_by_later_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
