@@ -64,8 +64,19 @@ def train(*arguments: str) -> None:
             ],
             (1, 9),
         ),
+        (
+            [
+                "--augment",
+                "crop,flip,randaugment,mixup,cutmix",
+                "--label-smoothing",
+                "0.1",
+                "--train-accuracy",
+                "--gradient-checkpointing",
+            ],
+            (1, 7, 8, 12),
+        ),
     ],
-    ids=("sgd", "novograd", "adamw"),
+    ids=("sgd", "novograd", "adamw", "mixed"),
 )
 def test_run_cut_after_any_step_ends_in_bitwise_same_state(
     optimizer: list[str], cuts: Sequence[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
