@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from ddp_trainer.data import DataConfig, load_datasets
 from ddp_trainer.models import ModelConfig, build_model
 from tests.support.saved_states import load, same
-from tests.support.trainer_ranks import start, train
+from tests.support.trainer_ranks import PATIENCE, start, train
 
 pytestmark = pytest.mark.process
 
@@ -78,6 +79,42 @@ def test_killed_run_resumes_to_bitwise_same_state(tmp_path: Path, uninterrupted:
     assert "resumed from" in train(tmp_path, arguments, 2).output(0)
     assert same(newest(tmp_path), newest(uninterrupted))
     assert same(weights(tmp_path), weights(uninterrupted))
+
+
+# Mixed batches with random operations, blocks that are computed twice with batch norm over the ranks, validations within
+# epochs, and an optimizer and a schedule of the program's own.
+OWN = "tests.unit.ddp_trainer.optim.test_user_optimizer"
+MIXED = [
+    "--preset", "digits-resnet", "--model-width", "8", "--batch-size", "32", "--max-steps", "10", "--log-every", "1",
+    "--augment", "crop,randaugment,mixup,cutmix", "--gradient-checkpointing", "--sync-batchnorm",
+    "--validate-every-steps", "3", "--optimizer", f"{OWN}:momentum", "--schedule", f"{OWN}:one_cycle",
+]  # fmt: skip
+
+
+def test_killed_run_with_mixing_and_own_optimizer_resumes_to_bitwise_same_state(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    train(whole, [*MIXED, "--checkpoint-dir", str(whole)], 2)
+    plain = [argument for argument in MIXED if argument != "--gradient-checkpointing"]
+    train(tmp_path / "plain", [*plain, "--checkpoint-dir", str(tmp_path / "plain")], 2)
+    assert same(newest(tmp_path / "plain"), newest(whole))
+    cut = tmp_path / "cut"
+    arguments = [*MIXED, "--checkpoint-dir", str(cut), "--checkpoint-every-steps", "4"]
+    with start(cut, arguments, 2, hold="epoch 1/6 step 7/") as ranks:
+        ranks.wait_for("epoch 1/6 step 7/")
+        wait_for_checkpoint(cut, 4)
+        ranks.kill()
+        assert ranks.codes() == [-9, -9]
+    assert f"resumed from {cut}: 4 steps" in train(cut, arguments, 2).output(0)
+    assert same(newest(cut), newest(whole))
+    assert same(weights(cut), weights(whole))
+
+
+def wait_for_checkpoint(folder: Path, step: int) -> None:
+    """Wait until the checkpoint of ``step`` is written."""
+    deadline = time.monotonic() + PATIENCE
+    while not (folder / f"step-{step:09d}.json").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.mark.nightly
