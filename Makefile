@@ -194,10 +194,13 @@ bench: install ## measure ddp run and a worker's restart relative to plain torch
 	@$(PY) -m tests.bench.operator_idle
 
 .PHONY: bench-scale
-bench-scale: install ## measure the operator with many jobs, with the kube-apiserver of KUBEBUILDER_ASSETS, and compare with JobSet
+bench-scale: install ## measure the operator with many jobs, with the kube-apiserver of KUBEBUILDER_ASSETS
 	@$(PY) -m tests.bench.operator_scale $(ARGS)
-	@$(PY) -m tests.bench.beside_jobset
 	@$(PY) -m tests.bench.hostile_input
+
+.PHONY: compare
+compare: install ## measure this operator beside JobSet, Kubeflow Trainer and KubeRay in turn, with their programs (tests/bench/neighbours.py)
+	@$(PY) -m tests.bench.compare $(ARGS)
 
 .PHONY: scale
 scale: install ## measure a job of 1,000 pods, 1,000 jobs of 8, the rendezvous, and dashboards of 8,000 ranks; needs their programs

@@ -43,7 +43,7 @@ class ControlPlane(Stoppable):
     """Starts on entering, ends on leaving. Without ``controllers`` it is etcd and the API server alone.
 
     ``gates``: feature gates of all components that are switched on, and ``api``: API groups and versions beside the
-    usual ones. ``cpus``: of each node.
+    usual ones. ``cpus``: of each node. ``apiserver``: further flags of the API server.
     """
 
     def __init__(
@@ -55,11 +55,13 @@ class ControlPlane(Stoppable):
         gates: Sequence[str] = (),
         api: Sequence[str] = (),
         cpus: int = 256,
+        apiserver: Sequence[str] = (),
     ) -> None:
         self._folder = folder
         self._gates = [f"--feature-gates={','.join(f'{gate}=true' for gate in gates)}"] if gates else []
         self._api = [f"--runtime-config={','.join(f'{name}=true' for name in api)}"] if api else []
         self._cpus = cpus
+        self._apiserver_flags = tuple(apiserver)
         self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
         self._etcd, self._peer, self._port, self._kcm, self._scheduler = free_ports(5)
         self.has_controllers = controllers and find_binary("kube-controller-manager") is not None
@@ -187,6 +189,7 @@ class ControlPlane(Stoppable):
             f"--service-account-signing-key-file={pki / 'sa.key'}",
             *self._gates,
             *self._api,
+            *self._apiserver_flags,
         )
         self._wait("the API server", "get", "--raw", "/readyz")
 
