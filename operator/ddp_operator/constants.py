@@ -25,6 +25,8 @@ JOB_DEFAULTS: Final = "JobDefaults"
 # Labels on every child. The operator selects children by label, and checks their owner references.
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 MANAGED_BY: Final = "ddp-operator"
+CONTROLLER_NAME: Final = f"{GROUP}/ddp-operator"
+"""The value of spec.managedBy for this operator; the same as an unset field."""
 MANAGED_BY_CLI: Final = "ddp"  # on objects that `ddp submit` creates in addition to the job
 LABEL_JOB_NAME: Final = f"{GROUP}/job-name"
 LABEL_ATTEMPT: Final = f"{GROUP}/attempt"

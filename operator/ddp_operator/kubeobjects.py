@@ -7,7 +7,7 @@ from decimal import Decimal
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from ddp_operator.constants import POD_GROUP, SCHEDULING_GROUP, TRAINER_CONTAINER
+from ddp_operator.constants import CONTROLLER_NAME, POD_GROUP, SCHEDULING_GROUP, TRAINER_CONTAINER
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 """Replaces an unknown time where times are sorted."""
@@ -181,6 +181,12 @@ def cpu_limit(resources: Mapping[str, Any]) -> Decimal | None:
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
+
+
+def find_foreign_manager(resource: Mapping[str, Any]) -> str | None:
+    """Return the controller that spec.managedBy names, or None for a job of this operator."""
+    manager = (resource.get("spec") or {}).get("managedBy")
+    return None if manager in (None, CONTROLLER_NAME) else str(manager)
 
 
 def is_native_pod_group(manifest: Mapping[str, Any]) -> bool:

@@ -123,3 +123,16 @@ async def test_pods_of_large_job_share_status_writes(
     monkeypatch.setattr(reconciler, "MINOR_INTERVAL", 0.1)
     await actors.patch(KIND, "digits", {"metadata": {"labels": {"a": "b"}}})
     await actors.resource("digits", lambda resource: resource["status"]["nodes"].get("ready") == nodes)
+
+
+async def test_job_of_foreign_manager_gets_no_child_and_no_status(
+    server: StandIn, actors: ClusterActors, start: Start
+) -> None:
+    start()
+    await actors.create(job_manifest("theirs", managedBy="kueue.x-k8s.io/multikueue"))
+    await actors.create(job_manifest("ours", managedBy="ddp-operator.dev/ddp-operator"))
+    await actors.child_job("ours-1")  # a later job: by now the operator has handled the other one
+    theirs = await actors.get(KIND, "theirs")
+    assert theirs is not None
+    assert "status" not in theirs
+    assert [job["metadata"]["name"] for job in server.list("Job")] == ["ours-1"]

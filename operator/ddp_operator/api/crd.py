@@ -307,7 +307,7 @@ def build_profile_schema() -> dict[str, Any]:
     return schema
 
 
-NOT_OF_PROFILES: Final = ("nodes", "suspend", "profileRef", "code")
+NOT_OF_PROFILES: Final = ("nodes", "suspend", "managedBy", "profileRef", "code")
 """Fields of a spec that a profile cannot have."""
 
 

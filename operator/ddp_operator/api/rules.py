@@ -162,6 +162,18 @@ RULES: tuple[CelRule, ...] = (
         "must consist of lower-case letters, digits, '-' and '.'; change it",
     ),
     _between("spec.nodes", 1, MAX_NODES, "to stop all pods, set suspend: true"),
+    CelRule(
+        "spec.managedBy",
+        "size(self) <= 63 && self.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-A-Za-z0-9/_.~]+$')",
+        "must be a domain with a path, such as kueue.x-k8s.io/multikueue, of at most 63 characters; change it",
+    ),
+    CelRule(
+        "spec",
+        "has(self.managedBy) == has(oldSelf.managedBy)"
+        " && (!has(self.managedBy) || self.managedBy == oldSelf.managedBy)",
+        "can't be changed; delete the job and create it again",
+        field=".managedBy",
+    ),
     _between("spec.spares", 0, 16, "to have no spare pods, set it to 0"),
     CelRule(
         "spec",

@@ -468,6 +468,14 @@ class Spec(SpecFields, frozen=True, kw_only=True):
     suspend: Annotated[
         bool, Meta(description="True: no pod runs. Running pods get SIGTERM and their grace time first.")
     ] = False
+    managed_by: Annotated[
+        str | None,
+        Meta(
+            description="Controller that runs the job, such as kueue.x-k8s.io/multikueue; immutable. This operator "
+            "ignores a job with another value than ddp-operator.dev/ddp-operator: it creates no object for it, and "
+            "writes no status. Unset: this operator."
+        ),
+    ] = None
     template: Template
     code: Code | None = None
     rendezvous: Rendezvous = field(default_factory=Rendezvous)

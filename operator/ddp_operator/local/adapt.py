@@ -136,6 +136,7 @@ def adapt_resource(
     adapted: dict[str, Any] = copy.deepcopy(dict(resource))
     spec = adapted["spec"]
     spec.pop("profileRef", None)  # the spec already contains the profile's fields
+    spec.pop("managedBy", None)  # the user runs the job here
     spec.pop("network", None)  # a network profile is for the nodes of that network
     if changes.nodes is not None:
         spec["nodes"] = changes.nodes

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from ddp_operator.api.status import Phase
 from ddp_operator.cluster import ClusterError, VersionConflict
+from ddp_operator.constants import CONTROLLER_NAME
 from ddp_operator.contract.failure_table import CATEGORIES
 from ddp_operator.status import conditions as c
 from ddp_operator.status.transitions import (
@@ -51,10 +52,15 @@ class _Status(msgspec.Struct):
     conditions: list[dict[str, Any]] = []
 
 
+class _Spec(msgspec.Struct, rename="camel"):
+    managed_by: str | None = None
+
+
 class _Resource(msgspec.Struct):
     """The counted fields of a resource. Decoding only these takes some microseconds."""
 
     metadata: dict[str, Any]
+    spec: _Spec = msgspec.field(default_factory=_Spec)
     status: _Status = msgspec.field(default_factory=_Status)
 
 
@@ -99,6 +105,8 @@ class _JobCounts:
             resource = _DECODER.decode(body)
         except msgspec.ValidationError:  # stored under another version of the CRD; its status reports that
             resource = _Resource({})
+        if resource.spec.managed_by not in (None, CONTROLLER_NAME):
+            return
         namespace = str(resource.metadata.get("namespace", ""))
         status = resource.status
         self.phases[namespace, status.phase if status.phase in PHASES else PENDING] += 1

@@ -19,7 +19,7 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_status
 from ddp_operator.api.status import Profile, Status
 from ddp_operator.cluster import Cluster, ClusterError, Event, Key, Object, Refused, Snapshot, VersionConflict
-from ddp_operator.kubeobjects import utc_now
+from ddp_operator.kubeobjects import find_foreign_manager, utc_now
 from ddp_operator.reconcile.claims import find_claimed_gpus
 from ddp_operator.reconcile.executor import Executor
 from ddp_operator.reconcile.node_reports import NodeReports
@@ -127,6 +127,8 @@ class Reconciler:
             return None
         if "deletionTimestamp" in snapshot.resource["metadata"]:
             return None  # Kubernetes deletes the children by their owner references
+        if find_foreign_manager(snapshot.resource) is not None:
+            return None  # its manager creates the pods, perhaps in another cluster, and writes the status
         current = CurrentPass(key, snapshot, self._memory[key], fresh)
 
         profile = await self._settle_profile(current)

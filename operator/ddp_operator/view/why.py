@@ -14,7 +14,7 @@ import msgspec
 from ddp_operator.api.child_names import POD_SUFFIX
 from ddp_operator.api.status import ENDED_PHASES, Condition, LastFailure, PreflightStatus, Progress, Status
 from ddp_operator.constants import MANAGED_BY
-from ddp_operator.kubeobjects import parse_time
+from ddp_operator.kubeobjects import find_foreign_manager, parse_time
 from ddp_operator.launcher.failures.text import NON_FINITE_REMEDY
 from ddp_operator.status.conditions import (
     BLOCKING,
@@ -341,6 +341,14 @@ def _explain_deletion(case: _Case) -> Why | None:
     return case.conclude("Deleting", f"{case.name} is being deleted.", "Its pods end within their grace period.")
 
 
+def _explain_foreign_manager(case: _Case) -> Why | None:
+    manager = find_foreign_manager({"spec": case.spec})
+    if manager is None:
+        return None
+    what = f"{case.name} is managed by {manager} (spec.managedBy); the DDP operator of this cluster ignores it."
+    return Why(case.name, case.phase, "ManagedElsewhere", what, "Check that controller, or the cluster that it uses.")
+
+
 def _explain_success(case: _Case) -> Why | None:
     if case.phase != "Succeeded":
         return None
@@ -445,6 +453,7 @@ def _explain_training(case: _Case) -> Why:
 
 _STEPS: Final[tuple[Callable[[_Case], Why | None], ...]] = (
     _explain_deletion,
+    _explain_foreign_manager,
     _explain_success,
     _explain_failure,
     _explain_unseen,

@@ -96,6 +96,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "spec.recovery.nodeHealth": ({}, {"action": "Migrate"}, {"conditions": [], "taints": []}),
     "spec.recovery.nodeHealth.conditions": ([""], ["x"] * 33),
     "spec.recovery.nodeHealth.taints": (["x" * 317],),
+    "spec.managedBy": ("", "multikueue", "/x", "kueue.x-k8s.io/", f"a.b/{'c' * 60}"),
     "spec.idle.minutes": (0, -1, 10**9),
     "spec.pendingDeadlineSeconds": (0, -1, 10**15),
     "spec.ttlSecondsAfterFinished": (-1, 10**15),
@@ -108,6 +109,7 @@ GOOD: dict[str, tuple[Any, ...]] = {
     "spec.metrics.port": (1024, 65535),
     "spec.metrics.logPatterns": ([], ["(?P<step>.)"] * 8, ["x" * 512]),
     "spec.metrics": ({"port": 9400, "logPatterns": ["(?P<epoch>.)"], "epochs": 1},),
+    "spec.managedBy": ("kueue.x-k8s.io/multikueue", "ddp-operator.dev/ddp-operator", f"a.b/{'c' * 59}"),
     "spec.rendezvous.joinTimeoutSeconds": (10, YEAR),
     "spec.recovery.inPlaceRestarts": (0, 10_000),
     "spec.recovery.maxRestarts": (0, 10_000),
@@ -365,8 +367,15 @@ class TestTransitions:
             words = "can't be changed once the job has ended; delete the job and create it again"
             assert results == [f"spec: Invalid value: {field} {words}"]
 
+    @pytest.mark.parametrize("stored_value", [None, "ddp-operator.dev/ddp-operator"])
+    def test_manager_is_fixed_from_creation(self, stored_value: str | None) -> None:
+        old = stored() if stored_value is None else change(stored(), "spec.managedBy", stored_value)
+        [error] = check_rules(change(old, "spec.managedBy", "kueue.x-k8s.io/multikueue"), old)
+        assert error.path == "spec.managedBy"
+        assert check_rules(old, old) == []
+
     def test_every_field_is_tried(self) -> None:
-        tried = {path.split(".")[1] for path in {**FIXED, **MUTABLE} if path.startswith("spec.")}
+        tried = {path.split(".")[1] for path in {**FIXED, **MUTABLE} if path.startswith("spec.")} | {"managedBy"}
         assert tried == {field.encode_name for field in msgspec.structs.fields(Spec)}
 
     def test_objects_created_once_use_only_fixed_fields(self) -> None:

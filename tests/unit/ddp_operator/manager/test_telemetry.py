@@ -115,6 +115,11 @@ class TestFleet:
         assert self.value("ddp_operator_jobs", bodies, namespace="b", phase="Failed") == 1
         assert self.value("ddp_operator_jobs", bodies, namespace="a", phase="Failed") is None
 
+    def test_job_of_foreign_manager_is_not_counted(self) -> None:
+        own = b'{"metadata":{"namespace":"a"},"spec":{"managedBy":"ddp-operator.dev/ddp-operator"}}'
+        foreign = b'{"metadata":{"namespace":"a"},"spec":{"managedBy":"kueue.x-k8s.io/multikueue"}}'
+        assert self.value("ddp_operator_jobs", [own, foreign], namespace="a", phase="Pending") == 1
+
     @pytest.mark.parametrize("phase", [None, "Frobnicating"])
     def test_phase_that_is_not_known_is_pending(self, phase: str | None) -> None:
         assert self.value("ddp_operator_jobs", [resource("a", phase)], namespace="a", phase="Pending") == 1

@@ -77,6 +77,14 @@ class TestCreate:
         await harness.reconcile()
         assert built == [1]
 
+    @pytest.mark.parametrize(
+        ("manager", "attempt"), [("kueue.x-k8s.io/multikueue", 0), ("ddp-operator.dev/ddp-operator", 1)]
+    )
+    async def test_job_of_foreign_manager_is_ignored(self, manager: str, attempt: int) -> None:
+        harness = await ReconcilerHarness(managedBy=manager).settle()
+        assert harness.status.attempt == attempt
+        assert bool(harness.cluster.calls) == bool(attempt)
+
     async def test_second_pass_writes_nothing(self) -> None:
         harness = await ReconcilerHarness().settle()
         version = harness.version

@@ -36,6 +36,12 @@ def event(message: str, kind: str = "Warning", reason: str = "FailedScheduling")
     return {"type": kind, "reason": reason, "message": message}
 
 
+def test_job_of_foreign_manager_is_explained() -> None:
+    explanation = explain_why(job() | {"spec": {"managedBy": "kueue.x-k8s.io/multikueue"}}, (), NOW)
+    assert explanation.reason == "ManagedElsewhere"
+    assert "managed by kueue.x-k8s.io/multikueue (spec.managedBy)" in explanation.what
+
+
 def why(*conditions: dict[str, Any], events: tuple[dict[str, Any], ...] = (), **status: Any) -> Why:
     return explain_why(job(*conditions, **status), events, NOW)
 
