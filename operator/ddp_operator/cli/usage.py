@@ -60,7 +60,7 @@ def format_usage(sums: Mapping[str, Mapping[str, int]], group: str) -> list[str]
 
 
 def choose_group(*, by_profile: bool, all_namespaces: bool) -> str:
-    """Return what a row of the table stands for: a profile, a namespace or a job."""
+    """Return the group of a row of the table: a profile, a namespace or a job."""
     if by_profile:
         return "profile"
     return "namespace" if all_namespaces else "name"

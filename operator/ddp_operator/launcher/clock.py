@@ -14,7 +14,7 @@ class AwakeClock:
         self._seen = 0.0
 
     def tick(self, now: float) -> float:
-        """Note a check, and return its time."""
+        """Record a check, and return its time."""
         self._seen = self.read(now)
         self._last = now
         return self._seen

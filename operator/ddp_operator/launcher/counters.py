@@ -44,7 +44,7 @@ INVISIBLE = 2.0  # the steps were recorded as a CUDA graph: their replay calls n
 
 
 class RankCounters(NamedTuple):
-    """What a rank's process has counted. None: unknown.
+    """The counts of a rank's process. None: unknown.
 
     ``is_counted``: whether its steps are visible; ``is_recorded``: whether they are
     a CUDA graph; ``last_step_time``: of the monotonic clock; ``step_seconds``: sum of

@@ -38,7 +38,7 @@ def try_write_json(path: str, value: Any) -> None:
 
 
 def read_json(path: str) -> dict[str, Any]:
-    """Return the JSON object in a file; an empty one if the file is missing or holds something else."""
+    """Return the JSON object in a file; an empty one if the file is missing or contains no object."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             value = json.loads(file.read(_FILE_LIMIT))

@@ -304,7 +304,7 @@ def _prepare_runtime_dir(path: str) -> None:
 
 
 class WorkerRecord(NamedTuple):
-    """What a worker's shim has recorded of its process. ``kind``: script, module, code or program."""
+    """The record of a worker's process, written by its shim. ``kind``: script, module, code or program."""
 
     pid: int
     rank: int

@@ -80,7 +80,7 @@ class Supervisor:
         self._final: list[Failure] = []  # failures that had decided the pod's end before it was asked to stop
         self._preflight: Optional[PreflightReport] = None
         self._mirror = CheckpointMirror(pod) if pod.checkpoint else None
-        self._has_master = False  # whether the agent waits for nothing but the checkpoints
+        self._has_master = False  # whether the agent waits only for the checkpoints
         self._agent_waits = False  # for a snapshot
         self._master_checks: list[_MasterCheck] = []  # finished and not handled yet
         self._finds_shards = False  # whether a pod other than pod 0 has shards, which it must upload
@@ -503,7 +503,7 @@ class Supervisor:
         remove_memory(self.pod.node, os.environ, succeeded=succeeded)
 
     def _finish_uploads(self) -> str:
-        """Upload the workers' last checkpoint. Returns what the store lacks; empty if it lacks nothing.
+        """Upload the workers' last checkpoint. Returns the missing part of the store; empty if it is complete.
 
         The limit is the workers' grace period for a pod that was stopped or has failed, and the watchdog's time for a
         checkpoint for one that succeeded.

@@ -171,7 +171,7 @@ def _is_loss_counted(attempt: ObservedAttempt) -> bool:
 
 
 def _record_interruption(attempt: ObservedAttempt, level: RecoveryLevel, cause: str) -> LastRestart:
-    """Return a restart that begins now. ``cause``: where no loss of a pod was observed."""
+    """Return a restart that starts now. ``cause``: where no loss of a pod was observed."""
     restart = LastRestart(
         attempt=attempt.recorded.attempt,
         level=level,

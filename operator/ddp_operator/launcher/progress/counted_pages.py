@@ -1,4 +1,4 @@
-"""Pages in Prometheus' text format from a rank's counters, merged with what its log or its posts show."""
+"""Pages in Prometheus' text format from a rank's counters, merged with the values from its log or its posts."""
 
 import time
 from typing import Mapping, Optional
@@ -27,7 +27,7 @@ ALIGNED = "# counted"
 
 
 def create_counters(pod: Pod) -> Optional[CounterMemory]:
-    """Return the memory of a pod's counters; None if the job wants none, or the system has no shared memory."""
+    """Return the memory of a pod's counters; None if the job disables them, or the system has no shared memory."""
     if not pod.auto_instrument:
         return None
     try:
@@ -49,8 +49,9 @@ def format_page(values: Mapping[str, float], rank: int) -> str:
 def merge_counters(values: Mapping[str, float], counters: RankCounters, *, is_aligned: bool) -> dict[str, float]:
     """Return a rank's values with its counters.
 
-    ``values``: what the log or posts show; ``is_aligned``: whether their steps are optimizer steps. Steps in another
-    unit, such as samples, stay as they are.
+    ``values``: from the log or posts; ``is_aligned``: whether their steps are optimizer steps. Steps in another unit,
+    such
+    as samples, do not change.
     """
     merged = dict(values)
     if METRIC_GLOBAL_STEP not in merged:
@@ -92,7 +93,7 @@ def _continue_steps(values: dict[str, float], counters: RankCounters) -> None:
     values[METRIC_GLOBAL_STEP] += max(0.0, ahead)
     total = values.get(METRIC_TOTAL_STEPS)
     if total and values[METRIC_GLOBAL_STEP] > total:
-        del values[METRIC_TOTAL_STEPS]  # the total was of something else
+        del values[METRIC_TOTAL_STEPS]  # the total was of another number
         values.pop(METRIC_PROGRESS, None)
     elif total:
         values[METRIC_PROGRESS] = values[METRIC_GLOBAL_STEP] / total

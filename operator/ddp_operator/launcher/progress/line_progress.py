@@ -1,4 +1,4 @@
-"""The progress of a rank whose script is unknown: its counters, and what its lines add to them."""
+"""The progress of a rank whose script is unknown: its counters, completed from its lines."""
 
 import re
 from typing import Callable, Optional

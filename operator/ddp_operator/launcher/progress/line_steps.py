@@ -30,7 +30,7 @@ _VALIDATION = re.compile(r"\b(?:val|valid|validation|test|testing|eval|evaluat\w
 _LINE_LIMIT = 512
 _MOST_COUNTS = 12  # in a line
 _MOST_STREAMS = 128
-_CONTEXT = 48  # characters before a number that tell it from others
+_CONTEXT = 48  # characters before a number that distinguish it from others
 _SLACK = 2.0  # steps by which a script may count differently
 _SHARE = 0.1  # of the counted steps by which lines may be late
 _SURE_STEPS = 5.0  # from which a number that advances as much is no coincidence
@@ -39,7 +39,7 @@ _LEAST_MULTIPLE = 1.5
 
 
 class Position(NamedTuple):
-    """Where the run is. ``step``, ``total``: in optimizer steps. None: unknown."""
+    """The position of the run. ``step``, ``total``: in optimizer steps. None: unknown."""
 
     step: float
     total: Optional[float]
@@ -70,7 +70,7 @@ class Stream:
         self.value = 0.0
         self.first = 0.0
         self.total: Optional[float] = None
-        self.restarts = 0  # how often the number began anew, as with each epoch
+        self.restarts = 0  # how often the number restarted, as with each epoch
         self.advances = 0
         self._counter: Optional[float] = None  # of the last line
         self._gain = 0.0  # of the value while the counter advanced
@@ -78,7 +78,7 @@ class Stream:
         self._most_ahead = -math.inf  # of the counter; a line is late, never early
 
     def observe(self, value: float, total: Optional[float], counter: float) -> None:
-        """Take the number of a line. ``counter``: the rank's steps when the line was read."""
+        """Record the number of a line. ``counter``: the rank's steps when the line was read."""
         if self._counter is None:
             self.first = value
         elif value < self.value:
@@ -183,7 +183,7 @@ class LineSteps:
         step = counter + offset
         total = self._find_total(stream, scale, epochs, is_of_epoch)
         if total is not None and step > total + max(_SLACK, 0.02 * total):
-            total = None  # it was of something else
+            total = None  # it was of another number
         return Position(step, total if total is None else max(step, total), epoch, epochs)
 
     def _find_epoch(self) -> tuple[Optional[float], Optional[float]]:
@@ -193,7 +193,7 @@ class LineSteps:
         return self._epoch.value, self._epoch.total or self._epochs
 
     def _counts_in_epoch(self, stream: Stream, epochs: Optional[float]) -> Optional[bool]:
-        """Return whether the number begins anew with each epoch; None: that is unknown before the second epoch."""
+        """Return whether the number restarts with each epoch; None: that is unknown before the second epoch."""
         if stream.restarts:
             return True
         if self._epoch is None or epochs == 1:
@@ -232,7 +232,7 @@ def _rank_stream(stream: Stream) -> tuple[bool, bool, int]:
 
 
 def find_counts(line: str) -> Iterator[Count]:
-    """Yield the numbers of a line that may be counts, up to the word of a validation."""
+    """Yield the numbers of a line that may be counts, up to the name of a validation."""
     text = _SPACES.sub(" ", _NOT_ASCII.sub(" ", _THOUSANDS.sub("", line[:_LINE_LIMIT])))
     for number, match in enumerate(_COUNT.finditer(text)):
         if number >= _MOST_COUNTS:
@@ -285,7 +285,7 @@ _STEPS = re.compile(r"--?(?:\w+\.)*(?:max|total|train)[-_]?(?:train[-_])?(?:step
 
 
 def find_total(command: Sequence[str], *, epochs: bool) -> Optional[int]:
-    """Return the epochs, or the steps, of the run where an option of the script's command says how many."""
+    """Return the epochs, or the steps, of the run if an option of the script's command sets them."""
     pattern = _EPOCHS if epochs else _STEPS
     total = None
     for index, word in enumerate(command):

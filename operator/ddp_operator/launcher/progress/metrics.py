@@ -217,7 +217,7 @@ class MetricsEndpoint:
         return read_progress(self._last[min(self._last)]) if self._last else {}
 
     def step(self, rank: int) -> Optional[float]:
-        """Return the run's step that an ended local rank has reported, or else another one of this pod."""
+        """Return the run's step that an ended local rank has reported, otherwise that of another rank of this pod."""
         peers = [peer for peer in self._ranks() if peer != rank]
         for candidate in (rank, *peers):
             self._collect(candidate, self._last)
@@ -258,7 +258,7 @@ class MetricsEndpoint:
         return None
 
     def _complete_page(self, rank: int, page: Optional[str]) -> Optional[str]:
-        """Return what a rank's log or posts show, with its counters."""
+        """Return the values from a rank's log or posts, with its counters."""
         counters = self.read_counters(rank)
         if counters is None or not counters.shows_steps:
             return page

@@ -148,7 +148,7 @@ class _Copier:
                 return
 
     def _log_hint(self) -> None:
-        """Log once what makes the steps of rank 0 visible, if they are not."""
+        """Log once how to make the steps of rank 0 visible, if they are not."""
         if self._pod.node != 0:
             return
         hint = self._hint.build(read_worker(self._pod, 0), self._counters.read(0) if self._counters else None)
@@ -234,7 +234,7 @@ def keep_reading(
     """
     try:
         read_output(pod, sources, done, marked=marked, counters=counters)
-    except Exception as error:  # whatever the bug is, the pipes have to be read
+    except Exception as error:  # after any bug, the pipes must still be read
         log(
             "internal error in the log reader; log patterns and rank prefixes are disabled. Please report this: "
             f"{describe(error)['traceback']}"

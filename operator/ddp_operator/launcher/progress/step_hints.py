@@ -1,4 +1,4 @@
-"""What to do if the launcher sees no step of a script: the reason, and a log pattern for the script's own lines."""
+"""The hint for a script without visible steps: the reason, and a log pattern for the script's own lines."""
 
 import os
 import re
@@ -24,7 +24,7 @@ _EXPORTER = (
 
 
 class _Candidate(NamedTuple):
-    """A number in the script's lines, as seen last. ``advances``: how often it has grown."""
+    """A number in the script's lines, and its last value. ``advances``: how often it has grown."""
 
     last: Count
     advances: int
@@ -114,7 +114,7 @@ def _explain(worker: WorkerRecord, counters: Optional[RankCounters]) -> str:
 
 
 def build_pattern(count: Count) -> str:
-    """Return the pattern of a number by the words before it."""
+    """Return the pattern of a number from the text before it."""
     words = _WORDS.search(count.before)
     text = words[0] if words else count.before
     # A quotation mark would end the text in a YAML.

@@ -170,8 +170,7 @@ class StepCounter(ImportHook):
         return seconds / (self._steps - 1.0) if self._steps > 1.0 else math.inf
 
     def _look(self, optimizer: Any, now: float, seconds: float) -> None:
-        """Read the values that are not counted. ``seconds``: of the last step; steps of a second and more always come
-        here."""
+        """Read the values that are not counted. ``seconds``: of the last step; each step of a second comes here."""
         if seconds > self._longest and self._steps > 1.0:
             self._longest = seconds
             self._slot[counters.LONGEST_STEP] = seconds
