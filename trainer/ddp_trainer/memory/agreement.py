@@ -1,7 +1,7 @@
-"""Which step a group of ranks continues from, and who sends it to whom: pure functions of what every rank holds.
+"""The step from which a group of ranks continues, and its transfers: pure functions of the copies of all ranks.
 
-A rank holds copies of the state of all ranks (of replicated state, by the first rank of each pod), of its own shard,
-and of the shard of a rank of the previous pod.
+A rank holds copies of the state of all ranks (of replicated state, by the first rank of each pod), its own shard, and
+the shard of a rank of the previous pod.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Held(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A rank, and what it holds. ``pod``: the index of its pod. ``at_least``: the oldest step of use to it."""
+    """A rank and its copies. ``pod``: the index of its pod. ``at_least``: the oldest step that helps it."""
 
     rank: int
     pod: int
@@ -47,7 +47,7 @@ class Transfer(NamedTuple):
 
 
 def choose_step(members: Sequence[Member], kind: int) -> int | None:
-    """Return the newest step of which a complete copy exists; None if there is none that is of use to any rank."""
+    """Return the newest step of which a complete copy exists; None if no copy helps any rank."""
     if kind == REPLICATED:
         steps = {held.step for member in members for held in member.held if held.kind == kind}
     else:
@@ -63,7 +63,7 @@ def choose_step(members: Sequence[Member], kind: int) -> int | None:
 
 
 def find_changed_size(members: Sequence[Member], kind: int) -> int | None:
-    """Return for how many ranks the copies were made, if that is another number than today's."""
+    """Return the number of ranks for which the copies were made, if it differs from the present one."""
     if kind == REPLICATED:
         return None
     sizes = [held.world for member in members for held in member.held if held.kind == kind]
@@ -71,7 +71,7 @@ def find_changed_size(members: Sequence[Member], kind: int) -> int | None:
 
 
 def plan_transfers(members: Sequence[Member], kind: int, step: int) -> list[Transfer]:
-    """Return who sends the copies of a step, in an order in which a chain of sends cannot block.
+    """Return the transfers of the copies of a step, in an order in which a chain of sends cannot block.
 
     Of replicated state the first rank of each pod needs a copy: the number of holders doubles in each round. Of
     sharded state each rank needs its own shard.

@@ -489,7 +489,7 @@ class _Session:
             self._log("the pods have different numbers of ranks: shards have no copies in other pods")
 
     def _has_room(self, size: int, *, files: int) -> bool:
-        """Tell whether the files fit, and warn once if they do not."""
+        """Return whether the files fit, and warn once if they do not."""
         if self._kind == REPLICATED and self._place.local_rank != 0:
             return True
         own = self._state_slots if self._kind == REPLICATED else self._shard_slots

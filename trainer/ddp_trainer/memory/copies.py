@@ -45,7 +45,7 @@ class NoRoomError(Exception):
 
 
 class Header(NamedTuple):
-    """What a file contains.
+    """The description of a file's content.
 
     ``kind``: REPLICATED, the state of all ranks, or SHARD, that of rank ``rank`` of ``world`` ranks. ``time``: of the
     write, Unix seconds. ``saves`` and ``stalled``: number of saves of the writing process so far, and the seconds for
@@ -86,7 +86,7 @@ def decode_header(data: bytes) -> Header | None:
 
 
 class CopyFile:
-    """One file of a writer. ``path``: in shared memory; it is created when it is first needed."""
+    """One file of a writer. ``path``: in shared memory; it is created at its first use."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -111,7 +111,7 @@ class CopyFile:
 
     @property
     def allocated(self) -> int:
-        """Bytes of memory that the file has."""
+        """The size of the file in bytes."""
         try:
             return os.stat(self.path).st_size
         except OSError:
@@ -167,7 +167,7 @@ class CopyFile:
         return header is not None and compute_checksum(self.open()) == header.checksum
 
     def pin(self) -> None:
-        """Let a GPU copy into the memory without stopping the host, if the driver permits it."""
+        """Register the memory for asynchronous copies from a GPU, if the driver permits it."""
         if self._memory is None or self.is_pinned:
             return
         error = _runtime().cudaHostRegister(self._memory.data_ptr(), self._memory.numel(), 0)

@@ -1,4 +1,4 @@
-"""Copies of GPU memory into the memory of the host, on streams of their own and without stopping the host."""
+"""Copies of GPU memory into the memory of the host, on separate streams and without stopping the host."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Running(NamedTuple):
 
 
 class GpuCopies:
-    """The copies of one state. Nothing here does anything without a GPU."""
+    """The copies of one state. Without a GPU all methods do nothing."""
 
     def __init__(self) -> None:
         self._running: list[_Running] = []
@@ -51,7 +51,7 @@ class GpuCopies:
             self._running.append(_Running(device, finished))
 
     def fence(self) -> None:
-        """Let the current streams wait for the copies: the sources may change after that."""
+        """Make the current streams wait for the copies: the sources may change after that."""
         if not self._running or torch.cuda.is_current_stream_capturing():
             return
         if not self._reached:

@@ -1,4 +1,4 @@
-"""How many steps lie between two copies, so that training stops for at most one percent of its time."""
+"""The number of steps between two copies, chosen so that training stops for at most one percent of its time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Interval:
         self._durations = [*self._durations[1 - _MEASUREMENTS :], seconds]
 
     def record_save(self, stalled: float) -> None:
-        """Record for how many seconds a save stopped the training, and decide on another interval now and then."""
+        """Record for how many seconds a save stopped the training, and occasionally choose another interval."""
         self._saves += 1
         if self._saves > 1:  # the first one allocates the memory
             self._stalls = [*self._stalls[1 - _MEASUREMENTS :], stalled]

@@ -1,4 +1,4 @@
-"""The ranks of the job: this rank's place, and what ranks send each other. Works with gloo and with NCCL."""
+"""The ranks of the job: this rank's place, and messages between ranks. Works with gloo and with NCCL."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Leaf(NamedTuple):
 
 
 class State(NamedTuple):
-    """The state of all objects: ``tree`` is JSON, in which ``{"x": 3}`` stands for the fourth of ``leaves``."""
+    """The state of all objects: ``tree`` is JSON, in which ``{"x": 3}`` represents the fourth of ``leaves``."""
 
     tree: Any
     leaves: list[Leaf]
@@ -128,7 +128,7 @@ def _build_leaf(source: Tensor, path: str) -> Leaf:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Tell whether the elements fill one range of memory without gaps and without overlap."""
+    """Return whether the elements fill one range of memory without gaps and without overlap."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape)):  # noqa: B905
         if size == 1:
@@ -164,7 +164,7 @@ def encode_manifest(tree: Any, rows: bytes) -> bytes:
 
 
 class Manifest(NamedTuple):
-    """What describes a payload."""
+    """The description of a payload."""
 
     tree: Any
     rows: list[TensorRow]

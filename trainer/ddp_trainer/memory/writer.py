@@ -108,7 +108,7 @@ class _Pending(NamedTuple):
 
 
 class _Job(NamedTuple):
-    """What the thread does for a copy. ``memory``: that of ``file``, which begins with ``payload`` bytes of tensors."""
+    """The thread's work for a copy. ``memory``: that of ``file``, which starts with ``payload`` bytes of tensors."""
 
     copy: Copy
     file: CopyFile
@@ -168,7 +168,7 @@ class Writer:
         self._jobs.put(_Job(copy, file, memory, payload, pending))
 
     def fence(self) -> None:
-        """Wait until the tensors of the running copy may change; on a GPU, let its stream wait."""
+        """Wait until the tensors of the running copy may change; on a GPU, its stream waits instead."""
         self._copied.wait()
         self._gpu.fence()
 
@@ -288,7 +288,7 @@ def _is_finite(payload: Tensor, rows: Sequence[TensorRow]) -> bool:
         if not getattr(torch, row.dtype).is_floating_point or not row.elements:
             continue
         flat = read_tensor(payload, row._replace(shape=(row.elements,), stride=(1,)))
-        # In parts so small that torch sums each with one thread: the training needs the others.
+        # In parts so small that torch sums each with one thread: the training needs the other threads.
         for part in torch.split(flat, _CHUNK_ELEMENTS):
             if not bool(torch.isfinite(part).all()):
                 return False
