@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.contract.command_line import split_python_line
+from ddp_operator.launcher.counters import PID, STEPS, CounterMemory, claim_slot, open_slot
 from tests.support.launcher_config import encoded_config
 from tests.support.launcher_folder import RANK_MODULES, delivered_launcher
 
@@ -238,3 +239,54 @@ def test_rank_compiles_few_modules_of_launcher(shim: Shim) -> None:
     code = "import sys; print(*sorted(n for n in sys.modules if n.startswith('ddp_launcher.')))"
     names = shim.shim("-c", code).out.replace("ddp_launcher.", "").split()
     assert names == RANK_MODULES
+
+
+PROGRAM = """
+python -c 'print("no torch here")'
+python first.py &
+wait $!
+python -I first.py
+python second.py
+"""
+TRAINS = """
+import os, sys, torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+for _ in range(STEPS):
+    model(torch.ones(4, 2)).sum().backward()
+    optimizer.step()
+print(sys.modules["sitecustomize"].__file__ if "sitecustomize" in sys.modules else None)
+"""
+
+
+def test_python_processes_of_program_count_their_steps(shim: Shim) -> None:
+    (shim.folder / "first.py").write_text(TRAINS.replace("STEPS", "3"))
+    (shim.folder / "second.py").write_text(TRAINS.replace("STEPS", "5"))
+    own = shim.folder / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("print('own sitecustomize')")
+    memory = CounterMemory(str(shim.runtime), 2)
+    argv = [sys.executable, str(delivered_launcher()), "worker", "program", "1", "bash", "-ec", PROGRAM]
+    python = os.path.dirname(sys.executable)
+    env = {"PYTHONPATH": str(own), "PATH": f"{python}{os.pathsep}{os.environ['PATH']}"}
+    ran = shim._run(argv, {"DDP_RUNTIME_DIR": str(shim.runtime), "RANK": "7", "WORLD_SIZE": "8", **env})
+    assert ran.code == 0, ran.error
+    assert ran.out.count("own sitecustomize") == 4, "in the shim and in three processes that do not ignore it"
+    counted = memory.read(1)
+    assert counted is not None
+    assert (counted.steps, counted.rank, counted.world_size, counted.learning_rate) == (5, 7, 8, 0.5)
+    assert counted.pid == json.loads((shim.runtime / "workers" / "1.json").read_text())["pid"]
+    assert counted.loss is not None
+    assert memory.read(0) is None
+
+
+def test_second_process_does_not_count_beside_first(tmp_path: Path) -> None:
+    memory = CounterMemory(str(tmp_path), 1)
+    open_slot(str(tmp_path), 0)[PID] = 11.0
+    slot = claim_slot(str(tmp_path), 0)
+    assert slot is not None
+    slot[STEPS] = 2.0
+    assert claim_slot(str(tmp_path), 0) is None
+    found = memory.read(0)
+    assert found is not None
+    assert (found.pid, found.steps, found.is_counted) == (11, 2, True)

@@ -218,16 +218,37 @@ def lines_of_json(epochs: int) -> None:
                 print(json.dumps({"step": step, "loss": loss.item(), "lr": 0.1}), flush=True)
 
 
+def lines(epochs: int, line: str, steps: int = 40) -> None:
+    """Print a line in the given format at every second step: its names are those of the values below."""
+    model = DistributedDataParallel(nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(1, epochs * steps + 1):
+        loss = cross_entropy(model(torch.randn(16, 8)), torch.randint(0, 2, (16,)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        time.sleep(PAUSE)
+        if step % 2 == 0 and dist.get_rank() == 0:
+            batch = (step - 1) % steps + 1
+            values = {"step": step, "total": epochs * steps, "batch": batch, "of_epoch": steps, "samples": 16 * batch}
+            epoch = (step - 1) // steps
+            shown = line.format(**values, epoch=epoch, next_epoch=epoch + 1, epochs=epochs, loss=1.0 + step / 1000)
+            print(shown, flush=True, end="" if shown.startswith("\r") else "\n")
+    print(flush=True)  # as a bar does that is closed
+
+
 def main() -> None:
     """Run a loop."""
     parser = argparse.ArgumentParser()
     parser.add_argument("loop")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--max_steps", type=int)
+    parser.add_argument("--line")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     dist.init_process_group("gloo")
-    globals()[arguments.loop](arguments.epochs)
+    options = {"line": arguments.line} if arguments.line else {}
+    globals()[arguments.loop](arguments.epochs, **options)
     dist.destroy_process_group()
 
 

@@ -65,6 +65,12 @@ def main() -> int:
     return 0
 
 
+def count_steps_of_child(runtime: str, local_rank: int) -> None:
+    """Count the steps of this process, which a rank's program has started. Its sitecustomize calls this."""
+    _register_package()
+    _import("rank.child").ChildHook(runtime, local_rank).start()
+
+
 def _register_package() -> None:
     folder = os.path.dirname(os.path.abspath(__file__))
     # The launcher's modules must not shadow the user's. Python puts the folder of the real file first in sys.path,

@@ -5,9 +5,11 @@ bytes is read and written at once; numbers of one step may be of two successive 
 page of a mapped file blocks its writer while the kernel writes it to a disk.
 """
 
+import fcntl
 import math
 import mmap
 import os
+from array import array
 from contextlib import suppress
 from typing import Any, NamedTuple, Optional
 
@@ -36,6 +38,7 @@ VISIBILITY = 13
 RANK = 14
 WORLD_SIZE = 15
 PID = 16
+OWNER = 17  # process that counts, if the rank's own one is no Python program
 
 # Values of VISIBILITY.
 UNKNOWN = 0.0  # the rank has not imported PyTorch's optimizers, or it is no Python program
@@ -111,18 +114,69 @@ def _open_memory(path: str) -> int:
 
 
 def open_slot(runtime: str, local_rank: int) -> Any:
-    """Return a rank's own slot as a writable view of numbers, all zero. Raises: OSError, ValueError."""
-    descriptor = os.open(os.path.join(runtime, COUNTERS_FILE), os.O_RDWR)
+    """Return a rank's own slot as a writable view of numbers, without counts. Raises: OSError, ValueError."""
+    descriptor = _open_counters(runtime)
     try:
-        memory = memoryview(mmap.mmap(descriptor, 0)).cast("d")
+        slot = _map_slot(descriptor, local_rank)
     finally:
         os.close(descriptor)
-    slot = memory[local_rank * _SLOT_NUMBERS : (local_rank + 1) * _SLOT_NUMBERS]
-    for index in range(_SLOT_NUMBERS):
-        slot[index] = 0.0
+    slot[:] = create_private_slot()
+    return slot
+
+
+def create_private_slot() -> Any:
+    """Return a slot without counts that only this process reads."""
+    slot = array("d", bytes(_SLOT_BYTES))
     for index in (WORK_SECONDS, LEARNING_RATE, FIRST_STEP):
         slot[index] = math.nan
-    return slot
+    return memoryview(slot)
+
+
+def announce(runtime: str, local_rank: int) -> None:
+    """Note that a process which the rank's program has started may count steps. Raises: OSError, ValueError."""
+    descriptor = _open_counters(runtime)
+    try:
+        slot = _map_slot(descriptor, local_rank)
+        if slot[VISIBILITY] == UNKNOWN:
+            slot[VISIBILITY] = COUNTED
+    finally:
+        os.close(descriptor)
+
+
+def claim_slot(runtime: str, local_rank: int) -> Optional[Any]:
+    """Return a rank's slot for this process, which the rank's program has started.
+
+    None: another process that still runs counts in it. Raises: OSError, also if another process claims it now;
+    ValueError.
+    """
+    descriptor = _open_counters(runtime)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        slot = _map_slot(descriptor, local_rank)
+        owner = _read_count(slot[OWNER])
+        if owner and os.path.exists(f"/proc/{owner}"):
+            return None
+        kept = {index: slot[index] for index in (RANK, WORLD_SIZE, PID)}
+        slot[:] = create_private_slot()
+        for index, number in kept.items():
+            slot[index] = number
+        slot[OWNER] = os.getpid()
+        slot[VISIBILITY] = COUNTED
+        return slot
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # the mapping keeps the lock beyond the descriptor
+        os.close(descriptor)
+
+
+def _open_counters(runtime: str) -> int:
+    """Return a descriptor of a pod's counters. Raises: OSError."""
+    return os.open(os.path.join(runtime, COUNTERS_FILE), os.O_RDWR)
+
+
+def _map_slot(descriptor: int, local_rank: int) -> Any:
+    """Return a rank's slot as a view of numbers. Raises: OSError, ValueError."""
+    memory = memoryview(mmap.mmap(descriptor, 0)).cast("d")
+    return memory[local_rank * _SLOT_NUMBERS : (local_rank + 1) * _SLOT_NUMBERS]
 
 
 def _parse_slot(numbers: list[float]) -> Optional[RankCounters]:

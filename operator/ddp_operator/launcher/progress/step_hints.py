@@ -102,10 +102,12 @@ class StepHint:
 
 
 def _explain(worker: WorkerRecord, counters: Optional[RankCounters]) -> str:
-    if worker.kind == "program":
-        return "the program is not started by Python, so its steps cannot be counted"
     if counters is None:
         return "metrics.autoInstrument is false"
+    if worker.kind == "program" and counters.is_counted:
+        return f"no optimizer of the Python processes that rank {worker.rank} has started has stepped"
+    if worker.kind == "program":
+        return f"rank {worker.rank} is no Python program, and has started none that imports torch.optim"
     if counters.is_recorded:
         return "the training step is recorded as a CUDA graph, whose replay calls no optimizer"
     if counters.is_counted:

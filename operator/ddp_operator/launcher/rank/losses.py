@@ -57,6 +57,12 @@ class LossReader:
         """Stop reading losses."""
         self._is_stopped = True
 
+    def move_to(self, slot: Any) -> None:
+        """Publish in another slot, with the loss that is known."""
+        for index in (counters.LOSS, counters.HAS_LOSS):
+            slot[index] = self._slot[index]
+        self._slot = slot
+
     def collect(self, steps: float) -> None:
         """Publish a loss whose copy has ended. ``steps``: of the rank so far."""
         if steps > self._steps:

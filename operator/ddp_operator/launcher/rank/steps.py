@@ -37,14 +37,17 @@ class StepCounter(ImportHook):
     An iteration may step several optimizers. The first one that steps is followed; another one that steps twice
     meanwhile replaces it. So a GAN's iteration counts once, and a second training phase with a new optimizer continues
     the count.
+
+    ``claim``: returns another slot at the first step, or None if this process is not to count. None: the slot is final.
     """
 
     # Attributes of a step: after the work of a step none of them is in the cache, so they are few and close together.
     __slots__ = ("_alarm", "_followed", "_has_worked", "_is_on_gpu", "_last", "_pause", "_peers", "_slot", "_steps")
 
-    def __init__(self, slot: Any) -> None:
+    def __init__(self, slot: Any, claim: Optional[Callable[[], Optional[Any]]] = None) -> None:
         super().__init__(_MODULE)
         self._slot = slot
+        self._claim = claim
         self._followed: Callable[[], Any] = _no_optimizer  # a weak reference
         self._peers: set[int] = set()  # optimizers that stepped since the followed one's step, by id
         self._steps = 0.0
@@ -134,6 +137,9 @@ class StepCounter(ImportHook):
 
     def _follow(self, optimizer: Any) -> bool:
         """Follow this optimizer, which has stepped, if it leads the iterations. Returns whether it does."""
+        if self._claim is not None and not self._claim_slot(self._claim):
+            return False
+
         key = id(optimizer)
         if self._followed() is not None and key not in self._peers:
             if len(self._peers) >= _MOST_OPTIMIZERS:
@@ -147,6 +153,18 @@ class StepCounter(ImportHook):
         self._is_on_gpu = bool(cuda.is_initialized())
         self._is_capturing = cuda.is_current_stream_capturing if self._is_on_gpu else None
         self._alarm = 0.0
+        return True
+
+    def _claim_slot(self, claim: Callable[[], Optional[Any]]) -> bool:
+        """Count in the claimed slot from now on. Returns False, and stops, if there is none."""
+        self._claim = None
+        slot = claim()
+        if slot is None:
+            self.stop()
+            return False
+        self._slot = slot
+        if self._losses is not None:
+            self._losses.move_to(slot)
         return True
 
     def _is_iteration(self, optimizer: Any) -> bool:

@@ -139,6 +139,8 @@ def main(argv: Sequence[str]) -> NoReturn:
         importlib.import_module(f"{__package__}.tracking").set_rank_variables()
 
     if kind == "program":
+        if slot is not None:
+            _count_steps_of_children(runtime, int(local_rank))
         _execute_program(target, args)
     _enable_stacks(files.stacks)
     if slot is not None:
@@ -163,6 +165,13 @@ def _count_steps(slot: Any) -> None:
     from .steps import StepCounter
 
     StepCounter(slot).start()
+
+
+def _count_steps_of_children(runtime: str, local_rank: int) -> None:
+    try:
+        importlib.import_module(f"{__package__}.child").set_python_path(runtime, local_rank)
+    except OSError:
+        pass  # the folder is full: the steps stay invisible
 
 
 def _remove_stale_files(files: _RankFiles) -> None:

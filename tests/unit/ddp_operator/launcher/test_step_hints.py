@@ -41,7 +41,8 @@ def build_late(hint: StepHint, clock: list[float], worker: WorkerRecord, found: 
 @pytest.mark.parametrize(
     ("worker", "found", "reason"),
     [
-        (SHELL, counters(), "the program is not started by Python"),
+        (SHELL, counters(), "rank 0 is no Python program, and has started none that imports torch.optim"),
+        (SHELL, counters(is_counted=True), "no optimizer of the Python processes that rank 0 has started has stepped"),
         (PYTHON, None, "metrics.autoInstrument is false"),
         (PYTHON, counters(), "the script has not imported torch.optim"),
         (PYTHON, counters(is_recorded=True), "recorded as a CUDA graph"),
