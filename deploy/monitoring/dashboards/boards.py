@@ -176,6 +176,14 @@ def build_job() -> dashboard.Dashboard:
                 show_course(
                     "Checkpoint time", q.JOB_CHECKPOINT_SECONDS, unit="s", about="From the snapshot to the rename."
                 ),
+                show_course(
+                    "Age of the copy in memory", q.JOB_COPY_AGE, unit="s",
+                    about="A lost rank or pod costs the steps since then (docs/checkpoints.md).",
+                ),
+                show_course(
+                    "Stall per copy in memory", q.JOB_COPY_STALL, unit="s",
+                    about="Time for which a copy stops training.",
+                ),
                 show_course("Pods by phase", q.JOB_PODS_BY_PHASE, stacked=True, about="As the launchers report."),
                 show_course(
                     "Restarts in the same pods", q.JOB_RESTARTS, link=to_logs,

@@ -141,6 +141,14 @@ JOB_CHECKPOINT_SECONDS = Query(f"max({of_job('ddp:job_checkpoint:seconds1h')})",
 JOB_CHECKPOINT_LAG = Query(
     f"max({of_job('ddp:job_step:max')}) - max({of_job('ddp_checkpoint_step')})", "steps since the newest checkpoint"
 )
+JOB_COPY_AGE = Query(
+    f"time() - max({of_job('ddp_memory_checkpoint_timestamp_seconds')})", "since the newest copy of any pod"
+)
+JOB_COPY_STALL = Query(
+    f"max(rate({of_job('ddp_memory_checkpoint_stalled_seconds_total')}[5m])"
+    f" / (rate({of_job('ddp_memory_checkpoint_saves_total')}[5m]) > 0))",
+    "stall per copy, slowest pod",
+)
 JOB_PODS_BY_PHASE = Query(f"sum by (phase) ({of_job('ddp_launcher_phase')})", "{{phase}}")
 JOB_RESTARTS = Query(f"topk(32, sum by (pod) ({of_job('ddp_launcher_in_place_restarts_total')}))", "{{pod}}")
 JOB_GPU_MEMORY = Query(of_job("ddp:rank_gpu_memory:top32"), "rank {{rank}}")
