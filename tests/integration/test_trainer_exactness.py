@@ -81,7 +81,7 @@ def test_killed_run_resumes_to_bitwise_same_state(tmp_path: Path, uninterrupted:
     assert same(weights(tmp_path), weights(uninterrupted))
 
 
-# Mixed batches with random operations, blocks that are computed twice with batch norm over the ranks, validations within
+# Mixed batches with random operations, blocks that are computed twice with batch norm over the ranks, validations in
 # epochs, and an optimizer and a schedule of the program's own.
 OWN = "tests.unit.ddp_trainer.optim.test_user_optimizer"
 MIXED = [
