@@ -365,7 +365,9 @@ class Run:
     def _view(self) -> View:
         status = self._status
         page = self._recorder.page
-        progress = build_progress(page.values, status.progress, page.rates) or status.progress
+        progress = status.progress  # of an ended job: its last page is older, and has a remaining time
+        if not self._is_over():
+            progress = build_progress(page.values, status.progress, page.rates) or progress
         processes = self._plan.resource["spec"]["nodes"] * self._plan.nproc
         spoken = self._has_spoken or not self._follows
         waits_for = "" if self._is_over() else describe_wait(status, page, processes, spoken=spoken)

@@ -31,8 +31,22 @@ def record_final_progress(status: Status, pods: Pods, now: datetime) -> Status:
     newest = [pod.termination for pod in pods.newest.values() if pod.termination]
     values = next((termination.progress for termination in newest if termination.progress), {})
     reported = apply_metrics(status, values, now)
+    reported = replace(reported, progress=_keep_total(reported.progress, status.progress))
     terminations = [pod.termination for pod in pods if pod.termination]
     return replace(reported, restarts=count_in_place(status.restarts, _count_completed_restarts(terminations)))
+
+
+def _keep_total(progress: Progress | None, before: Progress | None) -> Progress | None:
+    """Return the final progress with the last reported total, if it has none itself.
+
+    The pod that ended first may know the step but not the total, which another pod read from its log.
+    """
+    if progress is None or before is None or before.total_steps is None or progress.total_steps is not None:
+        return progress
+    step = progress.step or 0
+    if step > before.total_steps:
+        return progress
+    return advance_progress(replace(progress, total_steps=before.total_steps), step)
 
 
 def _count_completed_restarts(terminations: Sequence[Termination]) -> int:
