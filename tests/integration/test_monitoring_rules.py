@@ -12,6 +12,12 @@ import pytest
 import yaml
 
 from ddp_operator.constants import METRIC_LAUNCHER_PHASE, METRIC_LAUNCHER_RESTARTS
+from ddp_operator.contract.names import (
+    METRIC_MEMORY_SAVES,
+    METRIC_MEMORY_STALLED,
+    METRIC_MEMORY_STEP,
+    METRIC_MEMORY_TIME,
+)
 from ddp_operator.launcher.progress.log_patterns import LOG_GROUPS
 from ddp_operator.manager.telemetry import OperatorMetrics
 from ddp_operator.status.transitions import Used
@@ -33,6 +39,7 @@ def exported() -> set[str]:
     suffixes = {"histogram": ("_bucket", "_sum", "_count")}
     names = {metric.name + end for metric in METRICS for end in suffixes.get(metric.kind, ("",))}
     names |= {METRIC_LAUNCHER_PHASE, METRIC_LAUNCHER_RESTARTS, *LOG_GROUPS.values()}
+    names |= {METRIC_MEMORY_STEP, METRIC_MEMORY_TIME, METRIC_MEMORY_SAVES, METRIC_MEMORY_STALLED}
     operator = OperatorMetrics(lambda: 0.0, lambda: (SAMPLE_RESOURCE,))
     operator.on_reconcile(0.1, None)
     operator.on_call("get", "pods", "200")
