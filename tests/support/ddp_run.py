@@ -46,6 +46,7 @@ class DdpRun:
     text: str
     options: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    python: str = sys.executable
 
     def __enter__(self) -> DdpRun:
         (self.folder / "job.yaml").write_text(self.text)
@@ -53,7 +54,7 @@ class DdpRun:
         code = "import sys; from ddp_operator.cli import main; sys.exit(main())"
         with self.output_file.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", code, "run", "job.yaml", *self.options],
+                [self.python, "-c", code, "run", "job.yaml", *self.options],
                 cwd=self.folder,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | dict(self.env),
                 stdin=subprocess.DEVNULL,
