@@ -69,7 +69,9 @@ class Tool:
 
     def load_job(self, name: str) -> dict[str, Any]:
         """Return the sample with another name."""
-        manifest: dict[str, Any] = yaml.safe_load(self.sample.read_text().replace("mine-node", f"{name}-node"))
+        manifest: dict[str, Any] = yaml.safe_load(
+            self.sample.read_text().replace("mine-node-0-0.mine", f"{name}-node-0-0.{name}")
+        )
         manifest["metadata"]["name"] = name
         return manifest
 
@@ -100,6 +102,10 @@ TRAINER: Final = Tool(
 )
 KUBERAY: Final = Tool("kuberay", "KubeRay", "/apis/ray.io/v1/namespaces/{}/rayjobs", "ray.io/node-type", ("KUBERAY",))
 TOOLS: Final = (OURS, JOBSET, TRAINER, KUBERAY)
+
+
+class NotStarted(Exception):
+    """A controller ended, or did not listen in time."""
 
 
 class Site:
@@ -152,7 +158,11 @@ class Site:
             if path.name == "kustomization.yaml":
                 continue
             self.plane.kubectl("apply", "--server-side", "-f", str(path))
-            self.plane.kubectl("wait", "--for=condition=Established", "-f", str(path))
+            established = ("wait", "--for=condition=Established", "-f", str(path))
+            deadline = time.monotonic() + START_LIMIT
+            # kubectl fails if the definition has no condition yet.
+            while self.plane.kubectl(*established, check=False).returncode and time.monotonic() < deadline:
+                time.sleep(0.1)
 
     def _prepare_trainer(self) -> None:
         """Create what Trainer's certificate rotation needs. Its webhooks only validate, and are left out."""
@@ -247,11 +257,11 @@ def _source(name: str) -> Path:
 
 
 def _wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
-    """Wait until a process listens. Raises: RuntimeError if it ends, or does not listen in time."""
+    """Wait until a process listens. Raises: NotStarted if it ends, or does not listen in time."""
     deadline = time.monotonic() + START_LIMIT
     while time.monotonic() < deadline and process.poll() is None:
         with socket.socket() as connection:
             if connection.connect_ex(("127.0.0.1", port)) == 0:
                 return
         time.sleep(0.1)
-    raise RuntimeError(f"{process.args!r} does not listen on port {port} (exit code {process.poll()})")
+    raise NotStarted(f"{process.args!r} does not listen on port {port} (exit code {process.poll()})")
