@@ -8,6 +8,7 @@ A neighbour needs its binary and the folder of its source, which has the definit
 from __future__ import annotations
 
 import base64
+import json
 import os
 import shutil
 import socket
@@ -32,6 +33,9 @@ START_LIMIT: Final = 60.0
 CRDS: Final = Path("config") / "components" / "crd" / "bases"
 WEBHOOKS: Final = Path("config") / "components" / "webhook" / "manifests.yaml"
 KUBEFLOW: Final = "kubeflow-system"
+TRAINER_SECRET: Final = "kubeflow-trainer-webhook-cert"
+TRAINER_CERTIFICATES: Final = Path("/tmp/k8s-webhook-server/serving-certs")
+"""Fixed in the source of Trainer."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +171,7 @@ class Site:
     def _prepare_trainer(self) -> None:
         """Create what Trainer's certificate rotation needs. Its webhooks only validate, and are left out."""
         self.plane.kubectl("create", "namespace", KUBEFLOW)
-        self.plane.kubectl("create", "secret", "generic", "kubeflow-trainer-webhook-cert", "-n", KUBEFLOW)
+        self.plane.kubectl("create", "secret", "generic", TRAINER_SECRET, "-n", KUBEFLOW)
         kind = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration"}
         webhook = kind | {"metadata": {"name": "validator.trainer.kubeflow.org"}, "webhooks": []}
         self.plane.kubectl("create", "-f", "-", stdin=yaml.safe_dump(webhook))
@@ -198,19 +202,44 @@ class Site:
     def _run_trainer(self, kubeconfig: Path) -> Iterator[int]:
         health, hooks = free_ports(2)
         flags = (f"--health-probe-bind-address=127.0.0.1:{health}", f"--webhook-server-port={hooks}")
-        with self._run_process("TRAINER", kubeconfig, hooks, *flags, "--zap-log-level=error") as pid:
-            yield pid
+        with self._start_process("TRAINER", kubeconfig, *flags, "--zap-log-level=error") as process:
+            self._mount_trainer_secret()
+            _wait_for_port(hooks, process)
+            yield process.pid
+
+    def _mount_trainer_secret(self) -> None:
+        """Write the certificates from the Secret to Trainer's folder, as a kubelet does."""
+        read = ("get", "secret", TRAINER_SECRET, "-n", KUBEFLOW, "-o", "json")
+        deadline = time.monotonic() + START_LIMIT
+        data: dict[str, str] = {}
+        while "tls.crt" not in data and time.monotonic() < deadline:
+            time.sleep(0.5)
+            data = json.loads(self.plane.kubectl(*read).stdout).get("data") or {}
+        TRAINER_CERTIFICATES.mkdir(parents=True, exist_ok=True)
+        for name, content in data.items():
+            (TRAINER_CERTIFICATES / name).write_bytes(base64.b64decode(content))
 
     @contextmanager
     def _run_kuberay(self, kubeconfig: Path) -> Iterator[int]:
         health, metrics = free_ports(2)
-        flags = (f"--health-probe-bind-address=127.0.0.1:{health}", f"--metrics-addr=127.0.0.1:{metrics}")
+        flags = (
+            f"--health-probe-bind-address=127.0.0.1:{health}",
+            f"--metrics-addr=127.0.0.1:{metrics}",
+            "--enable-leader-election=false",
+        )
         with self._run_process("KUBERAY", kubeconfig, health, *flags, "--zap-log-level=error") as pid:
             yield pid
 
     @contextmanager
     def _run_process(self, name: str, kubeconfig: Path, port: int, *flags: str) -> Iterator[int]:
         """Run a binary until the block ends; it is ready when it listens on the port."""
+        with self._start_process(name, kubeconfig, *flags) as process:
+            _wait_for_port(port, process)
+            yield process.pid
+
+    @contextmanager
+    def _start_process(self, name: str, kubeconfig: Path, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Run a binary until the block ends."""
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 [os.environ[f"{name}_BIN"], *flags],
@@ -219,8 +248,7 @@ class Site:
                 stderr=log,
             )
         try:
-            _wait_for_port(port, process)
-            yield process.pid
+            yield process
         finally:
             process.kill()
             process.wait()
