@@ -40,7 +40,7 @@ MEMORY_EACH: Final = 13 << 20
 WORKER: Final = ("sleep", "3600")
 
 
-class Job(NamedTuple):
+class AgentJob(NamedTuple):
     """The pods of a job: ``nodes`` train, ``spares`` are on standby."""
 
     nodes: int
@@ -83,7 +83,7 @@ class Channel:
         return ""
 
 
-def run_agent(index: int, job: Job, port: int, folder: str, reports: int, gate: int) -> None:
+def run_agent(index: int, job: AgentJob, port: int, folder: str, reports: int, gate: int) -> None:
     """Run the agent of one pod until it is killed. Write each phase that it reaches to ``reports``."""
     from ddp_operator.launcher.torchrun import agent
 
@@ -150,7 +150,7 @@ class Reports:
             self._counts.update((index, name) for index, name in (line.decode().split() for line in lines))
 
 
-def measure(job: Job, limit: float, seconds: float) -> None:
+def measure(job: AgentJob, limit: float, seconds: float) -> None:
     """Make the agents join a round, observe the store, and make them join another one."""
     from ddp_operator.launcher.torchrun.store import fork_store
 
@@ -246,7 +246,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if agents * MEMORY_EACH > free:
             print(f"{agents} agents: not run: they need {agents * MEMORY_EACH >> 30} GiB, {free >> 30} GiB are free")
             continue
-        measure(Job(agents, options.spares, options.elastic), options.limit, options.seconds)
+        measure(AgentJob(agents, options.spares, options.elastic), options.limit, options.seconds)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from tests.support.scenarios import TRAINING
 from tests.support.standin.kueue import Manages
 from tests.support.standin.selectors import labels_of
 from tests.support.standin.simulation import FINISHED, Fence, OperatorSimulation
-from tests.support.standin.storage import Change, Object
+from tests.support.standin.storage import Object, StoredChange
 
 NAME = "train"
 KEY = Key("default", NAME)
@@ -371,7 +371,7 @@ class JobHistoryMachine(RuleBasedStateMachine):
                 self.sim.evict(pod, "DeletionByTaintManager")
 
 
-def check_status(change: Change) -> None:
+def check_status(change: StoredChange) -> None:
     """Finished jobs stay finished, attempts only increase, and the budget is kept."""
     assert change.before is not None
     assert change.after is not None

@@ -15,7 +15,7 @@ class FakeGpu:
         self.host = self.device = 0.0
         gpu = self
 
-        class Event:
+        class FakeEvent:
             """A stand-in for ``torch.cuda.Event``."""
 
             def __init__(self, **_: Any) -> None:
@@ -32,13 +32,13 @@ class FakeGpu:
                 assert self._at is not None
                 gpu.host = max(gpu.host, self._at)
 
-            def elapsed_time(self, other: Event) -> float:
+            def elapsed_time(self, other: FakeEvent) -> float:
                 assert self._at is not None
                 assert other.query(), "asked for before the device was there"
                 assert other._at is not None
                 return 1000.0 * (other._at - self._at)
 
-        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
         monkeypatch.setattr("time.perf_counter", lambda: self.host)
 
     def work(self, seconds: float, host: float = 0.0) -> None:

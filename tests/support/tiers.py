@@ -99,7 +99,7 @@ def tier_of(path: str, markers: Iterable[str]) -> str:
 
 
 @dataclass
-class Count:
+class TierCount:
     """The results of one tier's tests."""
 
     collected: int = 0
@@ -138,7 +138,7 @@ class TierReport:
     """Pytest plugin: skips what cannot run here and reports each tier."""
 
     def __init__(self) -> None:
-        self.counts = {tier.name: Count() for tier in TIERS}
+        self.counts = {tier.name: TierCount() for tier in TIERS}
         self.tried: Counter[str] = Counter()
         """Number of generated inputs of each kind (their property ``tried``)."""
 

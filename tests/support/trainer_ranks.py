@@ -65,7 +65,7 @@ world.close()
 """
 
 
-class Ranks:
+class StartedRanks:
     """The processes of one run and their output."""
 
     def __init__(self, folder: Path, processes: Sequence[BaseProcess]) -> None:
@@ -122,7 +122,7 @@ def start(
     *,
     script: str | None = None,
     hold: str | None = None,
-) -> Iterator[Ranks]:
+) -> Iterator[StartedRanks]:
     """Start the trainer with ``arguments`` on ``world_size`` ranks of one thread; none of them outlives the block.
 
     A rank that has written the text ``hold`` waits until it is released, so that a test acts at this point of the run
@@ -144,7 +144,7 @@ def start(
         process = CONTEXT.Process(target=exec, args=(program, names | {"script": script or ""}))
         process.start()
         processes.append(process)
-    ranks = Ranks(folder, processes)
+    ranks = StartedRanks(folder, processes)
     try:
         yield ranks
     finally:
@@ -155,7 +155,7 @@ def start(
         held.stop()
 
 
-def run_script(folder: Path, script: str, world_size: int, *, arguments: Sequence[str] = ()) -> Ranks:
+def run_script(folder: Path, script: str, world_size: int, *, arguments: Sequence[str] = ()) -> StartedRanks:
     """Run ``script`` on ``world_size`` ranks to the end, by default with ``folder`` as argument. Check its success."""
     with start(folder, arguments or [str(folder)], world_size, script=script) as ranks:
         codes = ranks.codes()
@@ -165,7 +165,7 @@ def run_script(folder: Path, script: str, world_size: int, *, arguments: Sequenc
 
 def train(
     folder: Path, arguments: Sequence[str], world_size: int = 1, environ: Mapping[str, str] | None = None
-) -> Ranks:
+) -> StartedRanks:
     """Run to the end and check its success."""
     with start(folder, arguments, world_size, environ) as ranks:
         codes = ranks.codes()

@@ -192,7 +192,7 @@ class TestTrainersPresets:
         assert "| batch a process | 8 |" in tables
 
 
-class TestReadme:
+class TestProjectReadme:
     def test_names_two_commands(self) -> None:
         assert starting_with("make", README)[:2] == [["make", "demo"], ["make", "test"]]
 

@@ -233,7 +233,7 @@ def module(module_path: Path) -> ast.Module:
     return ast.parse(module_path.read_text(encoding="utf-8"), feature_version=(3, 9))
 
 
-class TestLauncher:
+class TestLauncherImports:
     """It runs in every image with Python 3.9 and torch, and may need nothing else of that image."""
 
     WITH_TORCH = ("agent", "agreement", "ranks", "rendezvous", "store")

@@ -33,7 +33,7 @@ def utc_now() -> datetime:
 
 
 @dataclass(frozen=True)
-class Change:
+class StoredChange:
     """One step of the history: the object before and after (None: it did not exist)."""
 
     version: int
@@ -55,13 +55,13 @@ class Storage:
         self.clock = clock
         self.new_uid: Callable[[], str] = lambda: str(uuid.uuid4())
         self.version = 1000
-        self.history: list[Change] = []
+        self.history: list[StoredChange] = []
         self.compacted = 1000
         """Watches from a version below this one are answered with 410."""
         self.writes: list[tuple[str, str, str, str]] = []
         """Every write with an effect: verb, plural, namespace, name."""
         self._objects: dict[tuple[Kind, str, str], Object] = {}
-        self._watchers: dict[object, Callable[[Change], None]] = {}
+        self._watchers: dict[object, Callable[[StoredChange], None]] = {}
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object:
         """Return one object. Raises: ApiFailure 404."""
@@ -143,7 +143,7 @@ class Storage:
         self.history.clear()
         self.compacted = self.version
 
-    def watch(self, tell: Callable[[Change], None]) -> Callable[[], None]:
+    def watch(self, tell: Callable[[StoredChange], None]) -> Callable[[], None]:
         """Call ``tell`` for every change from now on. Return a function that ends the subscription."""
         token = object()
         self._watchers[token] = tell
@@ -160,7 +160,7 @@ class Storage:
         namespace = str(meta.get("namespace", ""))
         stored = copied(after)
         self._objects[kind, namespace, str(meta["name"])] = stored
-        self._record(verb, Change(self.version, kind, before, stored))
+        self._record(verb, StoredChange(self.version, kind, before, stored))
 
     def _remove(self, verb: str, kind: Kind, obj: Object) -> None:
         self.version += 1
@@ -168,9 +168,9 @@ class Storage:
         before = self._objects.pop((kind, str(meta.get("namespace", "")), str(meta["name"])))
         last = copied(obj)
         last["metadata"]["resourceVersion"] = str(self.version)
-        self._record(verb, Change(self.version, kind, before | {"metadata": last["metadata"]}, None))
+        self._record(verb, StoredChange(self.version, kind, before | {"metadata": last["metadata"]}, None))
 
-    def _record(self, verb: str, change: Change) -> None:
+    def _record(self, verb: str, change: StoredChange) -> None:
         obj = change.after or change.before
         assert obj is not None
         self.writes.append((verb, change.kind.plural, change.namespace, str(obj["metadata"]["name"])))
@@ -204,5 +204,5 @@ class Mailbox:
     """A watcher's queue, for one event loop."""
 
     def __init__(self, storage: Storage) -> None:
-        self.queue: asyncio.Queue[Change] = asyncio.Queue()
+        self.queue: asyncio.Queue[StoredChange] = asyncio.Queue()
         self.close = storage.watch(self.queue.put_nowait)

@@ -12,7 +12,7 @@ from aiohttp import web
 from .errors import ApiFailure
 from .resources import Kind
 from .selectors import labels_of, parse
-from .storage import Change, Mailbox, Storage
+from .storage import Mailbox, Storage, StoredChange
 
 
 class Watches:
@@ -117,7 +117,7 @@ class Watches:
 
 
 def event_of(
-    change: Change, kind: Kind, namespace: str | None, matches: Callable[[Mapping[str, str]], bool]
+    change: StoredChange, kind: Kind, namespace: str | None, matches: Callable[[Mapping[str, str]], bool]
 ) -> dict[str, Any] | None:
     """Return the event of a filtered watch for a change: leaving the filter is a deletion."""
     if change.kind != kind or namespace not in (None, change.namespace):

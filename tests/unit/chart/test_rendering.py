@@ -235,7 +235,7 @@ class TestOlderValues:
         assert {"Deployment", "ClusterRole", "CustomResourceDefinition", "ServiceAccount"} <= kinds
 
 
-class TestReadme:
+class TestChartReadme:
     def test_readme_has_row_for_every_value(self) -> None:
         rows = re.findall(r"^\| `([\w.]+)` \|", (CHART / "README.md").read_text(), flags=re.MULTILINE)
         assert rows == [".".join(value.path) for value in read_documented() if not value.is_group]
@@ -252,7 +252,7 @@ class TestReadme:
         assert [name for name in listed if "/ci/" in name or "/tooling/" in name] == []
 
 
-class TestNames:
+class TestRenderedNames:
     @pytest.mark.parametrize(
         ("release", "values", "name"),
         [

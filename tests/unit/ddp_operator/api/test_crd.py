@@ -30,7 +30,7 @@ def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[st
         yield from nodes(schema["items"], f"{path}[]")
 
 
-class TestFile:
+class TestCrdFile:
     def test_file_names_its_generator(self) -> None:
         assert FILE.read_text(encoding="utf-8").startswith("# Generated ")
 

@@ -59,7 +59,7 @@ class TestDefaults:
         assert parse_manifest(yaml.safe_dump(raw)).job.in_place_restarts == expected
 
 
-class TestFile:
+class TestJobFile:
     def test_other_objects_are_returned(self) -> None:
         text = yaml.safe_dump_all([{"kind": "ConfigMap", "metadata": {"name": "c"}}, resource(), None])
         assert [second["kind"] for second in parse_manifest(text).others] == ["ConfigMap"]

@@ -32,7 +32,7 @@ def trainer_of(spec: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-class TestMerge:
+class TestMergedProfile:
     def test_own_default_values_override_profile(self) -> None:
         source = taken({"recovery": {"maxRestarts": 9, "countDisruptions": True}, "securityProfile": "Restricted"})
         spec, errors = complete_spec({"recovery": {"maxRestarts": 3, "countDisruptions": False}}, source)

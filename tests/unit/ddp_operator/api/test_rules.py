@@ -315,7 +315,7 @@ def made_once(item: dict[str, Any]) -> list[dict[str, Any]]:
     return [build_service(job)["spec"], build_network_policy(job)["spec"]]
 
 
-class TestTransitions:
+class TestTransitionRules:
     @pytest.mark.parametrize("path", FIXED)
     def test_pod_fields_are_fixed_after_first_pod(self, path: str) -> None:
         old = stored() | {"status": RAN}

@@ -157,7 +157,7 @@ class TestLogs:
             open_tools(FakeBackend(JOB)).read_logs("x")
 
 
-class TestNames:
+class TestToolNames:
     @pytest.mark.parametrize(
         "name", ["", "../x", "a/b", "..", "a..b", "/etc", "X", "x?dryRun=All", "x%2f", "-x", "x" * 300]
     )

@@ -289,7 +289,7 @@ class TestDetails:
         assert words in str(refused.value)
 
 
-class TestCommand:
+class TestConvertedCommand:
     def test_other_objects_of_file_are_printed_unchanged(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -262,7 +262,7 @@ class TestOtherSources:
         assert refuse(tmp_path, "file://" + "/tmp").reason == "Unsupported"
 
 
-class TestPod:
+class TestFetchingPod:
     def run(self, folder: Path, *urls: str) -> tuple[int, str, str]:
         """Fetch inputs as a pod does. Return the exit code, the termination message and the log."""
         inputs = [

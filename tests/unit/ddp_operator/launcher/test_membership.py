@@ -44,7 +44,7 @@ class TestFixedSize:
         assert members(FIXED, (0, 1), previous=(0, 1, 2), left=(2,)) is None
 
 
-class TestElastic:
+class TestElasticMembers:
     def test_first_round_waits_for_the_requested_pods_but_not_for_ever(self) -> None:
         assert members(ELASTIC, (0, 1), waited=29.0) is None
         assert members(ELASTIC, (0, 1), waited=31.0) == [0, 1]
@@ -67,7 +67,7 @@ class TestElastic:
         assert members(ELASTIC, (0, 1, 2), previous=(0, 1), dead=(2,)) == [0, 1]
 
 
-class TestSpares:
+class TestSpareMembers:
     def test_lower_indices_have_priority_in_the_first_round(self) -> None:
         assert members(WITH_SPARES, (0, 2), waited=29.0) is None
         assert members(WITH_SPARES, (0, 1, 2)) == [0, 1]

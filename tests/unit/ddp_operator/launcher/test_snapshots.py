@@ -83,7 +83,7 @@ def test_snapshots_are_ordered_by_claim_before_number(tmp_path: Path) -> None:
     assert snapshot.name == "000000002-000000001"
 
 
-class TestFence:
+class TestPrefixFence:
     def test_superseded_attempt_writes_no_snapshot(self, tmp_path: Path) -> None:
         first = Attempt(tmp_path, 1)
         first.save(1, a="1")

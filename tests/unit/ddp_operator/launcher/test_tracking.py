@@ -32,7 +32,7 @@ def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return variables
 
 
-class Client:
+class FakeMlflowClient:
     """The methods of MLflow's client that the launcher calls."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Client:
 
 
 def test_later_attempt_finds_run_of_first_attempt() -> None:
-    client = Client()
+    client = FakeMlflowClient()
     env = {"DDP_TRACKING_RUN": RUN, "MLFLOW_EXPERIMENT_NAME": "digits", "MLFLOW_RUN_NAME": "mine"}
     first = find_run(client, env)
     assert find_run(client, env) == first == MlflowRun("run-0", "1")

@@ -246,7 +246,7 @@ class TestAcquire:
             await Candidate(place, "a").leader.acquire()
 
 
-class TestFence:
+class TestWriteFence:
     async def test_remaining_time_counts_from_before_renewing_call(self, place: LeaseServer) -> None:
         place.slow = 1.5  # GET, then POST: the second one counts
         first = Candidate(place, "a")

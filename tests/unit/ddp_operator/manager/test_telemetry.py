@@ -46,7 +46,7 @@ OOM = LastFailure(attempt=1, category="OOM")
 USED = Used("OOM", 40, "h100")
 
 
-class TestTransitions:
+class TestCountedTransitions:
     def test_same_status_is_no_transition(self) -> None:
         assert marks(RUNNING, RUNNING) == ()
         assert marks(Status(), RUNNING) == ()  # the first attempt is no restart

@@ -106,7 +106,7 @@ class TestService:
             assert selector <= labels.items()
 
 
-class TestLauncher:
+class TestLauncherConfigMap:
     def test_is_in_immutable_config_map_named_by_its_hash(self) -> None:
         config_map = children()["ConfigMap"]
         assert config_map["immutable"] is True
@@ -147,7 +147,7 @@ class TestLauncher:
         assert pod["containers"][0]["command"] == ["python", "/opt/ddp-operator/launcher.py", "run"]
 
 
-class TestJob:
+class TestChildJob:
     def test_is_indexed_with_as_many_pods_as_nodes(self) -> None:
         spec = children(nodes=5)["Job"]["spec"]
         assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 5, 5)
@@ -217,7 +217,7 @@ class TestJob:
         assert ids == {f"{UID}-1", f"{UID}-2"}
 
 
-class TestPod:
+class TestPodOfAttempt:
     def test_has_no_token_and_no_privileges_by_default(self) -> None:
         pod = pod_of()
         assert pod["automountServiceAccountToken"] is False
@@ -344,7 +344,7 @@ class TestPod:
         assert order.index("MASTER_ADDR") < order.index("URL")
 
 
-class TestNames:
+class TestChildNames:
     @pytest.mark.parametrize(
         ("job_name", "ours"),
         [

@@ -219,7 +219,7 @@ class TestTemplate:
             parse_manifest(f"{text}\n---\n{mine}\n              network: {{profile: socket}}\n")
 
 
-class TestRefusals:
+class TestFabricRefusals:
     @pytest.mark.parametrize(
         ("profile", "asked"),
         [

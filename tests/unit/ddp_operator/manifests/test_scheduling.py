@@ -119,7 +119,7 @@ class TestPlacement:
         assert repr(mine) == before
 
 
-class TestRefusals:
+class TestSchedulingRefusals:
     def test_value_in_two_places(self) -> None:
         words = refusal(scheduling={"schedulerName": "a"}, template=template(schedulerName="b"))
         assert words.startswith("spec.scheduling.schedulerName:")

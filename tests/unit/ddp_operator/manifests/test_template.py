@@ -249,7 +249,7 @@ class TestReserved:
         assert resolve_template(job(template=made, rendezvous={"port": 30000}))
 
 
-class TestCommand:
+class TestTemplateCommand:
     def test_neither_command_nor_args(self) -> None:
         [message] = refusal(template(trainer(command=None)))
         assert message.startswith("spec.template.spec.containers[0].command: has neither command nor args")

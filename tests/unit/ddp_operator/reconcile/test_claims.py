@@ -121,7 +121,7 @@ class TestKept:
         assert (harness.status.phase, claimed(harness)) == ("Running", None)
 
 
-class TestWaits:
+class TestClaimWaits:
     @pytest.mark.parametrize("kind", [CLAIM_KIND, CLAIM_TEMPLATE_KIND])
     async def test_missing_claim_delays_job(self, kind: str) -> None:
         harness = await harness_of(kind=kind).settle()

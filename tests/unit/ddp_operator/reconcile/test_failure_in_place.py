@@ -10,7 +10,7 @@ from tests.support.fake_cluster import ReconcilerHarness
 TRAINING = page(ddp_step=7, ddp_planned_steps=10, ddp_loss=0.5, phase="Running")
 
 
-class TestFailureInPlace:
+class TestPublishedFailure:
     def page(self, counted: int, **words: Any) -> str:
         message = page(ddp_step=9, ddp_steps_total=2, phase="Running")
         comment = f"{constants.COMMENT_LAST_FAILURE}{json.dumps(last_words(**words))}\n" if words else ""

@@ -128,7 +128,7 @@ class TestBudgetOfPages:
         assert not budget.spent
 
 
-class TestPage:
+class TestReadPage:
     async def test_of_pod_0_is_read_in_intervals(self) -> None:
         look = Look(Answers(pod0=page(ddp_step=3, phase="Running")))
         pods = [child_pod(0), child_pod(1)]

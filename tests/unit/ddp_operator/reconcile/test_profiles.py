@@ -107,7 +107,7 @@ class TestTaken:
         assert (harness.status.attempt, harness.status.profile) == (1, None)
 
 
-class TestWaits:
+class TestProfileWaits:
     async def test_missing_profile_delays_job(self) -> None:
         harness = await harness_of(None).settle()
         assert (harness.status.phase, harness.status.reason, harness.requeue) == ("Pending", "ProfileNotFound", 10.0)

@@ -360,7 +360,7 @@ class TestRefusedSpec:
         assert (harness.status.phase, harness.events) == ("Rejected", ["VersionMismatch"])
 
 
-class TestProgress:
+class TestPublishedProgress:
     async def test_progress_of_page_is_in_status(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         progress = harness.status.progress

@@ -32,7 +32,7 @@ async def reconcile_with_late_news_of_pods(
     await harness.reconcile()
 
 
-class TestFailure:
+class TestFailedPods:
     async def test_failed_pod_is_found_after_outage_if_job_is_observed_first(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

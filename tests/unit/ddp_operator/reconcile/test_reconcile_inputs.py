@@ -101,7 +101,7 @@ class TestBeforeThePods:
         assert h.jobs() == ["train-1", "train-2"]
 
 
-class TestProgress:
+class TestInputProgress:
     async def test_is_in_condition_and_explanation(self) -> None:
         h = await harness(ONE, TWO).settle()
         h.run_pods()

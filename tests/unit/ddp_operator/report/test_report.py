@@ -116,7 +116,7 @@ class Links(HTMLParser):
         assert self.open.pop() == tag
 
 
-class TestPage:
+class TestReportPage:
     def test_page_is_self_contained_and_well_formed(self, tmp_path: Path) -> None:
         page = build_page(read_run(write_run(tmp_path)), NOW)
         links = Links(page)
@@ -350,7 +350,7 @@ class TestCharts:
         ]
 
 
-class TestCommand:
+class TestReportCommand:
     def test_newest_run_is_taken(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         path = write_run(tmp_path)
         assert main(["report", "--runs-dir", str(tmp_path)]) == 0

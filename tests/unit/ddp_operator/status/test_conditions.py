@@ -40,7 +40,7 @@ def test_distributed_message_lists_ten_pods(pods: int, shown: str) -> None:
     assert ("…" in fact.message) is (pods > 10)
 
 
-class TestMerge:
+class TestMergedConditions:
     def merge(self, before: tuple[Condition, ...], *facts: c.Fact, seconds: float = 0) -> tuple[Condition, ...]:
         return c.merge_conditions(before, facts, NOW + timedelta(seconds=seconds), 7)
 

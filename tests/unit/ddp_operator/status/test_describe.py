@@ -50,7 +50,7 @@ def in_place(message: str, seconds: float, restarts: int = 1) -> Any:
     return ((pod, pod.termination),)
 
 
-class TestFailureInPlace:
+class TestReportedFailure:
     @pytest.mark.parametrize(
         ("attempt", "seconds", "detail"),
         [(1, -10, "known"), (1, 0, "in place"), (1, 10, "in place"), (2, -10, "in place")],

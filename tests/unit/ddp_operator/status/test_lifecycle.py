@@ -219,7 +219,7 @@ class TestSuccessPolicy:
         assert (harness.status.phase, harness.pods(1)) == ("Succeeded", [])
 
 
-class TestSuspension:
+class TestSuspendedJob:
     async def suspend(self, *messages: Any, **spec: Any) -> ReconcilerHarness:
         harness = await ReconcilerHarness(**spec).train(TRAINING)
         harness.cluster.still.obedient = False
@@ -267,7 +267,7 @@ class TestSuspension:
         assert (third.checkpoint.step, third.checkpoint.time) == (6, NOW + timedelta(seconds=30))
 
 
-class TestEnd:
+class TestEndOfJob:
     @pytest.mark.parametrize(
         ("policy", "jobs", "logs"), [("Running", ["train-1"], 1), ("All", [], 0), ("None", ["train-1"], 1)]
     )

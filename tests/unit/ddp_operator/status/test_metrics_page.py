@@ -76,7 +76,7 @@ class TestGoodPage:
         assert build_checkpoint({}) is None
 
 
-class TestProgress:
+class TestProgressOfPage:
     def test_ratio_of_trainer_wins_over_steps(self) -> None:
         progress = build_progress({"ddp_step": 1, "ddp_planned_steps": 10, "ddp_progress_ratio": 0.5})
         assert progress is not None

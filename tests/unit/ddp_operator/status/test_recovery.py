@@ -136,7 +136,7 @@ class TestDisruption:
         assert state(decision, "Restarting") == ("True", "Disrupted")
 
 
-class TestSuspension:
+class TestSuspendedRecovery:
     def resumed(self, *pods: Any, jobs: Any = (FAILED,), **spec: Any) -> Decision:
         suspended = run(jobs=[child_job(suspend=True)], suspend=True).status
         return run(*pods, jobs=jobs, status=suspended, **spec)

@@ -155,7 +155,7 @@ def test_in_place_restarts_after_loss_are_not_counted(minutes: int, counted: int
     assert decide(typed, seen, NOW).status.restarts.counted == counted
 
 
-class TestSpares:
+class TestSparePods:
     JOB = child_job(nodes=3, awaits_peers=True, status={"startTime": "2026-11-20T11:00:00Z"})
 
     def run(self, *pods: Any, status: Status = MET, **spec: Any) -> Decision:

@@ -238,7 +238,7 @@ class TestMessages:
         assert describe_scheduling(typed, seen, 1, 2, NOW).status == "True"
 
 
-class TestEvents:
+class TestSchedulingEvents:
     def test_latest_known_warning_counts(self) -> None:
         text = [
             event("FailedMount", "new", at=9),

@@ -56,7 +56,7 @@ JOB: Json = {
 }
 
 
-class TestJob:
+class TestJobView:
     def test_job_view_of_running_job(self) -> None:
         expected = {
             "name": "train-3", "uid": "u", "attempt": 3, "nodes": 4, "suspended": False, "complete": False,
@@ -108,7 +108,7 @@ class TestJob:
         assert facts(view_job(JOB | changes), expected) == expected
 
 
-class TestPod:
+class TestPodView:
     def test_pod_view_of_running_pod(self) -> None:
         created = NOW - timedelta(seconds=60)
         expected = {
@@ -255,7 +255,7 @@ class TestPod:
         assert view_pod(raw).restarted_sidecars == ()
 
 
-class TestEnd:
+class TestEndOfPod:
     def test_evicted_pod_quotes_kubelet_with_remedy(self) -> None:
         status = {"reason": "Evicted", "message": "ephemeral local storage usage exceeds the limit"}
         end = view_pod(child_pod(0, "Failed", code=137, status=status)).termination

@@ -320,7 +320,7 @@ class TestWhatIsTold:
         assert explain_why(resource, (), NOW).what == "x is being deleted."
 
 
-class TestFailure:
+class TestExplainedFailure:
     def test_root_cause_has_rank_pod_and_hint(self) -> None:
         explanation = why(FAILED, phase="Failed", attempt=4, lastFailure=FAILURE)
         assert explanation.what == (
@@ -385,7 +385,7 @@ class TestWithoutAStatus:
         assert explain_why(job() | {"status": {}}, (), NOW).reason == "NoOperator"
 
 
-class TestEvents:
+class TestWarningEvents:
     WAITING = condition(c.SCHEDULED, "False", c.WAITING_FOR_PODS, "1/2 pods scheduled")
 
     def test_newest_warning_is_added(self) -> None:

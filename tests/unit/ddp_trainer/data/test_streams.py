@@ -44,7 +44,7 @@ class Shuffled(IterableDataset[Any]):
             yield torch.tensor([float(number), drawn, float(self.epoch)]), float(number)
 
 
-class Stateful(Shuffled):
+class StatefulNumbers(Shuffled):
     """The same dataset with a position; it counts how many samples were read."""
 
     def __init__(self, length: int) -> None:
@@ -84,7 +84,7 @@ class Files(Shuffled):
         return {1: [*range(self.length)], 2: [[*range(cut)], [*range(cut, self.length)]][self.index]}[self.shards]
 
 
-KINDS = {"skipping": Shuffled, "stateful": Stateful, "sharding": Files}
+KINDS = {"skipping": Shuffled, "stateful": StatefulNumbers, "sharding": Files}
 
 
 def stream(
@@ -129,7 +129,7 @@ def test_shard_resumes_from_any_of_its_states(kind: str, done: int) -> None:
         # A stateful dataset must restore generators other than torch's itself.
         assert torch.equal(batch[0], second[0])
         assert state["batches"] == expected["batches"]
-    if isinstance(data, Stateful):
+    if isinstance(data, StatefulNumbers):
         assert data.asked == 23 - 4 * done
 
 
@@ -192,7 +192,7 @@ def test_too_few_samples_for_every_worker_are_refused() -> None:
 
 
 def test_unstorable_state_is_refused(tmp_path: Path) -> None:
-    class PathStream(Stateful):
+    class PathStream(StatefulNumbers):
         def state_dict(self) -> dict[str, Any]:
             return {"path": Path()}
 
