@@ -43,7 +43,7 @@ class Blob(NamedTuple):
     data: bytes
 
 
-class Member(NamedTuple):
+class ArchiveMember(NamedTuple):
     """A file of an archive."""
 
     name: str
@@ -150,8 +150,8 @@ class Build:
     def krew(self) -> None:
         """Write the archive of the kubectl plugin, and its manifest if the address of the source code is known."""
         folder = self.source / "deploy/krew"
-        members = [Member("LICENSE", (self.source / "LICENSE").read_bytes(), 0o644)]
-        members.append(Member("kubectl-ddp", (folder / "kubectl-ddp").read_bytes(), 0o755))
+        members = [ArchiveMember("LICENSE", (self.source / "LICENSE").read_bytes(), 0o644)]
+        members.append(ArchiveMember("kubectl-ddp", (folder / "kubectl-ddp").read_bytes(), 0o755))
         archive = pack(members, self.epoch)
         (self.out / f"kubectl-ddp-{self.version}.tar.gz").write_bytes(archive)
         if not self.repository:
@@ -232,10 +232,10 @@ def repack(archive: Path, epoch: int) -> bytes:
     """Return a reproducible archive of the files of another one."""
     with tarfile.open(archive) as old:
         files = ((member.name, old.extractfile(member)) for member in old.getmembers())
-        return pack([Member(name, file.read(), 0o644) for name, file in files if file], epoch)
+        return pack([ArchiveMember(name, file.read(), 0o644) for name, file in files if file], epoch)
 
 
-def pack(members: list[Member], epoch: int) -> bytes:
+def pack(members: list[ArchiveMember], epoch: int) -> bytes:
     """Return a reproducible archive: files sorted, with one time and without owners."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:

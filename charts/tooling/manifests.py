@@ -20,7 +20,7 @@ NAME = "ddp-operator"
 HEADER = "# Generated from the chart (charts/) by `make generate`. Do not edit.\n"
 
 
-class _Dumper(yaml.SafeDumper):
+class _ManifestDumper(yaml.SafeDumper):
     """Texts of several lines as blocks."""
 
 
@@ -28,7 +28,7 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 
-_Dumper.add_representer(str, _represent_text)
+_ManifestDumper.add_representer(str, _represent_text)
 
 
 def read_objects(templates: list[str], values: dict[str, Any]) -> list[dict[str, Any]]:
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("templates", nargs="+", metavar="TEMPLATE")
     arguments = parser.parse_args(argv)
     objects = read_objects(arguments.templates, arguments.set)
-    text = yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
+    text = yaml.dump_all(objects, Dumper=_ManifestDumper, sort_keys=False, width=120, allow_unicode=True)
     sys.stdout.write(HEADER + text)
 
 
