@@ -118,6 +118,8 @@ def describe_wait(status: Status, page: Page, processes: int, *, spoken: bool) -
                 return condition.message.splitlines()[0]
             loading = _LOADING.get(page.launcher_phase or "", "importing torch")
             return f"starting {count(processes, 'process', 'es')}: {loading} …"
+    if page.in_place_restarts and not page.training and status.progress is not None:
+        return "restarted in the same pods; no step since"
     return "" if spoken else f"{count(processes, 'process', 'es')} started; no output of the script yet"
 
 

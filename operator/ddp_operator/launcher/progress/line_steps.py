@@ -285,12 +285,16 @@ _STEPS = re.compile(r"--?(?:\w+\.)*(?:max|total|train)[-_]?(?:train[-_])?(?:step
 
 
 def find_total(command: Sequence[str], *, epochs: bool) -> Optional[int]:
-    """Return the epochs, or the steps, of the run if an option of the script's command sets them."""
+    """Return the epochs, or the steps, of the run if an option of the script's command sets them.
+
+    The command of a shell (``bash -c "python train.py --epochs 3"``) is searched too.
+    """
     pattern = _EPOCHS if epochs else _STEPS
+    words = [word for text in command for word in text.split()]
     total = None
-    for index, word in enumerate(command):
+    for index, word in enumerate(words):
         flag, sign, value = word.partition("=")
-        value = value if sign else "".join(command[index + 1 : index + 2])
+        value = value if sign else "".join(words[index + 1 : index + 2])
         if pattern.fullmatch(flag) and value.isascii() and value.isdigit() and 0 < int(value) < 2**31:
             total = int(value)
     return total

@@ -303,6 +303,7 @@ def test_named_numbers_are_metrics(line: str, metrics: dict[str, float]) -> None
         (["train.py", "--num_train_epochs=3", "--max_steps=-1"], 3, None),
         (["train.py", "--max_iters=600", "--trainer.max_epochs=4"], 4, 600),
         (["pretrain_gpt.py", "--train-iters", "500000"], None, 500000),
+        (["bash", "-c", "cd /work && python train.py --epochs 3 --max_steps=90"], 3, 90),
         (["train.py", "--epochs"], None, None),
         (["train.py", "--warmup-epochs", "5", "--epochs", "many"], None, None),
     ],

@@ -42,6 +42,14 @@ def test_reason_for_waiting_precedes_output() -> None:
     assert "workers have not started" in describe_wait(LOADING, Page(in_place_restarts=1), 1, spoken=True)
 
 
+def test_last_step_before_restart_is_no_present_position() -> None:
+    restarted = running("Rendezvoused", "True", "AllRanksJoined", progress=Progress(step=62))
+    told = "restarted in the same pods; no step since"
+    assert describe_wait(restarted, Page(in_place_restarts=1), 1, spoken=True) == told
+    stepping = Page({"ddp_step": 3.0}, "Running", in_place_restarts=1)
+    assert describe_wait(restarted, stepping, 1, spoken=True) == ""
+
+
 @pytest.mark.parametrize(
     ("line", "procs", "single", "everyone"),
     [
