@@ -54,9 +54,11 @@ def test_unchanged_loop_with_usual_line_shows_steps_total_and_printed_loss(
     assert (progress["step"], progress["percent"], progress["loss"]) == (80, "100.0%", "1.08"), job.output
     shown = [row for row in rows if row["step"]]
     assert float(shown[0]["step"]) <= TRAINS_SOON, rows
-    shares = [float(row["progress"]) for row in rows if row["progress"] and float(row["progress"]) < 1.0]
-    assert bool(shares) == has_total, job.output
-    assert all(abs(share * 80 - round(share * 80)) < 0.01 for share in shares), "of 80 steps"
+    under_way = [row for row in rows if row["progress"] and float(row["progress"]) < 1.0]
+    assert bool(under_way) == has_total, job.output
+    totals = [float(row["step"]) / float(row["progress"]) for row in under_way]
+    # Lines of samples are compared with a counter that is up to a step ahead, so the first totals are estimates.
+    assert totals == pytest.approx([80.0] * len(totals), rel=0.1 if "samples" in line else 0.001), job.output
 
 
 def test_shell_script_that_starts_python_shows_steps_and_total(tmp_path: Path) -> None:
