@@ -26,10 +26,10 @@ from .copies import (
 )
 from .interval import Interval
 from .loading import build_state, find_misfit
-from .ranks import PeerCounter, Place, Ranks, Ring, find_place
+from .ranks import PeerCounter, RankPlace, Ranks, Ring, find_place
 from .state import (
+    FlatState,
     Leaf,
-    State,
     TensorRow,
     build_rows,
     decode_manifest,
@@ -203,7 +203,7 @@ class _Layout:
         return self._rows
 
 
-def _find_saved(place: Place, environ: Mapping[str, str]) -> SavedCopies:
+def _find_saved(place: RankPlace, environ: Mapping[str, str]) -> SavedCopies:
     """Return the copies that launchers of earlier attempts saved for this rank (launcher/transfer/memory.py)."""
     run = environ.get(ENV_RUN_ID, "")
     suffix = f"-{environ.get(ENV_ATTEMPT, '')}"
@@ -216,7 +216,7 @@ class _Session:
     """The copies of one process: from :meth:`restore` to its end."""
 
     def __init__(
-        self, objects: Mapping[str, Stateful], folder: str, place: Place, interval: int | None, finite_only: bool
+        self, objects: Mapping[str, Stateful], folder: str, place: RankPlace, interval: int | None, finite_only: bool
     ) -> None:
         self.pid = os.getpid()
         self.stalled = 0.0
@@ -352,7 +352,7 @@ class _Session:
             held = (slots.find(SHARD, step, origin) for slots in (self._shard_slots, self._peer_slots, self._saved))
         return next((file for file in held if file is not None), None)
 
-    def _load(self, step: int, template: State) -> bool:
+    def _load(self, step: int, template: FlatState) -> bool:
         """Load a copy into the objects of all ranks. Returns False if it does not fit on one of them."""
         file = self._find_held(step, self._place.rank)
         assert file is not None
@@ -499,7 +499,7 @@ class _Session:
         self._disable(self._describe_room(missing))
         return False
 
-    def _list_volatile(self, state: State) -> list[Tensor | None]:
+    def _list_volatile(self, state: FlatState) -> list[Tensor | None]:
         """Return for each tensor the memory to copy at once; None: only an optimizer's step changes it.
 
         Of replicated state every pod keeps rank 0's: buffers such as those of batch norm differ between ranks.
@@ -522,7 +522,7 @@ class _Session:
             offset += part.numel()
         return now
 
-    def _read_state(self) -> State:
+    def _read_state(self) -> FlatState:
         return flatten({name: item.state_dict() for name, item in self._objects.items()})
 
     def _agree(self, steps: int) -> int:

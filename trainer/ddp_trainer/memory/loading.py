@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .state import Leaf, Manifest, State, TensorRow, read_tensor, unflatten
+from .state import CopyManifest, FlatState, Leaf, TensorRow, read_tensor, unflatten
 
 
-def find_misfit(manifest: Manifest, objects: Mapping[str, Any], template: State) -> str:
+def find_misfit(manifest: CopyManifest, objects: Mapping[str, Any], template: FlatState) -> str:
     """Return why a copy does not fit the objects; empty if it does. ``template``: the state of the objects.
 
     Raises ValueError if the copy is not one of a state.
@@ -58,7 +58,7 @@ def _find_other_groups(name: str, optimizer: torch.optim.Optimizer, state: Any) 
     return "" if saved == sizes else f"{name} has parameter groups of {sizes} tensors, in the copy of {saved}"
 
 
-def build_state(name: str, item: Any, manifest: Manifest, memory: Tensor, template: State) -> Any:
+def build_state(name: str, item: Any, manifest: CopyManifest, memory: Tensor, template: FlatState) -> Any:
     """Return the state of one object, whose tensors are copies. Raises ValueError for a shard that has no place."""
     likes = {leaf.path: leaf.source for leaf in template.leaves if leaf.is_shard}
     prefix = f"{name}."

@@ -19,7 +19,7 @@ _SECONDS_FOR_PEERS = 20.0
 _POLL_SECONDS = 0.005
 
 
-class Place(NamedTuple):
+class RankPlace(NamedTuple):
     """This rank: its number, the number of ranks, its number within its pod, and the pod's index."""
 
     rank: int
@@ -28,7 +28,7 @@ class Place(NamedTuple):
     pod: int
 
 
-def find_place(environ: Mapping[str, str] = os.environ) -> Place:
+def find_place(environ: Mapping[str, str] = os.environ) -> RankPlace:
     """Return this rank's place. Raises RuntimeError if the process group of several ranks does not exist yet."""
     rank = 0
     world = 1
@@ -38,13 +38,13 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place:
     elif int(environ.get("WORLD_SIZE") or 1) > 1:
         raise RuntimeError("restore() needs the process group; call torch.distributed.init_process_group before it")
     pod = environ.get("JOB_COMPLETION_INDEX") or environ.get("GROUP_RANK") or "0"
-    return Place(rank, world, int(environ.get("LOCAL_RANK") or 0), int(pod))
+    return RankPlace(rank, world, int(environ.get("LOCAL_RANK") or 0), int(pod))
 
 
 class Ranks:
     """The collectives over all ranks. Every rank calls them in the same order."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RankPlace) -> None:
         self.place = place
         self.device = _find_device() if place.world > 1 else torch.device("cpu")
 
@@ -100,7 +100,7 @@ def _find_device() -> torch.device:
 class PeerCounter:
     """Counts calls of all ranks in the store of the process group, from any thread. ``name``: the same on all ranks."""
 
-    def __init__(self, place: Place, name: str, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, place: RankPlace, name: str, environ: Mapping[str, str] = os.environ) -> None:
         self._world = place.world
         address = environ["MASTER_ADDR"]
         port = int(environ["MASTER_PORT"])

@@ -43,7 +43,7 @@ class Leaf(NamedTuple):
         return self.path, self.tensor.dtype, self.tensor.shape, self.tensor.stride()
 
 
-class State(NamedTuple):
+class FlatState(NamedTuple):
     """The state of all objects: ``tree`` is JSON, in which ``{"x": 3}`` represents the fourth of ``leaves``."""
 
     tree: Any
@@ -75,10 +75,10 @@ class TensorRow(NamedTuple):
         return count
 
 
-def flatten(value: Any, name: str = "") -> State:
+def flatten(value: Any, name: str = "") -> FlatState:
     """Split a state into tree and tensors. Raises TypeError that names an object which is neither data nor a tensor."""
     leaves: list[Leaf] = []
-    return State(_encode(value, name, leaves), leaves)
+    return FlatState(_encode(value, name, leaves), leaves)
 
 
 def _encode(value: Any, path: str, leaves: list[Leaf]) -> Any:
@@ -163,19 +163,19 @@ def encode_manifest(tree: Any, rows: bytes) -> bytes:
     return b'{"tensors":%s,"tree":%s}' % (rows, json.dumps(tree, separators=(",", ":")).encode())
 
 
-class Manifest(NamedTuple):
+class CopyManifest(NamedTuple):
     """The description of a payload."""
 
     tree: Any
     rows: list[TensorRow]
 
 
-def decode_manifest(data: bytes, payload_size: int) -> Manifest:
+def decode_manifest(data: bytes, payload_size: int) -> CopyManifest:
     """Read the document. Raises ValueError if it does not describe a payload of that many bytes."""
     try:
         document = json.loads(data)
         rows = [_read_row(row) for row in document["tensors"]]
-        manifest = Manifest(document["tree"], rows)
+        manifest = CopyManifest(document["tree"], rows)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"the manifest cannot be read: {type(error).__name__}: {error}") from None
     for row in rows:

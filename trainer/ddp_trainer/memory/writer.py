@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .copies import HEADER_BYTES, SHARD, CopyFile, Header, build_header, copy_memory
 from .gpu import GpuCopies, GpuCopy
-from .ranks import PeerCounter, Place, Ring
+from .ranks import PeerCounter, RankPlace, Ring
 from .state import Leaf, TensorRow, read_tensor
 
 _SECONDS_FOR_COPY = 30.0
@@ -124,7 +124,7 @@ class Writer:
     copied.
     """
 
-    def __init__(self, slots: Slots, place: Place, *, finite_only: bool) -> None:
+    def __init__(self, slots: Slots, place: RankPlace, *, finite_only: bool) -> None:
         self.slots = slots
         self.problem = ""
         self.changed = ""

@@ -38,7 +38,7 @@ _SURE_ADVANCES = 2
 _LEAST_MULTIPLE = 1.5
 
 
-class Position(NamedTuple):
+class StepPosition(NamedTuple):
     """The position of the run. ``step``, ``total``: in optimizer steps. None: unknown."""
 
     step: float
@@ -61,7 +61,7 @@ class Count(NamedTuple):
         return bool(_STEP_LABEL.search(self.key))
 
 
-class Stream:
+class NumberSeries:
     """The values of one number in successive lines, beside the rank's counter. ``key``: the text before it."""
 
     def __init__(self, key: str) -> None:
@@ -139,9 +139,9 @@ class LineSteps:
     def __init__(self, epochs: Optional[float] = None, steps: Optional[float] = None) -> None:
         self._epochs = epochs
         self._planned = steps
-        self._streams: OrderedDict[tuple[str, Optional[float]], Stream] = OrderedDict()
-        self._step: Optional[Stream] = None  # of the last validated line
-        self._epoch: Optional[Stream] = None  # beside it
+        self._streams: OrderedDict[tuple[str, Optional[float]], NumberSeries] = OrderedDict()
+        self._step: Optional[NumberSeries] = None  # of the last validated line
+        self._epoch: Optional[NumberSeries] = None  # beside it
 
     def read(self, line: str, counter: float) -> bool:
         """Search a line. Returns whether it has a validated step or epoch."""
@@ -159,16 +159,16 @@ class LineSteps:
             return True
         return False
 
-    def _observe(self, count: Count, counter: float) -> Stream:
+    def _observe(self, count: Count, counter: float) -> NumberSeries:
         key = count.key, count.total  # a validation's bar has another total
-        stream = self._streams.pop(key, None) or Stream(count.key)
+        stream = self._streams.pop(key, None) or NumberSeries(count.key)
         self._streams[key] = stream
         if len(self._streams) > _MOST_STREAMS:
             self._streams.popitem(last=False)
         stream.observe(count.value, count.total, counter)
         return stream
 
-    def find_position(self, counter: float, first_step: Optional[float]) -> Optional[Position]:
+    def find_position(self, counter: float, first_step: Optional[float]) -> Optional[StepPosition]:
         """Return the position at a count of the rank's steps; None: no line has shown it.
 
         ``first_step``: the run's step before the rank's first one, by its optimizer.
@@ -184,7 +184,7 @@ class LineSteps:
         total = self._find_total(stream, scale, epochs, is_of_epoch)
         if total is not None and step > total + max(_SLACK, 0.02 * total):
             total = None  # it was of another number
-        return Position(step, total if total is None else max(step, total), epoch, epochs)
+        return StepPosition(step, total if total is None else max(step, total), epoch, epochs)
 
     def _find_epoch(self) -> tuple[Optional[float], Optional[float]]:
         """Return the current epoch and their number."""
@@ -192,7 +192,7 @@ class LineSteps:
             return None, self._epochs
         return self._epoch.value, self._epoch.total or self._epochs
 
-    def _counts_in_epoch(self, stream: Stream, epochs: Optional[float]) -> Optional[bool]:
+    def _counts_in_epoch(self, stream: NumberSeries, epochs: Optional[float]) -> Optional[bool]:
         """Return whether the number restarts with each epoch; None: that is unknown before the second epoch."""
         if stream.restarts:
             return True
@@ -206,7 +206,7 @@ class LineSteps:
         is_first = self._epoch.first <= 1
         return True if is_first and stream.value / stream.total > 1.5 / stream.total + 1 / epochs else None
 
-    def _find_offset(self, stream: Stream, scale: float, is_of_epoch: Optional[bool]) -> float:
+    def _find_offset(self, stream: NumberSeries, scale: float, is_of_epoch: Optional[bool]) -> float:
         if stream is self._epoch or not is_of_epoch:
             return stream.find_offset(scale)
         if self._epoch is None or not stream.total or self._epoch.first <= 1:
@@ -215,7 +215,7 @@ class LineSteps:
         return (self._epoch.first - 1) * stream.total / scale
 
     def _find_total(
-        self, stream: Stream, scale: float, epochs: Optional[float], is_of_epoch: Optional[bool]
+        self, stream: NumberSeries, scale: float, epochs: Optional[float], is_of_epoch: Optional[bool]
     ) -> Optional[float]:
         if stream is self._epoch:
             return epochs / scale if epochs else self._planned
@@ -226,7 +226,7 @@ class LineSteps:
         return epochs * stream.total / scale if epochs else self._planned
 
 
-def _rank_stream(stream: Stream) -> tuple[bool, bool, int]:
+def _rank_stream(stream: NumberSeries) -> tuple[bool, bool, int]:
     """Return what makes a stream more likely the step than another one of the same line."""
     return stream.is_step and stream.scale == 1.0, stream.total is not None, stream.advances
 

@@ -10,7 +10,7 @@ from ...contract.names import METRIC_LAST_STEP, METRIC_PROGRESS, METRIC_STEP_INT
 from ..counters import RankCounters
 from ..files import log
 from .counted_pages import ALIGNED, format_page
-from .line_steps import Stream
+from .line_steps import NumberSeries
 
 _STEP = "ddp_step"
 _PLANNED_STEPS = "ddp_planned_steps"
@@ -91,7 +91,7 @@ class LogProgress:
         self._patterns = patterns
         self._epochs = epochs
         self._read_counters = read_counters
-        self._alignment = Stream("step")  # of the steps with the rank's counter
+        self._alignment = NumberSeries("step")  # of the steps with the rank's counter
         self._counted: Optional[float] = None  # the rank's counter at the last new step
         self._slow: dict[re.Pattern[str], int] = {}
         self._lines = LogLines()
