@@ -12,11 +12,9 @@ import psutil
 import pytest
 
 from ddp_operator.launcher.pod import CheckpointStoreConfig, WatchdogConfig
-from tests.support import ROOT
 from tests.support.launcher_pods import LauncherPods
 from tests.support.object_store import FolderStore, ObjectStore
 from tests.support.saved_states import load, same
-from tests.unit.test_docs import fenced
 
 pytestmark = pytest.mark.process
 
@@ -49,8 +47,53 @@ while step < last and not rank:
         time.sleep(0.05)
 open("over", "w").close()
 """
-END_OF_EPOCH = """
-    import sys, time
+SHARDED = """
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
+
+EPOCHS = int(os.environ.get("EPOCHS", "4"))
+
+cuda = torch.cuda.is_available()
+dist.init_process_group("nccl" if cuda else "gloo")
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2)).to(device)
+fully_shard(model[0])
+fully_shard(model[2])
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+folder = Path(os.environ.get("DDP_CHECKPOINT_DIR", "checkpoints"))
+first = 0
+complete = sorted(path.parent for path in folder.glob("epoch-*/.metadata"))  # DCP writes .metadata last
+if complete:
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    dcp.load({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=complete[-1])
+    set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state)
+    first = int(complete[-1].name.removeprefix("epoch-"))
+    print(f"resume after epoch {first}", flush=True)
+
+for epoch in range(first, EPOCHS):
+    for _ in range(10):
+        inputs = torch.randn(32, 16, device=device)
+        loss = torch.nn.functional.cross_entropy(model(inputs), (inputs.sum(dim=1) > 0).long())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    checkpoint = folder / os.environ.get("FOLDER", f"epoch-{epoch + 1:04}")
+    dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=checkpoint)
+    if dist.get_rank() == 0:
+        print(f"epoch {epoch + 1}/{EPOCHS}: loss {loss.item():.4f}", flush=True)
     time.sleep(float(os.environ.get("PAUSE", "0")))
     is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
     if dist.get_rank() == 1 and is_first and epoch + 1 == int(os.environ.get("FAIL_AFTER", "0")):
@@ -58,18 +101,6 @@ END_OF_EPOCH = """
 
 dist.destroy_process_group()
 """
-
-
-def build_sharded_script() -> str:
-    """Return the FSDP2 script of docs/your-script.md with what tests set: a pause, a failure, one folder for all."""
-    page = (ROOT / "docs" / "your-script.md").read_text(encoding="utf-8")
-    (script,) = [block for block in fenced(page, "python") if "fully_shard" in block]
-    script = script.replace('f"epoch-{epoch + 1:04}"', 'os.environ.get("FOLDER", f"epoch-{epoch + 1:04}")')
-    assert "FOLDER" in script
-    return script.replace("\ndist.destroy_process_group()", END_OF_EPOCH)
-
-
-SHARDED = build_sharded_script()
 TRAINEE = [str(Path(__file__).parents[1] / "drills" / "trainee.py")]
 Attempt = Callable[..., LauncherPods]
 Store = FolderStore | ObjectStore

@@ -182,7 +182,7 @@ def test_sleeping_rank_is_killed_if_only_log_shows_steps(pods: PodsFactory) -> N
     job = pods(LOGS.replace("FAULT", "if rank == 1: time.sleep(1e9)"), config=LOGGED)
     first, second = job.run()
     assert (first.code, second.code) == (83, 83), first.log + second.log
-    assert "ending the workers" in second.log
+    assert "killing the workers" in second.log
     assert second.message["rank"] == 1
     assert second.message["secondary"] is False
     assert re.search(r"used no CPU for \d+ s: rank 1 is in train_step \(train.py:\d+\)$", second.message["message"])

@@ -30,7 +30,7 @@ NOT_TYPED = {
     "docs/benchmark.md": r"ring all-reduce|parameter server",
     "docs/checkpoints.md": r"ddp_trainer: error:",
     "docs/metrics.md": r"work\(rank\) =|/ rate\(|straggler ratio =|goodput =|(steps|samples|tokens) per second +=",
-    "docs/pod-contract.md": r"python3 /opt/ddp-operator/launcher.py run <|[{\"]",
+    "docs/pod-contract.md": r"python3 /opt/ddp-operator/launcher.py run <|[{\"]|kubectl get configmap .*base64",
 }
 KUBECTL: dict[str, set[str]] = {
     "apply": {"-f", "-k", "--server-side", "-n"},
@@ -236,7 +236,9 @@ FOREIGN = {
         "--log-dir", "--logs-specs", "--nnodes", "--no-python", "--nproc_per_node", "--numa-binding", "--rdzv_",
         "--redirects", "--tee",
     },
-    "scripts of other projects": {"--deepspeed_config", "--max_iters", "--max_steps", "--num_train_epochs"},
+    "scripts of other projects": {
+        "--bf16", "--deepspeed_config", "--fsdp", "--max_iters", "--max_steps", "--num_train_epochs", "--trainer",
+    },
 }  # fmt: skip
 
 

@@ -205,9 +205,10 @@ def _check_name(argument: str, name: str) -> str:
 
 def _omit_data(child: Mapping[str, Any]) -> dict[str, Any]:
     """Return an object with the sizes of its data instead of the data."""
-    if "data" not in child:
-        return dict(child)
-    return {**child, "data": {key: f"({len(str(value))} characters)" for key, value in child["data"].items()}}
+    shortened = dict(child)
+    for member in {"data", "binaryData"} & child.keys():
+        shortened[member] = {key: f"({len(str(value))} characters)" for key, value in child[member].items()}
+    return shortened
 
 
 def _to_yaml(objects: Iterable[Mapping[str, Any]]) -> str:

@@ -108,7 +108,8 @@ class TestReading:
         text = open_tools(FakeBackend(JOB)).render_manifest(yaml.safe_dump(resource("mine")))
         objects = {resource["kind"]: resource for resource in yaml.safe_load_all(text)}
         assert {"Service", "ConfigMap", "Job"} <= set(objects)
-        assert all(str(value).endswith("characters)") for value in objects["ConfigMap"]["data"].values())
+        values = [*objects["ConfigMap"]["data"].values(), *objects["ConfigMap"]["binaryData"].values()]
+        assert all(str(value).endswith("characters)") for value in values)
         assert len(text.encode()) < OUTPUT_BYTES
 
     def test_render_whole_returns_the_job(self) -> None:
