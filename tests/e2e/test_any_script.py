@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support import ROOT
 from tests.support.ddp_run import manifest
+from tests.support.unchanged_loops import LOOPS, UNCHANGED_LOOPS
 
 from .conftest import UserNamespace, adapt
 from .test_code import ddp
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-LOOPS = ROOT / "tests" / "support" / "training_loops.py"
 STEPS_UNTIL_SHOWN = 100
 """The loops take at most ten steps a second."""
 
@@ -52,21 +51,7 @@ def read_columns(cluster: UserNamespace, name: str) -> dict[str, str]:
     return {title: cell for title, cell in cells.items() if cell}
 
 
-@pytest.mark.parametrize(
-    ("loop", "options", "steps", "has_total"),
-    [
-        ("cnn", ["--epochs=2"], 120, True),
-        ("tutorial", [], 120, True),
-        ("nano_gpt", ["--max_steps=120"], 120, True),
-        ("gan", [], 120, True),
-        ("lbfgs", [], 120, True),
-        ("fsdp", ["--epochs=3"], 180, True),
-        ("dots", [], 120, False),
-        ("bars", ["--epochs=2"], 120, True),
-        ("records", [], 120, True),
-        ("lines_of_json", ["--max_steps", "120"], 120, True),
-    ],
-)
+@pytest.mark.parametrize(("loop", "options", "steps", "has_total"), UNCHANGED_LOOPS)
 def test_unchanged_loop_shows_steps_rate_loss_and_total(
     cluster: UserNamespace, tmp_path: Path, loop: str, options: list[str], steps: int, has_total: bool
 ) -> None:

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.support import ROOT
 from tests.support.ddp_run import DdpRun, manifest
+from tests.support.unchanged_loops import LOOPS, UNCHANGED_LOOPS
 
 pytestmark = [pytest.mark.nightly, pytest.mark.process]
 
-LOOPS = ROOT / "tests" / "support" / "training_loops.py"
 TRAINS_SOON = 30
 """Steps until a job shows a rate; a loop runs ten per second."""
 
@@ -97,21 +96,7 @@ def read_no_step_yet(job: DdpRun) -> str:
     return next((message for message in messages if "no step is visible" in message), "")
 
 
-@pytest.mark.parametrize(
-    ("loop", "options", "steps", "has_total"),
-    [
-        ("cnn", ["--epochs=2"], 120, True),
-        ("tutorial", [], 120, True),
-        ("nano_gpt", ["--max_steps=120"], 120, True),
-        ("gan", [], 120, True),
-        ("lbfgs", [], 120, True),
-        ("fsdp", ["--epochs=3"], 180, True),
-        ("dots", [], 120, False),
-        ("bars", ["--epochs=2"], 120, True),
-        ("records", [], 120, True),
-        ("lines_of_json", ["--max_steps", "120"], 120, True),
-    ],
-)
+@pytest.mark.parametrize(("loop", "options", "steps", "has_total"), UNCHANGED_LOOPS)
 def test_unchanged_loop_shows_steps_rate_loss_and_total(
     tmp_path: Path, loop: str, options: list[str], steps: int, has_total: bool
 ) -> None:

@@ -5,32 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.support.launcher_pods import LauncherPods
+from tests.support.launcher_pods import LauncherPods, PodsFactory, launch_pods
 
 pytestmark = pytest.mark.process
-
-PodsFactory = Callable[..., LauncherPods]
 
 
 @pytest.fixture
 def pods(tmp_path: Path) -> Iterator[PodsFactory]:
-    made: list[LauncherPods] = []
-
-    def make(*command: str, script: str = "", **options: object) -> LauncherPods:
-        if script:
-            (tmp_path / "train.py").write_text(script)
-        made.append(LauncherPods(tmp_path, command, **options))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield make
-    for job in made:
-        job.stop()
+    with launch_pods(tmp_path) as factory:
+        yield factory
 
 
 SLEEP = """

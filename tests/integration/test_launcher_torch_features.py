@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.launcher_pods import LauncherPods
+from tests.support.launcher_pods import PodsFactory, launch_pods
 
 pytestmark = pytest.mark.process
-
-PodsFactory = Callable[..., LauncherPods]
 
 RECORD = """
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -44,16 +42,8 @@ while not os.path.exists("enough"):
 
 @pytest.fixture
 def pods(tmp_path: Path) -> Iterator[PodsFactory]:
-    jobs: list[LauncherPods] = []
-
-    def create(*command: str, script: str, **options: object) -> LauncherPods:
-        (tmp_path / "train.py").write_text(script)
-        jobs.append(LauncherPods(tmp_path, command, **options))  # type: ignore[arg-type]
-        return jobs[-1]
-
-    yield create
-    for job in jobs:
-        job.stop()
+    with launch_pods(tmp_path) as factory:
+        yield factory
 
 
 def test_exception_of_recorded_function_is_reported(pods: PodsFactory) -> None:

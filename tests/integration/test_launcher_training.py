@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.launcher_pods import LauncherPods
+from tests.support.launcher_pods import PodsFactory, launch_pods
 
 pytestmark = pytest.mark.process
 
@@ -65,21 +65,11 @@ while enough == 0:
     dist.all_reduce(enough)
 """
 
-PodsFactory = Callable[..., LauncherPods]
-
 
 @pytest.fixture
 def pods(tmp_path: Path) -> Iterator[PodsFactory]:
-    made: list[LauncherPods] = []
-
-    def make(*command: str, script: str = TRAIN, **options: object) -> LauncherPods:
-        (tmp_path / "train.py").write_text(script)
-        made.append(LauncherPods(tmp_path, command, **options))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield make
-    for job in made:
-        job.stop()
+    with launch_pods(tmp_path, TRAIN) as factory:
+        yield factory
 
 
 def test_two_pods_train_plain_script(pods: PodsFactory) -> None:

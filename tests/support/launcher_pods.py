@@ -9,7 +9,8 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -173,3 +174,27 @@ class LauncherPods:
             pod.wait()
         self._held.stop()
         self._temporary.cleanup()
+
+
+PodsFactory = Callable[..., LauncherPods]
+
+
+@contextmanager
+def launch_pods(folder: Path, default_script: str = "") -> Iterator[PodsFactory]:
+    """Yield a function that returns the pods of a command, with ``script`` as train.py; stop all pods at the end.
+
+    Keywords other than ``script`` are fields of LauncherPods. An empty script is not written.
+    """
+    jobs: list[LauncherPods] = []
+
+    def create(*command: str, script: str = default_script, **options: object) -> LauncherPods:
+        if script:
+            (folder / "train.py").write_text(script)
+        jobs.append(LauncherPods(folder, command, **options))  # type: ignore[arg-type]
+        return jobs[-1]
+
+    try:
+        yield create
+    finally:
+        for job in jobs:
+            job.stop()

@@ -108,6 +108,21 @@ def test_run_cut_after_any_step_ends_in_bitwise_same_state(
         shutil.rmtree(cut)
 
 
+def train_until_failure(cut: int, monkeypatch: pytest.MonkeyPatch, arguments: Sequence[str]) -> None:
+    """Train, with an exception before the step ``cut``, counted from 0."""
+    step = Engine.step
+
+    def fail(self: Engine, batch: Any, number: int, lr: float) -> Any:
+        if number == cut:
+            raise RuntimeError("fails here")
+        return step(self, batch, number, lr)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "step", fail)
+        with pytest.raises(RuntimeError, match="fails here"):
+            train(*arguments)
+
+
 @pytest.mark.parametrize("cut", [1, 3, 8, 15])
 def test_run_that_fails_continues_from_memory_to_bitwise_the_same_state(
     cut: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -116,18 +131,8 @@ def test_run_that_fails_continues_from_memory_to_bitwise_the_same_state(
     train(*arguments, "--checkpoint-dir", str(tmp_path / "whole"))
     monkeypatch.setenv("DDP_MEMORY_DIR", str(tmp_path / "memory"))
     monkeypatch.setenv("DDP_MEMORY_INTERVAL", "1")
-    step = Engine.step
-
-    def fail(self: Engine, batch: Any, number: int, lr: float) -> Any:
-        if number == cut:
-            raise RuntimeError("fails here")
-        return step(self, batch, number, lr)
-
     arguments += ["--checkpoint-dir", str(tmp_path / "cut")]
-    with monkeypatch.context() as patch:
-        patch.setattr(Engine, "step", fail)
-        with pytest.raises(RuntimeError, match="fails here"):
-            train(*arguments)
+    train_until_failure(cut, monkeypatch, arguments)
     torch.manual_seed(12345)
     train(*arguments)
     assert f"resumed from memory: {cut} steps are done" in capsys.readouterr().out
@@ -146,18 +151,8 @@ def test_run_that_validates_within_epochs_resumes_to_bitwise_same_state(
     assert [step for step, _ in whole] == [3, 6, 8, 9, 12, 15, 16]
     monkeypatch.setenv("DDP_MEMORY_DIR", str(tmp_path / "memory"))
     monkeypatch.setenv("DDP_MEMORY_INTERVAL", "1")
-    step = Engine.step
-
-    def fail(self: Engine, batch: Any, number: int, lr: float) -> Any:
-        if number == cut:
-            raise RuntimeError("fails here")
-        return step(self, batch, number, lr)
-
     arguments += ["--checkpoint-dir", str(tmp_path / "cut")]
-    with monkeypatch.context() as patch:
-        patch.setattr(Engine, "step", fail)
-        with pytest.raises(RuntimeError, match="fails here"):
-            train(*arguments)
+    train_until_failure(cut, monkeypatch, arguments)
     before = find_validations(capsys)
     train(*arguments)
     after = find_validations(capsys)

@@ -11,7 +11,7 @@ from typing import Iterable, Mapping
 
 METADATA = ".metadata"
 _SHARD = re.compile(r"__\d+_\d+\.distcp")
-_NAME = re.compile(rb"__\d+_\d+\.distcp")
+_SHARD_BYTES = re.compile(_SHARD.pattern.encode())
 _LONGEST_NAME = 64  # bytes
 _CHUNK_BYTES = 1 << 20
 _SECONDS_BETWEEN_SEARCHES = 2.0
@@ -52,7 +52,7 @@ def read_shard_names(path: str) -> frozenset[str]:
     rest = b""
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
-            names.update(name.decode() for name in _NAME.findall(rest + chunk))
+            names.update(name.decode() for name in _SHARD_BYTES.findall(rest + chunk))
             rest = (rest + chunk)[-_LONGEST_NAME:]
     return frozenset(names)
 
