@@ -221,9 +221,11 @@ class LineSteps:
             return epochs / scale if epochs else self._planned
         if stream.total is None or is_of_epoch is None:
             return self._planned
+        # The last step of an epoch may have a smaller batch: DataLoader keeps it by default.
+        steps = math.ceil(stream.total / scale)
         if not is_of_epoch:
-            return stream.total / scale
-        return epochs * stream.total / scale if epochs else self._planned
+            return steps
+        return epochs * steps if epochs else self._planned
 
 
 def _rank_stream(stream: NumberSeries) -> tuple[bool, bool, int]:

@@ -252,6 +252,14 @@ def test_lines_that_are_read_late_show_the_true_total_and_the_counted_step() -> 
     assert Run(epochs=2).train(OF_AN_EPOCH["mnist"], range(10, 121, 10)).shown == (120, 200, "1.234")
 
 
+def test_last_small_batch_of_each_epoch_counts_as_step() -> None:
+    run = Run(epochs=2)
+    for step in range(1, 60, 2):
+        batch = (step - 1) % 47
+        run.print(f"Train Epoch: {(step - 1) // 47 + 1} [{32 * batch}/1500 (5%)]\tLoss: 1.234", step)
+    assert run.shown == (59, 94, "1.234")
+
+
 def test_new_process_is_validated_anew() -> None:
     run = Run().train(OF_THE_RUN["step of total"], range(10, 61, 10))
     run.progress = run.progress.restarted()
