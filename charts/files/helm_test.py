@@ -11,10 +11,22 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 
 ACCOUNT = Path(os.environ.get("SERVICE_ACCOUNT", "/var/run/secrets/kubernetes.io/serviceaccount"))
-SERVER = os.environ.get("KUBERNETES_SERVER", "https://kubernetes.default.svc")
+
+
+def find_server(env: Mapping[str, str]) -> str:
+    """Return the API server's URL: by the address that the kubelet sets, which needs no cluster DNS."""
+    if "KUBERNETES_SERVER" in env:
+        return env["KUBERNETES_SERVER"]
+    host = env.get("KUBERNETES_SERVICE_HOST", "kubernetes.default.svc")
+    port = env.get("KUBERNETES_SERVICE_PORT", "443")
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+
+
+SERVER = find_server(os.environ)
 
 
 def call(method: str, path: str, body: object = None) -> dict:

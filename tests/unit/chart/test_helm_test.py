@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 import time
@@ -68,6 +69,19 @@ class Program:
     def end(self) -> tuple[int, str]:
         output, _ = self.process.communicate(timeout=300)
         return self.process.returncode, output
+
+
+@pytest.mark.parametrize(
+    ("env", "server"),
+    [
+        ({"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "6443"}, "https://10.96.0.1:6443"),
+        ({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}, "https://[fd00::1]:443"),
+        ({}, "https://kubernetes.default.svc:443"),
+    ],
+)
+def test_server_address_needs_no_cluster_dns(env: dict[str, str], server: str) -> None:
+    program = runpy.run_path(str(CHART / "files" / "helm_test.py"))
+    assert program["find_server"](env) == server
 
 
 def test_helm_test_passes_for_job_that_succeeds(server: StandIn, tmp_path: Path) -> None:
