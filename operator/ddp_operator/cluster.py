@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from ddp_operator.kubeobjects import find_foreign_manager
+
 Object = Mapping[str, Any]
 """One Kubernetes object as JSON. Do not mutate it after it was passed on."""
 
@@ -41,7 +43,12 @@ class Snapshot:
 
 
 def claim_of(resource: Object) -> str | None:
-    """Return the claim or the URL of a resource's checkpoints, from its spec and the profile in its status."""
+    """Return the claim or the URL of a resource's checkpoints, from its spec and the profile in its status.
+
+    A job of another controller has none: its pods run elsewhere.
+    """
+    if find_foreign_manager(resource) is not None:
+        return None
     profile_job = ((resource.get("status") or {}).get("profile") or {}).get("job") or {}
     own_checkpoint = (resource.get("spec") or {}).get("checkpoint") or {}
     checkpoint = {**(profile_job.get("checkpoint") or {}), **own_checkpoint}

@@ -262,6 +262,8 @@ async def test_node_of_pod_is_readable(driver: ClusterDriver) -> None:
 async def test_resources_with_checkpoint_claim_are_listed(driver: ClusterDriver) -> None:
     for name, claim in (("one", "weights"), ("two", "weights"), ("three", "weights-2"), ("four", None)):
         await driver.add_resource(name, **({"checkpoint": {"path": "/ckpt", "claimName": claim}} if claim else {}))
+    elsewhere = {"path": "/ckpt", "claimName": "weights"}
+    await driver.add_resource("five", checkpoint=elsewhere, managedBy="kueue.x-k8s.io/multikueue")
     resources_on_claim = await driver.cluster.resources_on_claim("default", "weights")
     assert sorted(item["metadata"]["name"] for item in resources_on_claim) == ["one", "two"]
     assert list(await driver.cluster.resources_on_claim("another", "weights")) == []

@@ -87,8 +87,9 @@ class TestSecondJob:
 
 def test_cache_finds_resources_by_exact_claim() -> None:
     store = ObjectCache()
-    for name, claim in (("weights", "other"), ("two", "weights")):
-        item = resource(name, checkpoint={"path": "/weights", "claimName": claim})
+    elsewhere = {"managedBy": "kueue.x-k8s.io/multikueue"}
+    for name, claim, spec in (("weights", "other", {}), ("two", "weights", {}), ("three", "weights", elsewhere)):
+        item = resource(name, checkpoint={"path": "/weights", "claimName": claim}, **spec)
         item["metadata"] |= {"uid": name, "resourceVersion": "1"}
         store.apply(constants.KIND, item)
     assert [result["metadata"]["name"] for result in store.resources_on_claim("default", "weights")] == ["two"]
