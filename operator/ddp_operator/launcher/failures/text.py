@@ -188,6 +188,11 @@ _IGNORED_FILES: Final = (
     "if it is a file of the packed folder, .gitignore or .ddpignore may exclude it (--include PATH packs it)"
 )
 SILENT_REMEDY: Final = "the script ended itself: see its last lines in the log"
+HANG_REMEDY: Final = (
+    "the log has the stacks of all ranks; if a phase is slow by design, raise its limit in spec.watchdog or call "
+    "exporter.heartbeat()"
+)
+"""For a hang that the watchdog has reported: its message names the rank."""
 CRASH_REMEDY: Final = "it crashed in native code of a library or a kernel; the log has the Python stack, if any"
 
 
@@ -263,6 +268,8 @@ def advise(
         return advise_on_module(module[1], code)
     if exit_code == 2 and _WRONG_ARGUMENTS.match(text):
         return ARGUMENTS_REMEDY
+    if exception_type == HANG.name:
+        return HANG_REMEDY
     if outcome.category == UNKNOWN.name:
         return CRASH_REMEDY if is_native_crash(exit_code) else SILENT_REMEDY
     return SILENT_REMEDY if only_exit_code else CATEGORIES[outcome.category].remedy

@@ -97,6 +97,14 @@ def test_known_error_message_has_its_remedy(kind: str, message: str, remedy: str
     assert remedy in advise(outcome, 1, kind, message, only_exit_code=False)
 
 
+def test_hang_that_names_its_rank_does_not_ask_to_find_it() -> None:
+    message = "no step for 10 s: rank 1 is in time.sleep"
+    outcome = classify(WorkerEnd(-9, "Hang", message), oom_killed=False)
+    advice = advise(outcome, -9, "Hang", message, only_exit_code=False)
+    assert "stacks of all ranks" in advice
+    assert "straggler" not in advice
+
+
 @pytest.mark.parametrize(
     ("code", "silent", "words"),
     [
