@@ -120,7 +120,8 @@ def describe_wait(status: Status, page: Page, processes: int, *, spoken: bool) -
             return f"starting {count(processes, 'process', 'es')}: {loading} …"
     if page.in_place_restarts and not page.training and status.progress is not None:
         return "restarted in the same pods; no step since"
-    return "" if spoken else f"{count(processes, 'process', 'es')} started; no output of the script yet"
+    has_step = status.progress is not None or page.training
+    return "" if spoken or has_step else f"{count(processes, 'process', 'es')} started; no output of the script yet"
 
 
 def format_line(line: str, file: LogFile, procs: int, ranks: str) -> str | None:
