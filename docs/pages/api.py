@@ -53,7 +53,8 @@ def write_page() -> str:
     lines += [
         "## Rules",
         "",
-        "In addition to types and choices. `kubectl apply` and `ddp render` print these messages.",
+        "The API server checks these rules in addition to types and choices. `kubectl apply` and `ddp render` print",
+        "the messages.",
         "",
     ]
     lines += ["| field | message |", "|---|---|"]
@@ -83,10 +84,10 @@ def _write_failures() -> Iterator[str]:
     yield from (
         "## Failures",
         "",
-        "`status.lastFailure.category`. The root cause is the earliest failure that is not secondary. A rank reports a",
-        "*symptom* after losing a peer; if a pod or node was lost before, that loss is the cause. Only failures of the",
-        "kind *script* end the job when they repeat without progress. [Remedies](troubleshooting.md#it-fails),",
-        "[exit codes](pod-contract.md#exit-codes-of-the-launcher).",
+        "The values of `status.lastFailure.category`. The root cause is the earliest failure that is not secondary. A",
+        "rank reports a *symptom* after losing a peer; if a pod or node was lost before, that loss is the cause. Only",
+        "failures of the kind *script* end the job when they repeat without progress. See also the",
+        "[remedies](troubleshooting.md#it-fails) and the [exit codes](pod-contract.md#exit-codes-of-the-launcher).",
         "",
     )
     yield from list_categories()
@@ -96,16 +97,16 @@ def _write_failures() -> Iterator[str]:
 
 
 _RETRIED_INTRODUCTION = (
-    "If it can help, the torchrun agents restart all workers in the same pods, at once. The Job keeps its nodes and",
-    "its admission to a queue. If the pods may be the cause, the operator starts a new attempt: a Job with new pods.",
-    "Both count towards `recovery.maxRestarts`; `status.lastRestart.level` has the kind. The operator reports each",
-    "restart in an Event, and a new attempt also in the condition `Restarting`. `ddp run` prints the same line:",
+    "If that can help, the torchrun agents restart all workers in the same pods, at once. The job keeps its nodes and",
+    "its admission by a queue. If the pods may be the cause, the operator starts a new attempt: a Job with new pods.",
+    "Both kinds count towards `recovery.maxRestarts`; `status.lastRestart.level` has the kind. The operator reports",
+    "each restart in an Event, and a new attempt also in the condition `Restarting`. `ddp run` prints the same line:",
     "`restart 2 of 3: UserError (rank 1): KeyError: 10; from step 400`, with the step of the newest known checkpoint.",
     "Under `ddp run` the default of `recovery.maxRestarts` is 0.",
     "",
     "Progress is a step beyond the highest step so far, from any [source](your-script.md). If the script reports",
-    f"no steps, {SIGNIFICANT_SECONDS:g} seconds of running are progress, unless the same failure recurs after an",
-    "equal time.",
+    f"no steps, {SIGNIFICANT_SECONDS:g} seconds of running are progress, unless the same failure recurs after the same",
+    "time.",
 )
 
 

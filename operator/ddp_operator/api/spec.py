@@ -232,8 +232,8 @@ class CheckpointMemory(SpecFields, frozen=True, kw_only=True):
     interval: Annotated[
         int | None,
         Meta(
-            description="Steps between two copies. Unset: as many steps that copies stop training for at most 1 % of "
-            "its time."
+            description="Steps between two copies. Unset: so many steps that copies take at most 1 % of the training "
+            "time."
         ),
     ] = None
 

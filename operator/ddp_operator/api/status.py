@@ -43,7 +43,7 @@ class Nodes(StatusFields, frozen=True, kw_only=True, omit_defaults=False):
 class Restarts(StatusFields, frozen=True, kw_only=True, omit_defaults=False):
     """Restarts of the job's training."""
 
-    total: Annotated[int, Meta(description="Restarts with new pods: counted plus free.")] = 0
+    total: Annotated[int, Meta(description="Restarts with new pods: one for each attempt after the first.")] = 0
     counted: Annotated[
         int, Meta(description="Restarts that count towards maxRestarts, in the same pods or with new pods.")
     ] = 0
