@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from ddp_operator.launcher.pod import CheckpointStoreConfig, encode_config
-from ddp_operator.launcher.transfer import mirror as module
 from ddp_operator.launcher.transfer.checkpoints import (
     NEWEST,
     MirrorConfig,
@@ -22,27 +21,15 @@ from ddp_operator.launcher.transfer.checkpoints import (
 from ddp_operator.launcher.transfer.mirror import CheckpointFolder, Mirror, find_step, list_written_files
 from ddp_operator.launcher.transfer.snapshots import PrefixSuperseded
 from tests.support.launcher_config import launcher_pod
+from tests.support.mirror_clock import MirrorClock
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def time(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
-class Run:
+class MirrorRun:
     """A mirror with the test's clock."""
 
-    def __init__(self, root: Path, clock: Clock, attempt: int = 1, keep: int = 3) -> None:
-        self.clock, self.folder = clock, root / f"ckpt-{attempt}"
+    def __init__(self, root: Path, clock: MirrorClock, attempt: int = 1, keep: int = 3) -> None:
+        self.clock = clock
+        self.folder = root / f"ckpt-{attempt}"
         self.folder.mkdir(exist_ok=True)
         (root / "metrics").mkdir(exist_ok=True)
         pod = launcher_pod(root, checkpoint=CheckpointStoreConfig(f"file://{root}/store", keep))
@@ -70,18 +57,11 @@ class Run:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(module, "time", clock)
-    return clock
+def run(tmp_path: Path, mirror_clock: MirrorClock) -> MirrorRun:
+    return MirrorRun(tmp_path, mirror_clock)
 
 
-@pytest.fixture
-def run(tmp_path: Path, clock: Clock) -> Run:
-    return Run(tmp_path, clock)
-
-
-def test_file_is_uploaded_once_it_has_settled(run: Run) -> None:
+def test_file_is_uploaded_once_it_has_settled(run: MirrorRun) -> None:
     (run.folder / "step-12.pt").write_text("x")
     assert not run.scan()
     assert run.state.pending
@@ -91,7 +71,7 @@ def test_file_is_uploaded_once_it_has_settled(run: Run) -> None:
     assert (run.state.step, run.state.pending) == (12, False)
 
 
-def test_unchanged_folder_writes_no_snapshot(run: Run) -> None:
+def test_unchanged_folder_writes_no_snapshot(run: MirrorRun) -> None:
     (run.folder / "a").write_text("x")
     run.scan()
     run.scan(3)
@@ -103,7 +83,7 @@ def test_unchanged_folder_writes_no_snapshot(run: Run) -> None:
     assert run.saved() == before
 
 
-def test_open_file_delays_upload_for_a_limited_time(run: Run) -> None:
+def test_open_file_delays_upload_for_a_limited_time(run: MirrorRun) -> None:
     with (run.folder / "log").open("w") as log:
         log.write("x")
         log.flush()
@@ -121,7 +101,7 @@ def test_open_file_delays_upload_for_a_limited_time(run: Run) -> None:
     assert "log" in run.saved()["files"]
 
 
-def test_file_replaced_all_the_time_is_uploaded_now_and_then(run: Run) -> None:
+def test_file_replaced_all_the_time_is_uploaded_now_and_then(run: MirrorRun) -> None:
     for step in range(40):
         (run.folder / "new.tmp").write_text(str(step))
         os.replace(run.folder / "new.tmp", run.folder / "last.pt")
@@ -129,7 +109,7 @@ def test_file_replaced_all_the_time_is_uploaded_now_and_then(run: Run) -> None:
     assert list(run.saved()["files"]) == ["last.pt"]
 
 
-def test_half_written_trainer_folder_is_left_out(run: Run) -> None:
+def test_half_written_trainer_folder_is_left_out(run: MirrorRun) -> None:
     (run.folder / "checkpoint-5").mkdir()
     (run.folder / "checkpoint-5" / "model.safetensors").write_text("x")
     run.scan()
@@ -141,7 +121,7 @@ def test_half_written_trainer_folder_is_left_out(run: Run) -> None:
     assert len(run.saved()["files"]) == 2
 
 
-def test_temporary_names_are_ignored(run: Run) -> None:
+def test_temporary_names_are_ignored(run: MirrorRun) -> None:
     (run.folder / ".step-1.pt.tmp").write_text("x")
     (run.folder / "a.tmp").write_text("x")
     (run.folder / "tmp-checkpoint-1").mkdir()
@@ -150,7 +130,7 @@ def test_temporary_names_are_ignored(run: Run) -> None:
     assert run.saved() == {}
 
 
-def test_reported_step_becomes_step_of_snapshot(run: Run, tmp_path: Path) -> None:
+def test_reported_step_becomes_step_of_snapshot(run: MirrorRun, tmp_path: Path) -> None:
     page = '# TYPE ddp_checkpoint_step gauge\nddp_checkpoint_step{rank="0"} 77\n'
     (tmp_path / "metrics" / "0.prom").write_text(page)
     (run.folder / "last.pt").write_text("x")
@@ -159,7 +139,7 @@ def test_reported_step_becomes_step_of_snapshot(run: Run, tmp_path: Path) -> Non
     assert run.saved()["step"] == 77
 
 
-def test_failing_store_is_reported_and_retried(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_store_is_reported_and_retried(run: MirrorRun, monkeypatch: pytest.MonkeyPatch) -> None:
     (run.folder / "a").write_text("x")
     run.scan()
     with monkeypatch.context() as broken:
@@ -173,19 +153,19 @@ def test_failing_store_is_reported_and_retried(run: Run, monkeypatch: pytest.Mon
     assert run.saved()["files"]
 
 
-def test_superseded_attempt_ends(run: Run, tmp_path: Path, clock: Clock) -> None:
-    Run(tmp_path, clock, attempt=2)
+def test_superseded_attempt_ends(run: MirrorRun, tmp_path: Path, mirror_clock: MirrorClock) -> None:
+    MirrorRun(tmp_path, mirror_clock, attempt=2)
     (run.folder / "a").write_text("x")
     run.scan()
     with pytest.raises(PrefixSuperseded):
         run.scan(3)
 
 
-def test_next_attempt_restores_uploaded_files(run: Run, tmp_path: Path, clock: Clock) -> None:
+def test_next_attempt_restores_uploaded_files(run: MirrorRun, tmp_path: Path, mirror_clock: MirrorClock) -> None:
     (run.folder / "sub").mkdir()
     (run.folder / "sub" / "step-3.pt").write_text("x")
     run.flush()
-    second = Run(tmp_path, clock, attempt=2)
+    second = MirrorRun(tmp_path, mirror_clock, attempt=2)
     assert (second.folder / "sub" / "step-3.pt").read_text() == "x"
     assert second.state.step == 3
     before = second.saved()
@@ -194,13 +174,15 @@ def test_next_attempt_restores_uploaded_files(run: Run, tmp_path: Path, clock: C
     assert second.events[-1] == MirrorEvent(done="000000001-000000001", number=2)
 
 
-def test_older_snapshot_is_kept_until_newest_is_intact(run: Run, tmp_path: Path, clock: Clock) -> None:
+def test_older_snapshot_is_kept_until_newest_is_intact(
+    run: MirrorRun, tmp_path: Path, mirror_clock: MirrorClock
+) -> None:
     for step in (1, 2):
         (run.folder / "step.pt").write_text(f"state {step}")
         run.flush()
     ((digest, _),) = run.saved()["files"].values()
     (tmp_path / "store" / "objects" / digest).write_text("damaged")
-    second = Run(tmp_path, clock, attempt=2, keep=1)
+    second = MirrorRun(tmp_path, mirror_clock, attempt=2, keep=1)
     assert (second.folder / "step.pt").read_text() == "state 1"
     (second.folder / "step.pt").write_text("state 3")
     second.flush()

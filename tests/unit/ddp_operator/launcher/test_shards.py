@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 from ddp_operator.launcher.pod import CheckpointStoreConfig, encode_config
-from ddp_operator.launcher.transfer import mirror as module
 from ddp_operator.launcher.transfer.checkpoints import NEWEST, MirrorConfig, MirrorEvent, MirrorRequest
 from ddp_operator.launcher.transfer.mirror import Mirror
 from ddp_operator.launcher.transfer.shards import find_missing_shards, has_shards, read_shard_names
+from ddp_operator.launcher.transfer.snapshots import PrefixSuperseded
 from ddp_operator.launcher.transfer.storage import UnusableStorage
 from tests.support.launcher_config import launcher_pod
-from tests.unit.ddp_operator.launcher.test_mirror import Clock
+from tests.support.mirror_clock import MirrorClock
 
 
 class PodMirror:
     """The mirror of one of two pods, with the test's clock."""
 
-    def __init__(self, root: Path, clock: Clock, node: int, attempt: int = 1) -> None:
+    def __init__(self, root: Path, clock: MirrorClock, node: int, attempt: int = 1) -> None:
         self.clock = clock
         self.root = root
         self.folder = root / f"ckpt-{attempt}-{node}"
@@ -66,15 +66,8 @@ COMPLETE = {"step-1/__0_0.distcp", "step-1/__1_0.distcp", "step-1/.metadata"}
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(module, "time", clock)
-    return clock
-
-
-@pytest.fixture
-def pods(tmp_path: Path, clock: Clock) -> list[PodMirror]:
-    return [PodMirror(tmp_path, clock, node) for node in (0, 1)]
+def pods(tmp_path: Path, mirror_clock: MirrorClock) -> list[PodMirror]:
+    return [PodMirror(tmp_path, mirror_clock, node) for node in (0, 1)]
 
 
 def save(pods: list[PodMirror], checkpoint: str, content: str = "x") -> None:
@@ -113,26 +106,28 @@ def test_snapshot_has_the_shards_of_all_pods(pods: list[PodMirror]) -> None:
     assert set(pods[0].read_snapshot()) == COMPLETE
 
 
-def test_checkpoint_without_a_shard_of_another_pod_is_not_published(pods: list[PodMirror], clock: Clock) -> None:
+def test_checkpoint_without_a_shard_of_another_pod_is_not_published(
+    pods: list[PodMirror], mirror_clock: MirrorClock
+) -> None:
     save(pods, "step-1")
     (pods[0].folder / "log.txt").write_text("x")
     assert not pods[0].scan()
-    clock.now += 60
+    mirror_clock.now += 60
     pods[0].scan()
     assert set(pods[0].read_snapshot()) == {"log.txt"}
     pods[1].request(claim=True)
     pods[1].scan()
     (pods[0].folder / "log.txt").write_text("more")
     pods[0].scan()
-    clock.now += 60
+    mirror_clock.now += 60
     pods[0].scan()
     assert set(pods[0].read_snapshot()) == {*COMPLETE, "log.txt"}
 
 
-def test_checkpoint_without_its_list_is_never_published(pods: list[PodMirror], clock: Clock) -> None:
+def test_checkpoint_without_its_list_is_never_published(pods: list[PodMirror], mirror_clock: MirrorClock) -> None:
     pods[0].save_shard("step-1", 0, "x")
     pods[0].scan()
-    clock.now += 60
+    mirror_clock.now += 60
     pods[0].scan()
     pods[0].request(flush=True)
     assert pods[0].read_snapshot() == {}
@@ -147,11 +142,13 @@ def test_announced_shard_without_content_does_not_count(pods: list[PodMirror], t
     assert pods[0].read_snapshot() == {}
 
 
-def test_new_attempt_gets_every_shard_in_every_pod(pods: list[PodMirror], tmp_path: Path, clock: Clock) -> None:
+def test_new_attempt_gets_every_shard_in_every_pod(
+    pods: list[PodMirror], tmp_path: Path, mirror_clock: MirrorClock
+) -> None:
     save(pods, "step-1")
     pods[1].request(claim=True, flush=True)
     pods[0].request(flush=True)
-    following = [PodMirror(tmp_path, clock, node, attempt=2) for node in (0, 1)]
+    following = [PodMirror(tmp_path, mirror_clock, node, attempt=2) for node in (0, 1)]
     assert set(following[0].list_files()) == COMPLETE
     assert following[0].list_files() == following[1].list_files()
 
@@ -169,7 +166,9 @@ def test_restart_removes_an_interrupted_checkpoint_in_every_pod(pods: list[PodMi
     assert pods[0].list_files() == pods[1].list_files()
 
 
-def test_pod_that_dies_during_its_upload_leaves_the_snapshot_before(pods: list[PodMirror], clock: Clock) -> None:
+def test_pod_that_dies_during_its_upload_leaves_the_snapshot_before(
+    pods: list[PodMirror], mirror_clock: MirrorClock
+) -> None:
     save(pods, "step-1")
     share(pods)
     save(pods, "step-2")
@@ -180,12 +179,12 @@ def test_pod_that_dies_during_its_upload_leaves_the_snapshot_before(pods: list[P
 
 
 def test_shards_of_a_lost_pod_are_not_those_of_its_replacement(
-    pods: list[PodMirror], tmp_path: Path, clock: Clock
+    pods: list[PodMirror], tmp_path: Path, mirror_clock: MirrorClock
 ) -> None:
     pods[1].save_shard("step-1", 1, "of the lost pod")
     pods[1].request(claim=True, flush=True)
     shutil.rmtree(pods[1].folder)
-    pods[1] = PodMirror(tmp_path, clock, 1)
+    pods[1] = PodMirror(tmp_path, mirror_clock, 1)
     share(pods)
     save(pods, "step-1")
     assert not pods[0].scan(), "the replacement has not uploaded its shard yet"
@@ -252,10 +251,10 @@ def test_pod_0_may_save_its_own_shards_again(pods: list[PodMirror]) -> None:
     assert len(pods[0].read_snapshot()) == 3
 
 
-def test_superseded_pod_uploads_no_shards(pods: list[PodMirror], tmp_path: Path, clock: Clock) -> None:
+def test_superseded_pod_uploads_no_shards(pods: list[PodMirror], tmp_path: Path, mirror_clock: MirrorClock) -> None:
     pods[1].request(claim=True)
-    PodMirror(tmp_path, clock, 0, attempt=2)
+    PodMirror(tmp_path, mirror_clock, 0, attempt=2)
     pods[1].save_shard("step-1", 1, "x")
-    with pytest.raises(module.PrefixSuperseded):
+    with pytest.raises(PrefixSuperseded):
         pods[1].scan()
     assert not list((tmp_path / "store").glob("parts/*"))
