@@ -80,7 +80,10 @@ class Build:
     """One build of a version from a folder of sources into another folder."""
 
     def __init__(self, source: Path, out: Path, registry: str, epoch: int, revision: str, repository: str = "") -> None:
-        self.source, self.out, self.registry, self.epoch = source, out, registry, epoch
+        self.source = source
+        self.out = out
+        self.registry = registry
+        self.epoch = epoch
         self.repository = repository.rstrip("/")
         self.env = os.environ | {"SOURCE_DATE_EPOCH": str(epoch), "REVISION": revision}
         self.version = yaml.safe_load((source / "charts/Chart.yaml").read_text())["appVersion"]
@@ -171,7 +174,8 @@ class Build:
         names = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
         text = "---\n".join((folder / name).read_text() for name in names)
         definitions = "---\n".join((folder / name).read_text() for name in names if name.endswith("crd.yaml"))
-        name, digest = f"ddp-operator/operator:{self.version}", self.digest("operator")
+        name = f"ddp-operator/operator:{self.version}"
+        digest = self.digest("operator")
         pinned = f"{self.registry}/{name}" + (f"@{digest}" if digest else "")
         (self.out / f"ddp-operator-{self.version}.yaml").write_text(text.replace(f"localhost/{name}", pinned))
         (self.out / f"ddptrainingjobs-{self.version}.crd.yaml").write_text(definitions)

@@ -48,19 +48,20 @@ def call(method: str, path: str, body: object = None) -> dict:
 def watch(path: str, seconds: float) -> int:
     """Follow the job; return the exit code."""
     deadline = time.monotonic() + seconds
-    said, status = "", {}
+    printed = ""
+    status = {}
     while time.monotonic() < deadline:
         status = call("GET", path).get("status") or {}
         phase = status.get("phase") or "not seen by the operator yet"
-        if phase != said:
+        if phase != printed:
             print(phase, flush=True)
-            said = phase
+            printed = phase
         if phase in ("Succeeded", "Failed"):
             break
         time.sleep(0.5)
     else:
         print(f"no end after {seconds:.0f} s", flush=True)
-    if said == "Succeeded":
+    if printed == "Succeeded":
         return 0
     for condition in status.get("conditions") or []:
         print(f"{condition['type']}={condition['status']} {condition.get('reason')}: {condition.get('message')}")

@@ -73,14 +73,14 @@ ROWS: Final = (
 )
 
 
-class Usage(NamedTuple):
+class ProcessUsage(NamedTuple):
     """What a tool's processes have used: CPU seconds, and resident MiB."""
 
     cpu: float
     memory: float
 
 
-def read_usage(pids: Sequence[int]) -> Usage:
+def read_usage(pids: Sequence[int]) -> ProcessUsage:
     """Return what processes have used so far."""
     cpu = 0.0
     memory = 0.0
@@ -89,7 +89,7 @@ def read_usage(pids: Sequence[int]) -> Usage:
         times = process.cpu_times()
         cpu += times.user + times.system
         memory += process.memory_info().rss / 2**20
-    return Usage(cpu, memory)
+    return ProcessUsage(cpu, memory)
 
 
 class AuditLog:

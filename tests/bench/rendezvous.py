@@ -160,7 +160,8 @@ def measure(job: AgentJob, limit: float, seconds: float) -> None:
     guard, hold = os.pipe()
     store = psutil.Process(fork_store(loopback_address(0), port, guard, theirs))
     gate, release = os.pipe()  # the store has no copy of it
-    reports, pids = Reports(agents), []
+    reports = Reports(agents)
+    pids: list[int] = []
     with tempfile.TemporaryDirectory() as folder:
         try:
             for index in range(agents):
@@ -198,7 +199,8 @@ class Meter:
     """Return the CPU seconds of the store and of all agents from now on; with ``since=0``, from their start on."""
 
     def __init__(self, store: psutil.Process, pids: Sequence[int], since: float | None = None) -> None:
-        self._store, self._pids = store, pids
+        self._store = store
+        self._pids = pids
         self._before = self._spent() if since is None else (since, since)
 
     def _spent(self) -> tuple[float, float]:

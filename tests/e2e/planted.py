@@ -228,7 +228,7 @@ CASES: Final[dict[str, Case]] = {
 }  # fmt: skip
 
 
-class Report(NamedTuple):
+class FaultReport(NamedTuple):
     """The three outputs, and seconds from the fault until all of them told it; None if they did not."""
 
     seconds: float | None
@@ -268,12 +268,12 @@ def describe_job(cluster: UserNamespace, name: str) -> str:
     return text[text.find("\nStatus:") :]
 
 
-def plant(cluster: UserNamespace, name: str, case: Case) -> Report:
+def plant(cluster: UserNamespace, name: str, case: Case) -> FaultReport:
     """Run the job of a case until the three outputs tell its fault."""
     began = time.time()
     applied = cluster.apply(build_job(name, case))
     if applied.returncode:
-        return Report(None, "", "", applied.stderr, ("applied",))
+        return FaultReport(None, "", "", applied.stderr, ("applied",))
     struck = began if case.script in ("", _TRAIN) else None
     deadline = began + _PATIENCE
     while True:
@@ -288,9 +288,9 @@ def plant(cluster: UserNamespace, name: str, case: Case) -> Report:
         missing = find_missing(case, get, describe, why)
         now = time.time()
         if struck is not None and not missing:
-            return Report(now - struck, get, describe, why, ())
+            return FaultReport(now - struck, get, describe, why, ())
         if now > deadline:
-            return Report(None, get, describe, why, missing)
+            return FaultReport(None, get, describe, why, missing)
         time.sleep(_POLL_SECONDS)
 
 

@@ -87,7 +87,7 @@ Fault = Callable[[Training], float]
 """Injects a fault and returns its time in Unix seconds."""
 
 
-class Recovery(NamedTuple):
+class FaultCost(NamedTuple):
     """What a fault costs: repeated steps, and seconds to the first step that had not been completed before."""
 
     redone: int
@@ -120,7 +120,7 @@ def read_steps(job: Training) -> list[tuple[int, float]]:
     return [(int(step), float(at)) for step, at in STEP.findall(job.log())]
 
 
-def measure(job: Training, fault: Fault, *, at_least: int = 80) -> Recovery:
+def measure(job: Training, fault: Fault, *, at_least: int = 80) -> FaultCost:
     """Inject a fault after some steps, and return what it costs."""
     job.cluster.until(lambda: (steps := read_steps(job)) and steps[-1][0] >= at_least, f"{at_least} steps")
     struck = fault(job)
@@ -143,7 +143,7 @@ def measure(job: Training, fault: Fault, *, at_least: int = 80) -> Recovery:
     assert status["phase"] == "Succeeded", status
     final = FINAL.findall(job.log())
     assert final, job.log()[-2000:]
-    recovery = Recovery(int(begins[2]) - int(begins[1]), first - struck, begins[3], final[-1])
+    recovery = FaultCost(int(begins[2]) - int(begins[1]), first - struck, begins[3], final[-1])
     reported = status["lastRestart"].get("stepsLost")
     print(
         f"{job.name}: {recovery.redone} steps redone (status: {reported}), next new step after "
@@ -214,7 +214,7 @@ def test_one_of_eight_pods_costs_no_completed_step(cluster: UserNamespace) -> No
     assert without.source == "disk"
 
 
-def compare(cluster: UserNamespace, name: str, fault: Fault, *, nodes: int = 2) -> tuple[Recovery, Recovery]:
+def compare(cluster: UserNamespace, name: str, fault: Fault, *, nodes: int = 2) -> tuple[FaultCost, FaultCost]:
     """Inject the fault with copies in memory and without; print and return both costs."""
     with_memory = measure(start(cluster, name, memory=True, nodes=nodes), fault)
     without = measure(start(cluster, f"{name}-disk", memory=False, nodes=nodes), fault)

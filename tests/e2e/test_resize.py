@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 _POLL_SECONDS = 0.1
 
 
-class Timeline:
+class ResizeTimeline:
     """When each part of a change was first observed, in seconds after its request."""
 
     def __init__(self, job: Training, size: int) -> None:
@@ -32,7 +32,7 @@ class Timeline:
         self._watcher = threading.Thread(target=self._watch)
         self.seconds: dict[str, float] = {}
 
-    def __enter__(self) -> Timeline:
+    def __enter__(self) -> ResizeTimeline:
         self._watcher.start()
         return self
 
@@ -77,7 +77,7 @@ def resize(job: Training, size: int) -> dict[str, float]:
         found[:] = [float(steps[0][2])] if steps else []
         return bool(found)
 
-    with Timeline(job, size) as timeline:
+    with ResizeTimeline(job, size) as timeline:
         job.patch(nodes=size)
         job.cluster.until(trains, f"{size} pods train")
     timeline.note("first step", found[0])

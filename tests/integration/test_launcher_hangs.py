@@ -135,9 +135,10 @@ def test_hang_is_only_reported_with_action_report(pods: PodsFactory, tmp_path: P
     job.start()
     job.until_logged(0, "in load_batch")
     job.until_logged(0, "---- rank 0 (pid ")
-    told, since = job.log(0).count("hang: "), heartbeat_age(job)
-    job.until(lambda: heartbeat_age(job) > since + 2, "several more looks")
-    assert job.log(0).count("hang: ") == told  # once for each hang
+    reports = job.log(0).count("hang: ")
+    age = heartbeat_age(job)
+    job.until(lambda: heartbeat_age(job) > age + 2, "several more checks")
+    assert job.log(0).count("hang: ") == reports  # once for each hang
     (tmp_path / "enough").touch()
     ended = job.wait(0)
     assert ended.code == 0, ended.log

@@ -166,7 +166,8 @@ def test_training_continues_with_replacement_of_killed_master(pods: PodsFactory)
     job.start(0)
     job.until(lambda: job.log(0).count("sum 3.0") == job.log(1).count("sum 3.0") == 2, "both ranks train again")
     (job.folder / "enough").touch()
-    first, second = job.wait(0), job.wait(1)
+    first = job.wait(0)
+    second = job.wait(1)
     assert (first.code, second.code) == (0, 0), first.log + second.log
     assert "rank 0 of 2 on node 0" in first.log
     assert second.message["restarts"] == 1

@@ -86,7 +86,7 @@ SCRIPTS = {
 
 
 @dataclass
-class Outcome:
+class ProgramResult:
     code: int
     out: str
     error: str
@@ -101,19 +101,19 @@ class Shim:
         for name in ("workers", "errors", "metrics", "stacks"):
             (self.runtime / name).mkdir(parents=True)
 
-    def bare(self, *words: str) -> Outcome:
+    def bare(self, *words: str) -> ProgramResult:
         return self._run([sys.executable, "-u", *words], {})
 
-    def shim(self, *words: str) -> Outcome:
+    def shim(self, *words: str) -> ProgramResult:
         line = split_python_line(words)
         own = [sys.executable, "-u", *line.flags, str(delivered_launcher()), "worker"]
         return self._run([*own, line.kind, "0", line.target, *line.args], {"DDP_RUNTIME_DIR": str(self.runtime)})
 
-    def _run(self, argv: list[str], env: dict[str, str]) -> Outcome:
+    def _run(self, argv: list[str], env: dict[str, str]) -> ProgramResult:
         process = subprocess.run(
             argv, cwd=self.folder, env={**os.environ, **env}, capture_output=True, timeout=300, stdin=subprocess.DEVNULL
         )
-        return Outcome(
+        return ProgramResult(
             process.returncode, process.stdout.decode(errors="replace"), process.stderr.decode(errors="replace")
         )
 
@@ -165,7 +165,8 @@ def test_other_programs_behave_as_in_plain_interpreter(shim: Shim, words: list[s
     (shim.folder / "sub").mkdir()
     (shim.folder / "sub" / "script.py").write_text("import sys\nprint(__file__, sys.path)\n")
     (shim.folder / "link.py").symlink_to("sub/script.py")
-    bare, shimmed = shim.bare(*words), shim.shim(*words)
+    bare = shim.bare(*words)
+    shimmed = shim.shim(*words)
     if words[0] == "-P":  # nor is the launcher's own folder in the path
         assert "ddp-launcher-" not in shimmed.out
     assert shimmed == bare

@@ -26,7 +26,7 @@ from tests.bench.trainer.systems import (
     QUICK,
     SYSTEMS,
     VARIANTS,
-    Case,
+    BenchmarkCase,
     changes_of,
     each_preset_first,
     plan_cases,
@@ -174,7 +174,7 @@ def result(rate: float, batch: int = 10, **more: float) -> dict[str, Any]:
 
 def measured(ranks: int = 1, **results: dict[str, Any]) -> CaseResult:
     named = {name.replace("_", ":"): value for name, value in results.items()}
-    case = Case(BY_NAME["cifar10-resnet50-ddp" if ranks > 1 else "cifar10-resnet50"], ranks)
+    case = BenchmarkCase(BY_NAME["cifar10-resnet50-ddp" if ranks > 1 else "cifar10-resnet50"], ranks)
     return CaseResult(case, "cifar10", {"results": named, "gradient_bytes": 100 * 2**20})
 
 
@@ -209,8 +209,8 @@ def test_ratios_are_taken_round_by_round() -> None:
 
 
 def test_table_shows_documents_figures_and_why_system_is_missing() -> None:
-    failed = CaseResult(Case(BY_NAME["cifar10-resnet18"], 1), "cifar10", problem="rank 0 ended with 1")
-    lacking = CaseResult(Case(BY_NAME["cifar10-resnet50-dp"], 1, "DataParallel needs two GPUs"), "cifar10")
+    failed = CaseResult(BenchmarkCase(BY_NAME["cifar10-resnet18"], 1), "cifar10", problem="rank 0 ended with 1")
+    lacking = CaseResult(BenchmarkCase(BY_NAME["cifar10-resnet50-dp"], 1, "DataParallel needs two GPUs"), "cifar10")
     some = measured(documents=result(10.0), ours_fp32={"failed": "UserError: no"})
     everything = [some, lacking, failed]
     text = "\n".join(line for item in everything for line in describe(item, everything))
@@ -270,14 +270,14 @@ def test_ranks_of_two_nodes_see_their_own_half_of_machine(monkeypatch: pytest.Mo
 
 
 def test_data_parallel_is_measured_on_both_sides_without_unsupported_options() -> None:
-    case = Case(BY_NAME["cifar10-resnet50-dp"], 1)
+    case = BenchmarkCase(BY_NAME["cifar10-resnet50-dp"], 1)
     assert cli._contenders(case, ("fp32", "compile"), (), quick=True) == ["documents", "ours:fp32", "bare:fp32"]
 
 
 def test_batches_are_compared_on_request_or_as_in_document() -> None:
     assert changes_of("batch-64") == {"data": {"batch_size": 64}}
     assert changes_of("fp32") == {"precision": {"name": "fp32"}}
-    case = Case(BY_NAME["fashion-mnist-wideresnet-large-batch"], 1)
+    case = BenchmarkCase(BY_NAME["fashion-mnist-wideresnet-large-batch"], 1)
     assert cli._contenders(case, (), (32, 64), quick=True) == ["documents", "ours:batch-32", "ours:batch-64"]
     assert [system.name for system in SYSTEMS if system.sweep] == [case.system.name]
     with pytest.raises(SystemExit):
@@ -301,7 +301,7 @@ def test_accuracy_is_not_taken_from_noise(tmp_path: Path, monkeypatch: pytest.Mo
     asked: list[MeasurementSpec] = []
     monkeypatch.setattr(launch, "run", lambda spec, *_, **__: asked.append(spec) or {"results": {}})
     data = cli._Data(None, tmp_path, True)
-    case = Case(BY_NAME["cifar10-resnet18"], 1)
+    case = BenchmarkCase(BY_NAME["cifar10-resnet18"], 1)
     results = cli._measure(case, (), "cuda", {"rounds": 1, "seconds": 0.0}, data, tmp_path, quick=True, accuracy=True)
     assert not asked[0].train
     assert results.notes == ["accuracy: not measured, --data-dir lacks cifar10"]
@@ -314,7 +314,7 @@ def test_compiled_step_gets_compile_time(
     source: list[float] = []
     monkeypatch.setattr(launch, "run", lambda *arguments, timeout, **named: source.append(timeout) or {"results": {}})
     data = cli._Data(None, tmp_path, True)
-    case = Case(BY_NAME["cifar10-resnet18"], 1)
+    case = BenchmarkCase(BY_NAME["cifar10-resnet18"], 1)
     cli._measure(case, (variant,), "cuda", {"rounds": 1, "seconds": 0.0}, data, tmp_path, quick=True)
     assert least <= source[0] <= least + 600
 

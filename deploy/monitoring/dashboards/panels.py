@@ -19,7 +19,10 @@ Panel = Any
 Queries = Query | Sequence[Query]
 
 
-GREEN, ORANGE, RED, PLAIN = "green", "orange", "red", "text"
+GREEN = "green"
+ORANGE = "orange"
+RED = "red"
+PLAIN = "text"
 
 Steps = Sequence[tuple[float, str]]
 """Thresholds with their colours; values below the first threshold are plain."""

@@ -28,7 +28,7 @@ from tests.bench.trainer.systems import (
     QUICK,
     SYSTEMS,
     VARIANTS,
-    Case,
+    BenchmarkCase,
     each_preset_first,
     plan_cases,
 )
@@ -171,7 +171,7 @@ class _Data:
 
 
 def _measure(
-    case: Case,
+    case: BenchmarkCase,
     variants: tuple[str, ...],
     device: str,
     pace: dict[str, Any],
@@ -240,7 +240,7 @@ def _measure_memory(measured: CaseResult, spec: MeasurementSpec, variant: str, f
             measured.about["results"][name] |= {key: result[key] for key in ("peak_bytes", "cache_bytes")}
 
 
-def _contenders(case: Case, variants: tuple[str, ...], batches: tuple[int, ...], *, quick: bool) -> list[str]:
+def _contenders(case: BenchmarkCase, variants: tuple[str, ...], batches: tuple[int, ...], *, quick: bool) -> list[str]:
     if case.system.mode == "dp":
         variants = tuple(name for name in variants if "compile" not in name)
     kinds = ("ours", "bare", "mute") if case.ranks > 1 else ("ours", "bare")

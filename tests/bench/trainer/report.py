@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.bench.trainer.network import FORMULAS, Link, parameter_server_seconds, ring_seconds
 from tests.bench.trainer.synthetic import EPOCH
-from tests.bench.trainer.systems import Case
+from tests.bench.trainer.systems import BenchmarkCase
 
 WORLD_SIZES = (2, 4, 8, 16)
 LEGEND = """\
@@ -22,7 +22,7 @@ scaling: images/s over ranks times those of one rank."""
 class CaseResult:
     """A case with its result: ``about`` of the worker, or the reason why there is none."""
 
-    case: Case
+    case: BenchmarkCase
     data: str
     about: dict[str, Any] = field(default_factory=dict)
     problem: str = ""

@@ -114,7 +114,7 @@ def changes_of(variant: str) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
-class Case:
+class BenchmarkCase:
     """One run to measure: a system on a number of ranks, or why it is not available here."""
 
     system: System
@@ -122,7 +122,9 @@ class Case:
     missing: str = ""
 
 
-def plan_cases(systems: tuple[System, ...], device: str, available: int, ranks: tuple[int, ...] | None) -> list[Case]:
+def plan_cases(
+    systems: tuple[System, ...], device: str, available: int, ranks: tuple[int, ...] | None
+) -> list[BenchmarkCase]:
     """The cases that fit ``available`` ranks (GPUs, or cores for CPU ranks). ``ranks`` limits the numbers tried.
 
     A system of one process runs on one rank, DataParallel on one rank that uses all GPUs, DDP on one, two, four
@@ -142,13 +144,13 @@ def plan_cases(systems: tuple[System, ...], device: str, available: int, ranks: 
                 missing = f"needs {number} {unit}s, this machine has {available}"
             elif system.published_precision == "fp16" and not gpus:
                 missing = "fp16 with a gradient scaler needs a GPU"
-            cases.append(Case(system, number, missing))
+            cases.append(BenchmarkCase(system, number, missing))
     return cases
 
 
-def each_preset_first(cases: list[Case]) -> list[Case]:
+def each_preset_first(cases: list[BenchmarkCase]) -> list[BenchmarkCase]:
     """In the same order, but for each preset the first runnable case comes before all others."""
-    first: dict[str, Case] = {}
+    first: dict[str, BenchmarkCase] = {}
     for case in cases:
         if not case.missing:
             first.setdefault(case.system.preset, case)

@@ -361,7 +361,8 @@ def _keep_template(kind: Kind, before: Object, after: Object) -> None:
     if kind.kind != "Job":
         return
     wrong = None
-    (old, new) = (before["spec"], after["spec"])
+    old = before["spec"]
+    new = after["spec"]
     if old["template"] != new["template"]:
         wrong = "spec.template.spec: Invalid value: field is immutable"
     elif old["completions"] != new["completions"] != new["parallelism"]:

@@ -85,29 +85,35 @@ class TestWebServer:
         assert server.sent == len(DATA) + 1
 
     def test_next_pod_resumes_interrupted_fetch(self, tmp_path: Path, server: FileServer) -> None:
-        server.cuts, server.statuses = [1_000_000], [0, 0, *[503] * 7]
+        server.cuts = [1_000_000]
+        server.statuses = [0, 0, *[503] * 7]
         assert refuse(tmp_path, f"{server.url}/data.bin").retryable
         bring(tmp_path, f"{server.url}/data.bin")
         assert content(tmp_path) == DATA
         assert server.sent == len(DATA) + 2
 
     def test_file_changed_between_fetches_is_fetched_from_start(self, tmp_path: Path, server: FileServer) -> None:
-        server.cuts, server.statuses = [1_000_000], [0, 0, *[503] * 7]
+        server.cuts = [1_000_000]
+        server.statuses = [0, 0, *[503] * 7]
         refuse(tmp_path, f"{server.url}/data.bin")
         newer = os.urandom(len(DATA))
-        server.content, server.etag = (lambda start, count: newer[start : start + count]), '"v2"'
+        server.content = lambda start, count: newer[start : start + count]
+        server.etag = '"v2"'
         bring(tmp_path, f"{server.url}/data.bin")
         assert content(tmp_path) == newer
 
     def test_file_changed_during_fetch_is_never_mixed(self, tmp_path: Path, server: FileServer) -> None:
-        newer, old = os.urandom(len(DATA)), server.content
+        newer = os.urandom(len(DATA))
+        old = server.content
 
         def change(start: int, count: int) -> bytes:
             if start >= 65536 and server.etag == '"v1"':
-                server.etag, server.content = '"v2"', lambda start, count: newer[start : start + count]
+                server.etag = '"v2"'
+                server.content = lambda start, count: newer[start : start + count]
             return old(start, count)
 
-        server.content, server.cuts = change, [1_000_000]
+        server.content = change
+        server.cuts = [1_000_000]
         bring(tmp_path, f"{server.url}/data.bin")
         assert content(tmp_path) == newer
 
@@ -204,7 +210,8 @@ class TestDisk:
 
 class TestSharing:
     def test_two_pods_fetch_same_input_once(self, tmp_path: Path, server: FileServer) -> None:
-        gate, inner = threading.Event(), server.content
+        gate = threading.Event()
+        inner = server.content
 
         def wait(start: int, count: int) -> bytes:
             if count > 1:
@@ -295,7 +302,8 @@ class TestFetchingPod:
         assert [(item.phase, item.reason) for item in ended.inputs] == [("Pending", ""), ("Failed", "NotFound")]
 
     def test_page_shows_progress(self, tmp_path: Path, server: FileServer) -> None:
-        inner, pages = server.content, []
+        inner = server.content
+        pages: list[str] = []
 
         def look(start: int, count: int) -> bytes:
             if start >= 1_000_000 and not pages:

@@ -72,7 +72,8 @@ def pod_of(nodes: int = 2, **env: str) -> Pod:
 
 
 def test_pod_adds_its_own_flags() -> None:
-    master, worker = pod_of(), pod_of(JOB_COMPLETION_INDEX="1")
+    master = pod_of()
+    worker = pod_of(JOB_COMPLETION_INDEX="1")
     c10d = ["--rdzv-backend=c10d", "--local-addr=job-1-1.job"]
     default = ["--monitor-interval=0.1"]
     assert add_pod_flags(c10d, master) == [*default, *c10d, "--rdzv-endpoint=localhost:29400"]
@@ -95,7 +96,8 @@ def test_loopback_addresses_sort_by_pod_index() -> None:
 
 
 def test_configuration_survives_json() -> None:
-    watchdog, preflight = WatchdogConfig(900, 300.5, 1800, "Restart"), PreflightConfig(True, ("dns", "tcp"), 1e6)
+    watchdog = WatchdogConfig(900, 300.5, 1800, "Restart")
+    preflight = PreflightConfig(True, ("dns", "tcp"), 1e6)
     config = dataclasses.replace(
         CONFIG, elastic=True, watchdog=watchdog, preflight=preflight, log_patterns=("a", "b$"), epochs=3
     )

@@ -35,7 +35,7 @@ class Moment(NamedTuple):
 Format = Callable[[Moment], str]
 
 
-class Run:
+class LineRun:
     """Feeds lines as the log reader does."""
 
     def __init__(self, epochs: int | None = None, steps: int | None = None, first_step: int | None = None) -> None:
@@ -65,7 +65,7 @@ class Run:
         self.counted = counted
         return self.progress.feed(line.encode() + b"\n", NOW)
 
-    def train(self, shape: Format, steps: Iterable[int], resumed: int = 0) -> Run:
+    def train(self, shape: Format, steps: Iterable[int], resumed: int = 0) -> LineRun:
         for step in steps:
             self.print(shape(Moment(step)), step - resumed)
         return self
@@ -124,35 +124,35 @@ WHOLE_EPOCHS: dict[str, Format] = {
 
 @pytest.mark.parametrize("shape", OF_THE_RUN.values(), ids=OF_THE_RUN)
 def test_total_beside_the_step_is_the_total_of_the_run(shape: Format) -> None:
-    assert Run().train(shape, range(10, 61, 10)).shown == (60, 1000, "1.234")
+    assert LineRun().train(shape, range(10, 61, 10)).shown == (60, 1000, "1.234")
 
 
 @pytest.mark.parametrize("shape", OF_THE_RUN.values(), ids=OF_THE_RUN)
 def test_lines_of_every_step_are_recognized_too(shape: Format) -> None:
-    assert Run().train(shape, range(1, 30)).shown == (29, 1000, "1.234")
+    assert LineRun().train(shape, range(1, 30)).shown == (29, 1000, "1.234")
 
 
 @pytest.mark.parametrize("shape", WITHOUT_A_TOTAL.values(), ids=WITHOUT_A_TOTAL)
 def test_step_without_a_total_is_the_step(shape: Format) -> None:
-    assert Run().train(shape, range(10, 61, 10)).shown == (60, None, "1.234")
-    assert Run(steps=1000).train(shape, range(10, 61, 10)).shown == (60, 1000, "1.234")
+    assert LineRun().train(shape, range(10, 61, 10)).shown == (60, None, "1.234")
+    assert LineRun(steps=1000).train(shape, range(10, 61, 10)).shown == (60, 1000, "1.234")
 
 
 @pytest.mark.parametrize("shape", OF_AN_EPOCH.values(), ids=OF_AN_EPOCH)
 def test_step_of_an_epoch_becomes_a_step_of_the_run(shape: Format) -> None:
-    assert Run(epochs=EPOCHS).train(shape, range(10, 251, 10)).shown == (250, 1000, "1.234")
+    assert LineRun(epochs=EPOCHS).train(shape, range(10, 251, 10)).shown == (250, 1000, "1.234")
 
 
 @pytest.mark.parametrize("shape", OF_AN_EPOCH.values(), ids=OF_AN_EPOCH)
 def test_step_of_an_epoch_is_no_total_before_the_second_epoch(shape: Format) -> None:
-    shown = Run().train(shape, range(10, 101, 10)).shown
+    shown = LineRun().train(shape, range(10, 101, 10)).shown
     assert shown is not None
     assert shown[1] in (None, 1000)
 
 
 def test_total_of_the_only_epoch_is_the_total_of_the_run() -> None:
     lines = (f"[0/1][{step}/100] Loss_D: 0.5 Loss_G: 1.234" for step in range(0, 31, 10))
-    run = Run()
+    run = LineRun()
     for step, line in enumerate(lines):
         run.print(line, 10 * step + 1)
     status = run.status
@@ -162,24 +162,24 @@ def test_total_of_the_only_epoch_is_the_total_of_the_run() -> None:
 
 @pytest.mark.parametrize("shape", WHOLE_EPOCHS.values(), ids=WHOLE_EPOCHS)
 def test_line_of_an_epoch_shows_steps_and_total_of_the_run(shape: Format) -> None:
-    assert Run().train(shape, range(100, 501, 100)).shown == (500, 1000, "1.234")
+    assert LineRun().train(shape, range(100, 501, 100)).shown == (500, 1000, "1.234")
 
 
 @pytest.mark.parametrize("shape", [*OF_THE_RUN.values(), *WITHOUT_A_TOTAL.values()])
 def test_resumed_run_shows_its_true_step(shape: Format) -> None:
-    shown = Run().train(shape, range(310, 361, 10), resumed=300).shown
+    shown = LineRun().train(shape, range(310, 361, 10), resumed=300).shown
     assert shown is not None
     assert shown[0] == 360
 
 
 @pytest.mark.parametrize("shape", OF_AN_EPOCH.values(), ids=OF_AN_EPOCH)
 def test_resumed_run_with_the_optimizers_state_shows_its_true_step(shape: Format) -> None:
-    run = Run(epochs=EPOCHS, first_step=300).train(shape, range(310, 451, 10), resumed=300)
+    run = LineRun(epochs=EPOCHS, first_step=300).train(shape, range(310, 451, 10), resumed=300)
     assert run.shown == (450, 1000, "1.234")
 
 
 def test_resumed_run_with_whole_epochs_shows_its_true_step() -> None:
-    run = Run().train(WHOLE_EPOCHS["one line"], range(500, 801, 100), resumed=400)
+    run = LineRun().train(WHOLE_EPOCHS["one line"], range(500, 801, 100), resumed=400)
     assert run.shown == (800, 1000, "1.234")
 
 
@@ -199,7 +199,7 @@ def test_resumed_run_with_whole_epochs_shows_its_true_step() -> None:
     ],
 )
 def test_line_that_does_not_follow_the_counter_shows_nothing(text: str) -> None:
-    run = Run()
+    run = LineRun()
     randoms = [7, 3, 9, 1, 4, 8, 2, 6, 5]
     found = [run.print(text.format(i, random), 40 * i) for i, random in enumerate(randoms)]
     assert not any(found)
@@ -207,7 +207,7 @@ def test_line_that_does_not_follow_the_counter_shows_nothing(text: str) -> None:
 
 
 def test_bar_of_a_validation_is_not_the_step() -> None:
-    run = Run()
+    run = LineRun()
     for epoch in range(3):
         for batch in range(1, 9):
             run.print(f"\r{as_bar(8 * epoch + batch, 24)}]", 8 * epoch + batch)
@@ -220,12 +220,12 @@ def test_bar_of_a_validation_is_not_the_step() -> None:
 
 
 def test_total_that_contradicts_the_counter_is_dropped() -> None:
-    run = Run(steps=50).train(WITHOUT_A_TOTAL["colon"], range(10, 91, 10))
+    run = LineRun(steps=50).train(WITHOUT_A_TOTAL["colon"], range(10, 91, 10))
     assert run.shown == (90, None, "1.234")
 
 
 def test_late_reader_of_a_fast_loop_finds_the_step() -> None:
-    run = Run()
+    run = LineRun()
     for step in range(0, 3000, 300):
         lines = "\n".join(f"step {at}/3000 loss 0.5" for at in range(step, step + 300))
         run.print(lines, min(step + 310, 3000))
@@ -237,19 +237,19 @@ def test_late_reader_of_a_fast_loop_finds_the_step() -> None:
 
 
 def test_accumulated_batches_are_divided() -> None:
-    run = Run()
+    run = LineRun()
     for batch in range(40, 401, 40):
         run.print(f"batch {batch}/4000 loss 0.5", batch // 4)
     assert run.shown == (100, 1000, "0.5")
 
 
 def test_lines_that_are_read_late_show_the_true_total_and_the_counted_step() -> None:
-    run = Run(epochs=2)
+    run = LineRun(epochs=2)
     for step in range(2, 81, 2):
         batch = (step - 1) % 40 + 1
         run.print(f"Train Epoch: {(step - 1) // 40 + 1} [{16 * batch}/640 (5%)]\tLoss: 1.234", step + (step % 8 == 0))
     assert run.shown == (81, 81, "1.234"), "the last line was read a step late"
-    assert Run(epochs=2).train(OF_AN_EPOCH["mnist"], range(10, 121, 10)).shown == (120, 200, "1.234")
+    assert LineRun(epochs=2).train(OF_AN_EPOCH["mnist"], range(10, 121, 10)).shown == (120, 200, "1.234")
 
 
 def test_last_small_batch_of_each_epoch_counts_as_step() -> None:
@@ -261,7 +261,7 @@ def test_last_small_batch_of_each_epoch_counts_as_step() -> None:
 
 
 def test_new_process_is_validated_anew() -> None:
-    run = Run().train(OF_THE_RUN["step of total"], range(10, 61, 10))
+    run = LineRun().train(OF_THE_RUN["step of total"], range(10, 61, 10))
     run.progress = run.progress.restarted()
     run.print("step 10/1000 | loss: 1.0", 10)
     assert run.status is None
@@ -273,7 +273,7 @@ def test_uncounted_rank_shows_no_line() -> None:
 
 
 def test_many_different_lines_take_bounded_memory() -> None:
-    run = Run()
+    run = LineRun()
     for number in range(3000):
         run.print(f"{'x' * (number % 200)} {number} y", number)
         run.progress._second = 0
@@ -281,7 +281,7 @@ def test_many_different_lines_take_bounded_memory() -> None:
 
 
 def test_lines_beyond_the_limit_of_a_second_are_skipped() -> None:
-    run = Run()
+    run = LineRun()
     for step in range(2000):
         run.print("noise", step)
     assert not run.print("step 2000/2000 loss 0.5", 2000)

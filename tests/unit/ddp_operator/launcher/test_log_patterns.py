@@ -341,7 +341,9 @@ def test_counters_restart_with_new_process(tmp_path: Path) -> None:
     log_page = os.path.join(folder, "metrics", "0.log")
     record_worker(folder, 0, rank=0, pid=1)
     pod = launcher_pod(folder, log_patterns=(r"step (?P<step>\d+)",), epochs=1)
-    (source, source_end), (done, done_end), (log, log_end) = os.pipe(), os.pipe(), os.pipe()
+    source, source_end = os.pipe()
+    done, done_end = os.pipe()
+    log, log_end = os.pipe()
     child = os.fork()
     if not child:
         os.dup2(log_end, 1)

@@ -95,9 +95,11 @@ def test_rounded_sum_is_accepted_and_missing_rank_detected(ranks: int) -> None:
     def rounded(value: float) -> float:
         return float(struct.unpack("f", struct.pack("f", value))[0])  # as a tensor of 32-bit floats has it
 
-    right = wrong = 1.0
+    right = 1.0
+    wrong = 1.0
     for _ in range(4):
-        right, wrong = rounded(ranks * right), rounded((ranks - 1) * wrong)
+        right = rounded(ranks * right)
+        wrong = rounded((ranks - 1) * wrong)
     assert is_sum(right, ranks, 4)
     assert not is_sum(wrong, ranks, 4)
 

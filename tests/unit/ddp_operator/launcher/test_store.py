@@ -52,12 +52,12 @@ class TestSignedStore:
         assert signed(store).read_log("key") == []
 
     def test_pickled_value_is_not_executed(self, tmp_path: Path) -> None:
-        class Attack:
+        class CreatesFolder:
             def __reduce__(self) -> Any:
                 return os.mkdir, (str(tmp_path / "executed"),)
 
         store = HashStore()
-        store.set("run/0/key", pickle.dumps(Attack()))
+        store.set("run/0/key", pickle.dumps(CreatesFolder()))
         assert signed(store).read("key") is None
         assert not (tmp_path / "executed").exists()
 

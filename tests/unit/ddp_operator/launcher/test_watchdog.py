@@ -121,7 +121,8 @@ def test_two_stalls_have_different_starts() -> None:
 
 
 def test_frozen_launcher_detects_no_stall() -> None:
-    clock, watchdog = AwakeClock(7.0, 1000.0), HeartbeatWatchdog(PLAN)
+    clock = AwakeClock(7.0, 1000.0)
+    watchdog = HeartbeatWatchdog(PLAN)
     for real in (1005.0, 1010.0):
         watchdog.observe(BOTH, {0: page(int(real))}, clock.tick(real))
     now = clock.tick(2000.0)  # launcher and ranks were frozen: the page is unchanged
@@ -391,8 +392,8 @@ def test_deep_stack_is_read_and_other_thread_ignored() -> None:
 def test_pod_with_root_cause_has_shorter_grace_period(interval: float) -> None:
     with_cause, waiting = (stall_grace_seconds(2, interval, has_cause=has_cause) for has_cause in (True, False))
     # At worst the other pod detects it one check and one page timeout later, on a busy machine after twice that time.
-    page, stacks = PAGE_TIMEOUT * 2, SECONDS_FOR_STACKS
-    assert waiting >= 2 * (interval + page + stacks) + with_cause
+    page = PAGE_TIMEOUT * 2
+    assert waiting >= 2 * (interval + page + SECONDS_FOR_STACKS) + with_cause
     assert with_cause == 2 * interval
     assert waiting <= 40  # the delay of a hang without a root cause
     assert stall_grace_seconds(1, interval, has_cause=False) == 0
