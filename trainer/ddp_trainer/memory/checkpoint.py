@@ -38,7 +38,7 @@ from .state import (
     find_settled,
     flatten,
 )
-from .writer import Copy, SavedCopies, Slots, Writer
+from .writer import SECONDS_FOR_COPY, Copy, SavedCopies, Slots, Writer
 
 ENV_MEMORY_DIR = "DDP_MEMORY_DIR"
 ENV_MEMORY_INTERVAL = "DDP_MEMORY_INTERVAL"
@@ -244,6 +244,8 @@ class _Session:
         self._is_measuring = False  # whether the last save has a stall that is still counted
         self._stall = 0.0
         self._fenced = 0.0
+        self._waited = 0.0
+        self._waits_for_copies = False
         self._step_began = time.perf_counter()
         self._hook = register_optimizer_step_pre_hook(lambda *_: self.fence())
         atexit.register(self.close)
@@ -422,7 +424,7 @@ class _Session:
         if self._writer is not None:
             stall += self._writer.measure_gpu_stall()
         self.stalled += stall
-        self.interval.record_save(stall)
+        self.interval.record_save(stall - self._waited)
 
     def _copy(self, step: int) -> None:
         try:
@@ -435,6 +437,7 @@ class _Session:
         if not self._is_prepared:
             self._is_prepared = True
             self._prepare(rows[-1].offset + rows[-1].bytes + len(manifest) if rows else len(manifest))
+            self._waits_for_copies = self._is_state_in_one_process(state)
         now = self._list_volatile(state)
         if self._writer is None or self._problem:
             return
@@ -443,7 +446,26 @@ class _Session:
             self._writer.write(copy)
         except NoRoomError as error:
             self._disable(self._describe_room(error.needed))
+        self._wait_for_copy()
         self._observe_writer()
+
+    def _is_state_in_one_process(self, state: FlatState) -> bool:
+        """Return whether the end of this process during a copy would lose a completed step.
+
+        A state on a GPU does not count: a wait for its copy would stop the host until the GPU has completed the step.
+        """
+        pods = {member.pod for member in self._members}
+        is_in_other_pods = self._kind == REPLICATED and self._saves_everywhere and len(pods) > 1
+        return not is_in_other_pods and not any(leaf.tensor.is_cuda for leaf in state.leaves)
+
+    def _wait_for_copy(self) -> None:
+        """Wait for the end of the copy, of sharded state on all ranks, if only this process has the state."""
+        assert self._writer is not None
+        self._waited = 0.0
+        if self._waits_for_copies and not self._writer.problem:
+            began = time.perf_counter()
+            self._writer.wait(min(self.interval.compute_wait(), SECONDS_FOR_COPY))
+            self._waited = time.perf_counter() - began
 
     def _observe_writer(self) -> None:
         assert self._writer is not None
@@ -483,8 +505,10 @@ class _Session:
             return
         slots = self._state_slots if self._kind == REPLICATED else self._shard_slots
         self._writer = Writer(slots, self._place, finite_only=self._finite_only)
-        if ring is not None and counter is not None:
-            self._writer.exchange_shards(Ring(ring, self._place.rank), self._peer_slots, counter)
+        if self._kind == SHARD and counter is not None:
+            self._writer.count_copies(counter)
+        if ring is not None:
+            self._writer.exchange_shards(Ring(ring, self._place.rank), self._peer_slots)
         elif self._kind == SHARD and len(pods) > 1:
             self._log("the pods have different numbers of ranks: shards have no copies in other pods")
 

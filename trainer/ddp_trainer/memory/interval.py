@@ -32,8 +32,20 @@ class Interval:
         """Record the duration of a step without the stall."""
         self._durations = [*self._durations[1 - _MEASUREMENTS :], seconds]
 
+    def compute_wait(self) -> float:
+        """Return for how many seconds a save may wait for the end of its copy: what its stall leaves of one percent."""
+        if self._is_fixed:
+            return math.inf
+        if not self._durations:
+            return 0.0
+        allowed = _SHARE * self.steps * statistics.median(self._durations)
+        return max(0.0, allowed - statistics.median(self._stalls or [0.0]))
+
     def record_save(self, stalled: float) -> None:
-        """Record for how many seconds a save stopped the training, and occasionally choose another interval."""
+        """Record for how many seconds a save stopped the training, and occasionally choose another interval.
+
+        ``stalled``: without the wait for the end of the copy.
+        """
         self._saves += 1
         if self._saves > 1:  # the first one allocates the memory
             self._stalls = [*self._stalls[1 - _MEASUREMENTS :], stalled]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -17,6 +19,8 @@ from .agreement import RingNeighbours
 _CHUNK_BYTES = 32 << 20
 _SECONDS_FOR_PEERS = 20.0
 _POLL_SECONDS = 0.005
+_SHORTEST_PAUSE = 0.0005
+_ABANDONED = 1 << 40
 
 
 class RankPlace(NamedTuple):
@@ -102,6 +106,8 @@ class PeerCounter:
 
     def __init__(self, place: RankPlace, name: str, environ: Mapping[str, str] = os.environ) -> None:
         self._world = place.world
+        self._copies = 0
+        self._is_stopped = threading.Event()
         address = environ["MASTER_ADDR"]
         port = int(environ["MASTER_PORT"])
         timeout = timedelta(seconds=_SECONDS_FOR_PEERS)
@@ -118,20 +124,31 @@ class PeerCounter:
         own = "yes" if count >= self._world else "no"
         return bool(self._store.compare_set("result", "", own) == b"yes")
 
-    def confirm(self) -> None:
-        """Count that this rank has completed another copy."""
-        self._store.add("copies", 1)
+    def wait_for_next_copy(self) -> bool:
+        """Wait until every rank has called this as often as this rank.
 
-    def wait_for_confirmations(self, copies: int) -> bool:
-        """Wait until every rank has confirmed ``copies`` copies. Returns False after 20 seconds."""
+        Until then the copy before may be the newest complete one, so no rank may overwrite it. Returns False after 20
+        seconds, or if a rank has abandoned its copies.
+        """
+        self._copies += 1
+        count = self._store.add("copies", 1)
         deadline = time.monotonic() + _SECONDS_FOR_PEERS
-        pause = _POLL_SECONDS
-        while self._store.add("copies", 0) < copies * self._world:
+        pause = _SHORTEST_PAUSE
+        while count < self._copies * self._world and not self._is_stopped.wait(pause):
             if time.monotonic() > deadline:
                 return False
-            time.sleep(pause)
             pause = min(2 * pause, 0.1)
-        return True
+            count = self._store.add("copies", 0)
+        return count < _ABANDONED
+
+    def abandon(self) -> None:
+        """Tell the other ranks that this one completes no more copies. Does nothing if the store has ended."""
+        with suppress(RuntimeError):
+            self._store.add("copies", _ABANDONED)
+
+    def stop_waiting(self) -> None:
+        """Let :meth:`wait_for_next_copy` return at once: this rank overwrites no more copies."""
+        self._is_stopped.set()
 
 
 class Ring:

@@ -21,7 +21,8 @@ from .gpu import GpuCopies, GpuCopy
 from .ranks import PeerCounter, RankPlace, Ring
 from .state import Leaf, TensorRow, read_tensor
 
-_SECONDS_FOR_COPY = 30.0
+SECONDS_FOR_COPY = 30.0
+"""A copy that takes longer ends all copies."""
 _CHUNK_ELEMENTS = 1 << 15
 _MAX_SAVED = 2  # files of one state; launchers delete former ones
 
@@ -133,7 +134,6 @@ class Writer:
         self._ring: Ring | None = None
         self._peer_slots: Slots | None = None
         self._counter: PeerCounter | None = None
-        self._exchanges = 0
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._finished = threading.Event()
@@ -142,16 +142,19 @@ class Writer:
         self._copied.set()
         self._gpu = GpuCopies()
 
-    def exchange_shards(self, ring: Ring, peer_slots: Slots, counter: PeerCounter) -> None:
+    def count_copies(self, counter: PeerCounter) -> None:
+        """From now on overwrite no shard before all ranks have a newer one."""
+        self._counter = counter
+
+    def exchange_shards(self, ring: Ring, peer_slots: Slots) -> None:
         """From now on keep the shards of a neighbour, and send it those of this rank."""
         self._ring = ring
         self._peer_slots = peer_slots
-        self._counter = counter
 
     def write(self, copy: Copy) -> None:
         """Start to copy a state. Raises :class:`NoRoomError`."""
-        if not self.wait(_SECONDS_FOR_COPY):
-            self.problem = f"the copy of an earlier step took more than {_SECONDS_FOR_COPY:g} s"
+        if not self.wait(SECONDS_FOR_COPY):
+            self.problem = f"the copy of an earlier step took more than {SECONDS_FOR_COPY:g} s"
             return
         payload = copy.rows[-1].offset + copy.rows[-1].bytes if copy.rows else 0
         payload = -(-payload // 64) * 64
@@ -184,6 +187,8 @@ class Writer:
         """Complete the running copy and end the thread: torch aborts a process that ends while a thread uses it."""
         if self._thread is None:
             return
+        if self._counter is not None:
+            self._counter.stop_waiting()
         self._jobs.put(None)
         self._thread.join(seconds)
         self._thread = None
@@ -219,20 +224,26 @@ class Writer:
             try:
                 self._finish(job)
             except Exception as error:  # training continues whatever happens to its copies
-                job.file.invalidate()
                 self.problem = f"{type(error).__name__}: {error}"
+                if self._counter is not None:
+                    self._counter.abandon()
             del job
             self._copied.set()
             self._finished.set()
 
     def _finish(self, job: _Job) -> None:
-        header = self._complete(job)
-        if header is None:
-            job.file.invalidate()
-        else:
-            job.file.commit(header)
+        header = None
+        try:
+            header = self._complete(job)
+        finally:
+            if header is None:
+                job.file.invalidate()
+            else:
+                job.file.commit(header)
         if self._ring is not None:
             self._exchange(header, job.memory)
+        if self._counter is not None and not self._counter.wait_for_next_copy():
+            self.problem = "another rank did not complete its copy of the last step"
 
     def _complete(self, job: _Job) -> Header | None:
         """Copy the rest. Returns None if the copy must not be used."""
@@ -257,13 +268,9 @@ class Writer:
         return header._replace(saves=job.copy.saves, stalled=job.copy.stalled)
 
     def _exchange(self, header: Header | None, memory: Tensor) -> None:
-        """Send this rank's shard to its neighbour and keep that of the other neighbour, until all ranks have done so.
-
-        Until then the copy before may be the newest complete one, so no rank may overwrite it.
-        """
+        """Send this rank's shard to its neighbour and keep that of the other neighbour."""
         assert self._ring is not None
         assert self._peer_slots is not None
-        assert self._counter is not None
         own = [-1, 0, 0, 0] if header is None else [header.step, header.payload, header.manifest, header.checksum]
         step, payload, manifest, checksum = self._ring.exchange_numbers(own)
         file = self._peer_slots.find_next()
@@ -272,10 +279,6 @@ class Writer:
         if step >= 0:
             origin = self._ring.neighbours.source
             file.commit(Header(SHARD, step, self._place.world, origin, payload, manifest, checksum, time.time()))
-        self._exchanges += 1
-        self._counter.confirm()
-        if not self._counter.wait_for_confirmations(self._exchanges):
-            self.problem = "another rank did not complete its copy of the last step"
 
 
 def _read_version(tensor: Tensor) -> int:

@@ -57,6 +57,12 @@ def end(run: Run) -> None:
     run.memory.close()
 
 
+def find_steps(folder: Path) -> set[int]:
+    """Return the steps of which a copy exists, as another process reads them."""
+    headers = [checkpoint.CopyFile(str(path)).header for path in folder.glob("pod-0/*")]
+    return {header.step for header in headers if header is not None}
+
+
 def test_restored_state_is_equal_to_the_bit(tmp_path: Path) -> None:
     first = Run(tmp_path)
     assert first.memory.restore() is None
@@ -126,7 +132,7 @@ def test_damaged_copy_falls_back_to_the_one_before(tmp_path: Path, capfd: pytest
 def test_memory_changed_by_the_next_step_is_the_state_of_the_step_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next step must wait until its parameters are copied."""
+    """The next step must wait until its parameters are copied, if the save before it has not."""
     copied = writer.copy_memory
 
     def copy_slowly(address: int, source: torch.Tensor, size: int) -> None:
@@ -134,11 +140,12 @@ def test_memory_changed_by_the_next_step_is_the_state_of_the_step_before(
         time.sleep(0.02)
         copied(address, source, size)
 
-    first = Run(tmp_path)
+    first = Run(tmp_path, interval=None)
     first.memory.restore()
     first.train(0, 2)
     monkeypatch.setattr(writer, "copy_memory", copy_slowly)
     first.train(2, 3)
+    assert not find_steps(tmp_path) & {3}
     expected = first.state()
     first.step(3)
     end(first)
@@ -147,6 +154,25 @@ def test_memory_changed_by_the_next_step_is_the_state_of_the_step_before(
     assert equal(second.state(), expected)
     assert first.memory.stalled_seconds > 0
     end(second)
+
+
+def test_save_with_fixed_interval_returns_when_its_copy_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = writer.copy_memory
+
+    def copy_slowly(address: int, source: torch.Tensor, size: int) -> None:
+        time.sleep(0.02)
+        copied(address, source, size)
+
+    monkeypatch.setattr(writer, "copy_memory", copy_slowly)
+    run = Run(tmp_path)
+    run.memory.restore()
+    for step in range(3):
+        run.train(step, step + 1)
+        assert max(find_steps(tmp_path)) == step + 1
+    assert run.memory.stalled_seconds > 0
+    end(run)
 
 
 def test_parameter_changed_outside_of_a_step_discards_the_copy(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from ddp_trainer.memory.interval import Interval, compute_interval
@@ -30,6 +32,27 @@ def test_fixed_interval_is_kept() -> None:
         interval.record_step(1.0)
         interval.record_save(10.0)
     assert interval.steps == 3
+
+
+def test_fixed_interval_waits_for_each_copy() -> None:
+    assert Interval(1, lambda own: own).compute_wait() == math.inf
+
+
+def test_chosen_interval_waits_for_what_a_stall_leaves_of_one_percent() -> None:
+    interval = Interval(None, lambda own: own)
+    assert interval.compute_wait() == 0
+    interval.record_step(2.0)
+    assert interval.compute_wait() == pytest.approx(0.02)
+    for _ in range(2):
+        interval.record_save(0.005)
+    assert interval.compute_wait() == pytest.approx(0.015)
+    for _ in range(2):
+        interval.record_save(0.05)
+    assert interval.steps == 3
+    assert interval.compute_wait() == pytest.approx(0.01)
+    for _ in range(8):
+        interval.record_save(1.0)
+    assert interval.compute_wait() == 0
 
 
 def test_first_save_does_not_count() -> None:
