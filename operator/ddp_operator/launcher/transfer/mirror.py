@@ -25,6 +25,7 @@ from .checkpoints import MirrorConfig, MirrorEvent, MirrorRequest, MirrorState
 from .shards import (
     find_missing_shards,
     is_metadata,
+    is_partition,
     is_shard,
     list_checkpoint_folders,
     read_shard_names,
@@ -370,6 +371,9 @@ class Mirror:
         step = self._metrics.progress().get(METRIC_CHECKPOINT_STEP) if final or self._pending else None
         files = self._folder.scan(now)
         changed = {path for path in {*files, *self._uploaded} if files.get(path) != self._uploaded.get(path)}
+        partition = next(filter(is_partition, sorted(files)), None)
+        if self._is_multi_node and partition is not None:
+            raise UnusableStorage(_describe_partition(partition))
         incomplete = IncompleteFiles(set(), set())
         if changed and not final:
             incomplete = self._folder.find_incomplete(files, now)
@@ -503,6 +507,13 @@ def _describe_overwritten(path: str) -> str:
     return (
         f"{path} was saved again in the same folder. With checkpoint.url and several pods, save each checkpoint of "
         "torch.distributed.checkpoint in a folder of its own, such as step-100."
+    )
+
+
+def _describe_partition(path: str) -> str:
+    return (
+        f"{path} is a partition of a checkpoint of DeepSpeed's ZeRO, and other pods have its other partitions. From "
+        "other pods checkpoint.url uploads only shards of torch.distributed.checkpoint. Use checkpoint.claimName."
     )
 
 

@@ -12,6 +12,7 @@ from typing import Iterable, Mapping
 METADATA = ".metadata"
 _SHARD = re.compile(r"__\d+_\d+\.distcp")
 _SHARD_BYTES = re.compile(_SHARD.pattern.encode())
+_PARTITION = re.compile(r"(?:\w+_)?zero_pp_rank_\d+_mp_rank_\d+_\w+\.pt")
 _LONGEST_NAME = 64  # bytes
 _CHUNK_BYTES = 1 << 20
 _SECONDS_BETWEEN_SEARCHES = 2.0
@@ -26,6 +27,11 @@ def is_shard(path: str) -> bool:
 def is_metadata(path: str) -> bool:
     """Return whether a file is the list of the shards of a DCP checkpoint."""
     return os.path.basename(path) == METADATA
+
+
+def is_partition(path: str) -> bool:
+    """Return whether a file is one rank's partition of a checkpoint of DeepSpeed's ZeRO, which has no list of them."""
+    return _PARTITION.fullmatch(os.path.basename(path)) is not None
 
 
 def has_shards(folder: str) -> bool:

@@ -17,13 +17,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Iterable, Mapping, NamedTuple, Optional
 
 from ..files import log
 
 VERSION = 1
 _CHUNK = 1 << 20
-_MAX_PART_BYTES = 16 << 20
+_MAX_PARTS_BYTES = 64 << 20  # of the lists of all pods
 _PARALLEL = 4  # files transferred at the same time
 _DOWNLOAD_ATTEMPTS = 2  # the second corrects damage in transit
 _TEMPORARY = ".ddp-fetch-"
@@ -304,7 +304,7 @@ class SnapshotStore:
 
         ``prune`` removes no content of an announced shard.
         """
-        former = [part for part in self._list_parts() if part.pod == pod]
+        former = [part for part in self._measure_parts() if part.pod == pod]
         self.check()
         number = max((part.number for part in former if part.claim == self._own.number), default=0)
         part = PartName(self._own.number, pod, number + 1)
@@ -319,16 +319,20 @@ class SnapshotStore:
 
     def forget_shards(self) -> None:
         """Remove the lists of all pods: every shard that counts belongs to a snapshot. Raises: PrefixSuperseded."""
-        parts = self._list_parts()
+        parts = self._measure_parts()
         self.check()
         self._remove(part.path for part in parts)
         self._parts = {}  # the pods number their lists from 1 again
 
     def _read_announced(self) -> dict[str, FileContent]:
+        sizes = self._measure_parts()
         newest: dict[int, PartName] = {}
-        for part in sorted(self._list_parts()):
+        for part in sorted(sizes):
             if part.claim == self._own.number:
                 newest[part.pod] = part
+        needed = sum(sizes[part] for part in newest.values())
+        if needed > _MAX_PARTS_BYTES:
+            raise OSError(_describe_long_lists(needed))
         self._parts = {part: files for part, files in self._parts.items() if part in newest.values()}
         shards: dict[str, FileContent] = {}
         for part in newest.values():
@@ -338,10 +342,10 @@ class SnapshotStore:
             shards.update(self._parts.get(part, {}))
         return shards
 
-    def _list_parts(self) -> Sequence[PartName]:
-        sizes = self._list("parts")
-        matches = [_PART_FILE.fullmatch(name) for name, size in sizes.items() if size <= _MAX_PART_BYTES]
-        return [PartName(int(match[1]), int(match[2]), int(match[3])) for match in matches if match]
+    def _measure_parts(self) -> dict[PartName, int]:
+        """Return the sizes of the lists of all pods in bytes."""
+        matches = {_PART_FILE.fullmatch(name): size for name, size in self._list("parts").items()}
+        return {PartName(int(match[1]), int(match[2]), int(match[3])): size for match, size in matches.items() if match}
 
     def prune(self) -> None:
         """Remove all but the newest snapshots, and the objects that no snapshot needs; nothing of a later attempt.
@@ -408,6 +412,13 @@ def _decode_part(data: bytes) -> dict[str, FileContent]:
     if not all(map(_is_inside, files)) or not all(_OBJECT.fullmatch(content.digest) for content in files.values()):
         raise ValueError("a list of shards names files outside of the folder, or no objects")
     return files
+
+
+def _describe_long_lists(size: int) -> str:
+    return (
+        f"the lists of shards of all pods contain {size >> 20} MiB, more than {_MAX_PARTS_BYTES >> 20} MiB. Delete old "
+        "checkpoints in every pod, or save fewer shards."
+    )
 
 
 def _remove_temporary_files(folder: str) -> None:

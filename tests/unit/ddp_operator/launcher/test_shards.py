@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.launcher.pod import CheckpointStoreConfig, encode_config
+from ddp_operator.launcher.transfer import snapshots
 from ddp_operator.launcher.transfer.checkpoints import NEWEST, MirrorConfig, MirrorEvent, MirrorRequest
 from ddp_operator.launcher.transfer.mirror import Mirror
 from ddp_operator.launcher.transfer.shards import find_missing_shards, has_shards, read_shard_names
@@ -56,6 +57,10 @@ class PodMirror:
         """The newest manifest's files."""
         written = sorted((self.root / "store" / "snapshots").glob("*.json"))
         return dict(json.loads(written[-1].read_text())["files"]) if written else {}
+
+    def read_problem(self) -> str:
+        """The problem of the last report."""
+        return next(event.state.problem for event in reversed(self.events) if event.state is not None)
 
     def list_files(self) -> dict[str, bytes]:
         files = (path for path in self.folder.rglob("*") if path.is_file())
@@ -218,6 +223,31 @@ def test_prune_keeps_the_content_of_an_announced_shard(pods: list[PodMirror], tm
     (pods[1].folder / "step-1" / "__1_0.distcp").write_text("early")
     assert pods[0].scan()
     assert set(pods[0].read_snapshot()) == {*COMPLETE, "log.txt"}
+
+
+def test_lists_of_shards_are_limited_in_their_sum(pods: list[PodMirror], monkeypatch: pytest.MonkeyPatch) -> None:
+    pods[1].request(claim=True)
+    save(pods, "step-1")
+    pods[1].scan()
+    size = sum(path.stat().st_size for path in (pods[0].root / "store" / "parts").iterdir())
+    monkeypatch.setattr(snapshots, "_MAX_PARTS_BYTES", size - 1)
+    assert not pods[0].scan()
+    assert pods[0].read_snapshot() == {}
+    assert "Delete old checkpoints in every pod" in pods[0].read_problem()
+    monkeypatch.setattr(snapshots, "_MAX_PARTS_BYTES", size)
+    pods[0].clock.now += 60
+    assert pods[0].scan()
+    assert set(pods[0].read_snapshot()) == COMPLETE
+
+
+@pytest.mark.parametrize("kind", ["optim_states", "model_states"])
+def test_partitions_of_zero_in_other_pods_are_refused(pods: list[PodMirror], kind: str) -> None:
+    folder = pods[0].folder / "global_step10"
+    folder.mkdir()
+    (folder / f"bf16_zero_pp_rank_0_mp_rank_00_{kind}.pt").write_text("x")
+    with pytest.raises(UnusableStorage, match=r"global_step10/bf16_zero\S+ is a partition .*checkpoint\.claimName"):
+        pods[0].scan()
+    assert pods[0].read_snapshot() == {}
 
 
 @pytest.mark.parametrize("is_published", [True, False])
