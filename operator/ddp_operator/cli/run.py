@@ -1,10 +1,8 @@
 """`ddp run`: arguments, checks, and the exit code. ``local.runner`` runs the job."""
 
 import argparse
-import importlib.util
 import os
 import re
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -105,7 +103,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     from ddp_operator.kubeobjects import count_pod_gpus
     from ddp_operator.local import adapt
     from ddp_operator.local.folder import ENV_RUN_FOLDER
-    from ddp_operator.local.machine import find_gpus
+    from ddp_operator.local.machine import find_gpus, find_interpreter, has_torch
     from ddp_operator.local.runner import RunPlan
     from ddp_operator.manifests.children import build_children
     from ddp_operator.manifests.template import resolve_template
@@ -113,10 +111,11 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
 
     profiles = read_profiles(arguments.profiles)
     manifest, code = check_job(text, read_workdir(arguments), in_cluster=False, note=print_note, profiles=profiles)
-    if importlib.util.find_spec("torch") is None:
+    interpreter = find_interpreter(resolve_template(manifest.job).command.interpreter)
+    if not has_torch(interpreter):
         raise CommandError(
-            f"PyTorch is not installed for {sys.executable}, which would run the pods; run `pip install torch` there, "
-            "or use ddp from an environment with PyTorch"
+            f"PyTorch is not installed for {interpreter}, which would run the pods; run `pip install torch` there, "
+            "use ddp from an environment with PyTorch, or write the path of a Python with PyTorch in command"
         )
     if manifest.job.spec.network and manifest.job.spec.network.require:
         print_note("spec.network.require: ignored on this machine, where pods communicate over the loopback interface")

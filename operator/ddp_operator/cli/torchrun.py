@@ -5,13 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ddp_operator.manifests.typed_torchrun import (
-    FORM_FLAGS,
-    TypedFlag,
-    count_launcher_arguments,
-    is_interpreter,
-    split_flags,
-)
+from ddp_operator.manifests.torchrun import is_interpreter
+from ddp_operator.manifests.typed_torchrun import FORM_FLAGS, TypedFlag, count_launcher_arguments, split_flags
 
 # Command of `ddp` -> flag of torchrun -> flag of the command.
 _RENAMED: Final[Mapping[str, Mapping[str, str]]] = {

@@ -1,11 +1,13 @@
 """This machine: its GPUs, their assignment to pods, and its description for the report. Imports no torch."""
 
 import functools
+import importlib.util
 import os
 import platform
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -13,21 +15,44 @@ from pathlib import Path
 from typing import Any, Final
 
 from ddp_operator._version import __version__
+from ddp_operator.api.parse import parse_resource
 from ddp_operator.local.git import ask_git
+from ddp_operator.manifests.template import resolve_template
 
 _GIT_SECONDS: Final = 2.0
 _RELEVANT: Final = re.compile(r"(CUDA|GLOO|KMP|MKL|NCCL|OMP|PYTORCH|TORCH|TORCHINDUCTOR|TRITON)_")
 _SECRET: Final = re.compile(r"KEY|PASS|SECRET|TOKEN")
 
 
+def find_interpreter(word: str) -> str:
+    """Return the interpreter on this machine for the Python in a command.
+
+    The path of a program on this machine is kept. Any other, such as ``python`` or a path in the image, is the
+    interpreter of `ddp run`.
+    """
+    path = os.path.abspath(word)
+    is_path = os.path.basename(word) != word
+    return path if is_path and os.path.isfile(path) and os.access(path, os.X_OK) else sys.executable
+
+
+def has_torch(interpreter: str) -> bool:
+    """Return whether an interpreter finds PyTorch."""
+    if interpreter == sys.executable:
+        return importlib.util.find_spec("torch") is not None
+    probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+    try:
+        return subprocess.run([interpreter, "-c", probe], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
 def describe_environment(resource: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """Return facts about the machine by name. ``folder``: the working directory, whose commit is included."""
-    versions = (f"ddp {__version__}", f"Python {platform.python_version()}", *_read_versions("torch", "numpy"))
     facts = {
         "host": f"{platform.node()}, {os.cpu_count()} CPUs, {platform.system()} {platform.release()}",
         "directory": str(folder),
         "commit": describe_commit(folder),
-        "versions": ", ".join(versions),
+        "versions": _describe_versions(resource),
     }
     code = resource["spec"].get("code")
     if code:
@@ -42,6 +67,14 @@ def describe_environment(resource: Mapping[str, Any], folder: Path, environ: Map
         if _RELEVANT.match(name) and not _SECRET.search(name)
     )
     return {name: value for name, value in facts.items() if value}
+
+
+def _describe_versions(resource: Mapping[str, Any]) -> str:
+    """Return the versions of Python and PyTorch, or the path of the interpreter if it is not that of `ddp run`."""
+    interpreter = find_interpreter(resolve_template(parse_resource(resource)).command.interpreter)
+    if interpreter != sys.executable:
+        return f"ddp {__version__}, {interpreter}"
+    return ", ".join((f"ddp {__version__}", f"Python {platform.python_version()}", *_read_versions("torch", "numpy")))
 
 
 def describe_commit(folder: Path) -> str:

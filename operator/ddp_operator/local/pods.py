@@ -16,13 +16,13 @@ from ddp_operator.kubeobjects import find_trainer, format_time
 from ddp_operator.launcher.pod import loopback_address
 from ddp_operator.local.container import Lookup, build_environment, expand, prepare_volumes, rewrite_paths
 from ddp_operator.local.job_controller import Json
-from ddp_operator.local.machine import VISIBLE_DEVICES
+from ddp_operator.local.machine import VISIBLE_DEVICES, find_interpreter
 from ddp_operator.manifests.job_pod import LABEL_JOB_NAME
+from ddp_operator.manifests.torchrun import is_interpreter
 
 NODE_NAME: Final = "local"
 POD_IP: Final = "127.0.0.1"
 _DEFAULT_TERMINATION_LOG: Final = "/dev/termination-log"
-_INTERPRETER: Final = re.compile(r"python(\d+(\.\d+)?)?")
 _LOG_TAIL_BYTES: Final = 2048
 
 
@@ -66,8 +66,9 @@ def plan_pod(pod: Object, place: PodPlace, lookup: Lookup, base: Mapping[str, st
 
     words = [expand(word, variables) for word in (*(container.get("command") or ()), *(container.get("args") or ()))]
     line = [localize(word) for word in words]
-    if words and _INTERPRETER.fullmatch(os.path.basename(words[0])):
-        line[0] = sys.executable
+    if line and is_interpreter(line[0]):
+        line[0] = find_interpreter(line[0])
+        base = prepend_path(os.path.dirname(line[0]), base)
     # Pods communicate over the loopback interface; gloo would use the address of the host name.
     loopback = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo" if sys.platform == "linux" else "lo0")
     machine = {VISIBLE_DEVICES: ",".join(place.gpus), **loopback}
@@ -94,10 +95,12 @@ def rewrite_hosts(text: str, job: str, subdomain: str) -> str:
 
 def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment that a pod inherits from `ddp run`, without the variables of torchrun and the operator."""
-    inherited = {name: value for name, value in environ.items() if not is_reserved_variable(name)}
-    # `torchrun` and other programs come from the interpreter's folder.
-    inherited["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), environ.get("PATH", os.defpath)))
-    return inherited
+    return {name: value for name, value in environ.items() if not is_reserved_variable(name)}
+
+
+def prepend_path(folder: str, environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the environment with a folder first in PATH: `torchrun` comes from there."""
+    return {**environ, "PATH": os.pathsep.join((folder, environ.get("PATH", os.defpath)))}
 
 
 def pending_status(reason: str, message: str, now: datetime) -> Json:

@@ -114,6 +114,11 @@ class TorchrunPlan:
         return self.max_nodes not in (None, self.nodes)
 
 
+def is_interpreter(argument: str) -> bool:
+    """Return whether an argument is a Python interpreter, such as /usr/bin/python3.11."""
+    return _INTERPRETER.fullmatch(posixpath.basename(argument)) is not None
+
+
 def split_user_command(command: Sequence[str], args: Sequence[str]) -> UserCommand:
     """Parse a container's ``command`` and ``args``. Raises: InvalidCommand."""
     line = [*command, *args]
@@ -127,7 +132,7 @@ def split_user_command(command: Sequence[str], args: Sequence[str]) -> UserComma
     first = line[0]
     rest = line[1:]
     name = posixpath.basename(first)
-    if _INTERPRETER.fullmatch(name):
+    if is_interpreter(first):
         return _split_python(first, rest)
     if name == "torchrun":
         folder = posixpath.dirname(first)

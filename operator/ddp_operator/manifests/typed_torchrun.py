@@ -5,17 +5,15 @@ line: `ddp convert`, and the hint that `ddp run` prints.
 """
 
 import posixpath
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from ddp_operator.manifests.torchrun import TORCHRUN_FLAGS, TORCHRUN_MODULES
+from ddp_operator.manifests.torchrun import TORCHRUN_FLAGS, TORCHRUN_MODULES, is_interpreter
 
 FORM_FLAGS: Final = ("module", "m", "use-env")
 """Flags that state how the script is named or started."""
 _FLAGS: Final = {**TORCHRUN_FLAGS, "use-env": False}
-_INTERPRETER: Final = re.compile(r"python(\d+(\.\d+)?)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +34,6 @@ class TypedLine(NamedTuple):
 
     flags: list[TypedFlag]
     rest: list[str]
-
-
-def is_interpreter(argument: str) -> bool:
-    """Return whether an argument is a Python interpreter, such as /usr/bin/python3.11."""
-    return _INTERPRETER.fullmatch(posixpath.basename(argument)) is not None
 
 
 def count_launcher_arguments(arguments: Sequence[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
@@ -112,6 +113,17 @@ def test_python_without_torch_is_named_before_anything_starts(monkeypatch: pytes
     assert cli.main(["run", "train.py"]) == ExitCode.BAD_INPUT
     assert "PyTorch is not installed for " in capsys.readouterr().err
     assert not Path("ddp-runs").exists()
+
+
+def test_interpreter_of_command_without_torch_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    own = tmp_path / "python"
+    own.write_text("#!/bin/sh\nexit 1\n")
+    own.chmod(0o755)
+    item = resource()
+    item["spec"]["template"]["spec"]["containers"][0]["command"] = [str(own), "train.py"]
+    Path("job.yaml").write_text(json.dumps(item))
+    assert cli.main(["run", "job.yaml"]) == ExitCode.BAD_INPUT
+    assert f"PyTorch is not installed for {own}, which" in capsys.readouterr().err
 
 
 def test_user_without_home_folder_lists_local_runs(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from ddp_operator.local.cluster import LocalCluster
 # Writes its environment to a file beside its termination message, then follows its orders.
 REPORT = """
 import json, os, sys
-seen = {"argv": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd()}
+seen = {"argv": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd(), "executable": sys.executable}
 with open(os.path.join(os.environ["OUT"], os.environ["JOB_COMPLETION_INDEX"]), "w") as stream:
     json.dump(seen, stream)
 """
@@ -105,6 +105,15 @@ async def test_pod_inherits_environment_without_torchrun_variables(cluster: Loca
     assert "PET_X" not in seen["env"]
     assert seen["env"]["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
     assert seen["cwd"] == os.getcwd()
+
+
+async def test_interpreter_of_command_runs_pod_and_leads_its_path(cluster: LocalCluster, tmp_path: Path) -> None:
+    own = tmp_path / "environment" / "bin" / "python"
+    own.parent.mkdir(parents=True)
+    own.symlink_to(sys.executable)
+    (seen,) = await report(cluster, tmp_path / "out", command=[str(own), "-S", "-c", REPORT])
+    assert seen["executable"] == str(own)
+    assert seen["env"]["PATH"].split(os.pathsep)[0] == str(own.parent)
 
 
 async def test_volumes_are_folders_whose_paths_are_rewritten(cluster: LocalCluster, tmp_path: Path) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ddp_operator import __version__
 from ddp_operator.local.folder import RunFolder
-from ddp_operator.local.machine import describe_commit, describe_environment
+from ddp_operator.local.machine import describe_commit, describe_environment, find_interpreter, has_torch
 from tests.support.builders import NOW, resource
 
 
@@ -32,6 +36,35 @@ def test_library_variables_are_reported_without_secrets(tmp_path: Path) -> None:
     assert facts["versions"].startswith(f"ddp {__version__}, Python 3.")
     assert facts["directory"] == str(tmp_path)
     assert "s3cret" not in str(facts)
+
+
+def write_interpreter(path: Path) -> Path:
+    """Write a program that finds no module, whatever it is asked."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\nexit 1\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_interpreter_of_another_environment_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = write_interpreter(tmp_path / "bin" / "python3.12")
+    monkeypatch.chdir(tmp_path)
+    assert find_interpreter(str(own)) == str(own)
+    assert find_interpreter("bin/python3.12") == str(own)
+    assert not has_torch(str(own))
+
+    item: dict[str, Any] = resource()
+    item["spec"]["template"]["spec"]["containers"][0]["command"] = [str(own), "train.py"]
+    assert describe_environment(item, tmp_path, {})["versions"] == f"ddp {__version__}, {own}"
+
+
+@pytest.mark.parametrize("word", ["python", "python3.12", "/opt/of-the-image/bin/python", "."])
+def test_interpreter_of_image_is_that_of_this_process(word: str) -> None:
+    assert find_interpreter(word) == sys.executable
+
+
+def test_missing_program_has_no_torch(tmp_path: Path) -> None:
+    assert not has_torch(os.fspath(tmp_path / "python"))
 
 
 def test_commit_states_uncommitted_changes(tmp_path: Path) -> None:
