@@ -29,7 +29,7 @@ def build_fleet() -> dashboard.Dashboard:
             _many("namespace", "Namespace", 'label_values(ddp_launcher_phase{cluster=~"$cluster"}, namespace)')
         ),
         [
-            ("Now", 4, [
+            ("Now", 5, [
                 show_number("Jobs training", q.FLEET_RUNNING, about="Jobs with a pod whose workers run."),
                 show_number("Jobs waiting", q.FLEET_WAITING, about="Jobs whose pods wait for their peers."),
                 show_number("Ranks", q.FLEET_RANKS, about="Worker processes."),
@@ -112,7 +112,7 @@ def build_job() -> dashboard.Dashboard:
     return lay_out(
         builder,
         [
-            ("Progress", 4, [
+            ("Progress", 5, [
                 show_number("Done", q.JOB_PROGRESS, unit="percentunit", decimals=1, about="Completed share of steps."),
                 show_number("Time left", q.JOB_TIME_LEFT, unit="s", decimals=0, about="At the current rate."),
                 show_number("Epoch", [q.JOB_EPOCH, q.JOB_EPOCHS], about="Current epoch, from 1, and their number."),
@@ -130,7 +130,7 @@ def build_job() -> dashboard.Dashboard:
                     "Validation accuracy", q.JOB_VALIDATION_ACCURACY, unit="percentunit", highest=1,
                     about="Over all ranks; each sample counts once.",
                 ),
-                show_course("Learning rate", q.JOB_LEARNING_RATE, unit="sci", about="Of the last step."),
+                show_course("Learning rate", q.JOB_LEARNING_RATE, unit="sci", decimals=2, about="Of the last step."),
                 show_course("Gradient norm", q.JOB_GRAD_NORM, about="Before clipping; only with clip_norm."),
             ]),
             ("Speed", 9, [
@@ -200,7 +200,7 @@ def build_operator() -> dashboard.Dashboard:
         _start("ddp-operator", "DDP: operator", "Health of the operator, and its calls to the API server.")
         .with_variable(_many("cluster", "Cluster", "label_values(ddp_operator_queue_depth, cluster)")),
         [
-            ("Now", 4, [
+            ("Now", 5, [
                 show_number("Operators", q.OPERATORS, steps=NONE_IS_BAD, about="0: jobs continue, none starts."),
                 show_number("Leaders", q.LEADERS, steps=NONE_IS_BAD, about="0: jobs continue, none starts."),
                 show_number("Queue", q.QUEUE, steps=((100, RED),), about="Resources that wait for a worker."),

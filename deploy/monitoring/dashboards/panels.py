@@ -52,6 +52,7 @@ def show_course(
     queries: Queries,
     *,
     unit: str = "short",
+    decimals: int | None = None,
     stacked: bool = False,
     highest: float | None = None,
     link: dashboard.DashboardLink | None = None,
@@ -63,6 +64,8 @@ def show_course(
         panel = timeseries.Panel().title(title).description(about).unit(unit).datasource(SOURCE)
     if highest is not None:
         panel = panel.max(highest)
+    if decimals is not None:
+        panel = panel.decimals(decimals)
     legend = common.VizLegendOptions().show_legend(True).display_mode(models.LegendDisplayMode.TABLE)
     panel = panel.legend(legend.placement(models.LegendPlacement.BOTTOM).calcs(["lastNotNull", "max"]))
     if link is not None:
