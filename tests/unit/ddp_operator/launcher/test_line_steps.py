@@ -253,7 +253,7 @@ def test_lines_that_are_read_late_show_the_true_total_and_the_counted_step() -> 
 
 
 def test_last_small_batch_of_each_epoch_counts_as_step() -> None:
-    run = Run(epochs=2)
+    run = LineRun(epochs=2)
     for step in range(1, 60, 2):
         batch = (step - 1) % 47
         run.print(f"Train Epoch: {(step - 1) // 47 + 1} [{32 * batch}/1500 (5%)]\tLoss: 1.234", step)
