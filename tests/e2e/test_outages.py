@@ -20,6 +20,7 @@ import yaml
 from kubernetes.client import ApiException
 
 from .conftest import UserNamespace
+from .outside_faults import drain_all_nodes
 from .test_recovery import TRAIN, Training, condition
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -198,27 +199,8 @@ def test_refused_attempt_reports_refusal_and_starts_once_allowed(
 def test_drained_nodes_are_avoided_until_uncordoned(cluster: UserNamespace) -> None:
     job = Training(cluster, "drained")
     done = job.trained()
-    nodes = [node.metadata.name for node in cluster.core.list_node().items]
-    cordoned: list[str] = []
-
-    def uncordon() -> None:
-        for node in cordoned:
-            assert cluster.kubectl("uncordon", node).returncode == 0
-
-    def drain(node: str) -> None:
-        selector = f"--pod-selector=ddp-operator.dev/job-name={job.name}"
-        drained = cluster.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", selector)
-        assert drained.returncode == 0, drained.stderr
-
-    with ExitStack() as stack:
-        stack.callback(uncordon)
-        for node in nodes:
-            if cluster.core.read_node(node).spec.unschedulable:
-                continue
-            cordoned.append(node)
-            assert cluster.kubectl("cordon", node).returncode == 0
-        for node in {pod.spec.node_name for pod in job.living()}:
-            drain(node)
+    with ExitStack() as drained:
+        drained.enter_context(drain_all_nodes(cluster, job.name))
         waiting = cluster.until(
             lambda: (result := condition(job.status, "Scheduled"))["reason"] == "Unschedulable" and result,
             "the new pods find no room",
@@ -226,7 +208,7 @@ def test_drained_nodes_are_avoided_until_uncordoned(cluster: UserNamespace) -> N
         assert "unschedulable" in waiting["message"], waiting
         failure = job.status["lastFailure"]
         assert (failure["category"], "EvictionByEvictionAPI" in failure["message"]) == ("Preempted", True), failure
-        job.recovered(done, uncordon, "all nodes were drained, and uncordoned")
+        job.recovered(done, drained.close, "all nodes were drained, and uncordoned")
     restarts = job.status["restarts"]
     assert (restarts["counted"], restarts["total"], restarts["replaced"]) == (0, 0, 1), restarts
 
