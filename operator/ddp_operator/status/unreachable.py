@@ -22,9 +22,11 @@ _ADDRESS: Final = re.compile(r"[0-9a-fA-F]*[.:][0-9a-fA-F.:]+")
 
 
 def needs_peer_reports(status: Status, page: Page | None, page_lost_since: datetime | None, now: datetime) -> bool:
-    """Return whether the pages of pod 0's peers may report why it waits, or why its page cannot be read."""
+    """Return whether the pages of pod 0's peers may report why it waits or makes no step, or why its page is lost."""
     if page_lost_since is not None:
         return now - page_lost_since >= _PATIENCE
+    if page is not None and page.values.get(constants.METRIC_STALLED, 0.0) > 0:
+        return True
     rendezvoused = status.condition(c.RENDEZVOUSED)
     if page is None or page.launcher_phase != "Rendezvous" or rendezvoused is None:
         return False

@@ -307,6 +307,10 @@ class TestUnreachable:
         assert observation.unreachable == (UnreachableReport(0, "cannot reach pod 0"),)
         assert look.cluster.asked == ["page of train-1-0-abcde"]
 
+    async def test_peers_are_read_when_pod_zero_makes_no_step(self) -> None:
+        look = Look(Answers(pod0=page(phase="Running", ddp_step=5, ddp_launcher_stalled_seconds=12), pod1=self.REPORT))
+        assert (await look.at(*self.PODS, seconds=1)).unreachable == (UnreachableReport(1, "cannot reach pod 0"),)
+
     async def test_peers_are_read_when_page_of_pod_zero_is_lost(self) -> None:
         look = Look(Answers(pod1=self.REPORT))
         await look.at(*self.PODS, seconds=1, status=self.JOINING)
