@@ -19,7 +19,7 @@ from typing import Any, Callable, Optional
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ...contract.failure_record import KnownFailure
-from ...contract.failure_table import EXIT_CODES
+from ...contract.failure_table import NETWORK, Outcome
 from ...contract.names import EXIT_RETRYABLE
 from ..failures.text import PORT_REMEDY
 
@@ -38,7 +38,7 @@ class PortTakenError(KnownFailure):
 
     def __init__(self, port: int, problem: str) -> None:
         message = f"cannot serve the rendezvous on port {port}: {problem}"
-        super().__init__(message, EXIT_CODES[EXIT_RETRYABLE], PORT_REMEDY)
+        super().__init__(message, Outcome(NETWORK.name, EXIT_RETRYABLE), PORT_REMEDY)
 
 
 class SignedStore:

@@ -289,7 +289,7 @@ REPORT = PreflightReport(seconds={}, problems={}, transport="Socket")
         (torchs("DistNetworkError", "gone"), Outcome("Network", 86, True), "lost the rendezvous at", "earliest"),
         (
             PortTakenError(1, "in use"),
-            Outcome("Unknown", 82),
+            Outcome("Network", 82),
             "cannot serve the rendezvous on port 1: in use",
             "spec.r",
         ),
