@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -12,6 +12,7 @@ from ddp_operator.api.child_names import is_job_name
 from ddp_operator.client.errors import ApiError, ClientError, NotFound
 from ddp_operator.kubeobjects import parse_time
 from ddp_operator.status.scheduling import read_event_time
+from ddp_operator.view.why import LeaseRenewal
 
 Object = dict[str, Any]
 
@@ -236,15 +237,22 @@ def list_events(api: Api, name: str, uid: str) -> list[Object]:
     return sorted(events, key=read_event_time)
 
 
-def find_lease_renewal(api: Api) -> datetime | None:
-    """Return when an operator last renewed its Lease; None: there is no such Lease, or no permission to list them."""
+def find_lease_renewal(api: Api) -> LeaseRenewal | None:
+    """Return the newest renewal of an operator's Lease; None: there is none, or no permission to list Leases."""
     query = {"fieldSelector": f"metadata.name={constants.MANAGED_BY}"}
     try:
         leases = api.request("GET", api_path("coordination.k8s.io/v1", "leases", None), query)["items"]
     except (ApiError, KeyError):
         return None
-    times = (parse_time((lease.get("spec") or {}).get("renewTime")) for lease in leases)
-    return max(filter(None, times), default=None)
+    return max(filter(None, map(_read_renewal, leases)), default=None)
+
+
+def _read_renewal(lease: Mapping[str, Any]) -> LeaseRenewal | None:
+    spec = lease.get("spec") or {}
+    time = parse_time(spec.get("renewTime"))
+    if time is None:
+        return None
+    return LeaseRenewal(time, timedelta(seconds=spec.get("leaseDurationSeconds") or 0))
 
 
 def _is_about(item: Mapping[str, Any], name: str, uid: str) -> bool:

@@ -93,8 +93,8 @@ class ClusterBackend:
     def why(self, name: str) -> Why:
         """Return the explanation from the resource and its Events. Raises: ClientError."""
         job = get_job(self.api, name)
-        renewed = find_lease_renewal(self.api)
-        return explain_why(job, _find_events(self.api, job), utc_now(), option=self.api.option, renewed=renewed)
+        lease = find_lease_renewal(self.api)
+        return explain_why(job, _find_events(self.api, job), utc_now(), option=self.api.option, lease=lease)
 
     def report(self, name: str, prometheus: str | None = None) -> str:
         """Return the page built from the job's status and Events, and a Prometheus. Raises: ClientError."""

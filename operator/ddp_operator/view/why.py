@@ -5,7 +5,7 @@ The status holds the cluster's messages; this module adds the order of importanc
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
@@ -211,8 +211,10 @@ _EVENT_LIMIT: Final = 300
 _EVENT_AGE: Final = timedelta(minutes=10)
 _EVENT_LATENESS: Final = timedelta(seconds=30)
 _START_WARNINGS: Final = frozenset(("FailedScheduling", "FailedAttachVolume", "FailedMount", *BLOCKING))
-# A leader renews its Lease every few seconds.
-_LEASE_AGE: Final = timedelta(minutes=1)
+# The message of ``status.scheduling`` about a restarted sidecar.
+_SIDECAR: Final = re.compile(r"sidecar (?P<container>[a-z0-9-]+) of pod (?P<pod>[a-z0-9.-]+):")
+# A standby or a new pod takes over within this time after a leader has ended or its Lease has expired.
+_TAKEOVER: Final = timedelta(seconds=15)
 # While steps are made, the operator writes the status every half a minute; it reports a stall after a third of the
 # watchdog's time.
 _STATUS_AGE: Final = timedelta(minutes=2)
@@ -221,6 +223,13 @@ _CHECK_OPERATOR: Final = (
     "Check that the operator is running and serves this namespace: kubectl get pods -A -l "
     "app.kubernetes.io/name=ddp-operator shows it."
 )
+
+
+class LeaseRenewal(NamedTuple):
+    """The last renewal of an operator's Lease, and for how long it was valid."""
+
+    time: datetime
+    duration: timedelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +257,7 @@ class _Case:
     now: datetime
     option: str
     spec: Mapping[str, Any]
-    renewed: datetime | None
+    lease: LeaseRenewal | None
 
     @property
     def phase(self) -> str:
@@ -273,12 +282,12 @@ def explain_why(
     now: datetime,
     *,
     option: str = "",
-    renewed: datetime | None = None,
+    lease: LeaseRenewal | None = None,
 ) -> Why:
     """Return the explanation of a resource. ``events``: those about it and its child objects, oldest first.
 
-    ``option``: what the suggested commands need to find its namespace, such as `` -n team``. ``renewed``: when an
-    operator has renewed its Lease last; None: unknown.
+    ``option``: what the suggested commands need to find its namespace, such as `` -n team``. ``lease``: the operator's;
+    None: unknown.
     """
     metadata = resource["metadata"]
     name = str(metadata["name"])
@@ -288,8 +297,11 @@ def explain_why(
         what = f"{name} has a status that this version of ddp cannot read."
         return Why(name, "Unknown", "", what, _DESCRIBE.format(name=name + option))
 
-    case = _Case(name, metadata, status, events, now, option, resource.get("spec") or {}, renewed)
+    case = _Case(name, metadata, status, events, now, option, resource.get("spec") or {}, lease)
     why = next((why for step in _STEPS if (why := step(case)) is not None), None) or _explain_training(case)
+    advice = _advise_on_sidecar(case)
+    if advice and case.phase not in ENDED_PHASES:
+        why = replace(why, todo=" ".join(filter(None, (why.todo, advice))))
     return _add_operator_absence(case, why)
 
 
@@ -306,9 +318,9 @@ def _add_operator_absence(case: _Case, why: Why) -> Why:
 
 def _describe_absence(case: _Case) -> str:
     """Return how long no operator has acted, by its Lease or the age of a status that should change; else empty."""
-    if case.renewed is not None:
-        age = case.now - case.renewed
-        if age < _LEASE_AGE:
+    if case.lease is not None:
+        age = case.now - case.lease.time
+        if age < case.lease.duration + _TAKEOVER:
             return ""
         return f"No operator has renewed its Lease for {format_duration(age.total_seconds())}"
 
@@ -580,6 +592,18 @@ def _describe_aside(status: Status) -> str:
     if scheduled is None or scheduled.reason not in (CHANGE_PENDING, SIDECAR_RESTARTED):
         return ""
     return f" {sentence(scheduled.message)}"
+
+
+def _advise_on_sidecar(case: _Case) -> str:
+    """Return the command that prints why a sidecar ended; empty if none was restarted."""
+    scheduled = case.status.condition("Scheduled")
+    if scheduled is None or scheduled.reason != SIDECAR_RESTARTED:
+        return ""
+    match = _SIDECAR.search(scheduled.message)
+    if match is None:
+        return ""
+    command = f"kubectl logs {match['pod']} -c {match['container']} --previous{case.option}"
+    return f"Why the sidecar ended: {command}."
 
 
 def _describe_preflight(preflight: PreflightStatus | None) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from ddp_operator.kubeobjects import format_time
 from ddp_operator.status import conditions as c
-from ddp_operator.view.why import REMEDIES, Why, explain_why
+from ddp_operator.view.why import REMEDIES, LeaseRenewal, Why, explain_why
 from tests.support.builders import NOW
 
 
@@ -436,14 +436,24 @@ def status_written(age: int, manager: str = "ddp-operator") -> list[dict[str, An
     return [{"manager": manager, "subresource": "status", "time": time}]
 
 
+def test_restarted_sidecar_of_training_job_names_command_for_its_log() -> None:
+    message = "2/2 pods scheduled; sidecar mesh of pod x-1-1-abcde: 7 restarts (last reason: OOMKilled)"
+    scheduled = condition(c.SCHEDULED, "True", c.SIDECAR_RESTARTED, message)
+    explanation = explain_why(job(scheduled, phase="Running"), (), NOW, option=" -n team")
+    assert "sidecar mesh of pod x-1-1-abcde: 7 restarts" in explanation.what
+    assert explanation.todo == "Why the sidecar ended: kubectl logs x-1-1-abcde -c mesh --previous -n team."
+
+
 class TestAbsentOperator:
     TRAINING = (condition(c.PROGRESSING, "True", c.TRAINING),)
 
     def explain(self, *conditions: dict[str, Any], written: int = 10, renewed: int | None = None, **status: Any) -> Why:
         resource = job(*conditions, **{"phase": "Running", "progress": {"step": 42}, **status})
         resource["metadata"]["managedFields"] = status_written(written) + status_written(5, "kubectl")
-        lease = None if renewed is None else NOW - timedelta(seconds=renewed)
-        return explain_why(resource, (), NOW, renewed=lease)
+        lease = None
+        if renewed is not None:
+            lease = LeaseRenewal(NOW - timedelta(seconds=renewed), timedelta(seconds=15))
+        return explain_why(resource, (), NOW, lease=lease)
 
     def test_old_status_of_training_job_is_not_its_state(self) -> None:
         explanation = self.explain(*self.TRAINING, written=400)
@@ -456,14 +466,15 @@ class TestAbsentOperator:
 
     def test_old_lease_is_reported_for_waiting_job(self) -> None:
         waiting = condition(c.SCHEDULED, "False", c.UNSCHEDULABLE, "0/3 nodes")
-        explanation = self.explain(waiting, renewed=300, phase="Pending")
-        assert explanation.what.startswith("No operator has renewed its Lease for 5m00s; failures, ")
+        explanation = self.explain(waiting, renewed=31, phase="Pending")
+        assert explanation.what.startswith("No operator has renewed its Lease for 31s; failures, ")
         assert "0/3 nodes" in explanation.what
 
     @pytest.mark.parametrize(
         ("changes", "why_not"),
         [
             ({"written": 400, "renewed": 5}, "the Lease is renewed"),
+            ({"written": 400, "renewed": 29}, "a standby takes over"),
             ({"written": 200}, "a step may take so long"),
             ({"written": 400, "progress": None}, "a script without steps changes no status"),
             ({"written": 400, "phase": "Succeeded", "renewed": 900}, "the job has ended"),
