@@ -76,7 +76,7 @@ def plant(cluster: UserNamespace, name: str, case: Case) -> FaultReport:
     began = time.time()
     applied = cluster.apply(build_job(name, case))
     if applied.returncode:
-        return Report(None, "", "", applied.stderr, ("applied",))
+        return FaultReport(None, "", "", applied.stderr, ("applied",))
     with ExitStack() as stack:
         struck = began if case.is_planted_at_once else None
         if case.inflict is not None:
@@ -86,7 +86,7 @@ def plant(cluster: UserNamespace, name: str, case: Case) -> FaultReport:
         return watch(cluster, name, case, struck)
 
 
-def watch(cluster: UserNamespace, name: str, case: Case, struck: float | None) -> Report:
+def watch(cluster: UserNamespace, name: str, case: Case, struck: float | None) -> FaultReport:
     """Read the three outputs until they tell the fault. ``struck``: its time; None until it is reported."""
     deadline = time.time() + _PATIENCE
     while True:

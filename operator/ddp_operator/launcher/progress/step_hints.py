@@ -13,7 +13,7 @@ from .line_steps import Count, find_counts
 from .log_patterns import LogLines
 
 _SECONDS = 15.0  # of a rank's process, after which invisible steps are reported
-_SECONDS_WITHOUT_STEP = 60.0  # the same if its steps would be visible: it may still load data
+_SECONDS_WITHOUT_STEP = 45.0  # the same if its steps would be visible: it may still load data
 _MOST_LINES = 2000  # searched for a pattern
 _MOST_KEYS = 64
 _WORDS = re.compile(r"[A-Za-z_][\w ]*\W*$")
