@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from collections.abc import Callable, Iterator
@@ -285,6 +286,49 @@ def test_long_validation_by_rank_0_is_reported_only(pods: PodsFactory, tmp_path:
     (tmp_path / "enough").touch()
     ended = [job.wait(index) for index in range(2)]
     assert [end.code for end in ended] == [0, 0], ended[0].log + ended[1].log
+
+
+# Rank 1 computes without an end. Rank 0 waits for it, until its collective times out, and both start again.
+COMPUTES = """
+import os, time
+rank = int(os.environ["RANK"])
+again = os.path.exists("again")
+PIPES
+
+def all_reduce(step):
+    os.write(outbox, b"x")
+    if wait(inbox, 1) == b"!":
+        open("again", "w").close()
+        raise RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 30000ms for recv operation")
+
+def compute():
+    while not os.path.exists("enough"):
+        sum(range(100000))
+    os.write(outbox, b"!")
+    while True:
+        sum(range(100000))
+
+for step in range(1, 60):
+    if step == 50 and rank == 1 and not again:
+        compute()
+    all_reduce(step)
+    time.sleep(0.1)
+    print(f"step {step}", flush=True)
+""".replace("PIPES", PIPES)
+
+
+def test_computing_rank_is_cause_of_restart_when_its_peer_times_out(pods: PodsFactory, tmp_path: Path) -> None:
+    job = pods(COMPUTES, max_restarts=2, config=LOGGED)
+    job.start()
+    job.until_logged(1, "hang: other pods wait for rank 1")
+    (tmp_path / "enough").touch()
+    job.until_logged(1, "restarting the workers in the same pods, restart 1: no step for ")
+    shown = job.until(lambda: re.search(r"^# ddp_launcher_last_failure (.*)$", job.page(1), re.M), "the failure")
+    failure = json.loads(shown[1])
+    assert (failure["category"], failure["rank"], failure.get("secondary", False)) == ("Hang", 1, False), failure
+    assert "rank 1 is in compute (train.py:" in failure["message"]
+    for index in range(2):
+        job.signal(index, signal.SIGTERM)
 
 
 WAITS = "while not os.path.exists('enough'): time.sleep(0.2)"

@@ -32,7 +32,7 @@ from .failures.agent_failure import (
 )
 from .failures.restarts import InPlaceRestarts
 from .failures.termination import complete_worker_failure, conclude
-from .failures.worker_failure import find_root_cause
+from .failures.worker_failure import build_hang_failure, find_root_cause
 from .files import log, try_write_json
 from .network.master import count_connections, wait_for_master
 from .network.preflight import PreflightReport, build_preflight_rows, decode_preflight, describe_preflight
@@ -371,11 +371,18 @@ class Supervisor:
         self._restarts.count = max(self._restarts.count, event["count"])
 
     def _on_restart(self, event: AgentEvent) -> None:
-        """Count a restart of the workers by torchrun, and publish the failure that it follows."""
-        self._restarts.count_in_place(self._stalls.root_cause)
+        """Count a restart of the workers by torchrun, and publish the failure that it follows.
+
+        If ranks of other pods have failed while they waited for a rank of this one, that rank's hang is the failure.
+        """
+        failures = self._restarts.failures
+        hang = self._stalls.find_hang() if not failures else None
+        self._restarts.count_in_place(hang.message if hang is not None else self._stalls.root_cause)
         log(f"restarting the workers in the same pods, restart {self._restarts.count}: {self._restarts.reason}")
-        if self._restarts.failures:
-            root_cause = find_root_cause(self._restarts.failures)
+        if hang is not None:
+            failures = [build_hang_failure(self.pod, hang)]
+        if failures:
+            root_cause = find_root_cause(failures)
             self._publish_failure(complete_worker_failure(root_cause, self._restarts, self.metrics, progress={}))
         self._restarts.forget()
 

@@ -67,6 +67,11 @@ def examine_worker(pod: Pod, reported: WorkerEnd, ended_peers: EndedPeers = _NO_
     return _build_failure(pod, complete_worker_end(reported, read_json(path)), ended_peers)
 
 
+def build_hang_failure(pod: Pod, hang: WorkerEnd) -> Failure:
+    """Return the failure of a rank that the watchdog has found and not killed."""
+    return _build_failure(pod, hang, _NO_PEERS)
+
+
 def complete_worker_end(reported: WorkerEnd, error: Mapping[str, Any]) -> WorkerEnd:
     """Return torchrun's report completed by the content of the worker's error file, which may be anything."""
     end = reported

@@ -10,6 +10,7 @@ from typing import Callable, Mapping, NamedTuple, Optional, Sequence
 from ...contract.failure_table import HANG
 from ...contract.names import METRIC_HANGS, METRIC_HEARTBEAT_AGE, RUN_STEP_FILE, STALL_REPORT_FILE
 from ..clock import AwakeClock
+from ..failures.rules import WorkerEnd
 from ..files import log, try_write_json
 from ..pod import Pod, WatchdogConfig, WorkerRecord, list_workers
 from ..processes import STOPPED_STATES, count_cpu_seconds, find_family, kill, process_state
@@ -37,6 +38,7 @@ from .stall import (
 )
 
 _SECONDS_BETWEEN_CHECKS = 5.0
+_KILLED = 128 + signal.SIGKILL
 
 
 class StalledWorker(NamedTuple):
@@ -68,6 +70,7 @@ class StallMonitor:
         self._stalled: list[StalledWorker] = []  # when the stacks were collected
         self._remote_cause: Optional[RankActivity] = None  # in another pod, which kills its workers first
         self._killed = False
+        self._peers_wait = False  # whether the log has that other pods wait for this one
         self._steps_known = False  # whether some pod has seen steps: only then does the ranks' inactivity count
         self._kill_at = math.inf
         self._give_up_at = math.inf
@@ -85,6 +88,30 @@ class StallMonitor:
             if stalled.activity.behind:
                 return stalled.activity.what
         return self._remote_cause.what if self._remote_cause else None
+
+    def find_hang(self) -> Optional[WorkerEnd]:
+        """Return the end of a rank of this pod for which ranks of other pods wait; None without such a rank.
+
+        It may compute: only the end of its peers' collectives shows that it took too long.
+        """
+        stall = self._stall
+        job_stall = self.job_stall
+        if stall is None or job_stall is None or not job_stall.stuck:
+            return None
+        for stalled in self._stalled:
+            if stalled.activity.state != "Waiting":
+                message = f"{stall.message}: {stalled.activity.what}{self._describe_peers(stalled, is_deadlock=False)}"
+                worker = stalled.worker
+                return WorkerEnd(
+                    exit_code=_KILLED,
+                    exception_type=HANG.name,
+                    message=message,
+                    traceback=stalled.stack,
+                    time=time.time(),
+                    rank=worker.rank,
+                    local_rank=worker.local_rank,
+                )
+        return None
 
     def run(self) -> None:
         """Keep the ranks' last pages and act on stalls. Never returns."""
@@ -164,6 +191,7 @@ class StallMonitor:
             self._steps_known = True
             self._open_stall(stall, workers, now)  # idleness before the job had stalled does not count
         self._stall = stall
+        self._log_waiting_peers()
 
         if not self._should_kill(stall, now) or plan.action == "Report" or self._killed:
             return
@@ -250,10 +278,18 @@ class StallMonitor:
         self.job_stall = None
         self._remote_cause = None
         self._killed = False
+        self._peers_wait = False
         self._kill_at = math.inf
         self._give_up_at = now + self._grace_seconds(has_cause=False)
         report = self._report(stall) if self._steps_known else NO_REPORT
         try_write_json(self._path(STALL_REPORT_FILE), report.encode())
+
+    def _log_waiting_peers(self) -> None:
+        """Log once per stall that other pods wait for a rank of this one."""
+        hang = self.find_hang() if not self._peers_wait else None
+        if hang is not None:
+            self._peers_wait = True
+            log(f"hang: other pods wait for rank {hang.rank}")
 
     def _clear_stall(self) -> None:
         """Forget a stall that is over."""
@@ -337,7 +373,7 @@ class StallMonitor:
             "type": HANG.name,
             "message": message,
             "traceback": stalled.stack,
-            "exitCode": 128 + signal.SIGKILL,
+            "exitCode": _KILLED,
             "secondary": secondary,
             "time": time.time(),
         }
