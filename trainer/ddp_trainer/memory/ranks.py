@@ -107,6 +107,7 @@ class PeerCounter:
     def __init__(self, place: RankPlace, name: str, environ: Mapping[str, str] = os.environ) -> None:
         self._world = place.world
         self._copies = 0
+        self._failures = [0, 0]
         self._is_stopped = threading.Event()
         address = environ["MASTER_ADDR"]
         port = int(environ["MASTER_PORT"])
@@ -124,22 +125,32 @@ class PeerCounter:
         own = "yes" if count >= self._world else "no"
         return bool(self._store.compare_set("result", "", own) == b"yes")
 
-    def wait_for_next_copy(self) -> bool:
-        """Wait until every rank has called this as often as this rank.
+    def agree_on_copy(self, is_complete: bool) -> bool:
+        """Wait until every rank has called this as often as this rank. Returns whether all copies are complete.
 
-        Until then the copy before may be the newest complete one, so no rank may overwrite it. Returns False after 20
-        seconds, or if a rank has abandoned its copies.
+        Until then the copy before may be the newest complete one, so no rank may overwrite it. Raises TimeoutError
+        after 20 seconds, or if a rank has abandoned its copies.
         """
         self._copies += 1
+        parity = self._copies % 2  # a fast rank may report a failure of the next copy before this one reads
+        if not is_complete:
+            self._store.add(f"failures/{parity}", 1)
         count = self._store.add("copies", 1)
         deadline = time.monotonic() + _SECONDS_FOR_PEERS
         pause = _SHORTEST_PAUSE
         while count < self._copies * self._world and not self._is_stopped.wait(pause):
             if time.monotonic() > deadline:
-                return False
+                break
             pause = min(2 * pause, 0.1)
             count = self._store.add("copies", 0)
-        return count < _ABANDONED
+        if self._is_stopped.is_set():
+            return True
+        if not self._copies * self._world <= count < _ABANDONED:
+            raise TimeoutError("another rank did not complete its copy of the last step")
+        failures = self._store.add(f"failures/{parity}", 0)
+        has_failed = failures > self._failures[parity]
+        self._failures[parity] = failures
+        return not has_failed
 
     def abandon(self) -> None:
         """Tell the other ranks that this one completes no more copies. Does nothing if the store has ended."""
@@ -147,7 +158,7 @@ class PeerCounter:
             self._store.add("copies", _ABANDONED)
 
     def stop_waiting(self) -> None:
-        """Let :meth:`wait_for_next_copy` return at once: this rank overwrites no more copies."""
+        """Let :meth:`agree_on_copy` return at once: this rank overwrites no more copies."""
         self._is_stopped.set()
 
 

@@ -240,10 +240,13 @@ class Writer:
                 job.file.invalidate()
             else:
                 job.file.commit(header)
+        written = [job.file]
         if self._ring is not None:
-            self._exchange(header, job.memory)
-        if self._counter is not None and not self._counter.wait_for_next_copy():
-            self.problem = "another rank did not complete its copy of the last step"
+            written.append(self._exchange(header, job.memory))
+        if self._counter is not None and not self._counter.agree_on_copy(header is not None):
+            # The next copy must overwrite this one, not the one before, which is the newest that all ranks have.
+            for file in written:
+                file.invalidate()
 
     def _complete(self, job: _Job) -> Header | None:
         """Copy the rest. Returns None if the copy must not be used."""
@@ -267,8 +270,8 @@ class Writer:
         )
         return header._replace(saves=job.copy.saves, stalled=job.copy.stalled)
 
-    def _exchange(self, header: Header | None, memory: Tensor) -> None:
-        """Send this rank's shard to its neighbour and keep that of the other neighbour."""
+    def _exchange(self, header: Header | None, memory: Tensor) -> CopyFile:
+        """Send this rank's shard to its neighbour, and keep that of the other neighbour in the returned file."""
         assert self._ring is not None
         assert self._peer_slots is not None
         own = [-1, 0, 0, 0] if header is None else [header.step, header.payload, header.manifest, header.checksum]
@@ -279,6 +282,7 @@ class Writer:
         if step >= 0:
             origin = self._ring.neighbours.source
             file.commit(Header(SHARD, step, self._place.world, origin, payload, manifest, checksum, time.time()))
+        return file
 
 
 def _read_version(tensor: Tensor) -> int:

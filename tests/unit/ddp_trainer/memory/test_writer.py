@@ -26,15 +26,29 @@ class LostPeer:
         raise RuntimeError("Connection closed by peer")
 
 
+class Neighbour:
+    """A ring whose other rank sends its shard of each step, as this rank does."""
+
+    neighbours = RingNeighbours(1, 1, 0, 2)
+
+    def exchange_numbers(self, own: Sequence[int]) -> list[int]:
+        return list(own)
+
+    def exchange(self, outgoing: torch.Tensor, incoming: torch.Tensor) -> None:
+        incoming.copy_(outgoing)
+
+
 class Counter:
-    """Records how a writer counts its copies."""
+    """Records how a writer counts its copies. ``fails_at``: the number of a copy that another rank does not have."""
 
-    def __init__(self) -> None:
+    def __init__(self, fails_at: int = 0) -> None:
         self.calls: list[str] = []
+        self.fails_at = fails_at
 
-    def wait_for_next_copy(self) -> bool:
+    def agree_on_copy(self, is_complete: bool) -> bool:
+        assert is_complete
         self.calls.append("copy")
-        return True
+        return len(self.calls) != self.fails_at
 
     def abandon(self) -> None:
         self.calls.append("abandon")
@@ -74,3 +88,20 @@ def test_shards_in_a_single_pod_are_overwritten_only_after_all_ranks_have_newer_
     assert writer.wait(60)
     assert counter.calls == ["copy", "copy"]
     writer.close(60)
+
+
+def test_copy_that_another_rank_does_not_have_is_overwritten_before_the_one_of_all_ranks(tmp_path: Path) -> None:
+    slots = Slots(str(tmp_path / "shard-0"))
+    peer_slots = Slots(str(tmp_path / "peer-0"))
+    writer = Writer(slots, PLACE, finite_only=False)
+    writer.count_copies(cast("PeerCounter", Counter(fails_at=3)))
+    writer.exchange_shards(cast("Ring", Neighbour()), peer_slots)
+    kept = []
+    for step in range(1, 5):
+        writer.write(build_copy(step))
+        assert writer.wait(60)
+        steps = [{header.step for _, header in files.list_copies()} for files in (slots, peer_slots)]
+        assert steps[0] == steps[1]
+        kept.append(steps[0])
+    writer.close(60)
+    assert kept == [{1}, {1, 2}, {2}, {2, 4}]
