@@ -81,9 +81,14 @@ class MemoryCheckpoint:
     With DDP the first rank of each pod keeps the state of all. With FSDP2 each rank keeps its shard, and that of a
     rank of another pod. Without ``folder`` and DDP_MEMORY_DIR, which the operator sets, nothing is copied.
 
+    A ``state_dict`` that reads numbers from a GPU, such as that of ``torch.amp.GradScaler``, stops the host in each
+    save until the GPU has completed the step.
+
     ``interval``: steps between two copies (default: DDP_MEMORY_INTERVAL, or so many that training stops for at most
-    1 % of its time). ``sharded``: whether each rank has its own state (default: whether a state contains DTensors).
-    ``finite_only``: keep no copy with a number that is not finite. ``enabled``: False: copy nothing.
+    1 % of its time). With a set interval :meth:`save` waits for the end of the copy where only this process has the
+    state: with FSDP2, and with DDP in one pod. ``sharded``: whether each rank has its own state (default: whether a
+    state contains DTensors). ``finite_only``: keep no copy with a number that is not finite. ``enabled``: False: copy
+    nothing.
     """
 
     def __init__(
@@ -147,7 +152,8 @@ class MemoryCheckpoint:
         """Copy the state after ``step`` completed steps, if a copy is due. All ranks call this after each step.
 
         The state may change as soon as this returns. Never raises for lack of memory: training continues without
-        copies, with one warning.
+        copies, with one warning. Waits for the end of the copy, on a CPU and up to 30 s, where a killed process would
+        otherwise lose a completed step; with an automatic interval only within 1 % of the training's time.
         """
         if self._folder is None:
             return
