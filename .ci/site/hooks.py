@@ -1,5 +1,6 @@
 """Hooks of MkDocs: README.md is the landing page, and linked files outside docs/ become part of the site."""
 
+import os
 import posixpath
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ from mkdocs.structure.files import File, Files
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _FOLDER: Final = "repository"  # below it the site has the files outside docs/, under their paths
+_DIAGRAMS: Final = "assets/javascripts/mermaid.min.js"  # of .ci/docs; the theme's own copy is on another host
 _LINK: Final = re.compile(r"(\]\()([^)#\s]+)(#[^)\s]*)?(\))")
 
 
@@ -41,7 +43,16 @@ def on_files(files: Files, config: Any) -> Files:
             files.append(File.generated(config, uri, content=content))
         else:
             files.append(File.generated(config, uri, abs_src_path=str(_ROOT / source)))
+    files.append(File.generated(config, _DIAGRAMS, abs_src_path=os.environ["DIAGRAMS_SCRIPT"]))
     return files
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Load the script that draws diagrams, on pages with a diagram only: it has megabytes."""
+    if '<pre class="mermaid">' not in output:
+        return output
+    start = posixpath.relpath(_DIAGRAMS, page.url or ".")
+    return output.replace("</head>", f'<script src="{start}"></script></head>', 1)
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
