@@ -76,12 +76,12 @@ def _check_image_volumes(api: Api, reference: str) -> None:
         "spec": {"containers": [container], "volumes": [{"name": "code", "image": {"reference": reference}}]},
     }
     try:
-        made = api.request("POST", api_path("v1", "pods", api.namespace), {"dryRun": "All"}, pod)
+        created = api.request("POST", api_path("v1", "pods", api.namespace), {"dryRun": "All"}, pod)
     except ApiError as error:
         if error.status is None:
             raise
         return  # no permission to create pods, or a policy refuses this one: the job's pods will show it
-    if not any("image" in volume for volume in made["spec"].get("volumes") or ()):
+    if not any("image" in volume for volume in created["spec"].get("volumes") or ()):
         raise ClientError(
             "--code-image: the cluster does not support image volumes (Kubernetes 1.35, or 1.31 with the feature gate "
             "ImageVolume); store the code on a claim that all pods can mount: --code-claim NAME"

@@ -26,7 +26,7 @@ class ApiError(ClientError):
 class TrainingFailed(ClientError):
     """The job has ended without success.
 
-    ``category`` is that of the failure (UserError, OutOfMemory, NodeLost, …); if no pod failed, the job's reason.
+    ``category`` is that of the failure (UserError, OOM, NodeLost, …); if no pod failed, the job's reason.
     """
 
     def __init__(self, explanation: str, status: Status) -> None:

@@ -26,11 +26,15 @@ logger = logging.getLogger(__name__)
 CHILD_SELECTOR: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY},{LABEL_JOB_NAME}"
 WATCHED: Final = (KIND, "Job", "Pod")
 CHUNK: Final = "500"
+"""Objects in one page of a list."""
 POLL: Final = 0.02
+"""Seconds between two comparisons of the store with the lagging objects."""
 GRACE: Final = 2.0
 """Seconds without progress of the watches until they count as lagging behind a list."""
 NUDGE_DELAY: Final = 2.0
+"""Seconds between the restart of a watch and the comparison."""
 RETRY: Final = 1.0
+"""Seconds until a failed comparison is repeated."""
 
 Laggard = tuple[str, Mapping[str, Any]]
 """A kind, and the metadata of an object that is newer in the list than in the store."""
@@ -65,7 +69,7 @@ class Resync:
                 # Until Python 3.12, wait_for loses a cancellation that arrives together with the event.
                 async with asyncio.timeout(self.interval):
                     await self._nudged.wait()
-                await asyncio.sleep(NUDGE_DELAY)  # the watch is still listing
+                await asyncio.sleep(NUDGE_DELAY)  # the watch still lists the objects
             self._nudged.clear()
             try:
                 await self.resync()

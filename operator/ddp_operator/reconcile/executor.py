@@ -59,14 +59,14 @@ from ddp_operator.status.views import JobView
 
 SERVER_PATIENCE = 10.0
 """Seconds for which an error of the API server is retried before the status reports it."""
+WAIT_FOR_COLLECTOR = 1.0
+"""Seconds until a retry while the garbage collector deletes children of a deleted owner; no watch reports its end."""
 
 _QUOTA = "exceeded quota"
 
 Manifest = Mapping[str, Any]
 Outcome = Refusal | float | None
 """The refusal of the API server, or the seconds until a retry; None: done."""
-WAIT_FOR_COLLECTOR = 1.0
-"""Seconds until a retry while the garbage collector deletes children of a deleted owner; no watch reports its end."""
 
 
 class Executor:

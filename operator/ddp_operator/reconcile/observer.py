@@ -208,19 +208,19 @@ class Observer:
         if is_finished(job.status) or seconds_since(memory.page_read, now) < interval * _EARLY:
             return False, None
         pods = children.pods_of(job.status.attempt)
-        master = next((pod for pod in pods if pod.index == 0 and pod.running and not pod.trained), None)
-        if master is None:
+        pod_zero = next((pod for pod in pods if pod.index == 0 and pod.running and not pod.trained), None)
+        if pod_zero is None:
             memory.page_lost = None
             memory.unreachable = ()
             return False, None
         memory.page_read = now
         parser = PageParser()
-        if not await self._cluster.scrape(master.raw, job.spec.metrics.port, parser.feed):
+        if not await self._cluster.scrape(pod_zero.raw, job.spec.metrics.port, parser.feed):
             memory.page_lost = memory.page_lost or now
             return True, None
         page = parser.finish()
         memory.page_lost = None
-        process = master.uid, page.in_place_restarts
+        process = pod_zero.uid, page.in_place_restarts
         return True, replace(page, rates=memory.meter.measure(process, page.values, now.timestamp()))
 
     async def _read_pages(
@@ -340,8 +340,8 @@ class Observer:
         ranks = dict(page.ranks)
         slow = None
         compared, attempt, last_ranks = memory.ranks_compared or (None, 0, {})
-        explained = known_stall is not None and (not places or stragglers.is_explained(places.values()))
-        if seconds_since(compared, now) >= stragglers.WINDOW or (stalled and not explained):
+        is_explained = known_stall is not None and (not places or stragglers.is_explained(places.values()))
+        if seconds_since(compared, now) >= stragglers.WINDOW or (stalled and not is_explained):
             sampled = stragglers.sample_pods(children.pods_of(job.status.attempt))
             for _, sampled_page in await self._read_pages(job, sampled, memory.page_budget):
                 ranks |= sampled_page.ranks

@@ -52,7 +52,7 @@ _EARLY = 0.9
 # Seconds until a spec that this version cannot read is read again; a fix changes the CRDs.
 _AFTER_UNREADABLE = 300.0
 # Seconds until a profile or a claim that does not exist, or is invalid, is read again.
-_AFTER_NO_PROFILE = 10.0
+_AFTER_MISSING_OBJECT = 10.0
 
 
 class StatusRefused(Exception):
@@ -212,7 +212,7 @@ class Reconciler:
     async def _refuse(self, current: CurrentPass, refusal: Refusal) -> PassEnd:
         """Write a refusal to the status and end the pass. Raises: VersionConflict, ClusterError."""
         old, new = report_refused(current.resource, refusal, self._clock())
-        return await self._report(current, old, new, _AFTER_NO_PROFILE)
+        return await self._report(current, old, new, _AFTER_MISSING_OBJECT)
 
     async def _report(self, current: CurrentPass, old: Status, new: Status, retry_after: float) -> PassEnd:
         """Write why the job cannot be reconciled and end the pass. Raises: VersionConflict, ClusterError."""

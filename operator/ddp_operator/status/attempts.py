@@ -80,7 +80,7 @@ def recover(state: State, newest: JobView) -> Decision:
 
 def restart(state: State, cause: LastFailure, restarts: Restarts) -> Decision:
     """Start the next attempt after a failure that is counted in ``restarts``."""
-    status = _next_attempt(state, restarts, c.GROUP_RESTART, cause)
+    status = _build_next_attempt(state, restarts, c.GROUP_RESTART, cause)
     delay = compute_start_delay(status)
     when = f" in {delay.total_seconds():.0f} s" if delay else ""
     which = f"restart {restarts.used} of {state.spec.recovery.max_restarts}{when}"
@@ -108,7 +108,7 @@ def note_unseen_replacement(state: State) -> Decision | None:
     page = state.observation.page
     if page is not None and page.completed_restarts is not None:
         restarts = _count_after_loss(restarts, count_new_restarts(status, page.completed_restarts))
-    restart = _last_restart(status, state.now, loss, c.POD_REPLACEMENT, level="ReplacedPod")
+    restart = _build_last_restart(status, state.now, loss, c.POD_REPLACEMENT, level="ReplacedPod")
     noted = replace(status, restarts=restarts, last_restart=restart, last_failure=loss)
     return Decision(describe(state, noted), requeue_after=AT_ONCE)
 
@@ -135,7 +135,7 @@ def note_restart_in_place(state: State) -> Decision | None:
     follows_loss = cause is None and status.last_restart is not None and was_lost_lately(state)
     if follows_loss:
         restarts = _count_after_loss(restarts, new)
-    restart = _last_restart(status, state.now, cause, c.RESTARTED_IN_PLACE, level="SamePods")
+    restart = _build_last_restart(status, state.now, cause, c.RESTARTED_IN_PLACE, level="SamePods")
     if follows_loss and status.last_restart is not None:
         restart = replace(status.last_restart, recovery_seconds=None)
     described = describe(state, replace(status, restarts=restarts, last_restart=restart))
@@ -164,29 +164,34 @@ def _count_in_place(
 
 def restart_without_counting(state: State, cause: LastFailure | None, reason: str) -> Decision:
     """Start the next attempt after an interruption that is not counted: a disruption, a resumption."""
-    before = replace(state.status.restarts, free=state.status.restarts.free + 1)
-    cause = _first_report(state.status.last_failure, cause)
-    status = _next_attempt(state, before, reason, cause)
+    cause = _select_first_report(state.status.last_failure, cause)
+    status = _build_next_attempt(state, _count_free_restart(state), reason, cause)
     if cause is not None and cause.category == NODE_LOST.name:
-        status = replace(status, failed_nodes=lost_nodes.remember(status.failed_nodes, iter((cause.node_name,))))
+        status = replace(
+            status, failed_nodes=lost_nodes.add_failed_nodes(status.failed_nodes, iter((cause.node_name,)))
+        )
     message = describe_restart("restart, not counted", cause, status.checkpoint)
     return _begin(state, status, Fact(c.RESTARTING, "True", reason, message))
+
+
+def _count_free_restart(state: State) -> Restarts:
+    """Return the restart accounting with a restart that does not count towards ``maxRestarts``."""
+    restarts = state.status.restarts
+    return replace(restarts, free=restarts.free + 1)
 
 
 def readmit_nodes(state: State, message: str) -> Decision:
     """Start the next attempt, which may use the failed nodes again because no other node fits."""
     state = replace_fields(state, job=replace_fields(state.job, status=replace(state.status, failed_nodes=())))
-    before = replace(state.status.restarts, free=state.status.restarts.free + 1)
-    status = _next_attempt(state, before, c.NODES_READMITTED)
+    status = _build_next_attempt(state, _count_free_restart(state), c.NODES_READMITTED)
     message = f"attempt {status.attempt} may use the nodes of status.failedNodes again: {message}"
     return _begin(state, status, Fact(c.RESTARTING, "True", c.NODES_READMITTED, message))
 
 
 def leave_nodes(state: State, nodes: tuple[str, ...]) -> Decision:
     """Start the next attempt, not counted, on nodes without a reported problem."""
-    before = replace(state.status.restarts, free=state.status.restarts.free + 1)
-    status = _next_attempt(state, before, c.NODE_UNHEALTHY)
-    status = replace(status, failed_nodes=lost_nodes.remember(status.failed_nodes, iter(nodes)))
+    status = _build_next_attempt(state, _count_free_restart(state), c.NODE_UNHEALTHY)
+    status = replace(status, failed_nodes=lost_nodes.add_failed_nodes(status.failed_nodes, iter(nodes)))
     troubles = "; ".join(f"{name}: {state.observation.troubles[name]}" for name in nodes)
     message = f"attempt {status.attempt} avoids unhealthy nodes: {troubles}"
     return _begin(state, status, Fact(c.RESTARTING, "True", c.NODE_UNHEALTHY, message))
@@ -200,7 +205,7 @@ def record_lost_nodes(state: State, found: tuple[tuple[PodView, str], ...], *, e
     """
     status = state.status
     pod, message = found[0]
-    nodes = lost_nodes.remember(status.failed_nodes, iter(pod.node_name for pod, _ in found))
+    nodes = lost_nodes.add_failed_nodes(status.failed_nodes, iter(pod.node_name for pod, _ in found))
     status = replace(status, failed_nodes=nodes)
     if explains:
         restarts = status.restarts
@@ -220,8 +225,7 @@ def record_lost_nodes(state: State, found: tuple[tuple[PodView, str], ...], *, e
 
 def resize(state: State) -> Decision:
     """Start the next attempt with another number of nodes."""
-    before = replace(state.status.restarts, free=state.status.restarts.free + 1)
-    status = _next_attempt(state, before, c.RESIZED)
+    status = _build_next_attempt(state, _count_free_restart(state), c.RESIZED)
     message = f"resized from {state.status.attempt_nodes} to {state.spec.nodes} nodes in attempt {status.attempt}"
     return _begin(state, status, Fact(c.RESTARTING, "True", c.RESIZED, message))
 
@@ -237,7 +241,7 @@ def resize_in_place(state: State) -> Decision:
 
 def succeed(state: State) -> Decision:
     """End the job as succeeded, unless spec.processGroupPolicy fails it for a missing process group."""
-    nodes, admitted = _final_size(state)
+    nodes, admitted = _find_final_size(state)
     policy = state.spec.process_group_policy or "Warn"
     distributed = None if policy == "Ignore" else c.describe_distribution(state.pods)
     if policy == "Fail" and distributed is not None and distributed.status == "False":
@@ -246,7 +250,7 @@ def succeed(state: State) -> Decision:
         *([distributed] if distributed is not None else []),
         Fact(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED, f"{nodes}/{nodes} pods scheduled{admitted}"),
         Fact(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED, f"{nodes}/{nodes} pods joined the rendezvous"),
-        Fact(c.SUCCEEDED, "True", *_success(state)),
+        Fact(c.SUCCEEDED, "True", *_describe_success(state)),
         Fact(c.FAILED, "False", c.FINISHED),
     ]
     # Restarts after the last read of the pages are in the termination messages.
@@ -254,12 +258,12 @@ def succeed(state: State) -> Decision:
     cause, restarts = _count_in_place(state, parse_restart_failures(ends))
     status = replace(state.status, restarts=restarts)
     if cause is not None:
-        restart = _last_restart(status, state.now, cause, c.RESTARTED_IN_PLACE, level="SamePods")
+        restart = _build_last_restart(status, state.now, cause, c.RESTARTED_IN_PLACE, level="SamePods")
         status = replace(status, last_failure=cause, last_restart=restart)
     return _end(state, status, "Succeeded", facts)
 
 
-def _final_size(state: State) -> tuple[int, str]:
+def _find_final_size(state: State) -> tuple[int, str]:
     """Return the final number of pods of the Job, and a note if its queue admitted fewer than requested."""
     nodes = state.status.attempt_nodes
     job = state.attempt_job
@@ -268,8 +272,9 @@ def _final_size(state: State) -> tuple[int, str]:
     return job.nodes, f"; queue admitted {job.nodes}/{nodes} pods"
 
 
-def _success(state: State) -> tuple[str, str]:
-    nodes, admitted = _final_size(state)
+def _describe_success(state: State) -> tuple[str, str]:
+    """Return reason and message of the condition Succeeded."""
+    nodes, admitted = _find_final_size(state)
     if state.spec.success_policy == "RankZero":
         return c.RANK_ZERO_SUCCEEDED, "pod 0 succeeded (spec.successPolicy: RankZero)"
     succeeded = sum(pod.phase == "Succeeded" for pod in state.pods.newest.values())
@@ -290,7 +295,7 @@ def fail(state: State, cause: LastFailure | None, reason: str, conclusion: str) 
     return _end(state, status, "Failed", facts)
 
 
-def _first_report(before: LastFailure | None, cause: LastFailure | None) -> LastFailure | None:
+def _select_first_report(before: LastFailure | None, cause: LastFailure | None) -> LastFailure | None:
     """Return the first report of a failure: later observations of a lost node's pods are less precise."""
     if before is None or cause is None or cause.category != NODE_LOST.name:
         return cause
@@ -298,7 +303,7 @@ def _first_report(before: LastFailure | None, cause: LastFailure | None) -> Last
     return before if same else cause
 
 
-def _last_restart(
+def _build_last_restart(
     status: Status, now: datetime, failure: LastFailure | None, reason: str, level: RecoveryLevel = "NewPods"
 ) -> LastRestart:
     """Return a restart with the known part of its cost."""
@@ -310,7 +315,8 @@ def _last_restart(
     return note_steps(restart, status, failure.step if failure else None)
 
 
-def _next_attempt(state: State, restarts: Restarts, reason: str, failure: LastFailure | None = None) -> Status:
+def _build_next_attempt(state: State, restarts: Restarts, reason: str, failure: LastFailure | None = None) -> Status:
+    """Return the status of the next attempt, with the final values of the current one."""
     status = record_failed_step(record_final_progress(state.status, state.pods, state.now), failure)
     return replace(
         status,
@@ -325,7 +331,7 @@ def _next_attempt(state: State, restarts: Restarts, reason: str, failure: LastFa
             in_place_before=status.restarts.in_place,
         ),
         stragglers=(),
-        last_restart=_last_restart(status, state.now, failure, reason),
+        last_restart=_build_last_restart(status, state.now, failure, reason),
         last_failure=failure or status.last_failure,
     )
 

@@ -121,7 +121,7 @@ def _complete(state: State) -> Decision | None:
 
 def _record_lost_nodes(state: State) -> Decision | None:
     """Record nodes that were lost with pods, before the operator marks these pods as failed."""
-    lost = lost_nodes.lost_pods(state.job, state.observation, state.now)
+    lost = lost_nodes.find_lost_pods(state.job, state.observation, state.now)
     nodes = {pod.node_name for pod, _ in lost}
     if nodes <= set(state.status.failed_nodes):
         return None
@@ -249,10 +249,10 @@ def _await_report(state: State, diagnosis: Diagnosis) -> Decision:
 def _explains(state: State, lost: tuple[tuple[PodView, str], ...]) -> bool:
     """Return whether lost pods are the cause of the failure that preceded the current attempt."""
     failure = state.status.last_failure
-    attempts = {pod.attempt for pod, _ in lost}
+    lost_attempts = {pod.attempt for pod, _ in lost}
     return (
         failure is not None
-        and failure.attempt in attempts
+        and failure.attempt in lost_attempts
         and failure.attempt == state.status.attempt - 1
         and is_inferred(failure)
     )
@@ -273,7 +273,10 @@ def report_unreadable(resource: Mapping[str, Any], error: InvalidManifest, now: 
 
 
 def report_refused(resource: Mapping[str, Any], refusal: Refusal, now: datetime) -> tuple[Status, Status]:
-    """Return the same for a refused spec. A job that names a missing object stays Pending until it exists."""
+    """Return the stored status and one with the refusal. A job that names a missing object stays Pending.
+
+    A job that has ended keeps its status.
+    """
     old = parse_status(resource)
     if is_finished(old):
         return old, old

@@ -1,7 +1,7 @@
 """Pods on lost nodes: which of them the operator declares failed, when, and on which nodes that depends. Pure.
 
-A lost kubelet ends no pod. The API server then keeps a deleted pod for ever, and with it the index that the Job
-controller has to fill and the former pods for which the next attempt waits.
+The kubelet of a lost node terminates no pod, so the API server keeps a deleted pod without limit. Until it is removed,
+the Job controller creates no pod for its index, and the next attempt does not start.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -87,7 +87,7 @@ def describe_lost_contact(job: DDPTrainingJob, observation: Observation, pods: I
     return LostContact(since, f"{state}; {consequence}")
 
 
-def lost_pods(job: DDPTrainingJob, observation: Observation, now: datetime) -> tuple[tuple[PodView, str], ...]:
+def find_lost_pods(job: DDPTrainingJob, observation: Observation, now: datetime) -> tuple[tuple[PodView, str], ...]:
     """Return the pods to declare failed now, each with the problem of its node."""
     lost = []
     for pod in _list_placed_pods(observation):
@@ -100,11 +100,11 @@ def lost_pods(job: DDPTrainingJob, observation: Observation, now: datetime) -> t
 
 def fail_lost_pods(job: DDPTrainingJob, observation: Observation, now: datetime, waits: list[float]) -> list[FailPod]:
     """Return the pods to declare failed; append to ``waits`` the seconds until the next check of a silent pod."""
-    seconds = next_check(job, observation, now)
+    seconds = compute_next_check(job, observation, now)
     if seconds is not None:
         waits.append(seconds)
 
-    actions = [FailPod(pod.name, pod.uid, problem) for pod, problem in lost_pods(job, observation, now)]
+    actions = [FailPod(pod.name, pod.uid, problem) for pod, problem in find_lost_pods(job, observation, now)]
     for pod in (*observation.pods, *observation.orphans):
         reported = pod.raw.get("status") or {}
         removed = pod.raw["metadata"].get("deletionGracePeriodSeconds") == 0
@@ -114,7 +114,7 @@ def fail_lost_pods(job: DDPTrainingJob, observation: Observation, now: datetime,
     return actions
 
 
-def next_check(job: DDPTrainingJob, observation: Observation, now: datetime) -> float | None:
+def compute_next_check(job: DDPTrainingJob, observation: Observation, now: datetime) -> float | None:
     """Return in how many seconds a pod may have to be declared failed; None: all pods report."""
     moments = []
     for pod in _list_placed_pods(observation):
@@ -126,7 +126,7 @@ def next_check(job: DDPTrainingJob, observation: Observation, now: datetime) -> 
     return max(_RECHECK, (min(moments) - now).total_seconds())
 
 
-def remember(failed: tuple[str, ...], nodes: Iterator[str]) -> tuple[str, ...]:
+def add_failed_nodes(failed: tuple[str, ...], nodes: Iterator[str]) -> tuple[str, ...]:
     """Return the failed nodes with more of them, the latest last; the oldest ones are dropped above the limit."""
     kept = list(failed)
     for node in nodes:
@@ -165,7 +165,7 @@ def _find_loss(job: DDPTrainingJob, pod: PodView, observation: Observation, now:
     if node.ready is not None:
         return node.message
 
-    # The operator cannot read the node: only a pod that has outlived its grace period by that long is given up.
+    # The operator cannot read the node: only a pod that has outlived its grace period by that long counts as lost.
     patience = timedelta(seconds=job.spec.recovery.force_delete_after_seconds)
     if pod.grace_ends is None or now < pod.grace_ends + patience:
         return ""

@@ -14,12 +14,13 @@ from ddp_operator.status.conditions import Fact
 from ddp_operator.status.observation import Children, State
 
 LOOK_SECONDS = 30.0
+"""Seconds between two readings of the nodes."""
 MOST_NODES = 32
 """Nodes read in one pass; of a larger job the next ones are read in the next pass."""
 
 
 def list_nodes_in_use(job: DDPTrainingJob, children: Children) -> tuple[str, ...]:
-    """Return the nodes of the current attempt's pods, if the spec asks to watch their health."""
+    """Return the nodes of the current attempt's pods; empty without recovery.nodeHealth."""
     if job.spec.recovery.node_health is None or job.spec.suspend:
         return ()
     pods = children.pods_of(job.status.attempt)
@@ -58,7 +59,7 @@ def list_nodes_to_leave(state: State) -> tuple[str, ...]:
 
 
 def describe_nodes(state: State) -> Fact | None:
-    """Return NodesHealthy; None if the spec does not ask for it."""
+    """Return the condition NodesHealthy; None without recovery.nodeHealth."""
     if state.spec.recovery.node_health is None:
         return None
     used = list_nodes_in_use(state.job, state.observation)

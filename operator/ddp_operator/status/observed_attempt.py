@@ -23,7 +23,7 @@ class ObservedAttempt:
 
     state: State
     recorded: Status
-    """The status that the decision recorded, with the attempt's number; nothing of this pass is observed in it."""
+    """The status that the decision recorded, without the observations of this pass."""
     restart: Fact | None
     """Restarting, if the attempt starts with this pass and replaces a former one."""
     pods: Pods
@@ -80,8 +80,8 @@ def observe_attempt(state: State, status: Status, restart: Fact | None) -> Obser
 def _has_all_pods(pods: Pods, size: JobSize, counts: Nodes) -> bool:
     if not size.spares:
         return pods.running + counts.succeeded >= size.nodes
-    up = {index for index, pod in pods.newest.items() if pod.running or pod.phase == "Succeeded"}
-    return c.has_quorum(up, size)
+    present = {index for index, pod in pods.newest.items() if pod.running or pod.phase == "Succeeded"}
+    return c.has_quorum(present, size)
 
 
 def _trains_with_fewer(state: State, pods: Pods, size: JobSize, rendezvoused: Condition | None) -> bool:

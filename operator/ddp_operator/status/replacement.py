@@ -124,7 +124,7 @@ def _can_peers_wait(state: State) -> bool:
     """Return whether the other pods wait: they have joined, none has ended, and their launchers restart the workers."""
     if state.attempt_job is None or not _awaits_peers(state.attempt_job) or not _has_joined(state):
         return False
-    # A spare works during the back-off of the Job controller.
+    # A spare replaces the lost pod during the Job controller's back-off.
     is_blocked = _has_foreign_gang(state) and not state.job.spares
     return not is_blocked and not any(pod.phase == "Succeeded" for pod in state.pods)
 

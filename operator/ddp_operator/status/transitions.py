@@ -82,10 +82,10 @@ Transition = Failed | Restarted | Reached | Ended | Used | NodeFailed
 
 def find_transitions(old: Status, new: Status, now: datetime) -> tuple[Transition, ...]:
     """Return the transitions between two statuses of one job."""
-    return tuple(_transitions(old, new, now))
+    return tuple(_iterate_transitions(old, new, now))
 
 
-def _transitions(old: Status, new: Status, now: datetime) -> Iterator[Transition]:
+def _iterate_transitions(old: Status, new: Status, now: datetime) -> Iterator[Transition]:
     category = _find_failure_category(old, new)
     if category != NO_FAILURE:
         yield Failed(category)
@@ -158,7 +158,7 @@ def is_minor_change(old: Status, new: Status) -> bool:
 
     Such a write can wait. Otherwise a large job would cause one write per pod, and `kubectl get -w` would repeat lines.
     """
-    if _states(old) != _states(new) or render_columns(old) != render_columns(new):
+    if _list_condition_states(old) != _list_condition_states(new) or render_columns(old) != render_columns(new):
         return False
     same = {name: getattr(old, name) for name in ("nodes", "conditions", "goodput", "stragglers", "usage")}
     if old.progress is not None and new.progress is not None:  # the first progress is not a minor change
@@ -166,7 +166,7 @@ def is_minor_change(old: Status, new: Status) -> bool:
     return replace(new, **same) == old
 
 
-def _states(status: Status) -> list[tuple[str, str, str, int, str]]:
+def _list_condition_states(status: Status) -> list[tuple[str, str, str, int, str]]:
     return [
         (
             condition.type,
@@ -187,15 +187,15 @@ _EVENT_TYPES: Final = (
 """Conditions whose transitions are Events, in the order in which they happen."""
 
 
-def list_transition_events(old: Status, new: Status, limit: int | None = None) -> tuple[Event, ...]:
+def list_transition_events(old: Status, new: Status, max_restarts: int | None = None) -> tuple[Event, ...]:
     """Return the Events for the change from one status to the next, in chronological order.
 
-    ``limit``: recovery.maxRestarts.
+    ``max_restarts``: that of the spec, for the Events about restarts.
     """
     return (
         *_report_refusal(old, new),
         *_report_failure(old, new),
-        *_report_restart_in_same_pods(old, new, limit),
+        *_report_restart_in_same_pods(old, new, max_restarts),
         *_report_replacement(old, new),
         *_report_attempt(old, new),
         *_report_stall(old, new),
@@ -224,11 +224,11 @@ def _report_failure(old: Status, new: Status) -> Iterator[Event]:
         yield Event("Warning", f"Failure{failure.category}", message[:_MAX_MESSAGE])
 
 
-def _report_restart_in_same_pods(old: Status, new: Status, limit: int | None) -> Iterator[Event]:
+def _report_restart_in_same_pods(old: Status, new: Status, max_restarts: int | None) -> Iterator[Event]:
     if new.attempt != old.attempt or new.restarts.own_in_place <= old.restarts.own_in_place:
         return
     counted = new.restarts.counted > old.restarts.counted
-    number = f"restart {new.restarts.used} of {limit}" if counted else "restart, not counted"
+    number = f"restart {new.restarts.used} of {max_restarts}" if counted else "restart, not counted"
     message = describe_restart(f"{number}, in the same pods", _find_new_failure(old, new), new.checkpoint)
     yield Event("Normal", c.RESTARTED_IN_PLACE, message)
 

@@ -30,7 +30,7 @@ def account(state: State, status: Status) -> Status:
         return replace(status, usage=Usage(gpus=gpus, since=now, idle_since=now)) if gpus else status
 
     gpu_seconds = before.gpus * max(0, round((now - before.since).total_seconds()))
-    usage = _add(before, find_purpose(state.status), gpu_seconds)
+    usage = _add_seconds(before, find_purpose(state.status), gpu_seconds)
     is_idle = gpus > 0 and find_purpose(status) != PRODUCTIVE
     idle_since = (before.idle_since or now) if is_idle else None
     usage = replace(usage, gpus=gpus, since=now, idle_since=idle_since)
@@ -74,10 +74,11 @@ def _move_repeated_steps(usage: Usage, before: Status, after: Status) -> Usage:
         return usage
     repeated = min(usage.productive, round(restart.steps_lost / rate * usage.gpus))
     usage = replace(usage, productive=usage.productive - repeated, gpu_seconds=usage.gpu_seconds - repeated)
-    return _add(usage, restart.cause or UNKNOWN.name, repeated)
+    return _add_seconds(usage, restart.cause or UNKNOWN.name, repeated)
 
 
-def _add(usage: Usage, purpose: str, seconds: int) -> Usage:
+def _add_seconds(usage: Usage, purpose: str, seconds: int) -> Usage:
+    """Return the usage with GPU-seconds added to a purpose: Productive, Waiting, or the cause of a loss."""
     usage = replace(usage, gpu_seconds=usage.gpu_seconds + seconds)
     if purpose == PRODUCTIVE:
         return replace(usage, productive=usage.productive + seconds)
@@ -100,7 +101,7 @@ def compute_idle_seconds_left(state: State) -> float | None:
 
 
 def describe_idle(state: State) -> Fact | None:
-    """Return Idle; None if the spec does not ask for it."""
+    """Return the condition Idle; None without spec.idle."""
     if state.spec.idle is None:
         return None
     before = state.status.condition(c.IDLE)

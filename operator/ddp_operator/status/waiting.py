@@ -30,11 +30,11 @@ def is_queued(job: DDPTrainingJob, view: JobView | None) -> bool:
 
 def is_resize_waiting(job: DDPTrainingJob, view: JobView | None) -> bool:
     """Return whether a resize waits for a suspension, because the queue would stop or not readmit running pods."""
-    known = job.status.attempt_nodes
-    if view is None or job.spec.suspend or job.spec.nodes == known or not is_queued(job, view):
+    current_nodes = job.status.attempt_nodes
+    if view is None or job.spec.suspend or job.spec.nodes == current_nodes or not is_queued(job, view):
         return False
     if view.suspended:
-        return job.spec.nodes > known and job.status.first_run_time is not None
+        return job.spec.nodes > current_nodes and job.status.first_run_time is not None
     return job.spec.elastic is None or not view.takes_slices
 
 

@@ -11,11 +11,11 @@ from ddp_operator.api.status import Status
 from ddp_operator.kubeobjects import format_time
 from ddp_operator.status.lost_nodes import (
     MAX_NODES,
+    add_failed_nodes,
+    compute_next_check,
     describe_lost_contact,
+    find_lost_pods,
     list_nodes_to_inspect,
-    lost_pods,
-    next_check,
-    remember,
 )
 from ddp_operator.status.views import NodeView
 from tests.support.builders import NOW, child_job, child_pod, job, observe
@@ -55,7 +55,7 @@ def test_ready_nodes_have_no_lost_contact() -> None:
 def test_lost_pods_are_declared_failed_in_order_of_their_index() -> None:
     gone = [child_pod(index, deleting=True, grace=0, node=f"n{index}") for index in (2, 0, 1)]
     typed, seen = see(*gone)
-    assert [pod.index for pod, _ in lost_pods(typed, seen, at(3600))] == [0, 1, 2]
+    assert [pod.index for pod, _ in find_lost_pods(typed, seen, at(3600))] == [0, 1, 2]
 
 
 def test_cut_off_nodes_are_inspected_first() -> None:
@@ -68,7 +68,7 @@ def test_cut_off_nodes_are_inspected_first() -> None:
 def test_next_check_is_at_first_due_pod() -> None:
     def look(*seconds: float) -> float | None:
         gone = [child_pod(i, deleting=True, grace=0, at=at(s), node=f"n{i}") for i, s in enumerate(seconds)]
-        return next_check(*see(*gone), NOW)
+        return compute_next_check(*see(*gone), NOW)
 
     first = look(0)
     second = look(30)
@@ -76,7 +76,7 @@ def test_next_check_is_at_first_due_pod() -> None:
     assert second is not None
     assert second - first == 30
     assert look(30, 0) == first
-    assert next_check(*see(child_pod(0)), NOW) is None
+    assert compute_next_check(*see(child_pod(0)), NOW) is None
 
 
 @pytest.mark.parametrize(
@@ -90,10 +90,10 @@ def test_next_check_is_at_first_due_pod() -> None:
 def test_failed_nodes_are_remembered_latest_last(
     failed: tuple[str, ...], nodes: list[str], kept: tuple[str, ...]
 ) -> None:
-    assert remember(failed, iter(nodes)) == kept
+    assert add_failed_nodes(failed, iter(nodes)) == kept
 
 
 def test_failed_nodes_are_bounded_to_latest() -> None:
-    kept = remember((), (f"n{number}" for number in range(100)))
+    kept = add_failed_nodes((), (f"n{number}" for number in range(100)))
     assert kept == tuple(f"n{number}" for number in range(100))[-len(kept) :]
     assert len(kept) == MAX_NODES

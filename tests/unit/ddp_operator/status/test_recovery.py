@@ -301,7 +301,7 @@ class TestLostNode:
         seen = observe(typed, [JOB], [child_pod(0), self.STUCK])
         assert lost_nodes.list_nodes_to_inspect(typed, seen, NOW + timedelta(seconds=119)) == ()
         assert lost_nodes.list_nodes_to_inspect(typed, seen, NOW + timedelta(seconds=120)) == ("node-b",)
-        assert lost_nodes.next_check(typed, seen, NOW + timedelta(seconds=100)) == 20
+        assert lost_nodes.compute_next_check(typed, seen, NOW + timedelta(seconds=100)) == 20
 
     @pytest.mark.parametrize(
         ("node", "seconds", "freed"),
@@ -448,7 +448,7 @@ class TestLostNode:
 
     def test_list_is_bounded_and_latest_is_last(self) -> None:
         names = tuple(f"n{i}" for i in range(10))
-        assert lost_nodes.remember(names, iter(["n3", "new", ""])) == ("n1", "n2", *names[4:], "n3", "new")
+        assert lost_nodes.add_failed_nodes(names, iter(["n3", "new", ""])) == ("n1", "n2", *names[4:], "n3", "new")
 
     @pytest.mark.parametrize(
         ("raw", "ready"),
