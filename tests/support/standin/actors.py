@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 
+from ddp_operator.cluster import ClusterError
 from ddp_operator.constants import ANNOTATION_COMPLETION_INDEX, KIND, TRAINER_CONTAINER
 from ddp_operator.kube.client import ApiClient, ResponseError
 from ddp_operator.kube.credentials import login
@@ -228,18 +229,21 @@ class ClusterActors:
 
     @asynccontextmanager
     async def kubelet(self) -> AsyncIterator[None]:
-        """Remove deleted pods continuously."""
-        task = asyncio.create_task(self._end_deleted_pods_for_ever())
+        """Remove deleted pods continuously. An unexpected error fails the test instead of stopping this silently."""
+        task = asyncio.create_task(self._end_deleted_pods_continuously())
         try:
             yield
         finally:
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            (result,) = await asyncio.gather(task, return_exceptions=True)
+        if isinstance(result, Exception):
+            raise result
 
-    async def _end_deleted_pods_for_ever(self) -> None:
+    async def _end_deleted_pods_continuously(self) -> None:
         while True:
             if self.kubelet_works:
-                await self.end_deleted_pods()
+                with suppress(ClusterError, ResponseError):  # a slow API server: the next turn repeats the calls
+                    await self.end_deleted_pods()
             await asyncio.sleep(0.1)
 
 
