@@ -111,7 +111,7 @@ class Shim:
 
     def _run(self, argv: list[str], env: dict[str, str]) -> ProgramResult:
         process = subprocess.run(
-            argv, cwd=self.folder, env={**os.environ, **env}, capture_output=True, timeout=300, stdin=subprocess.DEVNULL
+            argv, cwd=self.folder, env={**os.environ, **env}, capture_output=True, stdin=subprocess.DEVNULL
         )
         return ProgramResult(
             process.returncode, process.stdout.decode(errors="replace"), process.stderr.decode(errors="replace")
@@ -231,7 +231,7 @@ def test_modules_of_launcher_do_not_shadow_modules_of_user(tmp_path: Path) -> No
     """Behind a ConfigMap's links Python puts the folder under its real name into the path."""
     env = {**os.environ, "TMPDIR": str(tmp_path), **encoded_config()}
     argv = [sys.executable, str(delivered_launcher()), "run", "--", "-m", "metrics"]
-    ran = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    ran = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert ran.returncode == 81
     assert "training module not found: metrics" in ran.stderr
 
