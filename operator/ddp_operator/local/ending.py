@@ -62,7 +62,7 @@ def _results(status: Status, folder: RunFolder) -> list[str]:
             (progress.step, f"step {progress.step}"),
         ]
         lines.append("  " + ", ".join(text for value, text in parts if value is not None))
-    else:
+    elif status.phase != "Failed":  # a failure before the first step has a remedy of its own
         hint = folder.read_step_hint(status.attempt)
         lines += [f"  progress:   {hint}"] if hint else []
     rows = read_rows(folder.metrics) if folder.metrics.exists() else []

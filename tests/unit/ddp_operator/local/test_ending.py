@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import yaml
 
 from ddp_operator.api.status import Status
 from ddp_operator.cli import main
-from ddp_operator.local.ending import close_record, explain_interruption
+from ddp_operator.local.ending import close_record, describe_run, explain_interruption
 from ddp_operator.local.folder import RunFolder
 from tests.support.builders import resource
 
@@ -189,3 +189,12 @@ def test_report_of_killed_run_closes_record(writer: subprocess.Popen[str]) -> No
 def test_interruption_names_signal_that_stopped_run(number: int | None, words: str) -> None:
     status = Status(phase="Running")
     assert explain_interruption({"spec": {}}, status, "ddp run job.yaml", number=number).startswith(words)
+
+
+@pytest.mark.parametrize(("phase", "is_hinted"), [("Succeeded", True), ("Suspended", True), ("Failed", False)])
+def test_summary_of_failed_run_has_no_hint_for_invisible_steps(tmp_path: Path, phase: str, is_hinted: bool) -> None:
+    folder = RunFolder.create(tmp_path, "x", datetime(2026, 11, 20, tzinfo=UTC))
+    folder.pages.mkdir(exist_ok=True)
+    (folder.pages / "attempt-1-pod-0.prom").write_text('# ddp_launcher_step_hint "no step is visible: no Python"\n')
+    summary = describe_run("x", Status(phase=phase, attempt=1), folder, seconds=12.0, interrupted=False)
+    assert ("no step is visible: no Python" in summary) == is_hinted
