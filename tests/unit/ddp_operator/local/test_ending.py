@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_operator.api.status import Status
+from ddp_operator.api.status import Phase, Status
 from ddp_operator.cli import main
 from ddp_operator.local.ending import close_record, describe_run, explain_interruption
 from ddp_operator.local.folder import RunFolder
@@ -192,7 +192,7 @@ def test_interruption_names_signal_that_stopped_run(number: int | None, words: s
 
 
 @pytest.mark.parametrize(("phase", "is_hinted"), [("Succeeded", True), ("Suspended", True), ("Failed", False)])
-def test_summary_of_failed_run_has_no_hint_for_invisible_steps(tmp_path: Path, phase: str, is_hinted: bool) -> None:
+def test_summary_of_failed_run_has_no_hint_for_invisible_steps(tmp_path: Path, phase: Phase, is_hinted: bool) -> None:
     folder = RunFolder.create(tmp_path, "x", datetime(2026, 11, 20, tzinfo=UTC))
     folder.pages.mkdir(exist_ok=True)
     (folder.pages / "attempt-1-pod-0.prom").write_text('# ddp_launcher_step_hint "no step is visible: no Python"\n')
