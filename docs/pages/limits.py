@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from ddp_operator.api.job import CRASH_LOOP_FAILURES, SILENT_POD_SECONDS, SILENT_START_SECONDS
 from ddp_operator.api.spec import Recovery, Rendezvous, Watchdog
 from ddp_operator.contract.failure_table import SIGNIFICANT_SECONDS
-from ddp_operator.launcher.torchrun.membership import FREE_RESTARTS
+from ddp_operator.launcher.failures.restarts import FREE_RESTARTS
 
 
 class Limit(NamedTuple):

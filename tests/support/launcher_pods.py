@@ -76,7 +76,6 @@ class LauncherPods:
                 master_port=self.port,
                 local_addr=f"job-1-{index}.job",
                 run_id="run-1",
-                join_timeout_seconds=TIMEOUT,
             )
             config: dict[str, Any] = {
                 "nodes": self.nodes,

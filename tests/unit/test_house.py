@@ -236,7 +236,7 @@ def module(module_path: Path) -> ast.Module:
 class TestLauncherImports:
     """It runs in every image with Python 3.9 and torch, and may need nothing else of that image."""
 
-    WITH_TORCH = ("agent", "agreement", "ranks", "rendezvous", "store")
+    WITH_TORCH = ("agent", "ranks", "rendezvous", "round_state", "store")
     """Modules of launcher/torchrun that import torch, directly or by another one: the agent's process, which is forked
     from one that has imported it."""
 

@@ -22,7 +22,7 @@ class Rendezvous(SpecFields, frozen=True, kw_only=True):
         Literal["c10d", "static"],
         Meta(
             description="c10d: agents join a rendezvous at a store on pod 0, and rejoin it after a failure. static: "
-            "fixed node ranks."
+            "the ranks use that store too, at its port, and do not restart in the same pods."
         ),
     ] = "c10d"
     port: Annotated[int, Meta(description="Port of the rendezvous store on pod 0, 1024 to 65535.")] = (

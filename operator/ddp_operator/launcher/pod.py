@@ -245,9 +245,6 @@ def loopback_address(index: int) -> str:
 def add_pod_flags(flags: Sequence[str], pod: Pod) -> list[str]:
     """Return torchrun's flags with those that only the pod knows. Later flags win: a default comes first, they last."""
     flags = ["--monitor-interval=0.1", *flags]  # with the 5 s of older versions failures are detected late
-    static = any(flag == "--rdzv-backend=static" for flag in flags)
-    if static:
-        return [*flags, f"--master-addr={pod.master}", f"--master-port={pod.port}", f"--node-rank={pod.node}"]
     if not pod.is_multi_node:
         return [*flags, "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
     address = [f"--local-addr={loopback_address(pod.node)}"] if pod.local else []

@@ -31,8 +31,9 @@ from .failures.agent_failure import (
     examine_agent_exit,
 )
 from .failures.restarts import InPlaceRestarts
+from .failures.rules import WorkerEnd
 from .failures.termination import complete_worker_failure, conclude
-from .failures.worker_failure import build_hang_failure, find_root_cause
+from .failures.worker_failure import EndedPeers, build_hang_failure, examine_worker, find_root_cause
 from .files import log, try_write_json
 from .network.master import count_connections, wait_for_master
 from .network.preflight import PreflightReport, build_preflight_rows, decode_preflight, describe_preflight
@@ -168,17 +169,13 @@ class Supervisor:
         """Processes that outlive an agent."""
         return {self._reader.pid, self._mirror.pid if self._mirror is not None else 0}
 
-    @property
-    def _static(self) -> bool:
-        return "--rdzv-backend=static" in self._flags
-
     # -- the agent
 
     def _may_start_again(self) -> bool:
         """Decide whether to start another agent: this one was killed, or lost its store. Counts the restart."""
         lost = self._end.reason in STORE_ERRORS
         killed = not self._end.result and (self._agent.status or 0) < 0
-        if self._static or self._stop_deadline is not None or not (lost or killed):
+        if self._stop_deadline is not None or not (lost or killed):
             return False
         # A restart of the workers that was interrupted is counted already.
         under_way = self._phase == "Rendezvous" and self._restarts.count > 0
@@ -196,7 +193,7 @@ class Supervisor:
 
     def _start_agent(self) -> None:
         guard: Optional[int] = None
-        if self.pod.is_multi_node and self.pod.node == 0 and not self._static and not self._store:
+        if self.pod.is_multi_node and self.pod.node == 0 and not self._store:
             guard, self._store_guard = os.pipe()
         self._agent_waits = False
         flags = [*self._flags, f"--max-restarts={self._restarts.left}"]
@@ -363,9 +360,12 @@ class Supervisor:
         self._stalls.job_stall = decode_job_stall(event["board"])
 
     def _on_failures(self, event: AgentEvent) -> None:
-        failures = [Failure.from_json(failure) for failure in event["failures"]]
-        restarts = self._restarts.observe(failures, free=bool(event.get("free")), run_step=event.get("step"))
-        self._agent.send(RESTART if restarts else END)
+        ended_peers = EndedPeers() if self.pod.elastic else EndedPeers(*event["ended"])
+        failures = [examine_worker(self.pod, WorkerEnd(**end), ended_peers) for end in event["failures"]]
+        free = self._stop_deadline is None and self._restarts.take_free(failures)
+        restarts = self._restarts.observe(failures, free=free, run_step=event["step"])
+        # Pods that have ended join no further round: it would only time out.
+        self._agent.send(RESTART if restarts and not ended_peers.pods else END)
 
     def _on_count(self, event: AgentEvent) -> None:
         self._restarts.count = max(self._restarts.count, event["count"])

@@ -138,7 +138,6 @@ def _build_trainer(
         master_port=spec.rendezvous.port,
         local_addr=child_names.pod_host(job.name, attempt, f"$({constants.ENV_COMPLETION_INDEX})"),
         run_id=f"{job.uid}-{attempt}",
-        join_timeout_seconds=spec.rendezvous.join_timeout_seconds,
     )
     trainer["command"] = [template.command.interpreter, launcher, "run"]
     trainer["args"] = [*torchrun.build_torchrun_args(plan, template.command), "--", *template.command.argv]

@@ -105,7 +105,6 @@ class TorchrunPlan:
     master_port: int
     local_addr: str
     run_id: str
-    join_timeout_seconds: int = 600
     max_nodes: int | None = None
 
     @property
@@ -174,17 +173,14 @@ def _find_shell_script(argv: Sequence[str]) -> str | None:
 def build_torchrun_args(plan: TorchrunPlan, command: UserCommand) -> list[str]:
     """Return torchrun's flags, between ``launcher.py run`` and ``--``. They are the same in every pod.
 
-    The launcher adds the endpoint (from MASTER_ADDR and MASTER_PORT), the node rank and the worker command.
+    The launcher adds the endpoint (from MASTER_ADDR and MASTER_PORT) and the worker command.
     """
     size = f"{plan.nodes}:{plan.max_nodes}" if plan.elastic else str(plan.nodes)
-    # Only torch's static rendezvous reads it; the launcher's own has the limits in its configuration.
-    conf = [f"--rdzv-conf=timeout={plan.join_timeout_seconds}"] if plan.backend == "static" else []
     return [
         f"--nnodes={size}",
         f"--nproc-per-node={plan.nproc_per_node}",
         f"--rdzv-backend={plan.backend}",
         f"--rdzv-id={plan.run_id}",
-        *conf,
         f"--local-addr={plan.local_addr}",
         *command.torchrun_flags,
         *(["--no-python"] if command.program else []),

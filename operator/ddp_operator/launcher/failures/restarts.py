@@ -11,6 +11,7 @@ from ..pod import Pod
 from ..progress.metrics import MetricsEndpoint
 from .worker_failure import add_last_lines, find_root_cause, is_unexplained_crash, read_recorded_failures
 
+FREE_RESTARTS: Final = 100  # uncounted ones after losing a peer, for each pod; more are no coincidence
 _SECONDS_TO_SETTLE: Final = 0.2
 _SAME_TIME: Final = 0.1  # two runs that ended after the same time differ by at most this share of it
 _SAME_STEPS: Final = 2  # steps; two failures at the same place of a script differ by less
@@ -71,6 +72,7 @@ class InPlaceRestarts:
         self._metrics = metrics
         self.count = 0
         self._spent = 0  # restarts after failures, which count against the budget
+        self._free_spent = 0
         self.reason = ""  # of the last restart
         self.last_failure: Optional[Failure] = None  # before the last restart
         self.failures: Sequence[Failure] = ()
@@ -85,6 +87,14 @@ class InPlaceRestarts:
     def left(self) -> int:
         """Restarts left in the budget."""
         return self._budget - self._spent
+
+    def take_free(self, failures: Sequence[Failure]) -> bool:
+        """Use an uncounted restart. Returns whether the pod has one left, and peers have caused all failures."""
+        not_counted = all(failure.secondary or failure.container_exit_code == EXIT_PREEMPTED for failure in failures)
+        if not (failures and not_counted and self._pod.awaits_peers):
+            return False
+        self._free_spent += 1
+        return self._free_spent <= FREE_RESTARTS
 
     def observe(self, failures: Sequence[Failure], *, free: bool, run_step: Optional[float] = None) -> bool:
         """Record failures of workers. Returns whether a restart in the same pod may help and is within the budget.

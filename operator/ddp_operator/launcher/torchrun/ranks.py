@@ -81,50 +81,13 @@ def _read_exit_code(pid: int) -> Optional[int]:
     return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
 
 
-class RanksPrepared(Exception):
-    """torchrun is about to start the ranks. ``environments``: by local rank; ``logs``: the files of their output."""
-
-    def __init__(self, environments: Mapping[int, Mapping[str, str]], logs: Any) -> None:
-        super().__init__("the fork server starts the ranks")
-        self.environments = environments
-        self.logs = logs
-
-
-class InterceptedLogs:
-    """A ``LogsSpecs`` through which the agent gets the ranks' environments before torchrun starts interpreters.
-
-    torchrun computes them in ``_start_workers``, and calls ``reify`` with them right before the start.
-    ``forker``: forks the ranks instead.
-    """
-
-    def __init__(self, inner: Any, forker: RankForker) -> None:
-        self._inner = inner
-        self.forker = forker
-        self.intercepts = False
-
-    @property
-    def root_log_dir(self) -> Any:
-        """The folder of all logs."""
-        return self._inner.root_log_dir
-
-    def reify(self, envs: dict[int, dict[str, str]]) -> Any:
-        """Return the log files. Raises: RanksPrepared."""
-        logs = self._inner.reify(envs)
-        if self.intercepts:
-            raise RanksPrepared(envs, logs)
-        return logs
-
-
 class ForkedRanks(RankProcesses):
-    """Ranks that the fork server has started, and what copies their log files to the pod's output (``--tee``)."""
+    """Ranks that the fork server has started. ``logs``: their files, which ``--tee`` copies to the pod's output."""
 
-    def __init__(self, pids: Mapping[int, int], prepared: RanksPrepared, role: str) -> None:
+    def __init__(self, pids: Mapping[int, int], logs: Any, role: str) -> None:
         super().__init__(pids)
-        self._error_files = prepared.logs.error_files
-        self._tails = [
-            TailLog(role, prepared.logs.tee_stdouts, sys.stdout),
-            TailLog(role, prepared.logs.tee_stderrs, sys.stderr),
-        ]
+        self._error_files = logs.error_files
+        self._tails = [TailLog(role, logs.tee_stdouts, sys.stdout), TailLog(role, logs.tee_stderrs, sys.stderr)]
         for tail in self._tails:
             tail.start()
 
@@ -152,20 +115,49 @@ class ForkedRanks(RankProcesses):
             tail.stop()
 
 
-def fork_ranks(forker: RankForker, entry: Sequence[str], prepared: RanksPrepared, role: str) -> Optional[ForkedRanks]:
-    """Fork the ranks. Returns None if the fork server has ended. ``entry``: their command line."""
-    pids: dict[int, int] = {}
-    for local_rank, environment in prepared.environments.items():
-        command = macros.substitute(list(entry), str(local_rank))
+class RanksForked(Exception):
+    """The ranks run already, so torchrun must not start them."""
+
+    def __init__(self, ranks: ForkedRanks) -> None:
+        super().__init__("the fork server has started the ranks")
+        self.ranks = ranks
+
+
+class ForkingLogs:
+    """A ``LogsSpecs`` that has the fork server start the ranks, with ``command``, in place of torchrun.
+
+    torchrun computes the environments of the ranks in ``_start_workers``, and passes them to ``reify`` right before it
+    starts interpreters. ``inner``: the LogsSpecs that torchrun has chosen.
+    """
+
+    def __init__(self, inner: Any, forker: RankForker, command: Sequence[str], role: str) -> None:
+        self._inner = inner
+        self._forker = forker
+        self._command = list(command)
+        self._role = role
+
+    @property
+    def root_log_dir(self) -> Any:
+        """The folder of all logs."""
+        return self._inner.root_log_dir
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> Any:
+        """Return the log files if the fork server has ended, so that torchrun starts the ranks. Raises: RanksForked."""
+        logs = self._inner.reify(envs)
+        pids: dict[int, int] = {}
+        for local_rank, environment in envs.items():
+            pid = self._fork(local_rank, environment, (logs.stdouts[local_rank], logs.stderrs[local_rank]))
+            if pid is None:
+                RankProcesses(pids).stop(signal.SIGKILL, 0.0, saves=False)
+                return logs
+            pids[local_rank] = pid
+        raise RanksForked(ForkedRanks(pids, logs, self._role))
+
+    def _fork(self, local_rank: int, environment: Mapping[str, str], paths: Sequence[str]) -> Optional[int]:
+        command = macros.substitute(self._command, str(local_rank))
         with ExitStack() as files:
-            paths = (prepared.logs.stdouts[local_rank], prepared.logs.stderrs[local_rank])
             output = [files.enter_context(open(path, "w")) if path else None for path in paths]
-            pid = forker.fork(command, {**os.environ, **environment}, output)
-        if pid is None:
-            RankProcesses(pids).stop(signal.SIGKILL, 0.0, saves=False)
-            return None
-        pids[local_rank] = pid
-    return ForkedRanks(pids, prepared, role)
+            return self._forker.fork(command, {**os.environ, **environment}, output)
 
 
 def handle_stop_signals(handler: Optional[Callable[[int, Any], None]] = None) -> None:

@@ -16,16 +16,17 @@ import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, NamedTuple, Optional, Sequence
+from typing import Any, Collection, NamedTuple, Optional, Sequence
 
 from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import api
 
-from ..clock import AwakeClock
+from ..files import log
 from ..pod import Pod
-from .membership import GroupSize, Heartbeats, choose_members, read_registrations
+from .membership import GroupSize, Heartbeats, choose_members
 from .store import SignedStore, host_store
 
+STATIC = "static"
 _SECONDS_WITHOUT_STORE = 5.0
 _SECONDS_FOR_CALL = 60.0
 _SHORTEST_BEAT = 0.5  # between two heartbeats
@@ -59,33 +60,36 @@ _BEFORE_FIRST = Round(number=-1, members=(), restarts=0, address="", port=0)
 class PodRendezvous(api.RendezvousHandler):
     """One pod's part in all rounds of a run. ``current``: the round that it has joined last.
 
-    ``restarts``: of the ranks; set it before the next round, and read it after. A job with one pod needs no network:
-    its rounds are complete at once. Raises: RendezvousConnectionError.
+    ``restarts``: of the ranks, to set before the next round. ``backend``: torchrun's name of it. With ``static`` the
+    ranks use the store of the pods, at the job's port. A job with one pod needs no network.
+    Raises: RendezvousConnectionError.
     """
 
-    def __init__(self, pod: Pod, run: str, address: str, size: GroupSize) -> None:
+    def __init__(self, pod: Pod, run: str, address: str, size: GroupSize, backend: str = "c10d") -> None:
         self._pod = pod
         self._run = run
         self._address = address
         self._size = size
+        self._backend = backend
         self._store = _connect(pod)
         self._shared = SignedStore(self._store, pod.secret, run)
-        self._rank_stores = RankStores(pod, address)
+        self._rank_store: Any = None
         self._pause = min(_LONGEST_PAUSE, pod.nodes * _PAUSE_PER_POD)
         self._read_at = 0.0
-        self._lost_store: Optional[tuple[AwakeClock, Exception]] = None
+        self._lost_at: Optional[float] = None  # the store
         self._beat_seconds = max(_SHORTEST_BEAT, min(_LONGEST_BEAT, pod.nodes * _PAUSE_PER_POD))
         self._heartbeats = Heartbeats(self._beat_seconds * _MISSED_BEATS, time.monotonic())
         self.current = _BEFORE_FIRST
         self.restarts = 0
+        self._next = 0  # the round for which this pod registers, or has registered last
         self._has_left = threading.Event()
         if pod.regroups:
             self._beat()
             threading.Thread(target=self._keep_beating, daemon=True, name="heartbeat").start()
 
     def get_backend(self) -> str:
-        """Return the name of the backend."""
-        return "ddp"
+        """Return torchrun's name of the backend."""
+        return self._backend
 
     def get_run_id(self) -> str:
         """Return the run's id."""
@@ -93,8 +97,11 @@ class PodRendezvous(api.RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether the agent hosts rank 0's store."""
-        return self._rank_stores.are_hosted
+        """Whether the agents host rank 0's store. On one machine the rank's own would listen on all addresses.
+
+        A program of one rank may start ranks with a store of their own, to which they would not connect.
+        """
+        return self._backend == STATIC or (self._pod.local and self._pod.nodes * self._pod.nproc_per_node > 1)
 
     # -- joining
 
@@ -104,69 +111,84 @@ class PodRendezvous(api.RendezvousHandler):
         Raises: RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError, TrainingOver.
         """
         try:
-            joined = self._join()
+            self.current = self._join()
         except RuntimeError as error:
             raise api.RendezvousConnectionError(f"lost the store: {error}") from error
-        self.current = joined
-        self.restarts = joined.restarts
-        store = PrefixStore(f"{self._run}/{joined.number}/torch", self._store)
-        rank = joined.members.index(self._pod.node)
-        return _build_info(store, rank, len(joined.members), joined.address, joined.port)
+        self._next = self.current.number + 1
+        store = PrefixStore(f"{self._run}/{self.current.number}/torch", self._store)
+        rank = self.current.members.index(self._pod.node)
+        size = len(self.current.members)
+        if not hasattr(api, "RendezvousInfo"):  # before torch 2.4 the agent chooses rank 0's address itself
+            return store, rank, size
+        bootstrap = api.RendezvousStoreInfo(self.current.address, self.current.port)
+        return api.RendezvousInfo(store, rank, size, bootstrap)
 
     def _join(self) -> Round:
         """Return the next round with this pod. A new agent reads past the rounds before its time."""
         last = self.current
         while True:
-            published = self._read_round(last.number + 1)
+            self._next = last.number + 1
+            published = self._read_round(self._next)
             if published is None:
-                published = self._await_round(last.number + 1, last.members)
+                published = self._await_round(last.members)
                 if self._pod.node in published.members:
                     return published
             last = published
 
-    def _await_round(self, number: int, previous: Sequence[int]) -> Round:
-        """Register for a round and wait until it is published, with this pod or without it."""
-        wait = _Wait(self._pod, number, previous, time.monotonic())
-        pause = min(self._pause, _LONGEST_PAUSE_OF_POD_0) if self._pod.node == 0 else self._pause
-        self._shared.append(f"{number}/pods", [self._pod.node, self.restarts])
-        if not wait.is_standby:
-            self._request_restart(number)
-        try:
-            while True:
-                published = self._publish(wait) if self._pod.node == 0 else self._read_round(number)
-                if published is not None:
-                    return published
-                self._check_wait(wait, time.monotonic())
-                time.sleep(pause)
-        except BaseException:
-            with suppress(Exception):  # the store may be what has ended
-                self._shared.append(f"{number}/pods", [self._pod.node, None])
-            raise
+    def _await_round(self, previous: Sequence[int]) -> Round:
+        """Register for the next round and wait until it is published, with this pod or without it.
 
-    def _check_wait(self, wait: "_Wait", now: float) -> None:
-        """Raise if the run has ended or the time limit is over. A spare requests a restart for a lost member."""
-        if self.is_closed():
-            raise TrainingOver if wait.is_standby else api.RendezvousClosedError
-        if wait.is_standby and not self._is_restart_requested(wait.number):
-            wait.since = now
-            left = read_registrations(self._shared.read_log(f"{wait.number}/pods")).left
-            if left.intersection(wait.previous) or self._find_dead(wait.previous):
-                self._request_restart(wait.number)
-        if now - wait.since > self._pod.join_timeout_seconds:
-            raise api.RendezvousTimeoutError
+        A pod on standby is a spare that the ``previous`` members do not need. It has no time limit until one is lost.
+        """
+        is_standby = bool(self._pod.spares and previous and self._pod.node not in previous)
+        since = time.monotonic()
+        self._shared.append(f"{self._next}/pods", [self._pod.node, self.restarts])
+        if not is_standby:
+            self._request_restart()
+        while True:
+            waited = time.monotonic() - since
+            published = self._publish(previous, waited) if self._pod.node == 0 else self._read_round(self._next)
+            if published is not None:
+                return published
+            if self.is_closed():
+                raise TrainingOver if is_standby else api.RendezvousClosedError
+            if is_standby and not self._is_restart_requested():
+                since = time.monotonic()
+                self._replace_lost(previous)
+            elif waited > self._pod.join_timeout_seconds:
+                raise api.RendezvousTimeoutError
+            time.sleep(min(self._pause, _LONGEST_PAUSE_OF_POD_0) if self._pod.node == 0 else self._pause)
 
-    def _publish(self, wait: "_Wait") -> Optional[Round]:
-        """Publish a round if it is complete. Only pod 0 does."""
-        registrations = read_registrations(self._shared.read_log(f"{wait.number}/pods"))
-        dead = self._find_dead(sorted({*registrations.joined, *wait.previous}))
-        waited = time.monotonic() - wait.since
-        members = choose_members(self._size, registrations, wait.previous, dead, waited)
+    def _replace_lost(self, members: Sequence[int]) -> None:
+        """Request a restart if a member has left or is dead, whose place this pod takes."""
+        registrations = self._read_registrations()
+        if any(registrations.get(pod, 0) is None for pod in members) or self._find_dead(members):
+            self._request_restart()
+
+    def _publish(self, previous: Sequence[int], waited: float) -> Optional[Round]:
+        """Publish the next round if it is complete. Only pod 0 does."""
+        registrations = self._read_registrations()
+        dead = self._find_dead({*registrations, *previous})
+        members = choose_members(self._size, registrations, previous, dead, waited)
         if members is None:
             return None
-        address, port = self._rank_stores.prepare()
-        restarts = max(registrations.joined[pod] for pod in members)
-        self._shared.write(f"{wait.number}/members", [members, restarts, address, port])
-        return Round(wait.number, members, restarts, address, port)
+        restarts = max(registrations[pod] or 0 for pod in members)
+        self._shared.write(f"{self._next}/members", [members, restarts, self._address, self._prepare_rank_store()])
+        return self._read_round(self._next)
+
+    def _read_registrations(self) -> dict[int, Optional[int]]:
+        """Return the restarts of each pod that has registered for the next round; None for a pod that has left."""
+        return dict(self._shared.read_log(f"{self._next}/pods"))
+
+    def _prepare_rank_store(self) -> int:
+        """Return the port of a new store: restarted ranks would read the addresses of their peers from the old one."""
+        if self._backend == STATIC:
+            return self._pod.port
+        if self.use_agent_store:
+            self._rank_store = host_store(self._address, 0)
+            return int(self._rank_store.port)
+        with socket.create_server((self._address if self._pod.local else "", 0)) as server:
+            return int(server.getsockname()[1])
 
     def _read_round(self, number: int) -> Optional[Round]:
         value = self._shared.read(f"{number}/members")
@@ -187,31 +209,31 @@ class PodRendezvous(api.RendezvousHandler):
         if now - self._read_at < self._pause:
             return 0
         self._read_at = now
-        if self._lost_store is None:
-            try:
-                return int(self._is_restart_requested(self.current.number + 1))
-            except RuntimeError as error:
-                self._lost_store = AwakeClock(1.0, now), error
-        clock, problem = self._lost_store
-        if clock.tick(now) > _SECONDS_WITHOUT_STORE:  # until then the ranks may end and report why
-            raise api.RendezvousConnectionError(f"lost the store: {problem}") from problem
-        return 0
+        try:
+            return int(self._is_restart_requested())
+        except RuntimeError as error:
+            self._lost_at = self._lost_at or now
+            if now - self._lost_at > _SECONDS_WITHOUT_STORE:  # until then the ranks may end and report why
+                raise api.RendezvousConnectionError(f"lost the store: {error}") from error
+            return 0
 
     def leave(self) -> None:
         """Leave the run, so that its other pods do not wait for this one."""
         self._has_left.set()
-        if self._pod.regroups and self.current is not _BEFORE_FIRST:
-            following = self.current.number + 1
-            self._shared.append(f"{following}/pods", [self._pod.node, None])
-            self._request_restart(following)
+        try:
+            self._shared.append(f"{self._next}/pods", [self._pod.node, None])
+            if self._pod.regroups and self._pod.node in self.current.members:
+                self._request_restart()
+        except RuntimeError as error:  # the store has ended
+            log(f"could not leave the rendezvous, so the other pods wait for missing heartbeats: {error}")
 
-    def _request_restart(self, number: int) -> None:
-        self._shared.write(f"{number}/restart", True)
+    def _request_restart(self) -> None:
+        self._shared.write(f"{self._next}/restart", True)
 
-    def _is_restart_requested(self, number: int) -> bool:
-        return self._shared.read(f"{number}/restart") is not None
+    def _is_restart_requested(self) -> bool:
+        return self._shared.read(f"{self._next}/restart") is not None
 
-    def _find_dead(self, pods: Sequence[int]) -> set[int]:
+    def _find_dead(self, pods: Collection[int]) -> set[int]:
         """Return the pods whose heartbeats have stopped; none in a job whose pods do not join and leave."""
         if not self._pod.regroups or not pods:
             return set()
@@ -253,45 +275,3 @@ def _connect(pod: Pod) -> Any:
         return TCPStore(pod.store_host, pod.port, timeout=timeout, wait_for_workers=False)
     except RuntimeError as error:
         raise api.RendezvousConnectionError(f"no connection to the store: {error}") from error
-
-
-class _Wait:
-    """A pod's wait for a round. ``previous``: the members of the round before; ``since``: monotonic time.
-
-    A pod on standby is a spare that the previous round does not need. Its time limit starts when a member is lost.
-    """
-
-    def __init__(self, pod: Pod, number: int, previous: Sequence[int], now: float) -> None:
-        self.number = number
-        self.previous = previous
-        self.since = now
-        self.is_standby = bool(pod.spares and previous and pod.node not in previous)
-
-
-class RankStores:
-    """The address of rank 0's store in each round, and the store if the agent hosts it.
-
-    In a cluster rank 0 hosts it. On one machine it would listen on all addresses, so the agent of rank 0 hosts it.
-    """
-
-    def __init__(self, pod: Pod, address: str) -> None:
-        self._is_local = pod.local
-        self._address = address
-        # A program of one rank may start ranks with a store of their own, to which they would not connect.
-        self.are_hosted = pod.local and pod.nodes * pod.nproc_per_node > 1
-        self._store: Any = None
-
-    def prepare(self) -> tuple[str, int]:
-        """Return address and port of a new store: restarted ranks would read the peers' addresses from the old one."""
-        if self.are_hosted:
-            self._store = host_store(self._address, 0)
-            return self._address, int(self._store.port)
-        with socket.create_server((self._address if self._is_local else "", 0)) as server:
-            return self._address, int(server.getsockname()[1])
-
-
-def _build_info(store: Any, rank: int, size: int, address: str, port: int) -> Any:
-    """Return the result of ``next_rendezvous``. Before torch 2.4 the agent chooses rank 0's address itself."""
-    if not hasattr(api, "RendezvousInfo"):
-        return store, rank, size
-    return api.RendezvousInfo(store, rank, size, api.RendezvousStoreInfo(address, port))

@@ -118,6 +118,24 @@ def decode_job_stall(raw: Sequence[Any]) -> JobStall:
     return JobStall(known, stuck, idle, pods, activity, tuple(RankWait(*wait) for wait in waits))
 
 
+def combine_reports(reports: Sequence[Mapping[str, Any]], pods: int) -> JobStall:
+    """Return the reports of a job with ``pods`` pods as one. ``reports``: encoded, empty for a stall that is over."""
+    causes = [decode_activity(report.get("cause")) for report in reports]
+    waits: dict[str, RankWait] = {}
+    for report in reports:
+        wait = decode_wait(report.get("wait"))
+        if wait is not None:
+            waits.setdefault(wait.collective, wait)
+    return JobStall(
+        known=sum(bool(report.get("known")) for report in reports),
+        stuck=sum(bool(report.get("stuck")) for report in reports),
+        idle=sum(bool(report.get("idle")) for report in reports),
+        pods=pods,
+        cause=next((cause for cause in causes if cause is not None), None),
+        waits=tuple(waits.values())[:MOST_WAITS],
+    )
+
+
 def decode_activity(raw: Any) -> Optional[RankActivity]:
     """Read an activity that a peer pod has shared; None if it is invalid."""
     if not isinstance(raw, dict) or set(raw) != set(RankActivity._fields) or raw["state"] not in STALLED_STATES:

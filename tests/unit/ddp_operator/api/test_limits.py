@@ -8,7 +8,6 @@ import pytest
 from ddp_operator.api.crd import build_resource_schema
 from ddp_operator.api.job import CRASH_LOOP_FAILURES
 from ddp_operator.api.status import LastFailure, Restarts, Status
-from ddp_operator.launcher.torchrun.membership import FREE_RESTARTS, FreeRestarts
 from ddp_operator.status import conditions as c
 from ddp_operator.status.budget import find_limit
 from docs.pages.api import write_page
@@ -67,8 +66,3 @@ def test_budget_ends_at_failure_after_max_restarts(limit: int) -> None:
 )
 def test_launchers_get_remaining_restarts_of_attempt(recovery: dict[str, int], ledger: Restarts, allowed: int) -> None:
     assert job(recovery=recovery, status=Status(restarts=ledger)).in_place_restarts == allowed
-
-
-def test_free_restarts_are_as_documented() -> None:
-    restarts = FreeRestarts()
-    assert [restarts.take() for _ in range(FREE_RESTARTS + 1)] == [True] * FREE_RESTARTS + [False]

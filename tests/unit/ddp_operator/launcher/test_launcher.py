@@ -78,9 +78,6 @@ def test_pod_adds_its_own_flags() -> None:
     default = ["--monitor-interval=0.1"]
     assert add_pod_flags(c10d, master) == [*default, *c10d, "--rdzv-endpoint=localhost:29400"]
     assert add_pod_flags(c10d, worker) == [*default, *c10d, "--rdzv-endpoint=job-1-0.job:29400"]
-    static = ["--rdzv-backend=static"]
-    own = ["--master-addr=job-1-0.job", "--master-port=29400", "--node-rank=1"]
-    assert add_pod_flags(static, worker) == [*default, *static, *own]
     lone = add_pod_flags(c10d, pod_of(nodes=1))
     assert lone[-2:] == ["--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
     here = add_pod_flags(c10d, pod_of(JOB_COMPLETION_INDEX="1", MASTER_ADDR="127.0.0.1"))

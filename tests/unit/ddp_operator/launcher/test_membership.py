@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_operator.launcher.torchrun.membership import (
-    GroupSize,
-    Heartbeats,
-    Registrations,
-    choose_members,
-    read_registrations,
-)
+from ddp_operator.launcher.torchrun.membership import GroupSize, Heartbeats, choose_members
 
 FIXED = GroupSize(nodes=3, least=3, most=3)
-ELASTIC = GroupSize(nodes=3, least=2, most=4, elastic=True)
+ELASTIC = GroupSize(nodes=3, least=2, most=4)
 WITH_SPARES = GroupSize(nodes=2, least=2, most=2)
 
 
@@ -25,13 +19,8 @@ def members(
     left: tuple[int, ...] = (),
     waited: float = 0.0,
 ) -> list[int] | None:
-    registrations = Registrations(dict.fromkeys(joined, 0), frozenset(left))
+    registrations = {**dict.fromkeys(joined, 0), **dict.fromkeys(left)}
     return choose_members(size, registrations, previous, dead, waited)
-
-
-def test_last_entry_of_each_pod_counts() -> None:
-    entries = [[0, 5], [1, 5], [2, 5], [1, None], [2, None], [2, 0], [3, None]]
-    assert read_registrations(entries) == ({0: 5, 2: 0}, {1, 3})
 
 
 class TestFixedSize:

@@ -8,15 +8,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from ddp_operator.launcher.processes import STOP_SIGNALS
-from ddp_operator.launcher.torchrun.ranks import InterceptedLogs, RankProcesses, RanksPrepared, hold_stop_signals
+from ddp_operator.launcher.torchrun.ranks import ForkingLogs, RankProcesses, RanksForked, hold_stop_signals
 
-FORKER: Any = None
 STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
 SAVES = """
 import signal, sys, time
@@ -99,22 +99,64 @@ def test_signal_is_held_until_ranks_are_known() -> None:
     assert known == ["rank"]
 
 
-class TestInterceptedLogs:
-    class Logs:
-        root_log_dir = "/logs"
+class Logs:
+    """torchrun's log specification, and the files that it returns."""
 
-        def reify(self, envs: dict[int, dict[str, str]]) -> Any:
-            envs[0]["TORCHELASTIC_ERROR_FILE"] = "/logs/0/error.json"
-            return "files"
+    root_log_dir = "/logs"
 
-    def test_environments_reach_the_agent_before_torchrun_starts_ranks(self) -> None:
-        logs = InterceptedLogs(self.Logs(), FORKER)
-        logs.intercepts = True
-        with pytest.raises(RanksPrepared) as caught:
-            logs.reify({0: {"RANK": "0"}})
-        assert caught.value.environments == {0: {"RANK": "0", "TORCHELASTIC_ERROR_FILE": "/logs/0/error.json"}}
-        assert caught.value.logs == "files"
+    def __init__(self, folder: Path) -> None:
+        self.stdouts = {0: str(folder / "stdout-0"), 1: ""}
+        self.stderrs = {0: "", 1: ""}
+        self.tee_stdouts: dict[int, str] = {}
+        self.tee_stderrs: dict[int, str] = {}
+        self.error_files = {0: "/logs/0/error.json", 1: "/logs/1/error.json"}
 
-    def test_torchrun_gets_its_log_files_otherwise(self) -> None:
-        logs = InterceptedLogs(self.Logs(), FORKER)
-        assert (logs.reify({0: {}}), logs.root_log_dir) == ("files", "/logs")
+    def reify(self, envs: dict[int, dict[str, str]]) -> Logs:
+        """Add a variable as torchrun does, and return the files."""
+        for local_rank, environment in envs.items():
+            environment["TORCHELASTIC_ERROR_FILE"] = self.error_files[local_rank]
+        return self
+
+
+class Forker:
+    """Starts processes as a fork server that ends after ``lives`` of them."""
+
+    def __init__(self, started: list[subprocess.Popen[bytes]], lives: int) -> None:
+        self._started = started
+        self._lives = lives
+        self.requests: list[tuple[list[str], str, list[str]]] = []
+
+    def fork(self, command: list[str], environment: dict[str, str], output: list[Any]) -> int | None:
+        """Start a process that sleeps."""
+        if len(self.requests) == self._lives:
+            return None
+        names = [os.path.basename(file.name) if file else "" for file in output]
+        self.requests.append((command, environment["TORCHELASTIC_ERROR_FILE"], names))
+        self._started.append(subprocess.Popen(["sleep", "600"], start_new_session=True))
+        return self._started[-1].pid
+
+
+class TestForkingLogs:
+    COMMAND = ("train.py", "--rank=${local_rank}")
+
+    def reify(self, forker: Any, logs: Logs) -> Any:
+        return ForkingLogs(logs, forker, self.COMMAND, "default").reify({0: {"RANK": "2"}, 1: {"RANK": "3"}})
+
+    def test_fork_server_starts_ranks_in_place_of_torchrun(
+        self, started: list[subprocess.Popen[bytes]], tmp_path: Path
+    ) -> None:
+        forker = Forker(started, 2)
+        with pytest.raises(RanksForked) as caught:
+            self.reify(forker, Logs(tmp_path))
+        assert forker.requests == [
+            (["train.py", "--rank=0"], "/logs/0/error.json", ["stdout-0", ""]),
+            (["train.py", "--rank=1"], "/logs/1/error.json", ["", ""]),
+        ]
+        assert caught.value.ranks.pids == {0: started[0].pid, 1: started[1].pid}
+
+    def test_torchrun_starts_ranks_if_fork_server_has_ended(
+        self, started: list[subprocess.Popen[bytes]], tmp_path: Path
+    ) -> None:
+        logs = Logs(tmp_path)
+        assert self.reify(Forker(started, 1), logs) is logs
+        assert started[0].wait() == -signal.SIGKILL, "no rank runs twice"

@@ -16,7 +16,7 @@ from torch.distributed.elastic.rendezvous import api
 
 from ddp_operator.launcher.torchrun import rendezvous
 from ddp_operator.launcher.torchrun.membership import GroupSize
-from ddp_operator.launcher.torchrun.rendezvous import PodRendezvous, TrainingOver
+from ddp_operator.launcher.torchrun.rendezvous import STATIC, PodRendezvous, TrainingOver
 from ddp_operator.launcher.torchrun.store import host_store
 from tests.support.launcher_config import launcher_pod
 
@@ -32,16 +32,16 @@ class Job:
         self.folder = folder
         self.options = {"nodes": nodes, "port": self.store.port, "secret": "secret", **options}
         elastic = options.get("elastic", False)
-        self.size = GroupSize(nodes, 1 if elastic else nodes, 4 if elastic else nodes, elastic)
+        self.size = GroupSize(nodes, 1 if elastic else nodes, 4 if elastic else nodes)
         self.threads = ThreadPoolExecutor(16)
         pods = 4 if elastic else nodes + options.get("spares", 0)
         self.started: list[PodRendezvous] = []
         self.pods = [self.start(index) for index in range(pods)]
 
-    def start(self, index: int, **options: Any) -> PodRendezvous:
+    def start(self, index: int, backend: str = "c10d", **options: Any) -> PodRendezvous:
         """Start the agent of a pod, or one that takes its place."""
         pod = launcher_pod(self.folder, node=index, **{**self.options, **options})
-        self.started.append(PodRendezvous(pod, RUN, f"127.0.0.{index + 1}", self.size))
+        self.started.append(PodRendezvous(pod, RUN, f"127.0.0.{index + 1}", self.size, backend))
         return self.started[-1]
 
     def close(self) -> None:
@@ -144,13 +144,24 @@ def test_pod_that_took_anothers_place_learns_the_restarts_of_its_peers(fixed: Jo
         pod.restarts = 5
     fixed.pods[1] = fixed.start(1)
     fixed.meet(0, 1, 2)
-    assert [pod.restarts for pod in fixed.pods] == [5, 5, 5]
+    assert [pod.current.restarts for pod in fixed.pods] == [5, 5, 5]
 
 
-def test_pod_that_gives_up_is_no_member(fixed: Job) -> None:
+def test_static_rendezvous_uses_the_store_of_the_pods(fixed: Job) -> None:
+    for index in range(3):
+        fixed.pods[index] = fixed.start(index, backend=STATIC)
+    infos = [joined.result(SOON) for joined in fixed.join(0, 1, 2)]
+    assert [(info.rank, info.bootstrap_store_info.master_port) for info in infos] == [
+        (rank, fixed.store.port) for rank in range(3)
+    ]
+    assert all((pod.use_agent_store, pod.get_backend()) == (True, STATIC) for pod in fixed.pods)
+
+
+def test_pod_that_leaves_incomplete_round_is_no_member(fixed: Job) -> None:
     fixed.pods[1] = fixed.start(1, join_timeout_seconds=-1)
     with pytest.raises(api.RendezvousTimeoutError):
         fixed.join(1)[0].result(SOON)
+    fixed.pods[1].leave()
     waiting = fixed.join(0, 2)
     fixed.pods[1] = fixed.start(1)
     assert fixed.meet(1) == [(1, 3)]
@@ -265,7 +276,7 @@ class TestSpares:
         until(lambda: job.is_registered(2, 1))
         time.sleep(0.6)
         assert not spare.done()
-        job.pods[0]._request_restart(1)
+        job.pods[0]._request_restart()
         with pytest.raises(api.RendezvousTimeoutError):
             spare.result(SOON)
 

@@ -10,7 +10,7 @@ import pytest
 
 from ddp_operator.contract.failure_record import Failure
 from ddp_operator.contract.failure_table import CUDA, OOM
-from ddp_operator.launcher.failures.restarts import InPlaceRestarts
+from ddp_operator.launcher.failures.restarts import FREE_RESTARTS, InPlaceRestarts
 from ddp_operator.launcher.files import write_json
 from ddp_operator.launcher.progress.metrics import MetricsEndpoint
 from tests.support.launcher_config import launcher_pod
@@ -47,6 +47,24 @@ def failure(message: str = "boom", exit_code: int = 1, container_exit_code: int 
 
 def restarts(folder: Path, budget: int = 2, **pod: Any) -> InPlaceRestarts:
     return InPlaceRestarts(launcher_pod(folder, in_place_restarts=budget, **pod), cast(MetricsEndpoint, AtStep()))
+
+
+LOST_PEER = failure("connection closed", container_exit_code=86, secondary=True)
+PREEMPTED = failure("preempted", exit_code=85, container_exit_code=85)
+
+
+class TestFreeRestarts:
+    def test_restart_after_loss_of_peer_is_free_up_to_limit(self, tmp_path: Path) -> None:
+        pod = restarts(tmp_path, elastic=True)
+        taken = [pod.take_free([LOST_PEER, PREEMPTED]) for _ in range(FREE_RESTARTS + 1)]
+        assert taken == [True] * FREE_RESTARTS + [False]
+
+    @pytest.mark.parametrize("failures", [[], [failure()], [LOST_PEER, failure()]], ids=["none", "own", "both"])
+    def test_restart_without_loss_of_peer_is_counted(self, tmp_path: Path, failures: list[Failure]) -> None:
+        assert not restarts(tmp_path, elastic=True).take_free(failures)
+
+    def test_pod_that_awaits_no_peers_has_no_free_restart(self, tmp_path: Path) -> None:
+        assert not restarts(tmp_path, elastic=False, nodes=1).take_free([LOST_PEER])
 
 
 def test_a_failure_costs_one_of_the_budget_and_is_the_reason_of_the_restart(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ PLAN = TorchrunPlan(
     master_port=29400,
     local_addr="digits-1-$(JOB_COMPLETION_INDEX).digits",
     run_id="uid-1",
-    join_timeout_seconds=600,
 )
 SCRIPT = UserCommand("python3", ("train.py",))
 
@@ -158,13 +157,11 @@ def test_whole_argv_of_pod() -> None:
     ]
 
 
-def test_argv_of_lone_pod_elastic_job_and_static_rendezvous() -> None:
+def test_argv_of_lone_pod_and_elastic_job() -> None:
     lone = build_torchrun_args(replace(PLAN, nodes=1), SCRIPT)
     assert lone[0] == "--nnodes=1"
     elastic = build_torchrun_args(replace(PLAN, nodes=1, max_nodes=4), SCRIPT)
     assert elastic[0] == "--nnodes=1:4"
-    static = build_torchrun_args(replace(PLAN, backend="static"), SCRIPT)
-    assert static[2:5] == ["--rdzv-backend=static", "--rdzv-id=uid-1", "--rdzv-conf=timeout=600"]
 
 
 def test_torchrun_flags_of_user_follow_those_of_operator() -> None:

@@ -1,0 +1,112 @@
+"""The state that the pods of a job share in one rendezvous round: step, stall, snapshot, and their end."""
+
+import math
+import os
+import time
+from typing import Any, Callable, Mapping, Optional
+
+from ...contract.names import RUN_STEP_FILE, STALL_REPORT_FILE
+from ..files import read_json
+from ..pod import Pod
+from ..watchdog.stall import combine_reports
+from .store import SignedStore, query_store
+
+_SHORTEST_PAUSE = 0.5  # seconds between two exchanges
+_LONGEST_PAUSE = 5.0
+
+
+class RoundState:
+    """One pod's part in the shared state of a round with ``pods`` pods.
+
+    A pod whose ranks stall writes its report under its own key. Pod 0 publishes the sum of the reports, and the step of
+    the run. Without a stall the other pods do not query the store.
+    """
+
+    def __init__(self, pod: Pod, store: SignedStore, pods: int) -> None:
+        self._pod = pod
+        self._store = store
+        self._pods = pods
+        self._exchanged_at = -math.inf
+        self._has_stalled = False
+        self._published: Mapping[str, Any] = {}
+
+    def exchange(self, now: float) -> Any:
+        """Share this pod's part, and return the stall of the job as encoded by ``JobStall``.
+
+        None: no pod has stalled, the store does not respond, or the last exchange was just before ``now``.
+        """
+        if now - self._exchanged_at < max(_SHORTEST_PAUSE, min(_LONGEST_PAUSE, self._pods / 100)):
+            return None
+        self._exchanged_at = now
+        report = read_json(os.path.join(self._pod.runtime, STALL_REPORT_FILE))
+        if not (report or self._has_stalled or self._pod.node == 0):
+            return None
+        return query_store(lambda: self._exchange(report))
+
+    def _exchange(self, report: Mapping[str, Any]) -> Any:
+        if report and not self._has_stalled:
+            self._store.append("stalled", self._pod.node)
+            self._has_stalled = True
+        if self._has_stalled:
+            self._store.write(f"stall/{self._pod.node}", report)
+        if self._pod.node == 0:
+            self._publish()
+        return self._read_job().get("stall")
+
+    def _publish(self) -> None:
+        stalled = sorted(set(self._store.read_log("stalled")))
+        reports = [self._store.read(f"stall/{pod}") or {} for pod in stalled]
+        job = {
+            "step": read_json(os.path.join(self._pod.runtime, RUN_STEP_FILE)).get("step"),
+            "stall": combine_reports(reports, self._pods) if stalled else None,
+        }
+        if job != self._published:
+            self._store.write("job", job)
+            self._published = job
+
+    def _read_job(self) -> Mapping[str, Any]:
+        return self._store.read("job") or {}
+
+    def read_step(self) -> Optional[float]:
+        """Return the step that pod 0 has published, as most scripts report it in rank 0 only; None if it is unknown."""
+        step = (query_store(self._read_job) or {}).get("step")
+        return step if isinstance(step, (int, float)) and math.isfinite(step) else None
+
+    def share_snapshot(self, synchronize: Callable[[Optional[str]], str]) -> None:
+        """Make all pods start with the same snapshot of ``checkpoint.url``.
+
+        The folder of pod 0 is the newest, because rank 0 saves there, and other pods may have shards. They upload
+        first. Pod 0 waits for them until the join timeout, and uploads. Then the other pods fetch its snapshot.
+        ``synchronize`` does either, and returns the name of the snapshot. The launcher limits its time.
+        """
+        if self._pod.node == 0:
+            self._wait_for_count("uploaded", self._pods - 1, self._pod.join_timeout_seconds)
+            self._store.write("snapshot", synchronize(None))
+            return
+        synchronize(None)
+        self._store.add("uploaded", 1)
+        snapshot = None
+        while snapshot is None:
+            time.sleep(0.1)
+            snapshot = self._store.read("snapshot")
+        synchronize(snapshot)
+
+    def count_ended_pods(self) -> int:
+        """Return the number of pods whose ranks have all ended with exit code 0; 0 if the store does not respond."""
+        return query_store(lambda: self._store.add("ended", 0)) or 0
+
+    def wait_for_ended_pods(self, patience: float) -> bool:
+        """Count this pod as ended and wait for its peers. Returns False after ``patience`` seconds or without store."""
+        try:
+            self._store.add("ended", 1)
+            return self._wait_for_count("ended", self._pods, patience)
+        except RuntimeError:  # the store has ended
+            return False
+
+    def _wait_for_count(self, counter: str, number: int, patience: float) -> bool:
+        deadline = time.monotonic() + patience
+        while self._store.add(counter, 0) < number:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(max(0.1, min(1.0, self._pods / 100)))
+        return True
