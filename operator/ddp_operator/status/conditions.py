@@ -391,6 +391,13 @@ def find_reason(status: Status) -> str:
         obstacle = find_blocker(status) or obstacle
     if obstacle is None or obstacle.reason == SUSPENDED_BY_SPEC:  # the phase is Suspended
         return ""
-    if obstacle.reason == GROUP_RESTART and failure is not None:
-        return failure.category
-    return obstacle.reason
+    is_restarting = obstacle.reason == GROUP_RESTART or _is_restarting_in_place(status, obstacle)
+    return failure.category if is_restarting and failure is not None else obstacle.reason
+
+
+def _is_restarting_in_place(status: Status, obstacle: Condition) -> bool:
+    """Return whether the workers start again in the same pods after the last failure."""
+    restart = status.last_restart
+    if obstacle.reason != WAITING_FOR_WORKERS or restart is None or status.last_failure is None:
+        return False
+    return restart.recovery_seconds is None and restart.cause == status.last_failure.category

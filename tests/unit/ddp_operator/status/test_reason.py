@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.status import LastFailure, Phase, Status
+from ddp_operator.api.status import LastFailure, LastRestart, Phase, Status
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import set_conditions
 from tests.support.builders import NOW
@@ -49,6 +49,22 @@ def test_restart_reason_is_failure_category_unless_blocked() -> None:
     assert reason("Restarting", again, last_failure=OOM) == "OutOfMemory"
     assert reason("Restarting", again, no(c.SCHEDULED, c.WAITING_FOR_PODS), last_failure=OOM) == "OutOfMemory"
     assert reason("Restarting", again, no(c.SCHEDULED, c.UNSCHEDULABLE), last_failure=OOM) == "Unschedulable"
+
+
+@pytest.mark.parametrize(
+    ("cause", "recovery_seconds", "expected"),
+    [
+        ("OutOfMemory", None, "OutOfMemory"),
+        ("None", None, "WaitingForWorkers"),
+        ("OutOfMemory", 9, "WaitingForWorkers"),
+    ],
+)
+def test_reason_of_restart_in_same_pods_is_failure_category(
+    cause: str, recovery_seconds: int | None, expected: str
+) -> None:
+    restart = LastRestart(attempt=1, level="SamePods", time=NOW, cause=cause, recovery_seconds=recovery_seconds)
+    starting = no(c.RENDEZVOUSED, c.WAITING_FOR_WORKERS)
+    assert reason("Running", starting, last_failure=OOM, last_restart=restart) == expected
 
 
 def test_failed_job_reason_is_failure_category() -> None:
