@@ -14,9 +14,13 @@ import argparse
 import re
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+from ddp_operator.client.api import connect
+from ddp_operator.client.cluster import ClusterBackend
 
 from .conftest import UserNamespace, new_namespace
 from .planted_cases import CASES, Case
@@ -93,9 +97,7 @@ def watch(cluster: UserNamespace, name: str, case: Case, struck: float | None) -
         if struck is None:
             struck = find_fault(cluster, name, case)
             deadline = time.time() + _PATIENCE if struck is None else struck + _PATIENCE
-        get = cluster.kubectl("get", "ddp", name).stdout
-        describe = describe_job(cluster, name)
-        why = cluster.why(name)
+        get, describe, why = read_outputs(cluster, name)
         missing = find_missing(case, get, describe, why)
         now = time.time()
         if struck is not None and not missing:
@@ -103,6 +105,20 @@ def watch(cluster: UserNamespace, name: str, case: Case, struck: float | None) -
         if now > deadline:
             return FaultReport(None, get, describe, why, missing)
         time.sleep(_POLL_SECONDS)
+
+
+def read_outputs(cluster: UserNamespace, name: str) -> tuple[str, str, str]:
+    """Return the outputs of `kubectl get`, `kubectl describe` and `ddp why`, of about the same moment."""
+    with ThreadPoolExecutor() as pool:
+        get = pool.submit(lambda: cluster.kubectl("get", "ddp", name).stdout)
+        describe = pool.submit(describe_job, cluster, name)
+        why = pool.submit(explain, cluster, name)
+        return get.result(), describe.result(), why.result()
+
+
+def explain(cluster: UserNamespace, name: str) -> str:
+    """Return the text of `ddp why`, without the start of an interpreter, which may take longer than a state lasts."""
+    return str(ClusterBackend(connect(kubeconfig=cluster.kubeconfig, namespace=cluster.namespace)).why(name))
 
 
 def find_fault(cluster: UserNamespace, name: str, case: Case) -> float | None:

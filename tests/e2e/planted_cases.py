@@ -82,9 +82,10 @@ def build_sidecar(command: list[str], **members: Any) -> dict[str, Any]:
     return {"initContainers": [{**container, **members}]}
 
 
-def serve(port: int) -> list[str]:
-    """Return the command of a web server that is not ours."""
-    return ["python3", "-m", "http.server", str(port)]
+def build_server(port: int) -> dict[str, Any]:
+    """Return a pod's spec with a sidecar that serves the port before the training container starts."""
+    probe = {"tcpSocket": {"port": port}, "periodSeconds": 1, "failureThreshold": 120}
+    return build_sidecar(["python3", "-m", "http.server", str(port)], startupProbe=probe)
 
 
 _UNTIL_CUT: Final = (
@@ -236,11 +237,11 @@ CASES: Final[dict[str, Case]] = {
     ),
     "taken rendezvous port": Case(
         TRAIN, "Network|Restarting|Failed", ("29400", "in use"), ("29400", "(?i)port"),
-        pod=build_sidecar(serve(29400)),
+        pod=build_server(29400),
     ),
     "taken metrics port": Case(
         TRAIN, "NoMetricsPage|Network|Failed|Running", ("9400|metrics port",), ("metrics.port",),
-        pod=build_sidecar(serve(9400)),
+        pod=build_server(9400),
     ),
     "volume over its limit": Case(
         "import time\nprint(f'fault at {time.time():.1f}', flush=True)\n" + _WRITE_CACHE,
