@@ -303,10 +303,26 @@ class LocalCluster:
         return tuple(departed)
 
     def _changed(self, item: Object, gone: bool) -> None:
-        if gone and item["kind"] == "Pod" and (item.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+        if gone and item["kind"] == constants.KIND:
+            self._forget_departed(item["metadata"]["namespace"], item["metadata"]["name"])
+        elif gone and item["kind"] == "Pod" and self._has_ended_in_job(item):
             self._departed[item["metadata"]["uid"]] = (None, item)
         self._unsettled = True
         self.on_change()
+
+    def _has_ended_in_job(self, pod: Object) -> bool:
+        """Return whether a pod has ended whose training job exists, so that a reconcile will observe it."""
+        metadata = pod["metadata"]
+        name = (metadata.get("labels") or {}).get(constants.LABEL_JOB_NAME, "")
+        has_job = self.store.get(constants.KIND, metadata["namespace"], name) is not None
+        return has_job and (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+    def _forget_departed(self, namespace: str, name: str) -> None:
+        """Drop the pods of a training job that was deleted: no reconcile observes them any more."""
+        for uid, (_, pod) in list(self._departed.items()):
+            labels = pod["metadata"].get("labels") or {}
+            if (pod["metadata"]["namespace"], labels.get(constants.LABEL_JOB_NAME)) == (namespace, name):
+                del self._departed[uid]
 
     def _settle(self) -> None:
         """Run the controllers and the kubelet until nothing changes."""

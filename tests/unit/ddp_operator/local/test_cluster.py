@@ -349,6 +349,24 @@ async def test_ended_pod_is_observed_at_least_once(tmp_path: Path) -> None:
     await cluster.close()
 
 
+async def test_pods_of_deleted_job_are_dropped(cluster: LocalCluster) -> None:
+    train = cluster.add({"kind": KIND, "metadata": {"name": "train", "namespace": "default"}})
+    labels = {LABEL_JOB_NAME: "train"}
+    early, late = (
+        {
+            "kind": "Pod",
+            "metadata": {"uid": uid, "namespace": "default", "labels": labels},
+            "status": {"phase": "Failed"},
+        }
+        for uid in ("early", "late")
+    )
+    cluster._changed(early, True)
+    assert set(cluster._departed) == {"early"}
+    await cluster.delete_resource(Key("default", "train"), uid=train["metadata"]["uid"])
+    cluster._changed(late, True)
+    assert cluster._departed == {}
+
+
 LAST_WORDS = """
 import os, signal, sys, time
 def end(*_):
