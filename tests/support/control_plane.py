@@ -23,7 +23,7 @@ from ddp_operator.local.adapt import hold_free_port
 from tests.support.certificates import Authority
 from tests.support.stoppable import Stoppable
 
-START_LIMIT = 60.0
+START_LIMIT = 240.0
 NODES = ("node-0", "node-1")
 
 
