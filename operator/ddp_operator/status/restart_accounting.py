@@ -4,7 +4,7 @@ Restarts that start a new attempt are counted where that attempt is decided: ``a
 """
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from msgspec.structs import replace
 
@@ -107,7 +107,7 @@ def _update_last_restart(attempt: ObservedAttempt) -> LastRestart | None:
     if page is not None:
         # A pod that was deleted by force trains on for a moment, and so do its peers, while the operator sees no pod.
         recovers = attempt.lost is None and (attempt.all_run or attempt.state.spec.elastic is not None)
-        return _finish_restart(restart, page, attempt.state.now) if recovers else restart
+        return _finish_restart(restart, page, attempt) if recovers else restart
 
     if attempt.pods or attempt.was_joined or restart is None or restart.attempt != attempt.recorded.attempt:
         return restart
@@ -117,17 +117,22 @@ def _update_last_restart(attempt: ObservedAttempt) -> LastRestart | None:
     return note_steps(restart, attempt.reported)
 
 
-def _finish_restart(restart: LastRestart | None, page: Page, now: datetime) -> LastRestart | None:
+def _finish_restart(restart: LastRestart | None, page: Page, attempt: ObservedAttempt) -> LastRestart | None:
     """Return a restart with its duration and its lost steps, once the new workers have made a step."""
     # Steps since the workers' start: the run's own count comes from the checkpoint.
     stepped = page.training and page.values.get(constants.METRIC_STEPS, 1.0) > 0
     if restart is None or restart.recovery_seconds is not None or not stepped:
         return restart
+    # Values from a log are those of the former workers until the new ones have printed a step.
+    step = page.values.get(constants.METRIC_GLOBAL_STEP)
+    progress = attempt.recorded.progress
+    if step is not None and step in (restart.step, progress.step if progress else None):
+        return restart
 
     steps_lost = restart.steps_lost
     if restart.step is not None and page.began_at is not None:
         steps_lost = max(0, restart.step - page.began_at)
-    seconds = round((now - restart.time).total_seconds())
+    seconds = round((attempt.state.now - restart.time).total_seconds())
     return replace(restart, recovery_seconds=max(0, seconds), steps_lost=steps_lost)
 
 

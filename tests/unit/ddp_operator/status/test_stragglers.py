@@ -390,6 +390,16 @@ class TestCostOfARestart:
             assert status.last_restart is not None
             assert status.last_restart.steps_lost == lost
 
+    @pytest.mark.parametrize("former", [57, 59])  # the last step, which may be newer than the one at the restart
+    def test_steps_of_the_former_workers_do_not_end_a_restart_in_the_same_pods(self, former: int) -> None:
+        restart = LastRestart(attempt=1, level="SamePods", cause="Killed", time=NOW, step=57)
+        status = replace(STARTED, progress=Progress(step=former), last_restart=restart)
+        for step, made, lost, seconds in ((former, former, None, None), (former, 1, None, None), (52, 2, 7, 20)):
+            text = page(phase="Running", ddp_step=step, ddp_steps_total=made)
+            status = run(text, status=status, pods=(child_pod(0), child_pod(1)), seconds=20).status
+            assert status.last_restart is not None
+            assert (status.last_restart.steps_lost, status.last_restart.recovery_seconds) == (lost, seconds)
+
     @pytest.mark.parametrize("time", [NOW.timestamp() + 3000, NOW.timestamp() - 3000])
     def test_wrong_pod_clock_does_not_change_restart_time(self, time: float) -> None:
         failed = child_pod(1, "Failed", code=82, message=last_words("CUDAError", time=time))
