@@ -149,7 +149,7 @@ def find_mirror(pods: LauncherPods) -> psutil.Process:
 
 
 def test_all_ranks_resume_from_checkpoint_of_rank_0(attempt: Attempt, store: Store) -> None:
-    pods = attempt(1, nodes=2, restarts=1, STEPS=25, FAIL=20)
+    pods = attempt(1, nodes=2, restarts=1, STEPS=25, EVERY=20, FAIL=20)
     ends = [pods.wait(0), pods.wait(1)]
     assert [end.code for end in ends] == [0, 0], ends[0].log
     for rank, end in enumerate(ends):
