@@ -75,6 +75,33 @@ memory = MemoryCheckpoint({"model": model, "optimizer": optimizer}, folder=os.en
     + LOOP
 )
 
+# With the automatic interval save() does not wait for so slow a copy.
+RAISING = (
+    COMMON
+    + """
+from ddp_trainer.memory import writer
+
+copy_memory = writer.copy_memory
+def copy_slowly(address, source, size):
+    time.sleep(0.05)
+    copy_memory(address, source, size)
+writer.copy_memory = copy_slowly
+
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+memory = MemoryCheckpoint({"model": model, "optimizer": optimizer}, folder=os.environ["FOLDER"])
+first = memory.restore() or 0
+print(f"begins after step {first}", flush=True)
+for step in range(first, int(os.environ["STEPS"])):
+    optimizer.zero_grad()
+    model(torch.randn(16, 8)).square().mean().backward()
+    optimizer.step()
+    memory.save(step + 1)
+if first == 0:
+    raise RuntimeError("the script fails after its last step")
+"""
+)
+
 
 class Group:
     """Ranks of a script, each the only one of its pod."""
@@ -137,6 +164,14 @@ def test_lost_pods_cost_no_completed_step(tmp_path: Path, script: str) -> None:
     assert "training continues from step 6, copied in memory; 1 ranks received it from a peer" in group.output
     assert group.output.count("begins after step 6") == 2
     assert group.final == undisturbed.final
+
+
+def test_rank_that_raises_an_exception_completes_its_copy(tmp_path: Path) -> None:
+    group = Group(RAISING, tmp_path)
+    assert not group.run(3, ranks=1)
+    assert "the script fails after its last step" in group.output
+    assert group.run(3, ranks=1), group.output
+    assert "begins after step 3" in group.output
 
 
 def test_all_pods_lost_begins_anew(tmp_path: Path) -> None:
