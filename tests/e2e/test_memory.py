@@ -22,6 +22,8 @@ __all__ = ["lose_node"]  # a fixture
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 STEPS = 240
+HOLD = 160
+"""After this step a job waits for the fault, which a loaded machine injects late."""
 SCRIPT = """
 import glob, hashlib, os, time
 from datetime import timedelta
@@ -65,6 +67,9 @@ while step < STEPS:
     os.pwrite(journal, b"%09d" % step, 0)
     if rank == 0:
         print(f"step {step} time {time.time():.2f}", flush=True)
+    while step == HOLD and not completed:
+        time.sleep(0.05)
+    if rank == 0:
         if step % 50 == 0:
             state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save(state, disk + ".tmp")
@@ -96,8 +101,11 @@ class FaultCost(NamedTuple):
     final: str
 
 
-def start(cluster: UserNamespace, name: str, *, memory: bool, nodes: int = 2, steps: int = STEPS) -> Training:
-    """Start a job that copies its state in memory after each step, or not at all."""
+def start(cluster: UserNamespace, name: str, *, memory: bool, nodes: int = 2, hold: int = HOLD) -> Training:
+    """Start a job that copies its state in memory after each step, or not at all.
+
+    ``hold``: the step after which it waits for a restart; 0: it does not.
+    """
     checkpoint = {
         "path": "/e2e-checkpoints",
         "graceSeconds": 10,
@@ -106,7 +114,7 @@ def start(cluster: UserNamespace, name: str, *, memory: bool, nodes: int = 2, st
     return Training(
         cluster,
         name,
-        script=SCRIPT.replace("STEPS", str(steps)),
+        script=SCRIPT.replace("STEPS", str(STEPS)).replace("HOLD", str(hold)),
         folder=name,
         nodes=nodes,
         checkpoint=checkpoint,
@@ -156,7 +164,7 @@ def measure(job: Training, fault: Fault, *, at_least: int = 80) -> FaultCost:
 def undisturbed(operator: object) -> Iterator[str]:
     """The final state of an undisturbed run of two pods."""
     with new_namespace() as cluster:
-        job = start(cluster, "undisturbed", memory=True)
+        job = start(cluster, "undisturbed", memory=True, hold=0)
         cluster.phase(job.name, "Succeeded", "Failed")
         [final] = FINAL.findall(job.log())
         yield final
