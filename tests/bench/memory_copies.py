@@ -1,9 +1,9 @@
-"""The cost of copies in memory: the stall of a save, the resulting interval, and the time of all steps beside it.
+"""The cost of copies in memory in one process: the interval, the mean stall per step, and the time of the steps.
 
     python -m tests.bench.memory_copies [--rounds N]
 
-Blocks of steps with a copy after each step and without copies alternate in one process, so that the load of the machine
-is the same for both.
+Blocks of steps without copies, with the automatic interval and with a copy after each step alternate, so that the load
+of the machine is the same for all. The stall contains the time for which ``save`` waits for its copy.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from collections.abc import Callable
 import torch
 
 from ddp_trainer.memory import MemoryCheckpoint
-from ddp_trainer.memory.interval import compute_interval
 from ddp_trainer.models import ModelConfig, build_model
 
 Parts = tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], torch.Tensor]]
-ROW = "{:<24} {:>9} {:>9} {:>9} {:>8} {:>9} {:>10}"
+ROW = "{:<22} {:>9} {:>8} {:>9} {:>6} {:>9} {:>8} {:>9}"
 _STEPS_PER_BLOCK = 4
 
 
@@ -48,46 +47,70 @@ def build_gpt(batch: int) -> Parts:
     return model, optimizer, loss
 
 
+class Copies:
+    """Copies of a model's state in memory. ``interval``: None for the automatic one."""
+
+    def __init__(self, parts: Parts, interval: int | None) -> None:
+        model, optimizer, _ = parts
+        self.folder = tempfile.mkdtemp(prefix="ddp-bench-", dir="/dev/shm")
+        self.memory = MemoryCheckpoint({"model": model, "optimizer": optimizer}, folder=self.folder, interval=interval)
+        self.memory.restore()
+        self.durations: list[float] = []
+        self.stalls: list[float] = []
+
+    def close(self) -> None:
+        """Delete the copies."""
+        self.memory.close()
+        shutil.rmtree(self.folder)
+
+
+def train_block(parts: Parts, copies: Copies | None, first: int) -> list[float]:
+    """Train a block of steps from step ``first``, and return their durations in seconds."""
+    _, optimizer, compute_loss = parts
+    durations = []
+    for step in range(first, first + _STEPS_PER_BLOCK):
+        started = time.perf_counter()
+        optimizer.zero_grad()
+        compute_loss().backward()
+        optimizer.step()
+        if copies is not None:
+            stalled = copies.memory.stalled_seconds
+            copies.memory.save(step)
+            copies.stalls.append(copies.memory.stalled_seconds - stalled)  # of the save before
+        durations.append(time.perf_counter() - started)
+    return durations
+
+
 def measure(name: str, parts: Parts, rounds: int) -> None:
-    """Print the row of one model."""
-    model, optimizer, compute_loss = parts
-    folder = tempfile.mkdtemp(prefix="ddp-bench-", dir="/dev/shm")
-    memory = MemoryCheckpoint({"model": model, "optimizer": optimizer}, folder=folder, interval=1)
-    memory.restore()
-    durations: dict[bool, list[float]] = {True: [], False: []}
-    stalls: list[float] = []
-    step = 0
+    """Print the rows of one model: with the automatic interval, and with a copy after each step."""
+    kinds = [None, Copies(parts, None), Copies(parts, 1)]
+    without: list[float] = []
     try:
-        for block in range(2 * rounds + 2):
-            has_copies = block % 2 == 0
-            for _ in range(_STEPS_PER_BLOCK):
-                step += 1
-                stalled = memory.stalled_seconds
-                started = time.perf_counter()
-                optimizer.zero_grad()
-                compute_loss().backward()
-                optimizer.step()
-                if has_copies:
-                    memory.save(step)
-                    stalls.append(memory.stalled_seconds - stalled)
-                durations[has_copies].append(time.perf_counter() - started)
+        for block in range(rounds + 1):
+            for copies in kinds:
+                durations = train_block(parts, copies, block * _STEPS_PER_BLOCK + 1)
+                if block:  # the first block allocates memory
+                    (without if copies is None else copies.durations).extend(durations)
     finally:
-        memory.close()
-        shutil.rmtree(folder)
-    stall = statistics.median(stalls[_STEPS_PER_BLOCK:])
-    without = statistics.median(durations[False][_STEPS_PER_BLOCK:])
-    with_copies = statistics.median(durations[True][_STEPS_PER_BLOCK:])
-    size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
-    cells = (
-        name,
-        f"{size / 2**20:.1f} MiB",
-        f"{1e3 * without:.0f} ms",
-        f"{1e3 * stall:.2f} ms",
-        f"{100 * stall / without:.2f} %",
-        compute_interval([stall], [without]),
-        f"{with_copies / without:.3f}",
-    )
-    print(ROW.format(*cells), flush=True)
+        for copies in kinds:
+            if copies is not None:
+                copies.close()
+    step = statistics.median(without)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in parts[0].state_dict().values())
+    for label, copies in (("automatic", kinds[1]), ("1", kinds[2])):
+        assert copies is not None
+        stall = statistics.mean(copies.stalls[_STEPS_PER_BLOCK:])
+        cells = (
+            name,
+            f"{size / 2**20:.1f} MiB",
+            f"{1e3 * step:.0f} ms",
+            label,
+            copies.memory.interval,
+            f"{1e3 * stall:.2f} ms",
+            f"{100 * stall / step:.2f} %",
+            f"{statistics.median(copies.durations) / step:.3f}",
+        )
+        print(ROW.format(*cells), flush=True)
 
 
 def main() -> None:
@@ -96,7 +119,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="blocks of each kind; default: 5")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    print(ROW.format("model", "weights", "step", "stall", "share", "interval", "step time"))
+    print(ROW.format("model", "weights", "step", "interval", "steps", "stall", "share", "step time"))
     measure("ResNet-18, batch 128", build_resnet(128), arguments.rounds)
     measure("ResNet-18, batch 32", build_resnet(32), arguments.rounds)
     measure("GPT, batch 64", build_gpt(64), arguments.rounds)

@@ -392,6 +392,7 @@ class _Session:
         """See :meth:`MemoryCheckpoint.save`."""
         began = time.perf_counter()
         self._account(began)
+        self._waited = 0.0
         if self.interval.is_due(step):
             self._copy(step)
             self._saves += 1
@@ -467,7 +468,6 @@ class _Session:
     def _wait_for_copy(self) -> None:
         """Wait for the end of the copy, of sharded state on all ranks, if only this process has the state."""
         assert self._writer is not None
-        self._waited = 0.0
         if self._waits_for_copies and not self._writer.problem:
             began = time.perf_counter()
             self._writer.wait(min(self.interval.compute_wait(), SECONDS_FOR_COPY))
