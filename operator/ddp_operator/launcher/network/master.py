@@ -9,13 +9,16 @@ from typing import Callable, Optional
 from ..failures.text import REFUSED, UNRESOLVED
 from ..files import log
 
+_SECONDS_TO_LISTEN = 30.0  # which pod 0 may take to import PyTorch before it hosts the store
+
 
 def wait_for_master(
     host: str, port: Optional[int], timeout: float, report: Callable[[Optional[str]], None] = lambda problem: None
 ) -> Optional[str]:
     """Wait until ``host`` resolves and, with a port, accepts a connection. Returns None, or the problem at the end.
 
-    ``report`` gets the problem with each line of the log, and None at the end.
+    ``report`` gets the problem with each line of the log, and None at the end. A pod 0 that refuses connections is
+    reachable and may still start: that is no problem for the first 30 seconds.
     """
     start = time.monotonic()
     pause = 0.01
@@ -34,7 +37,8 @@ def wait_for_master(
             return problem
         if waited >= next_log:
             log(f"waiting for master {target} ({problem}); {timeout - waited:.0f} s left")
-            report(problem)
+            if problem != REFUSED or waited >= _SECONDS_TO_LISTEN:
+                report(problem)
             next_log = waited + max(5.0, min(60.0, waited))
             logged = True
         time.sleep(pause)

@@ -74,3 +74,15 @@ def test_wait_for_master_reports_its_problem_and_its_end(monkeypatch: pytest.Mon
     reports: list[str | None] = []
     assert master.wait_for_master("train-1-0.train", None, 600, reports.append) is None
     assert reports == ["name does not resolve yet", None]
+
+
+def test_pod_0_that_refuses_connections_is_reported_after_30_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(0.0, 1.0)
+    monkeypatch.setattr(master, "_probe", lambda host, port: master.REFUSED)
+    monkeypatch.setattr(master.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(master.time, "sleep", lambda seconds: None)
+    reports: list[str | None] = []
+    assert master.wait_for_master("train-1-0.train", 29400, 30, reports.append) == master.REFUSED
+    assert reports == []
+    assert master.wait_for_master("train-1-0.train", 29400, 60, reports.append) == master.REFUSED
+    assert reports == [master.REFUSED]
