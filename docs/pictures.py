@@ -1,6 +1,7 @@
 """The pictures of README.md, from the program's own output.
 
-``python -m docs.pictures watch`` prints the SVG of what `ddp watch` shows; ``make verify`` compares it.
+``python -m docs.pictures watch`` prints the SVG of docs/images/watch.txt, which `kubectl get ddp -w` printed in a real
+cluster; ``make verify`` compares it.
 ``python -m docs.pictures screens`` takes pictures of a terminal in which `ddp run` runs the tutorial's script.
 ``python -m docs.pictures runs FOLDER`` makes runs there and takes pictures of their reports with a headless Chromium
 (`make pictures`); ``reports FOLDER`` takes them of the same runs again.
@@ -24,10 +25,6 @@ import termios
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-
-from ddp_operator.cli.watch import rows_of
-from ddp_operator.view.display import build_table
 
 DOCS = Path(__file__).resolve().parent
 WIDTH = 100
@@ -75,41 +72,17 @@ FORMAT = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="htt
 """
 
 
-def job(name: str, phase: str, ready: int, nodes: int, **status: Any) -> dict[str, Any]:
-    """Return a resource as an API server has it."""
-    counts = {"desired": nodes, "succeeded" if phase == "Succeeded" else "ready": ready}
-    return {
-        "metadata": {"name": name, "namespace": "default"},
-        "spec": {"nodes": nodes},
-        "status": {"phase": phase, "attempt": 1, "nodes": counts, **status},
-    }
-
-
-JOBS = [
-    job("cifar10", "Running", 4, 4, progress={
-        "epoch": 12, "epochs": 30, "step": 4839, "totalSteps": 11730, "percent": "41.3%", "eta": "18m40s",
-        "etaSeconds": 1120, "loss": "0.612", "samplesPerSecond": "10240",
-    }),
-    job("digits", "Succeeded", 2, 2, progress={
-        "epoch": 6, "epochs": 6, "step": 270, "totalSteps": 270, "percent": "100.0%", "loss": "0.021",
-        "valAccuracy": "0.9861",
-    }),
-    job("llm-probe", "Running", 16, 16, attempt=2, restarts={"all": 1}, progress={
-        "step": 18250, "totalSteps": 25000, "percent": "73.0%", "eta": "1h27m", "etaSeconds": 5240, "loss": "2.417",
-        "samplesPerSecond": "1536",
-    }),
-    job("voc", "Pending", 0, 4, reason="Unschedulable"),
-]  # fmt: skip
-
-
 def draw_watch() -> str:
-    """Return the SVG of `ddp watch`."""
+    """Return the SVG of a recording of `kubectl get ddp -w` in a real cluster."""
     from rich.console import Console
     from rich.terminal_theme import MONOKAI
+    from rich.text import Text
 
-    console = Console(record=True, width=150, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    console.print(build_table(rows_of({("default", found["metadata"]["name"]): found for found in JOBS})))
-    svg = console.export_svg(title="ddp watch", code_format=FORMAT, theme=MONOKAI)
+    recording = (DOCS / "images" / "watch.txt").read_text(encoding="utf-8")
+    width = max(map(len, recording.splitlines()))
+    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    console.print(Text(recording.rstrip()))
+    svg = console.export_svg(title="kubectl get ddp -w", code_format=FORMAT, theme=MONOKAI)
     return "\n".join(line.rstrip() for line in svg.splitlines()) + "\n"
 
 
