@@ -27,8 +27,9 @@ from ddp_operator.report.cluster import read_job
 from ddp_operator.report.page import build_page
 from ddp_operator.report.run import read_run
 from ddp_operator.settings import Settings
+from tests.support import PATIENCE
 from tests.support.builders import job_manifest
-from tests.support.ddp_run import PATIENCE, DdpRun
+from tests.support.ddp_run import DdpRun
 from tests.support.ports import HeldPort, hold_row
 from tests.support.running_operator import RunningOperator
 from tests.support.standin import ClusterActors, StandIn

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ddp_run import PATIENCE
+from tests.support import PATIENCE
 from tests.support.notebook import check_notebook, start_notebook
 
 

@@ -13,12 +13,12 @@ from urllib.request import urlopen
 import pytest
 
 from ddp_operator.constants import KIND, PLURAL
+from tests.support import PATIENCE
 from tests.support.builders import job_manifest
 from tests.support.control_plane import free_ports
 from tests.support.operator_process import MODULE, OperatorProcess
 from tests.support.running_operator import Start
 from tests.support.standin import ClusterActors, StandIn
-from tests.support.standin.actors import PATIENCE
 
 from .test_operator_start import assert_one_line, run
 

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 import ddp_operator
-from tests.support import ROOT
+from tests.support import PATIENCE, ROOT
 from tests.support.builders import job_manifest
 from tests.support.control_plane import free_ports
 from tests.support.operator_process import KOPF, MODULE, OperatorProcess
 from tests.support.standin import ClusterActors, StandIn
-from tests.support.standin.actors import PATIENCE
 from tests.support.warm import WarmProcess
 
 WAYS = [pytest.param(MODULE, id="module"), pytest.param((*KOPF, "-A"), id="kopf")]

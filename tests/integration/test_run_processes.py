@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from ddp_operator.client.packing.archive import pack
-from tests.support.ddp_run import PATIENCE, DdpRun, find_pods, manifest
+from tests.support import PATIENCE
+from tests.support.ddp_run import DdpRun, find_pods, manifest
 
 pytestmark = pytest.mark.process
 

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ddp_run import PATIENCE, manifest
+from tests.support import PATIENCE
+from tests.support.ddp_run import manifest
 
 pytestmark = pytest.mark.process
 

@@ -19,12 +19,12 @@ from ddp_operator.local.adapt import hold_free_port
 from ddp_operator.local.cluster import LocalCluster
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.settings import Settings
+from tests.support import PATIENCE
 from tests.support.control_plane import ControlPlane
 from tests.support.decision_history import FAILURE, NAME, SCRIPT, DecisionHistory, build_resource
 from tests.support.running_operator import RunningOperator, Start
 from tests.support.standin import ClusterActors
 
-PATIENCE = 300.0
 # The sequence on every cluster, written out, so that two equal mistakes are detected.
 EXPECTED = {
     "phases": ["Pending", "Running", "Restarting", "Running", "Succeeded"],

@@ -12,8 +12,9 @@ import torch
 
 from ddp_trainer.data import DataConfig, load_datasets
 from ddp_trainer.models import ModelConfig, build_model
+from tests.support import PATIENCE
 from tests.support.saved_states import load, same
-from tests.support.trainer_ranks import PATIENCE, start, train
+from tests.support.trainer_ranks import start, train
 
 pytestmark = pytest.mark.process
 

@@ -13,8 +13,9 @@ import torch
 
 from ddp_trainer import contract
 from ddp_trainer.checkpoint.fence import Fence
+from tests.support import PATIENCE
 from tests.support import trainer_plugins as plugins
-from tests.support.trainer_ranks import PATIENCE, start, train
+from tests.support.trainer_ranks import start, train
 
 pytestmark = pytest.mark.process
 

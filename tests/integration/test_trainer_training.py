@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from ddp_trainer import contract
+from tests.support import PATIENCE
 from tests.support.tiny_datasets import write_cifar10
-from tests.support.trainer_ranks import PATIENCE, start, train
+from tests.support.trainer_ranks import start, train
 
 pytestmark = pytest.mark.process
 

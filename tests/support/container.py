@@ -20,10 +20,9 @@ from typing import Any, Final
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from tests.support import ROOT, container_main
+from tests.support import PATIENCE, ROOT, container_main
 from tests.support.stoppable import Stoppable
 
-PATIENCE: Final = 120.0
 BASE_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 UNITS: Final = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30}

@@ -18,9 +18,7 @@ from typing import Any
 import yaml
 
 from ddp_operator.constants import ENV_LOCAL_POD
-
-PATIENCE = 300.0
-"""Seconds after which an expected event counts as missing. No test measures time with it."""
+from tests.support import PATIENCE
 
 
 def manifest(command: Sequence[str], *, nodes: int = 2, env: Mapping[str, str] | None = None, **spec: Any) -> str:

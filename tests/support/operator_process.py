@@ -12,12 +12,10 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from tests.support import ROOT
+from tests.support import PATIENCE, ROOT
 from tests.support.stoppable import Stoppable
 from tests.support.warm import WarmProcess
 
-START_LIMIT = 120.0
-STOP_LIMIT = 120.0
 MODULE = (sys.executable, "-m", "ddp_operator")
 KOPF = (str(Path(sys.executable).with_name("kopf")), "run", "-m", "ddp_operator.manager.handlers")
 
@@ -85,7 +83,7 @@ class OperatorProcess(Stoppable):
             return
         process.send_signal(signal.SIGTERM)
         try:
-            code = process.wait(STOP_LIMIT)
+            code = process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -95,7 +93,7 @@ class OperatorProcess(Stoppable):
 
     def _wait(self) -> None:
         assert self.process is not None
-        deadline = time.monotonic() + START_LIMIT
+        deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 raise AssertionError(f"the operator ended with exit code {self.process.poll()}:\n{self.log}")

@@ -14,10 +14,8 @@ import kopf
 import ddp_operator.manager.handlers  # noqa: F401 - registers the handlers
 from ddp_operator.manager.operator import Operator
 from ddp_operator.settings import Settings
+from tests.support import PATIENCE
 from tests.support.stoppable import Stoppable
-
-START_LIMIT = 120.0
-STOP_LIMIT = 120.0
 
 
 class RunningOperator(Stoppable):
@@ -48,7 +46,7 @@ class RunningOperator(Stoppable):
     def start(self) -> RunningOperator:
         """Start it and wait until Kopf reports that it has started."""
         self._thread.start()
-        if not self._ready.wait(START_LIMIT) or self._failure is not None:
+        if not self._ready.wait(PATIENCE) or self._failure is not None:
             failure = self._failure
             self._failure = None
             self.stop()
@@ -59,7 +57,7 @@ class RunningOperator(Stoppable):
         """Stop it as SIGTERM would. A second call does no harm."""
         if not self._stop.done():
             self._stop.set_result(None)
-        self._thread.join(STOP_LIMIT)
+        self._thread.join(PATIENCE)
         if self._thread.is_alive():
             raise AssertionError("the operator did not stop")
         failure = self._failure

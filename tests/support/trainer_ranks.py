@@ -14,11 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from tests.support import PATIENCE
 from tests.support.ports import HeldPort
 from tests.support.warm import CONTEXT, start_server
 
-PATIENCE = 300.0
-"""Seconds after which an expected event counts as missing. No test measures time with it."""
 # The rank's program as text: a function would have to be importable by name in the server.
 _BEGINNING = """
 import os, sys

@@ -12,9 +12,7 @@ from typing import Any
 
 from ddp_operator import constants
 from ddp_operator.cluster import Cluster, Key, Object, Snapshot
-
-PATIENCE = 120.0
-"""Seconds after which an expected event counts as missing. No test measures time with it."""
+from tests.support import PATIENCE
 
 
 class ClusterDriver(ABC):

@@ -19,13 +19,12 @@ from ddp_operator.constants import ANNOTATION_COMPLETION_INDEX, KIND, TRAINER_CO
 from ddp_operator.kube.client import ApiClient, ResponseError
 from ddp_operator.kube.credentials import login
 from ddp_operator.kube.resources import path
+from tests.support import PATIENCE
 
 Object = dict[str, Any]
 
 NODE = "node-0"
 FINISHED = ("Succeeded", "Failed")
-PATIENCE = 120.0
-"""Seconds after which an expected event counts as missing. No test measures time with it."""
 POLL = 0.02
 
 

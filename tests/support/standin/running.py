@@ -14,9 +14,9 @@ import yaml
 from aiohttp import web
 
 from ddp_operator.constants import PLURAL
+from tests.support import PATIENCE
 from tests.support.stoppable import Stoppable
 
-from .actors import PATIENCE
 from .controllers import Controllers
 from .faults import Faults
 from .resources import Kind
