@@ -22,6 +22,8 @@ from ddp_operator import constants
 from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.status.metrics_page import Page, Rates, parse_page
 
+RUNTIME_LEFTOVERS: Final = ("**/*.tmp", "output/*", "groups/*.collectives")
+"""Temporary files and pipes of a pod's processes in its runtime folder."""
 COLUMNS: Final = {
     "time": None,  # Unix seconds
     "attempt": None,
@@ -183,8 +185,8 @@ class RunFolder:
         """Remove the temporary files and pipes of a killed run and of its pods' launchers."""
         # The summary is written last: with it the run has ended normally.
         if self.status.exists() and not self.summary.exists() and not self.in_use:
-            runtime = "pods/*/runtime"
-            remove_temporary_files(self.path, "*.tmp", "metrics/*.tmp", f"{runtime}/**/*.tmp", f"{runtime}/output/*")
+            leftovers = (f"pods/*/runtime/{pattern}" for pattern in RUNTIME_LEFTOVERS)
+            remove_temporary_files(self.path, "*.tmp", "metrics/*.tmp", *leftovers)
 
     def last_write(self) -> float:
         """Return the time of the run's last write (Unix seconds); pages are written every second. Raises: OSError."""

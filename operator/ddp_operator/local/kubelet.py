@@ -13,7 +13,7 @@ from ddp_operator.cluster import Object
 from ddp_operator.kubeobjects import count_pod_gpus
 from ddp_operator.local import pods, processes
 from ddp_operator.local.container import MissingReference
-from ddp_operator.local.folder import is_out_of_space, remove_temporary_files
+from ddp_operator.local.folder import RUNTIME_LEFTOVERS, is_out_of_space, remove_temporary_files
 from ddp_operator.local.job_controller import completion_index
 from ddp_operator.local.machine import GpuPool
 from ddp_operator.local.shared_memory import SharedMemory
@@ -168,7 +168,7 @@ class Kubelet:
             self._memory.remove_folder(uid)
         # A launcher or worker may have been killed during a write, and a reader of its pipe would wait forever. In a
         # cluster, both end with the container.
-        remove_temporary_files(Path(run.plan.environment[constants.ENV_RUNTIME_DIR]), "**/*.tmp", "output/*")
+        remove_temporary_files(Path(run.plan.environment[constants.ENV_RUNTIME_DIR]), *RUNTIME_LEFTOVERS)
         metadata = run.pod["metadata"]
         current = self.store.get("Pod", metadata["namespace"], metadata["name"])
         if current is not None and current["metadata"]["uid"] == uid:

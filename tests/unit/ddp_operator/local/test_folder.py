@@ -100,10 +100,12 @@ def test_temporary_files_of_killed_run_are_removed_by_next_run(tmp_path: Path, w
     folder = RunFolder(Path(writer.stdout.readline().strip()))
     runtime = folder.path / "pods" / "p" / "runtime" / "errors"
     output = runtime.parent / "output"
+    groups = runtime.parent / "groups"
     volume = folder.path / "pods" / "p" / "volumes" / "scratch"
-    for made in (runtime, output, volume):
+    for made in (runtime, output, groups, volume):
         made.mkdir(parents=True)
-    half = [folder.path / "status.yaml.tmp", folder.pages / "p.prom.tmp", runtime / "0.json.77.tmp", output / "0"]
+    half = [folder.path / "status.yaml.tmp", folder.pages / "p.prom.tmp", runtime / "0.json.77.tmp"]
+    half += [output / "0", groups / "0.collectives"]
     users = [volume / "mine.tmp", tmp_path / "claims" / "c" / "theirs.tmp"]
     users[1].parent.mkdir(parents=True)
     for path in (*half, *users):
