@@ -126,8 +126,8 @@ def _describe_progressing(attempt: ObservedAttempt, rendezvous: Fact) -> Fact:
     if not attempt.all_run:
         return Fact(c.PROGRESSING, "False", c.NOT_RUNNING, "not all pods are running")
 
-    if attempt.pods.waits_for_sidecars:
-        return c.describe_remaining_containers(attempt.pods)
+    if attempt.pods.has_finished_training:
+        return c.describe_finished_training(attempt.pods)
     stall = describe_stall(state.job, state.observation)
     cut_off = describe_cut_off_training(attempt, stall) or stall
     if cut_off is not None:

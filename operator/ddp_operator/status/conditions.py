@@ -231,7 +231,7 @@ def describe_rendezvous(
         return waiting
 
     page = observation.page
-    if pods.waits_for_sidecars:
+    if pods.has_finished_training:
         return Fact(RENDEZVOUSED, "True", ALL_RANKS_JOINED, f"{size.nodes}/{size.nodes} pods joined the rendezvous")
     if page is None:
         if before is not None and _keeps_without_page(observation, before):
@@ -289,9 +289,12 @@ def describe_lost_page(since: datetime | None, now: datetime) -> Fact | None:
     return Fact(PROGRESSING, "Unknown", NO_METRICS_PAGE, message)
 
 
-def describe_remaining_containers(pods: Pods) -> Fact:
-    """Return Progressing of pods of which containers beside the training container still run."""
+def describe_finished_training(pods: Pods) -> Fact:
+    """Return Progressing of pods whose training containers have ended, and whose Job is not complete yet."""
     running = [pod for pod in pods.newest.values() if pod.running]
+    if not running:
+        message = "all ranks have ended with exit code 0; the Job controller has not completed the Job yet"
+        return Fact(PROGRESSING, "False", FINISHED, message)
     more = format_more_pods(len(running) - 1)
     containers = ", ".join(running[0].remaining_containers[:_MAX_LISTED]) or "the kubelet"
     message = f"all ranks have ended with exit code 0; pod {running[0].name}{more} waits for {containers}"

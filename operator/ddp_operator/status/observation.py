@@ -32,10 +32,9 @@ class Pods(tuple[PodView, ...]):
         return sum(pod.running for pod in self.newest.values())
 
     @property
-    def waits_for_sidecars(self) -> bool:
-        """Whether all training containers have ended with exit code 0, and containers beside one of them have not."""
-        newest = self.newest.values()
-        return all(pod.has_finished_training for pod in newest) and any(pod.running for pod in newest)
+    def has_finished_training(self) -> bool:
+        """Whether all training containers have ended with exit code 0; containers beside them may still run."""
+        return bool(self) and all(pod.has_finished_training for pod in self.newest.values())
 
     def counts(self, desired: int) -> Nodes:
         """Return ``status.nodes``."""

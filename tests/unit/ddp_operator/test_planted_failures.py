@@ -365,3 +365,11 @@ def test_ranks_that_ended_before_the_first_page_have_joined() -> None:
     status, _ = settle(Planted(pods, "", (), (), status=JOINING))
     assert status.is_true(c.RENDEZVOUSED)
     assert status.reason == c.FINISHED
+
+
+def test_ended_pods_of_a_job_that_is_not_complete_have_finished() -> None:
+    pods = tuple(finished_pod(index, {"terminated": {"exitCode": 0}}) for index in range(2))
+    for pod in pods:
+        pod["status"]["phase"] = "Succeeded"
+    status, _ = settle(Planted(pods, "", (), (), status=JOINING))
+    assert status.reason == c.FINISHED

@@ -483,7 +483,7 @@ class TestSuccess:
         harness.tell_end(1, 0)  # and the Job controller has not set Complete yet
         await harness.settle()
         assert harness.status.phase == "Running"
-        assert harness.state("Progressing") == ("True", "Training")
+        assert harness.state("Progressing") == ("False", "Finished")
         harness.cluster.settle()
         await harness.settle()
         assert harness.status.phase == "Succeeded"
