@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.integration.test_launcher_worker import SCRIPTS, SEES, Outcome
+from tests.integration.test_launcher_worker import SCRIPTS, SEES, ProgramResult
 from tests.support.launcher_folder import RANK_MODULES, lay_out
 from tests.support.launcher_pods import LauncherPods
 
@@ -169,7 +169,7 @@ class Forked:
         for path in self.runtime.glob("*/*"):
             path.unlink()
 
-    def bare(self, *words: str) -> Outcome:
+    def bare(self, *words: str) -> ProgramResult:
         ran = subprocess.run(
             [sys.executable, "-u", *words],
             cwd=self.folder,
@@ -179,18 +179,18 @@ class Forked:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
-        return Outcome(ran.returncode, ran.stdout.decode(), ran.stderr.decode())
+        return ProgramResult(ran.returncode, ran.stdout.decode(), ran.stderr.decode())
 
     def command(self, kind: str, *words: str) -> list[str]:
         return [sys.executable, "-u", self.launcher, "worker", kind, "0", *words]
 
-    def fork(self, kind: str, *words: str, **environment: str) -> Outcome:
+    def fork(self, kind: str, *words: str, **environment: str) -> ProgramResult:
         job = {"command": self.command(kind, *words), "environment": {**self.environment, **environment}}
         self.channel.write(json.dumps(job) + "\n")
         self.channel.flush()
         code = json.loads(self.channel.readline())
         root = self.folder.parent
-        return Outcome(code, (root / "out").read_text(), (root / "err").read_text())
+        return ProgramResult(code, (root / "out").read_text(), (root / "err").read_text())
 
     def close(self) -> None:
         self.channel.close()
@@ -252,7 +252,7 @@ def test_data_loaders_start_their_workers_in_each_way(forked: Forked) -> None:
     (forked.folder / "script.py").write_text(LOADS)
     ran = forked.fork("script", "script.py")
     batches = "[[0, 2], [4, 6]]\n"
-    assert ran == Outcome(0, f"fork {batches}spawn {batches}", "")
+    assert ran == ProgramResult(0, f"fork {batches}spawn {batches}", "")
 
 
 def test_ranks_differ_in_random_numbers_and_agree_in_hashes(forked: Forked) -> None:
