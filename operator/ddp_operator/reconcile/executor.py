@@ -10,7 +10,7 @@ and the operator needs permission to patch ConfigMaps of this name only.
 import asyncio
 import secrets
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -230,7 +230,7 @@ class Executor:
         if children is None or (action.attempt, action.nodes) != (1, job.spec.nodes):
             children = build_children(job, attempt=action.attempt, nodes=action.nodes)
         if job.status.attempt == 0 and _creates_job_first(job, children):
-            children.sort(key=lambda child: _rank_before_status(child, present))
+            children.insert(0, children.pop())
 
         for child in children:
             kind = child["kind"]
@@ -276,16 +276,6 @@ def _creates_job_first(job: DDPTrainingJob, children: Sequence[Manifest]) -> boo
     """
     has_common_children_only = {child["kind"] for child in children} == {"Job", "Service", "ConfigMap"}
     return has_common_children_only and not job.spec.suspend and not job.spec.inputs and not job.status.conditions
-
-
-def _rank_before_status(child: Manifest, present: Collection[tuple[str, str]]) -> int:
-    """Return the position of a child whose Job tests if the API server accepts the job.
-
-    A launcher that the namespace does not have yet precedes the Job, because a kubelet would report that it is missing.
-    """
-    if child["kind"] == "ConfigMap" and ("ConfigMap", child["metadata"]["name"]) not in present:
-        return 0
-    return 1 if child["kind"] == "Job" else 2
 
 
 def _find_job(observation: Observation, name: str) -> JobView:

@@ -10,7 +10,7 @@ from ddp_operator import constants
 from ddp_operator.api import child_names
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.client.validation import check_manifest
-from ddp_operator.cluster import Key, Refused, ServerError, owner_uids
+from ddp_operator.cluster import Refused, ServerError, owner_uids
 from ddp_operator.manifests.children import build_children
 from ddp_operator.reconcile import executor
 from tests.support.builders import last_words, page, resource, template, trainer
@@ -32,19 +32,10 @@ class TestCreate:
     async def test_first_job_is_created_before_status(self) -> None:
         harness = ReconcilerHarness()
         await harness.reconcile()
-        made = [*["create ConfigMap"] * 2, "create Job", "create Service", "status"]
+        made = ["create Job", "create Service", *["create ConfigMap"] * 2, "status"]
         assert harness.cluster.calls == made
         await harness.settle()
         assert set(harness.cluster.calls[len(made) :]) <= {"status"}
-
-    async def test_job_precedes_launcher_that_namespace_has(self) -> None:
-        harness = await ReconcilerHarness().settle()
-        harness.cluster.add(resource(name="second"))
-        calls = len(harness.cluster.calls)
-        await harness.reconciler.reconcile(Key("default", "second"))
-        assert harness.cluster.calls[calls:] == [
-            "create Job", "create Service", "own ddp-launcher-users", "status"
-        ]  # fmt: skip
 
     @pytest.mark.parametrize("spec", [{"networkPolicy": {"enabled": True}}, {"scheduling": {"gang": "Volcano"}}])
     async def test_dry_run_precedes_status_if_pods_need_other_objects(self, spec: Any) -> None:
@@ -164,7 +155,7 @@ class TestNameConflict:
         }  # fmt: skip
         return {"ownerReferences": [made | changes]}
 
-    async def test_foreign_service_refuses_job_without_job_of_attempt(self) -> None:
+    async def test_foreign_service_refuses_job_without_children(self) -> None:
         harness = ReconcilerHarness()
         harness.cluster.add(self.service())
         await harness.settle()
@@ -174,7 +165,7 @@ class TestNameConflict:
             "rename the job or delete that object"
         )
         assert harness.status.phase == "Rejected"
-        assert harness.jobs() == []
+        assert (harness.jobs(), harness.children()["ConfigMap"]) == ([], [])
 
     async def test_conflict_is_resolved_when_other_service_is_deleted(self) -> None:
         harness = ReconcilerHarness()
