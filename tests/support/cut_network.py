@@ -20,8 +20,8 @@ from aiohttp import web
 
 from ddp_operator.cluster import ClusterError
 from ddp_operator.kube.client import ApiClient
-from tests.support import PATIENCE
 
+PATIENCE: Final = 120.0
 CALL: Final = 0.5
 """Seconds after which the client abandons the interrupted call."""
 
