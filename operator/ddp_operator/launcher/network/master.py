@@ -17,13 +17,14 @@ def wait_for_master(
 ) -> Optional[str]:
     """Wait until ``host`` resolves and, with a port, accepts a connection. Returns None, or the problem at the end.
 
-    ``report`` gets the problem with each line of the log, and None at the end. A pod 0 that refuses connections is
-    reachable and may still start: that is no problem for the first 30 seconds.
+    ``report`` gets each change of the problem, and None when it is over. A pod 0 that refuses connections is reachable
+    and may still start: that is no problem for the first 30 seconds.
     """
     start = time.monotonic()
     pause = 0.01
     next_log = 3.0
     logged = False
+    reported: Optional[str] = None
     target = host if port is None else f"{host}:{port}"
     while True:
         problem = _probe(host, port)
@@ -31,14 +32,18 @@ def wait_for_master(
         if problem is None:
             if logged:
                 log(f"{target} is reachable after {waited:.1f} s")
+            if reported is not None:
                 report(None)
             return None
         if waited >= timeout:
             return problem
         if waited >= next_log:
             log(f"waiting for master {target} ({problem}); {timeout - waited:.0f} s left")
-            if problem != REFUSED or waited >= _SECONDS_TO_LISTEN:
-                report(problem)
+            is_starting = problem == REFUSED and waited < _SECONDS_TO_LISTEN
+            current = None if is_starting else problem
+            if current != reported:
+                report(current)
+                reported = current
             next_log = waited + max(5.0, min(60.0, waited))
             logged = True
         time.sleep(pause)

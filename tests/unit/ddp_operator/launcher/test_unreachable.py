@@ -86,3 +86,14 @@ def test_pod_0_that_refuses_connections_is_reported_after_30_seconds(monkeypatch
     assert reports == []
     assert master.wait_for_master("train-1-0.train", 29400, 60, reports.append) == master.REFUSED
     assert reports == [master.REFUSED]
+
+
+def test_former_problem_is_withdrawn_when_pod_0_refuses_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(0.0, 1.0)
+    problems = itertools.chain(["name does not resolve yet"] * 5, itertools.repeat(master.REFUSED))
+    monkeypatch.setattr(master, "_probe", lambda host, port: next(problems))
+    monkeypatch.setattr(master.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(master.time, "sleep", lambda seconds: None)
+    reports: list[str | None] = []
+    assert master.wait_for_master("train-1-0.train", 29400, 25, reports.append) == master.REFUSED
+    assert reports == ["name does not resolve yet", None]
