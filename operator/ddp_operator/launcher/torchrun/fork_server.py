@@ -255,11 +255,20 @@ def _become_rank(request: RankRequest, descriptors: Sequence[int], obstacle: Opt
     if "tempfile" in sys.modules:
         vars(sys.modules["tempfile"])["tempdir"] = None  # the script may set TMPDIR
     sys.orig_argv = command
-    # The interpreter's last collection skips frozen objects, for which nanobind modules such as triton's report leaks.
-    # Unfreeze only at the end: an earlier collection would write into pages that all ranks share.
-    atexit.register(gc.unfreeze)
+    # Only at the end: an earlier collection would write into pages that all ranks share.
+    atexit.register(unfreeze_for_leak_reports)
     _set_title(command)
     return argv
+
+
+def unfreeze_for_leak_reports() -> None:
+    """Let the interpreter collect what the fork server imported, if an extension would report it as leaked.
+
+    triton is such an extension (nanobind). Elsewhere the objects stay frozen: their collection takes up to a second of
+    the rank's exit, which delays every restart.
+    """
+    if "triton._C.libtriton" in sys.modules:
+        gc.unfreeze()
 
 
 def find_obstacle_in_server(threads: int) -> Optional[str]:

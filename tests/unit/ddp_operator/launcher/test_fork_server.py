@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from ddp_operator.launcher.torchrun.fork_server import find_obstacle, find_obstacle_in_server
+from ddp_operator.launcher.torchrun.fork_server import (
+    find_obstacle,
+    find_obstacle_in_server,
+    unfreeze_for_leak_reports,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +29,19 @@ def test_threads_or_gpu_use_in_server_is_obstacle(monkeypatch: pytest.MonkeyPatc
     assert "has left 2 threads" in (find_obstacle_in_server(threads=2) or "")
     monkeypatch.setattr(sys.modules["torch"].cuda, "is_initialized", lambda: True)
     assert "has initialized the GPU" in (find_obstacle_in_server(threads=1) or "")
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_exit_collects_frozen_objects_only_where_triton_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, is_loaded: bool
+) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(gc, "unfreeze", lambda: calls.append("unfreeze"))
+    monkeypatch.delitem(sys.modules, "triton._C.libtriton", raising=False)
+    if is_loaded:
+        monkeypatch.setitem(sys.modules, "triton._C.libtriton", SimpleNamespace())
+    unfreeze_for_leak_reports()
+    assert calls == ["unfreeze"] * is_loaded
 
 
 @pytest.mark.parametrize(
