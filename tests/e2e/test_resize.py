@@ -96,5 +96,11 @@ def test_resize_repeats_no_step_and_restarts_no_attempt(cluster: UserNamespace, 
         assert int(begins[1]) == size
         assert int(begins[2]) >= done
         done = job.trained(since=done, world=size)
+
+    def counts_restarts() -> bool:
+        return bool(job.status["restarts"]["inPlace"] >= len(sizes) - 1)
+
+    job.cluster.until(counts_restarts, "the restarts of the resized group are in the status")
     status: dict[str, Any] = job.status
-    assert (status["attempt"], status["restarts"]["total"]) == (1, 0), status
+    assert (status["attempt"], status["restarts"]["all"], status.get("lastFailure")) == (1, 0, None), status
+    assert (status["lastRestart"]["cause"], status["lastRestart"]["level"]) == ("Resized", "SamePods"), status

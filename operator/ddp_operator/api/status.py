@@ -63,7 +63,8 @@ class Restarts(StatusFields, frozen=True, kw_only=True, omit_defaults=False):
     in_place: Annotated[int, Meta(description="Restarts of the workers in the same pods, over all attempts.")] = 0
     in_place_before: Annotated[int, Meta(description="The part of inPlace that earlier attempts had.")] = 0
     in_place_after_loss: Annotated[
-        int, Meta(description="The part of inPlace that followed the loss of a pod, which replaced counts.")
+        int,
+        Meta(description="The part of inPlace that followed the loss of a pod, which replaced counts, or a resize."),
     ] = 0
     replaced: Annotated[int, Meta(description="Single pods that the Job replaced while training waited.")] = 0
     all: Annotated[
@@ -72,7 +73,7 @@ class Restarts(StatusFields, frozen=True, kw_only=True, omit_defaults=False):
 
     @property
     def own_in_place(self) -> int:
-        """Restarts in the same pods that follow no loss of a pod."""
+        """Restarts in the same pods that follow neither the loss of a pod nor a resize."""
         return self.in_place - self.in_place_after_loss
 
 
@@ -171,13 +172,14 @@ class LastRestart(StatusFields, frozen=True, kw_only=True):
         RecoveryLevel | None,
         Meta(
             description="SamePods: the workers were restarted in their pods. ReplacedPod: the Job replaced a lost pod, "
-            "then the workers were restarted. NewPods: all pods were replaced, by a new Job."
+            "then the workers were restarted. NewPods: all pods were replaced, by a new Job. Unset: the workers have "
+            "yet to restart, in the same pods, for a resize."
         ),
     ] = None
     cause: Annotated[
         str, Meta(description="Category of the failure, or another reason of the interruption, such as Resized.")
     ] = ""
-    time: Annotated[Time, Meta(description="When training was interrupted.")]
+    time: Annotated[Time, Meta(description="When training was interrupted, or its resize requested.")]
     step: Annotated[int | None, Meta(description="Highest step that was reported before the interruption.")] = None
     steps_lost: Annotated[
         int | None,

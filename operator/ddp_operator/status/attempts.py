@@ -28,7 +28,7 @@ from ddp_operator.status.diagnosis import (
 from ddp_operator.status.failures import Termination, describe_failure, describe_restart
 from ddp_operator.status.observation import State
 from ddp_operator.status.progress import drop_eta, record_failed_step, record_final_progress
-from ddp_operator.status.replacement import find_unseen_successor, is_consequence, was_lost_lately
+from ddp_operator.status.replacement import find_unseen_successor, is_consequence, was_lost_lately, was_resized_lately
 from ddp_operator.status.restart_accounting import count_new_restarts, note_steps
 from ddp_operator.status.views import JobView, PodView
 from ddp_operator.status.waiting import is_queued, is_resize_waiting
@@ -107,7 +107,7 @@ def note_unseen_replacement(state: State) -> Decision | None:
     restarts = replace(status.restarts, replaced=status.restarts.replaced + 1)
     page = state.observation.page
     if page is not None and page.completed_restarts is not None:
-        restarts = _count_after_loss(restarts, count_new_restarts(status, page.completed_restarts))
+        restarts = _count_after_change(restarts, count_new_restarts(status, page.completed_restarts))
     restart = _build_last_restart(status, state.now, loss, c.POD_REPLACEMENT, level="ReplacedPod")
     noted = replace(status, restarts=restarts, last_restart=restart, last_failure=loss)
     return Decision(describe(state, noted), requeue_after=AT_ONCE)
@@ -116,7 +116,8 @@ def note_unseen_replacement(state: State) -> Decision | None:
 def note_restart_in_place(state: State) -> Decision | None:
     """Count restarts by the launchers in the same pods, and report them; None: there are no new ones.
 
-    Restarts without a root cause are the consequence of another event, such as a lost pod, and are not counted.
+    Restarts without a root cause are the consequence of another event, such as a lost pod or a resize, and are not
+    counted.
     """
     job = state.job
     status = state.status
@@ -132,17 +133,18 @@ def note_restart_in_place(state: State) -> Decision | None:
     if limit is not None:
         return fail(state, cause, limit.reason, limit.conclusion)
 
-    follows_loss = cause is None and status.last_restart is not None and was_lost_lately(state)
-    if follows_loss:
-        restarts = _count_after_loss(restarts, new)
+    former = status.last_restart
     restart = _build_last_restart(status, state.now, cause, c.RESTARTED_IN_PLACE, level="SamePods")
-    if follows_loss and status.last_restart is not None:
-        restart = replace(status.last_restart, recovery_seconds=None)
+    if cause is None and former is not None and (was_lost_lately(state) or was_resized_lately(state)):
+        restarts = _count_after_change(restarts, new)
+        restart = replace(former, recovery_seconds=None)
+        if former.level is None:
+            restart = replace(note_steps(former, status), level="SamePods")
     described = describe(state, replace(status, restarts=restarts, last_restart=restart))
     return Decision(described, requeue_after=AT_ONCE)
 
 
-def _count_after_loss(restarts: Restarts, new: int) -> Restarts:
+def _count_after_change(restarts: Restarts, new: int) -> Restarts:
     return replace(restarts, in_place_after_loss=restarts.in_place_after_loss + new)
 
 
@@ -236,6 +238,9 @@ def resize_in_place(state: State) -> Decision:
     kept = "the job keeps its queue position" if waits else "the other pods keep running"
     message = f"resized from {state.status.attempt_nodes} to {state.spec.nodes} nodes; {kept}"
     status = replace(state.status, attempt_nodes=state.spec.nodes)
+    if status.is_true(c.RENDEZVOUSED):
+        restart = _build_last_restart(status, state.now, None, c.RESIZED, level=None)
+        status = replace(status, last_restart=restart)
     return _begin(state, status, Fact(c.RESTARTING, "True", c.RESIZED, message))
 
 
@@ -304,9 +309,9 @@ def _select_first_report(before: LastFailure | None, cause: LastFailure | None) 
 
 
 def _build_last_restart(
-    status: Status, now: datetime, failure: LastFailure | None, reason: str, level: RecoveryLevel = "NewPods"
+    status: Status, now: datetime, failure: LastFailure | None, reason: str, level: RecoveryLevel | None = "NewPods"
 ) -> LastRestart:
-    """Return a restart with the known part of its cost."""
+    """Return a restart with the known part of its cost. ``level``: None if the workers have yet to restart."""
     failed = failure.time if failure else None
     started = failed if failed is not None and timedelta(0) <= now - failed < _BELIEVED else now
     attempt = status.attempt + (level == "NewPods")

@@ -45,10 +45,10 @@ def is_replacing(state: State) -> bool:
 
 
 def is_consequence(state: State, failure: LastFailure) -> bool:
-    """Return whether workers restarted because a pod was lost: they saved and stopped, or lost their peer."""
+    """Return whether workers saved and stopped, or lost a peer, because a pod was lost or the job was resized."""
     missing = state.pods.running < state.job.attempt_size.pods
-    lost = missing or is_replacing(state) or was_lost_lately(state)
-    return lost and (failure.category == PREEMPTED.name or CATEGORIES[failure.category].symptom)
+    changed = missing or is_replacing(state) or was_lost_lately(state) or was_resized_lately(state)
+    return changed and (failure.category == PREEMPTED.name or CATEGORIES[failure.category].symptom)
 
 
 def was_lost_lately(state: State) -> bool:
@@ -57,6 +57,17 @@ def was_lost_lately(state: State) -> bool:
     if restart is None or (restart.attempt, restart.level) != (state.status.attempt, "ReplacedPod"):
         return False
     return state.now - restart.time <= _LATELY
+
+
+def was_resized_lately(state: State) -> bool:
+    """Return whether the last interruption of the attempt was a resize within it, within the last minutes.
+
+    Without a time limit if the workers have not restarted for it yet: new pods may wait for nodes.
+    """
+    restart = state.status.last_restart
+    if restart is None or (restart.attempt, restart.cause) != (state.status.attempt, c.RESIZED):
+        return False
+    return restart.level is None or (restart.level == "SamePods" and state.now - restart.time <= _LATELY)
 
 
 def find_unseen_successor(state: State) -> PodView | None:

@@ -123,6 +123,8 @@ def _finish_restart(restart: LastRestart | None, page: Page, attempt: ObservedAt
     stepped = page.training and page.values.get(constants.METRIC_STEPS, 1.0) > 0
     if restart is None or restart.recovery_seconds is not None or not stepped:
         return restart
+    if restart.level is None and restart.cause == c.RESIZED:  # the workers train on until their pods join or leave
+        return restart
     # Values from a log are those of the former workers until the new ones have printed a step.
     step = page.values.get(constants.METRIC_GLOBAL_STEP)
     progress = attempt.recorded.progress
@@ -170,7 +172,7 @@ def _is_loss_counted(attempt: ObservedAttempt) -> bool:
     """Return whether the loss of pods has been counted since the workers joined: its pods may still terminate."""
     restart = attempt.recorded.last_restart
     joined = attempt.rendezvoused
-    if restart is None or joined is None or restart.level == "SamePods":
+    if restart is None or joined is None or restart.level in (None, "SamePods"):
         return False
     return restart.attempt == attempt.recorded.attempt and restart.time >= joined.last_transition_time
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from copy import deepcopy
 from datetime import timedelta
 from typing import Any
@@ -15,6 +16,7 @@ from ddp_operator.manifests.children import build_children
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import AT_ONCE, Decision, ResizeJob
+from ddp_operator.status.diagnosis import parse_restart_failures
 from ddp_operator.status.metrics_page import parse_page
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
 from tests.support.fake_cluster import ReconcilerHarness
@@ -95,6 +97,38 @@ class TestSize:
         status = replace(STARTED, attempt_nodes=4)
         decision = run(child_pod(0), nodes=4, status=status, jobs=[child_job(nodes=3, **view)])
         assert not [action for action in decision.actions if isinstance(action, ResizeJob)]
+
+    def test_restart_for_resize_is_no_failure(self) -> None:
+        """A script that saves and stops when a pod is removed ends in all pods, with 85."""
+        joined = c.merge_conditions((), [c.Fact(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED)], NOW, 1)
+        pods = [child_pod(0), child_pod(1), child_pod(2)]
+        seconds = 0
+
+        def train(status: Status, text: str) -> Status:
+            nonlocal seconds
+            seconds += 5
+            typed = job(status=status, nodes=2 if seconds > 5 else 3, elastic=ELASTIC)
+            seen = observe(typed, [JOB], pods, parse_page(text))
+            reported = parse_restart_failures([(pod, parse_page(text)) for pod in seen.pods])
+            seen = dataclasses.replace(seen, failures_in_place=reported)
+            return decide(typed, seen, NOW + timedelta(seconds=seconds)).status
+
+        before = train(replace(STARTED, conditions=joined), page(ddp_step=50, phase="Running", restarts=0))
+        resized = train(before, page(ddp_step=60, phase="Running", restarts=0))
+        waiting = train(resized, page(ddp_step=70, ddp_steps_total=70, phase="Running", restarts=0))
+        for status in (resized, waiting):
+            assert status.last_restart is not None
+            assert (status.last_restart.cause, status.last_restart.level) == ("Resized", None)
+            assert status.last_restart.recovery_seconds is None, "the former workers still train"
+        stopped = last_words("Preempted", exitCode=85, restarts=1)
+        restarted = train(waiting, page(ddp_step=70, phase="Rendezvous", restarts=1, answered=stopped))
+        text = page(ddp_step=72, ddp_steps_total=1, phase="Running", restarts=1, answered=stopped)
+        after = train(restarted, text)
+        assert after.last_failure is None
+        assert (after.restarts.in_place, after.restarts.all, after.restarts.counted) == (1, 0, 0)
+        assert after.last_restart is not None
+        assert (after.last_restart.cause, after.last_restart.level) == ("Resized", "SamePods")
+        assert (after.last_restart.step, after.last_restart.recovery_seconds) == (70, 15)
 
     async def test_resize_grows_and_shrinks_in_one_attempt(self) -> None:
         harness = await ReconcilerHarness(nodes=2, elastic=ELASTIC).train(TRAINING)
