@@ -137,11 +137,24 @@ def note_restart_in_place(state: State) -> Decision | None:
     restart = _build_last_restart(status, state.now, cause, c.RESTARTED_IN_PLACE, level="SamePods")
     if cause is None and former is not None and (was_lost_lately(state) or was_resized_lately(state)):
         restarts = _count_after_change(restarts, new)
-        restart = replace(former, recovery_seconds=None)
-        if former.level is None:
-            restart = replace(note_steps(former, status), level="SamePods")
+        restart = replace(former, recovery_seconds=None, level=former.level or "SamePods")
+    restart = note_steps(restart, status, _find_last_step(state))
     described = describe(state, replace(status, restarts=restarts, last_restart=restart))
     return Decision(described, requeue_after=AT_ONCE)
+
+
+def _find_last_step(state: State) -> int | None:
+    """Return the last step before the restart that pods report now; None: none reports it.
+
+    Each launcher whose workers ended knows their step, also where another pod's failure is the root cause.
+    """
+    failures = [failure for _, failure in state.observation.failures_in_place]
+    steps = [
+        int(failure.step)
+        for failure in failures
+        if failure.step is not None and count_new_restarts(state.status, failure.restarts)
+    ]
+    return max(steps, default=None)
 
 
 def _count_after_change(restarts: Restarts, new: int) -> Restarts:

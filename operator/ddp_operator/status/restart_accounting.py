@@ -83,7 +83,7 @@ def note_steps(restart: LastRestart, status: Status, failed_at: int | None = Non
     Without a checkpoint the loss is unknown until the next step: a script may save without reporting it.
     """
     reported = status.progress.step if status.progress else None
-    step = max((number for number in (reported, failed_at) if number is not None), default=None)
+    step = max((number for number in (restart.step, reported, failed_at) if number is not None), default=None)
     if step is None or status.checkpoint is None:
         return replace(restart, step=step, steps_lost=None)
     return replace(restart, step=step, steps_lost=max(0, step - status.checkpoint.step))
