@@ -40,6 +40,8 @@ while True:
         print(f"world {world} stops at step {step}", flush=True)
         dist.barrier()
         sys.exit(85)
+    if rank == 0:
+        print(f"step {step}", flush=True)
     if votes[1]:
         print(f"world {world} is done at step {step}", flush=True)
         break
@@ -51,7 +53,8 @@ dist.destroy_process_group()
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[LauncherPods]:
     (tmp_path / "train.py").write_text(TRAIN)
-    made = LauncherPods(tmp_path, ["train.py"], elastic=(1, 4))
+    patterns = {"log_patterns": ("step (?P<step>[0-9]+)",)}
+    made = LauncherPods(tmp_path, ["train.py"], elastic=(1, 4), config=patterns)
     yield made
     made.stop()
 
@@ -84,6 +87,10 @@ def test_a_job_grows_shrinks_and_loses_a_pod_without_losing_steps(job: LauncherP
     shrunk = job.log(0).rindex("world 2 begins")
     job.until(lambda: "world 1 begins" in job.log(0)[shrunk:], "the last one goes on alone")
     print(f"a killed pod of 2: {time.monotonic() - begun:.1f} s")
+    [last_step] = re.findall(r"step (\d+)$", job.log(0).partition("world 1 begins")[0], re.MULTILINE)[-1:]
+    shown = re.search(r"^ddp_launcher_restart_step (\d+)$", job.page(), re.MULTILINE)
+    assert shown is not None, job.page()
+    assert int(last_step) - int(shown[1]) in (0, 1)
     (tmp_path / "enough").touch()
     last = job.wait(0)
     assert last.code == 0, last.log

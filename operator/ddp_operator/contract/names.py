@@ -59,6 +59,7 @@ TERMINATION_MESSAGE_LIMIT: Final = 4096  # bytes; the kubelet truncates the rest
 # Series that the launcher writes.
 METRIC_LAUNCHER_PHASE: Final = "ddp_launcher_phase"
 METRIC_LAUNCHER_RESTARTS: Final = "ddp_launcher_in_place_restarts_total"
+METRIC_RESTART_STEP: Final = "ddp_launcher_restart_step"
 METRIC_HEARTBEAT_AGE: Final = "ddp_launcher_heartbeat_age_seconds"
 METRIC_HANGS: Final = "ddp_launcher_hangs_total"
 METRIC_STALLED: Final = "ddp_launcher_stalled_seconds"

@@ -146,7 +146,8 @@ def note_restart_in_place(state: State) -> Decision | None:
 def _find_last_step(state: State) -> int | None:
     """Return the last step before the restart that pods report now; None: none reports it.
 
-    Each launcher whose workers ended knows their step, also where another pod's failure is the root cause.
+    Each launcher whose workers ended knows their step, also where another pod's failure is the root cause. Pod 0 knows
+    it where they were stopped without a failure.
     """
     failures = [failure for _, failure in state.observation.failures_in_place]
     steps = [
@@ -154,6 +155,9 @@ def _find_last_step(state: State) -> int | None:
         for failure in failures
         if failure.step is not None and count_new_restarts(state.status, failure.restarts)
     ]
+    page = state.observation.page
+    if page is not None and page.restarted_at is not None:
+        steps.append(page.restarted_at)
     return max(steps, default=None)
 
 

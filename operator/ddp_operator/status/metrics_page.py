@@ -28,7 +28,7 @@ _SERIES = frozenset({
     constants.METRIC_UPLOAD_BYTES, constants.METRIC_UPLOAD_TIME, constants.METRIC_GLOBAL_STEP,
     constants.METRIC_SAMPLES, constants.METRIC_STEPS,
     constants.METRIC_STEP_SECONDS, constants.METRIC_DATA_SECONDS, constants.METRIC_COMPUTE_SECONDS,
-    constants.METRIC_LAUNCHER_PHASE, constants.METRIC_LAUNCHER_RESTARTS,
+    constants.METRIC_LAUNCHER_PHASE, constants.METRIC_LAUNCHER_RESTARTS, constants.METRIC_RESTART_STEP,
     constants.METRIC_PREFLIGHT_PASSED, constants.METRIC_PREFLIGHT_SECONDS, constants.METRIC_ALL_REDUCE_RATE,
     constants.METRIC_NETWORK, constants.METRIC_SLOWEST_PAIR,
     constants.METRIC_HEARTBEAT_AGE, constants.METRIC_SAVING,
@@ -254,6 +254,12 @@ class Page:
             return None
         first = _whole(step - steps_of_process)
         return None if first is None else max(0, first)
+
+    @property
+    def restarted_at(self) -> int | None:
+        """The step of the run at which workers were last stopped for a restart in the same pods; None: unknown."""
+        step = _whole(self.values.get(constants.METRIC_RESTART_STEP))
+        return None if step is None else max(0, step)
 
 
 class PageParser:

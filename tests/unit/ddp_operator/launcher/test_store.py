@@ -125,7 +125,7 @@ def test_outsider_cannot_fill_memory_of_pod_and_store_continues(monkeypatch: pyt
     try:
         outsider = TCPStore("127.0.0.1", held.number, wait_for_workers=False)
         written = write_until_refused(outsider, "x" * (8 << 20))
-        assert 0 < written < 10
+        assert 0 < written < 20  # 8 fill the limit; what the process has freed may take some more
         pod = signed(TCPStore("127.0.0.1", held.number, wait_for_workers=False))
         pod.write("key", 1)
         assert pod.read("key") == 1

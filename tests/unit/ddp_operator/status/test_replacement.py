@@ -155,18 +155,22 @@ def test_in_place_restarts_after_loss_are_not_counted(minutes: int, counted: int
     assert decide(typed, seen, NOW).status.restarts.counted == counted
 
 
-@pytest.mark.parametrize("loses_pod", [True, False])
-def test_steps_lost_begin_at_step_that_any_launcher_reports(loses_pod: bool) -> None:
+@pytest.mark.parametrize(
+    ("loses_pod", "reports"),
+    [(True, "a failure"), (False, "a failure"), (False, "its workers were stopped")],
+)
+def test_steps_lost_begin_at_step_that_any_launcher_reports(loses_pod: bool, reports: str) -> None:
     """The status reads the steps rarely, and the pod of the root cause may not know them."""
     lost = LastRestart(attempt=1, level="ReplacedPod", cause="Preempted", time=NOW - timedelta(seconds=9), step=6)
     progress = Progress(step=6)
     typed = job(status=replace(MET, last_restart=lost if loses_pod else None, progress=progress), nodes=2)
     ended_at_91 = last_words("NCCLError", exitCode=1, secondary=True, restarts=1, step=91)
-    training = parse_page(page(ddp_step=53, ddp_steps_total=3, phase="Running", restarts=1, answered=ended_at_91))
+    known = {"answered": ended_at_91} if reports == "a failure" else {"ddp_launcher_restart_step": 91}
+    training = parse_page(page(ddp_step=53, ddp_steps_total=3, phase="Running", restarts=1, **known))
     killed = parse_page(page(phase="Running", restarts=1, answered=last_words("Killed", exitCode=137, restarts=1)))
     seen = observe(typed, [JOB], [child_pod(0), child_pod(1)], training)
-    reports = [(seen.pods[0], training)] if loses_pod else [(seen.pods[0], training), (seen.pods[1], killed)]
-    seen = dataclasses.replace(seen, failures_in_place=parse_restart_failures(reports))
+    pages = [(seen.pods[0], training)] if loses_pod else [(seen.pods[0], training), (seen.pods[1], killed)]
+    seen = dataclasses.replace(seen, failures_in_place=parse_restart_failures(pages))
     restart = decide(typed, seen, NOW).status.last_restart
     assert restart is not None
     assert (restart.level, restart.step, restart.steps_lost) == ("ReplacedPod" if loses_pod else "SamePods", 91, 41)
