@@ -431,7 +431,7 @@ class _Session:
         if self._writer is not None:
             stall += self._writer.measure_gpu_stall()
         self.stalled += stall
-        self.interval.record_save(stall - self._waited)
+        self.interval.record_save(stall - self._waited, self._waited)
 
     def _copy(self, step: int) -> None:
         try:

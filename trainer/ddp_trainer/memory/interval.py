@@ -23,6 +23,7 @@ class Interval:
         self._saves = 0
         self._stalls: list[float] = []
         self._durations: list[float] = []
+        self._budget = 0.0  # seconds: one percent of the steps' time, less what all saves took
 
     def is_due(self, step: int) -> bool:
         """Return whether to copy the state after ``step``; the same on all ranks."""
@@ -31,23 +32,28 @@ class Interval:
     def record_step(self, seconds: float) -> None:
         """Record the duration of a step without the stall."""
         self._durations = [*self._durations[1 - _MEASUREMENTS :], seconds]
+        self._budget += _SHARE * min(seconds, statistics.median(self._durations))  # a validation is no step
 
     def compute_wait(self) -> float:
-        """Return for how many seconds a save may wait for the end of its copy: what its stall leaves of one percent."""
+        """Return for how many seconds a save may wait for the end of its copy: what its stall leaves of one percent.
+
+        One percent of the steps of an interval, and of all steps so far in sum.
+        """
         if self._is_fixed:
             return math.inf
         if not self._durations:
             return 0.0
         allowed = _SHARE * self.steps * statistics.median(self._durations)
-        return max(0.0, allowed - statistics.median(self._stalls or [0.0]))
+        return max(0.0, min(allowed, self._budget) - statistics.median(self._stalls or [0.0]))
 
-    def record_save(self, stalled: float) -> None:
+    def record_save(self, stalled: float, waited: float = 0.0) -> None:
         """Record for how many seconds a save stopped the training, and occasionally choose another interval.
 
-        ``stalled``: without the wait for the end of the copy.
+        ``stalled``: without ``waited``, the seconds for which it waited for the end of the copy.
         """
         self._saves += 1
         if self._saves > 1:  # the first one allocates the memory
+            self._budget -= stalled + waited
             self._stalls = [*self._stalls[1 - _MEASUREMENTS :], stalled]
         is_time = self._saves in _FIRST_DECISIONS or self._saves % _SAVES_PER_DECISION == 0
         if is_time and not self._is_fixed:

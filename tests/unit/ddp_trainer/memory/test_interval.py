@@ -41,7 +41,8 @@ def test_fixed_interval_waits_for_each_copy() -> None:
 def test_chosen_interval_waits_for_what_a_stall_leaves_of_one_percent() -> None:
     interval = Interval(None, lambda own: own)
     assert interval.compute_wait() == 0
-    interval.record_step(2.0)
+    for _ in range(16):
+        interval.record_step(2.0)
     assert interval.compute_wait() == pytest.approx(0.02)
     for _ in range(2):
         interval.record_save(0.005)
@@ -53,6 +54,18 @@ def test_chosen_interval_waits_for_what_a_stall_leaves_of_one_percent() -> None:
     for _ in range(8):
         interval.record_save(1.0)
     assert interval.compute_wait() == 0
+
+
+def test_waits_that_end_late_use_one_percent_in_sum() -> None:
+    interval = Interval(None, lambda own: own)
+    stopped = 0.0
+    for _ in range(1000):
+        interval.record_step(1.0)
+        waited = interval.compute_wait() * 1.3
+        stopped += 0.001 + waited
+        interval.record_save(0.001, waited)
+    assert interval.steps == 1
+    assert stopped / 1000 == pytest.approx(0.01, rel=0.01)
 
 
 def test_first_save_does_not_count() -> None:
