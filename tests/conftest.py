@@ -42,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     Small networks gain nothing from more threads, and on a busy machine threads wait for each other.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its worker processes would count as leaked
     os.environ["KUBECONFIG"] = "no-cluster-but-a-tests-own"  # read when the client is imported
     gc.disable()  # until all is imported, and kept
     for tier in TIERS:

@@ -246,7 +246,7 @@ def test_other_forked_programs_behave_as_in_plain_interpreter(forked: Forked, ki
 def test_forked_rank_that_trains_prints_what_a_plain_torchrun_rank_prints(forked: Forked) -> None:
     (forked.folder / "script.py").write_text(TRAINS)
     plain = forked.bare("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "script.py")
-    assert (plain.code, plain.out.splitlines()[-1]) == (0, "trained")
+    assert (plain.code, plain.out.splitlines()[-1]) == (0, "trained"), plain.error
     assert forked.fork("script", "script.py") == plain
 
 
