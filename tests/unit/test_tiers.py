@@ -153,7 +153,8 @@ class TestProcessGuard:
         child.wait()
 
     def test_finds_orphan_in_session_of_its_own(self) -> None:
-        parent = "import subprocess; subprocess.Popen(['sleep', '61'], start_new_session=True)"
+        # A process has no environment for a moment within its exec.
+        parent = "import subprocess, time; subprocess.Popen(['sleep', '61'], start_new_session=True); time.sleep(0.2)"
         with ProcessGuard(grace=0.2) as guard:
             subprocess.run([sys.executable, "-c", parent], check=True, stdout=subprocess.DEVNULL)
         assert len(guard.leaked) == 1

@@ -89,8 +89,13 @@ def find_position(counters: RankCounters) -> Optional[float]:
 def _continue_steps(values: dict[str, float], counters: RankCounters) -> None:
     """Advance a page to the present: it was written with the last line that showed a step."""
     ahead = counters.steps - values.get(METRIC_STEPS, 0.0)
+    if ahead < 0:  # the line is of a former process in the rank's place, whose position is not that of this one
+        del values[METRIC_GLOBAL_STEP]
+        values.pop(METRIC_PROGRESS, None)
+        _add_steps(values, counters)
+        return
     values[METRIC_STEPS] = float(counters.steps)
-    values[METRIC_GLOBAL_STEP] += max(0.0, ahead)
+    values[METRIC_GLOBAL_STEP] += ahead
     total = values.get(METRIC_TOTAL_STEPS)
     if total and values[METRIC_GLOBAL_STEP] > total:
         del values[METRIC_TOTAL_STEPS]  # the total was of another number

@@ -280,6 +280,15 @@ def test_page_of_the_log_continues_with_the_counter(tmp_path: Path, counters: Co
     assert values["ddp_progress_ratio"] == 0.5
 
 
+def test_position_of_a_former_process_is_not_that_of_its_successor(tmp_path: Path, counters: CounterMemory) -> None:
+    """A script that prints every twenty steps: its last line is from before the restart."""
+    log = "# counted\n# TYPE ddp_step gauge\nddp_step 100\n# TYPE ddp_steps_total counter\nddp_steps_total 100\n"
+    (tmp_path / "metrics" / "0.log").write_text(log)
+    values = read_progress(MetricsEndpoint(str(tmp_path), lambda: "", counters=counters).collect()[0])
+    assert values["ddp_steps_total"] == 7
+    assert values.get("ddp_step") is None, "unknown until its first line"
+
+
 def test_page_in_another_unit_keeps_its_steps(tmp_path: Path, counters: CounterMemory) -> None:
     log = "# TYPE ddp_step gauge\nddp_step 640\n# TYPE ddp_steps_total counter\nddp_steps_total 640\n"
     (tmp_path / "metrics" / "0.post").write_text(log)
