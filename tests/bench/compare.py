@@ -34,7 +34,8 @@ import psutil
 from ddp_operator.kube.client import ResponseError
 from tests.bench.neighbours import OURS, TOOLS, NotStarted, Site, Tool
 from tests.bench.operator_scale import in_parallel, until
-from tests.support.control_plane import NODES, ControlPlane, find_binary
+from tests.support.control_plane import NODES, ControlPlane
+from tests.support.kubernetes_binaries import find_binary
 from tests.support.standin import ClusterActors
 from tests.support.standin.actors import running
 

@@ -37,7 +37,8 @@ from tests.bench.operator_scale import (
 )
 from tests.support import ROOT
 from tests.support.builders import job_manifest
-from tests.support.control_plane import ControlPlane, find_binary, free_ports
+from tests.support.control_plane import ControlPlane, free_ports
+from tests.support.kubernetes_binaries import find_binary
 from tests.support.operator_process import OperatorProcess
 from tests.support.pretend_nodes import PretendNodes
 from tests.support.standin import ClusterActors

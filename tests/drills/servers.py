@@ -17,7 +17,8 @@ from tests.drills.core import DrillOutcome, NotHere, Perished, check_blamed, dri
 from tests.drills.scene import PATIENCE, Scene
 from tests.support import ROOT
 from tests.support.builders import job_manifest
-from tests.support.control_plane import ControlPlane, find_binary, free_ports
+from tests.support.control_plane import ControlPlane, free_ports
+from tests.support.kubernetes_binaries import find_binary
 from tests.support.operator_process import OperatorProcess
 from tests.support.standin import ClusterActors, StandIn
 from tests.support.standin.actors import killed

@@ -8,8 +8,6 @@ block.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import signal
 import subprocess
 import time
@@ -21,17 +19,11 @@ import yaml
 
 from ddp_operator.local.adapt import hold_free_port
 from tests.support.certificates import Authority
+from tests.support.kubernetes_binaries import find_binary
 from tests.support.stoppable import Stoppable
 
 START_LIMIT = 240.0
 NODES = ("node-0", "node-1")
-
-
-def find_binary(name: str) -> str | None:
-    """Return the path of a Kubernetes binary, or None."""
-    folder = os.environ.get("KUBEBUILDER_ASSETS", "")
-    result = shutil.which(name, path=folder) if folder else None
-    return result or (shutil.which(name) if name == "etcd" else None)
 
 
 def free_ports(count: int) -> list[int]:

@@ -15,6 +15,8 @@ from pathlib import PurePosixPath
 
 import pytest
 
+from .kubernetes_binaries import find_binary
+
 
 def _runs_anywhere() -> str | None:
     return None
@@ -24,9 +26,7 @@ def _apiserver() -> str | None:
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     if not assets:
         return "KUBEBUILDER_ASSETS is not set (a folder with etcd and kube-apiserver, as setup-envtest makes it)"
-    lacking = [name for name in ("etcd", "kube-apiserver") if not shutil.which(name, path=assets)]
-    if shutil.which("etcd") and "etcd" in lacking:  # tests.support.control_plane takes it from PATH
-        lacking.remove("etcd")
+    lacking = [name for name in ("etcd", "kube-apiserver") if find_binary(name) is None]
     return f"KUBEBUILDER_ASSETS={assets} lacks {' and '.join(lacking)}" if lacking else None
 
 
