@@ -102,7 +102,6 @@ class Supervisor:
         self._unreachable = UnreachablePeers(pod)
         self.metrics.comments = self._build_comments
         self._restarts = InPlaceRestarts(pod, self.metrics)
-        self._restart_step: Optional[float] = None  # of the run, at the last restart
         self._stalls = StallMonitor(pod, self.metrics, is_stopping=lambda: self._stop_deadline is not None)
         self._wake, self._wake_end = os.pipe()
         os.set_blocking(self._wake, False)
@@ -378,8 +377,6 @@ class Supervisor:
         If ranks of other pods have failed while they waited for a rank of this one, that rank's hang is the failure.
         """
         failures = self._restarts.failures
-        if self.pod.node == 0:
-            self._restart_step = self._restarts.failed_step if failures else self.metrics.step(0)
         hang = self._stalls.find_hang() if not failures else None
         self._restarts.count_in_place(hang.message if hang is not None else self._stalls.root_cause)
         log(f"restarting the workers in the same pods, restart {self._restarts.count}: {self._restarts.reason}")
@@ -464,12 +461,13 @@ class Supervisor:
         return "\n".join(rows)
 
     def _build_restart_step(self) -> list[str]:
-        if self._restart_step is None:
+        step = self._restarts.last_step
+        if step is None:
             return []
         return [
             f"# HELP {METRIC_RESTART_STEP} Step of the run at the last restart in the same pods.",
             f"# TYPE {METRIC_RESTART_STEP} gauge",
-            f"{METRIC_RESTART_STEP} {self._restart_step:.0f}",
+            f"{METRIC_RESTART_STEP} {step:.0f}",
         ]
 
     # -- checkpoints in a store

@@ -74,6 +74,7 @@ class InPlaceRestarts:
         self._spent = 0  # restarts after failures, which count against the budget
         self._free_spent = 0
         self.reason = ""  # of the last restart
+        self.last_step: Optional[float] = None  # of the run, at the last restart; only pod 0 records it
         self.last_failure: Optional[Failure] = None  # before the last restart
         self.failures: Sequence[Failure] = ()
         self._caused_by_peers = False  # then the restart after them does not count
@@ -142,6 +143,8 @@ class InPlaceRestarts:
     def count_in_place(self, stalled: Optional[str]) -> None:
         """Count a restart by torchrun. ``stalled``: the activity of a stalled rank, if known."""
         self.count += 1
+        if self._pod.node == 0:
+            self.last_step = self.failed_step if self.failures else self._metrics.step(0)
         if self.failures and not self._caused_by_peers:
             self._spent += 1
         self.reason = find_root_cause(self.failures).message if self.failures else stalled or _PEERS_MOVE
