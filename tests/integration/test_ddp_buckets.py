@@ -70,11 +70,10 @@ Digests = dict[str, list[str]]
 
 def run_ranks(folder: Path, world: int) -> Digests:
     (folder / "buckets.py").write_text(SCRIPT)
-    with HeldPort() as held:
-        port = held.number
     command = [sys.executable, "-W", "ignore", str(folder / "buckets.py"), str(world)]
-    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+    with HeldPort() as held:
+        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(held.number)}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     digests: Digests = json.loads(done.stdout)
     return digests

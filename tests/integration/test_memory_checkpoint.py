@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,8 @@ if rank == 0:
 memory.close()
 dist.barrier()
 dist.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)  # on a busy machine gloo's threads abort an interpreter that ends (pytorch/pytorch#190489)
 """
 REPLICATED = (
     COMMON
@@ -116,22 +119,25 @@ class Group:
 
     def run(self, steps: int, *, ranks: int = 2, **variables: object) -> bool:
         """Train to a step. Returns whether all ranks succeeded."""
-        with HeldPort() as held:
-            port = held.number
         env = {
             **os.environ,
             "PYTHONPATH": str(ROOT / "trainer"),
             "OMP_NUM_THREADS": "1",
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
             "WORLD_SIZE": str(ranks),
             "LOCAL_RANK": "0",
             "FOLDER": str(self.memory),
             "STEPS": str(steps),
             **{name: str(value) for name, value in variables.items()},
         }
-        processes = [self._start({**env, "RANK": str(rank), "GROUP_RANK": str(rank)}) for rank in range(ranks)]
-        self.output = "\n".join(process.communicate(timeout=300)[0] for process in processes)
+        with HeldPort() as held, ExitStack() as stack:
+            env["MASTER_PORT"] = str(held.number)
+            processes = []
+            for rank in range(ranks):
+                process = stack.enter_context(self._start({**env, "RANK": str(rank), "GROUP_RANK": str(rank)}))
+                stack.callback(process.kill)
+                processes.append(process)
+            self.output = "\n".join(process.communicate(timeout=300)[0] for process in processes)
         return all(process.returncode == 0 for process in processes)
 
     def _start(self, env: dict[str, str]) -> subprocess.Popen[str]:
