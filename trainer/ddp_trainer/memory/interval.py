@@ -46,7 +46,7 @@ class Interval:
         allowed = _SHARE * self.steps * statistics.median(self._durations)
         return max(0.0, min(allowed, self._budget) - statistics.median(self._stalls or [0.0]))
 
-    def record_save(self, stalled: float, waited: float = 0.0) -> None:
+    def record_save(self, stalled: float, waited: float) -> None:
         """Record for how many seconds a save stopped the training, and occasionally choose another interval.
 
         ``stalled``: without ``waited``, the seconds for which it waited for the end of the copy.

@@ -21,7 +21,7 @@ def test_ranks_follow_the_slowest() -> None:
     interval = Interval(None, lambda own: max(own, 7))
     for _ in range(4):
         interval.record_step(1.0)
-        interval.record_save(0.001)
+        interval.record_save(0.001, 0.0)
     assert interval.steps == 7
     assert [step for step in range(1, 15) if interval.is_due(step)] == [7, 14]
 
@@ -30,7 +30,7 @@ def test_fixed_interval_is_kept() -> None:
     interval = Interval(3, lambda own: 99)
     for _ in range(70):
         interval.record_step(1.0)
-        interval.record_save(10.0)
+        interval.record_save(10.0, 0.0)
     assert interval.steps == 3
 
 
@@ -45,14 +45,14 @@ def test_chosen_interval_waits_for_what_a_stall_leaves_of_one_percent() -> None:
         interval.record_step(2.0)
     assert interval.compute_wait() == pytest.approx(0.02)
     for _ in range(2):
-        interval.record_save(0.005)
+        interval.record_save(0.005, 0.0)
     assert interval.compute_wait() == pytest.approx(0.015)
     for _ in range(2):
-        interval.record_save(0.05)
+        interval.record_save(0.05, 0.0)
     assert interval.steps == 3
     assert interval.compute_wait() == pytest.approx(0.01)
     for _ in range(8):
-        interval.record_save(1.0)
+        interval.record_save(1.0, 0.0)
     assert interval.compute_wait() == 0
 
 
@@ -72,5 +72,5 @@ def test_first_save_does_not_count() -> None:
     interval = Interval(None, lambda own: own)
     interval.record_step(1.0)
     for stall in (5.0, 0.001, 0.001, 0.001):
-        interval.record_save(stall)
+        interval.record_save(stall, 0.0)
     assert interval.steps == 1
