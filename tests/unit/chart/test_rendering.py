@@ -278,3 +278,16 @@ def submitted(objects: list[dict[str, Any]]) -> str:
     """Return the job that `helm test` submits."""
     (scripts,) = (result for result in of_kind(objects, "ConfigMap") if is_test(result))
     return str(scripts["data"]["job.json"])
+
+
+@pytest.mark.parametrize("own", [[], [{"key": "dedicated", "operator": "Exists"}]], ids=["default", "own"])
+def test_operator_leaves_lost_node_after_30_seconds(own: list[dict[str, str]]) -> None:
+    pod = the(render({"tolerations": own}), "Deployment")["spec"]["template"]["spec"]
+    kept = [toleration for toleration in pod["tolerations"] if "tolerationSeconds" not in toleration]
+    lost = {
+        toleration["key"]: toleration["tolerationSeconds"]
+        for toleration in pod["tolerations"]
+        if toleration not in kept
+    }
+    assert lost == {"node.kubernetes.io/not-ready": 30, "node.kubernetes.io/unreachable": 30}
+    assert kept == own
