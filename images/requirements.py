@@ -1,7 +1,8 @@
 """Print the dependencies of the distribution with some extras, from pyproject.toml: ``requirements.py operator``.
 
 .ci/lock-images resolves them into the lock files of the images. PyTorch is left out: a step of its own installs it,
-because its files come from another index and have no hash.
+because its files come from another index and have no hash. So are packages that only commands import: cel-expr-python
+has 50 MiB.
 """
 
 import sys
@@ -15,4 +16,5 @@ wanted = [
     *project["dependencies"],
     *(name for extra in sys.argv[1:] for name in project["optional-dependencies"][extra]),
 ]
-print("\n".join(requirement for requirement in wanted if not requirement.startswith("torch")))
+LEFT_OUT = ("torch", "cel-expr-python", "rich")
+print("\n".join(requirement for requirement in wanted if not requirement.startswith(LEFT_OUT)))

@@ -161,7 +161,8 @@ def test_operator_command_equals_chart() -> None:
 def test_operator_requires_no_torch() -> None:
     printed = requirements("operator")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert printed == [*project["dependencies"], *project["optional-dependencies"]["operator"]]
+    required = [*project["dependencies"], *project["optional-dependencies"]["operator"]]
+    assert [line for line in required if line not in printed] == ["cel-expr-python>=0.1.3,<1", "rich>=13.7"]  # commands
     assert not [line for line in printed if re.match(r"torch|numpy|kubernetes|matplotlib", line)]
 
 

@@ -270,3 +270,12 @@ def test_size_of_launcher_matches_page_on_scaling() -> None:
     (config_map,) = [child for child in build_children(job(), attempt=1, nodes=1) if "binaryData" in child]
     contents = [*config_map["data"].values(), *config_map["binaryData"].values()]
     assert sum(map(len, contents)) / 1000 == pytest.approx(int(kilobytes), rel=0.15)
+
+
+def test_no_text_installs_the_unpublished_name() -> None:
+    """A name that nobody owns in an index could be taken by anybody."""
+    files = [*PAGES, *(ROOT / "deploy").rglob("*"), *(ROOT / "images").rglob("*"), *(ROOT / "operator").rglob("*.py")]
+    files += (ROOT / "trainer").rglob("*.py")
+    texts = {path: path.read_text(encoding="utf-8", errors="replace") for path in files if path.is_file()}
+    pattern = re.compile(r"(pip|pipx|uv)\s+(install|add)[^\n]*\s['\"]?ddp[-_]operator\b(?!\s+charts)")
+    assert not [path for path, text in texts.items() if path.name != "CHANGELOG.md" and pattern.search(text)]

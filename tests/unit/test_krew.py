@@ -85,4 +85,4 @@ def test_wrapper_without_the_command_states_how_to_install_it(tmp_path: Path) ->
     ran = run_wrapper(str(tmp_path), "list")
     assert ran.returncode == 127
     assert ran.stdout == ""
-    assert re.search(r"ddp is not installed.*pipx install 'ddp-operator\[cli\]'", ran.stderr, re.DOTALL)
+    assert re.search(r"ddp is not installed.*pipx install '/path/to/clone\[cli\]'", ran.stderr, re.DOTALL)

@@ -65,7 +65,7 @@ def import_torchvision() -> None:
     global _library
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None:
-        raise UserError("torchvision", "is not installed", "pip install 'ddp-operator[trainer]'")
+        raise UserError("torchvision", "is not installed", "pip install torchvision")
     if _library is not None or _operators_load(Path(spec.origin).parent):
         return
     import torch

@@ -6,6 +6,7 @@ fast.
 
 import argparse
 import importlib
+import importlib.metadata
 import os
 import shlex
 import sys
@@ -142,9 +143,28 @@ def _report(command: str, message: str, code: int) -> int:
 
 
 def _explain_missing(error: ModuleNotFoundError) -> str:
-    """Return which extra to install. Raises: the error itself, if the missing module belongs to ddp_operator."""
+    """Return what to install. Raises: the error itself, if the missing module belongs to ddp_operator.
+
+    The project itself is in no package index, so the message names the missing packages.
+    """
     if error.name is None or error.name.partition(".")[0] == "ddp_operator":
         raise error
     package = error.name.partition(".")[0]
-    extra = "mcp" if package == "mcp" else "cli"
-    return f"the Python package {package} is not installed; pip install 'ddp-operator[{extra}]'"
+    extras = ("mcp", "cli") if package == "mcp" else ("cli",)
+    packages = shlex.join(list_requirements(*extras) or [package.replace("_", "-")])
+    return f"the Python package {package} is not installed; {shlex.quote(sys.executable)} -m pip install {packages}"
+
+
+def list_requirements(*extras: str) -> list[str]:
+    """Return the requirements of this distribution's extras; none if it is used without an installation."""
+    try:
+        requirements = importlib.metadata.requires("ddp-operator") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    listed = [requirement.partition(";") for requirement in requirements]
+    own = [
+        name.strip()
+        for name, _, marker in listed
+        if any(f"extra == '{extra}'" in marker.replace('"', "'") for extra in extras)
+    ]
+    return [name for name in own if not name.startswith("ddp-operator")]

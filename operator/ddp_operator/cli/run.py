@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--procs", type=integer(1), metavar="N", help="worker processes per pod; default: spec.procPerNode"
     )
     parser.add_argument("--cpu", action="store_true", help="use no GPUs; one worker per pod unless --procs is set")
+    parser.add_argument(
+        "--python",
+        metavar="FILE",
+        help="the Python that runs the pods; default: that of the active environment (VIRTUAL_ENV, CONDA_PREFIX), else "
+        "that of ddp",
+    )
     add_profiles_argument(parser)
     parser.add_argument(
         "--max-restarts",
@@ -62,6 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Check the file, run it, and return 0 only if the job succeeded. Raises: CommandError and InvalidManifest."""
     from ddp_operator.local.adapt import Unsuitable
 
+    if arguments.python is not None:
+        _select_python(arguments.python)
     try:
         plan = _prepare(_read_manifest(arguments), arguments)
     except Unsuitable as error:
@@ -77,6 +86,16 @@ def run(arguments: argparse.Namespace) -> int:
     if outcome.signal is not None:
         return 128 + outcome.signal
     return {"Succeeded": ExitCode.OK, "Rejected": ExitCode.BAD_INPUT}.get(outcome.phase, ExitCode.FAILED)
+
+
+def _select_python(path: str) -> None:
+    """Have this process, and those that it starts, run the pods with a Python. Raises: CommandError."""
+    from ddp_operator.local.machine import ENV_PYTHON
+
+    program = shutil.which(path)
+    if program is None:
+        raise CommandError(f"--python: {path} is not an executable program; name a Python, such as /venv/bin/python")
+    os.environ[ENV_PYTHON] = os.path.abspath(program)
 
 
 def _read_manifest(arguments: argparse.Namespace) -> str:
@@ -111,11 +130,11 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
 
     profiles = read_profiles(arguments.profiles)
     manifest, code = check_job(text, read_workdir(arguments), in_cluster=False, note=print_note, profiles=profiles)
-    interpreter = find_interpreter(resolve_template(manifest.job).command.interpreter)
+    interpreter = find_interpreter(resolve_template(manifest.job).command.interpreter, os.environ)
     if not has_torch(interpreter):
         raise CommandError(
             f"PyTorch is not installed for {interpreter}, which would run the pods; run `pip install torch` there, "
-            "use ddp from an environment with PyTorch, or write the path of a Python with PyTorch in command"
+            "activate an environment with PyTorch, or name its Python with --python"
         )
     if manifest.job.spec.network and manifest.job.spec.network.require:
         print_note("spec.network.require: ignored on this machine, where pods communicate over the loopback interface")
@@ -147,6 +166,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
         others=others,
         children=build_children(job, attempt=1, nodes=job.spec.nodes),
         nproc=nproc,
+        interpreter=interpreter,
         # `ddp run` wrote the YAML of a script itself, so its ignored fields are no news.
         findings=findings if arguments.file and not arguments.file.endswith(".py") else (),
         gpu_ids=gpu_ids,

@@ -24,7 +24,7 @@ from ddp_operator.client.workdir import Workdir
 from ddp_operator.kubeobjects import count_pod_gpus, utc_now
 from ddp_operator.local.adapt import Unsuitable, check_suitable
 from ddp_operator.local.folder import DELETED, ENV_RUN_FOLDER, RunFolder, read_rows, replace_file
-from ddp_operator.local.machine import find_gpus
+from ddp_operator.local.machine import ENV_PYTHON, find_gpus
 from ddp_operator.view.why import Why, explain_why
 
 _POLL_SECONDS: Final = 0.2
@@ -179,7 +179,7 @@ def _start(arguments: Sequence[str], text: str) -> str:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=errors,
-            env={**os.environ, ENV_RUN_FOLDER: str(sink)},
+            env={ENV_PYTHON: sys.executable, **os.environ, ENV_RUN_FOLDER: str(sink)},
             pass_fds=(sink,),
             start_new_session=True,
         )

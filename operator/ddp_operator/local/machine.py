@@ -20,19 +20,52 @@ from ddp_operator.local.git import ask_git
 from ddp_operator.manifests.template import resolve_template
 
 _GIT_SECONDS: Final = 2.0
+_PYTHON_SECONDS: Final = 30.0
 _RELEVANT: Final = re.compile(r"(CUDA|GLOO|KMP|MKL|NCCL|OMP|PYTORCH|TORCH|TORCHINDUCTOR|TRITON)_")
 _SECRET: Final = re.compile(r"KEY|PASS|SECRET|TOKEN")
 
 
-def find_interpreter(word: str) -> str:
+ENV_PYTHON: Final = "DDP_PYTHON"
+"""The Python of the pods, as set by `ddp run --python`."""
+
+
+def find_interpreter(word: str, environ: Mapping[str, str]) -> str:
     """Return the interpreter on this machine for the Python in a command.
 
-    The path of a program on this machine is kept. Any other, such as ``python`` or a path in the image, is the
-    interpreter of `ddp run`.
+    The path of a program on this machine is kept. Any other, such as ``python`` or a path in the image, is the one that
+    ``choose_python`` returns.
     """
     path = os.path.abspath(word)
     is_path = os.path.basename(word) != word
-    return path if is_path and os.path.isfile(path) and os.access(path, os.X_OK) else sys.executable
+    return path if is_path and _is_program(path) else choose_python(environ)
+
+
+def choose_python(environ: Mapping[str, str]) -> str:
+    """Return the Python that the environment names, else that of the active environment, else that of `ddp` itself.
+
+    An active environment without PyTorch is not used if `ddp` has it.
+    """
+    named = environ.get(ENV_PYTHON)
+    if named:
+        return os.path.abspath(named)
+    return _choose_active(environ.get("VIRTUAL_ENV"), environ.get("CONDA_PREFIX"))
+
+
+@functools.cache
+def _choose_active(*environments: str | None) -> str:
+    own = os.path.realpath(sys.prefix)
+    candidates = []
+    for folder in filter(None, environments):
+        is_own = os.path.realpath(folder) == own
+        program = sys.executable if is_own else os.path.join(folder, "bin", "python")
+        if _is_program(program):
+            candidates.append(program)
+    candidates.append(sys.executable)
+    return next(filter(has_torch, candidates), candidates[0])
+
+
+def _is_program(path: str) -> bool:
+    return os.path.isfile(path) and os.access(path, os.X_OK)
 
 
 def has_torch(interpreter: str) -> bool:
@@ -41,9 +74,16 @@ def has_torch(interpreter: str) -> bool:
         return importlib.util.find_spec("torch") is not None
     probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
     try:
-        return subprocess.run([interpreter, "-c", probe], capture_output=True, check=False).returncode == 0
-    except OSError:
+        done = subprocess.run(
+            [interpreter, "-c", probe],
+            cwd="/",  # no module of the current folder hides the library's
+            capture_output=True,
+            check=False,
+            timeout=_PYTHON_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
         return False
+    return done.returncode == 0
 
 
 def describe_environment(resource: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
@@ -52,7 +92,7 @@ def describe_environment(resource: Mapping[str, Any], folder: Path, environ: Map
         "host": f"{platform.node()}, {os.cpu_count()} CPUs, {platform.system()} {platform.release()}",
         "directory": str(folder),
         "commit": describe_commit(folder),
-        "versions": _describe_versions(resource),
+        "versions": _describe_versions(resource, environ),
     }
     code = resource["spec"].get("code")
     if code:
@@ -69,9 +109,9 @@ def describe_environment(resource: Mapping[str, Any], folder: Path, environ: Map
     return {name: value for name, value in facts.items() if value}
 
 
-def _describe_versions(resource: Mapping[str, Any]) -> str:
+def _describe_versions(resource: Mapping[str, Any], environ: Mapping[str, str]) -> str:
     """Return the versions of Python and PyTorch, or the path of the interpreter if it is not that of `ddp run`."""
-    interpreter = find_interpreter(resolve_template(parse_resource(resource)).command.interpreter)
+    interpreter = find_interpreter(resolve_template(parse_resource(resource)).command.interpreter, environ)
     if interpreter != sys.executable:
         return f"ddp {__version__}, {interpreter}"
     return ", ".join((f"ddp {__version__}", f"Python {platform.python_version()}", *_read_versions("torch", "numpy")))

@@ -67,7 +67,7 @@ def plan_pod(pod: Object, place: PodPlace, lookup: Lookup, base: Mapping[str, st
     words = [expand(word, variables) for word in (*(container.get("command") or ()), *(container.get("args") or ()))]
     line = [localize(word) for word in words]
     if line and is_interpreter(line[0]):
-        line[0] = find_interpreter(line[0])
+        line[0] = find_interpreter(line[0], base)
         base = prepend_path(os.path.dirname(line[0]), base)
     # Pods communicate over the loopback interface; gloo would use the address of the host name.
     loopback = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo" if sys.platform == "linux" else "lo0")

@@ -65,6 +65,8 @@ class RunPlan:
     others: Sequence[Object]
     children: Sequence[Object]
     nproc: int
+    interpreter: str
+    """The Python of the pods."""
     findings: Sequence[Finding]
     gpu_ids: Sequence[str] | None
     cpus: int
@@ -413,6 +415,7 @@ class Run:
         self._display.line(f"{self._key.name}: {pods} with {workers} each on this machine ({device})")
         shown = {"all": "all ranks", "none": "no rank"}.get(plan.logs, f"rank {plan.logs}")
         self._display.line(f"run folder  {self._folder.path} (logs of all ranks: logs/; shown here: {shown})")
+        self._display.line(f"python      {plan.interpreter}")
         if plan.findings:
             fields = dict.fromkeys(finding.path.rpartition(".")[2] for finding in plan.findings)
             self._display.line(f"ignored     {', '.join(fields)} (see docs/local.md)")

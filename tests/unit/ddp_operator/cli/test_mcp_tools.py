@@ -229,4 +229,6 @@ def test_command_without_its_package_names_the_extra(
     for module in ("mcp", "mcp.server", "mcp.server.mcpserver"):
         monkeypatch.setitem(sys.modules, module, None)
     assert main(["mcp", "--local", "--runs-dir", str(tmp_path)]) == ExitCode.BAD_INPUT
-    assert "pip install 'ddp-operator[mcp]'" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "'mcp" in message
+    assert "'kubernetes>=31'" in message

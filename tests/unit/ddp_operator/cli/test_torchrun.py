@@ -3,6 +3,7 @@
 import pytest
 
 from ddp_operator.cli import main
+from ddp_operator.cli.torchrun import explain_torchrun
 
 TORCHRUN = "ddp starts the script with torchrun itself; name only the script"
 
@@ -59,3 +60,7 @@ def test_torchrun_command_line_prints_ddp_command_line(
 ) -> None:
     assert main(typed.split()) == 2
     assert capsys.readouterr().err.strip() == message
+
+
+def test_python_of_the_pods_is_no_launcher() -> None:
+    assert explain_torchrun("run", ["--python", "/opt/python3.12", "train.py"], [], []) == ""

@@ -12,7 +12,7 @@ import pytest
 
 from ddp_operator import __version__
 from ddp_operator.local.folder import RunFolder
-from ddp_operator.local.machine import describe_commit, describe_environment, find_interpreter, has_torch
+from ddp_operator.local.machine import ENV_PYTHON, describe_commit, describe_environment, find_interpreter, has_torch
 from tests.support.builders import NOW, resource
 
 
@@ -38,10 +38,10 @@ def test_library_variables_are_reported_without_secrets(tmp_path: Path) -> None:
     assert "s3cret" not in str(facts)
 
 
-def write_interpreter(path: Path) -> Path:
-    """Write a program that finds no module, whatever it is asked."""
+def write_interpreter(path: Path, exit_code: int = 1) -> Path:
+    """Write a program that finds no module, whatever it is asked; with the exit code 0 it finds all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("#!/bin/sh\nexit 1\n")
+    path.write_text(f"#!/bin/sh\nexit {exit_code}\n")
     path.chmod(0o755)
     return path
 
@@ -49,8 +49,8 @@ def write_interpreter(path: Path) -> Path:
 def test_interpreter_of_another_environment_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = write_interpreter(tmp_path / "bin" / "python3.12")
     monkeypatch.chdir(tmp_path)
-    assert find_interpreter(str(own)) == str(own)
-    assert find_interpreter("bin/python3.12") == str(own)
+    assert find_interpreter(str(own), {}) == str(own)
+    assert find_interpreter("bin/python3.12", {}) == str(own)
     assert not has_torch(str(own))
 
     item: dict[str, Any] = resource()
@@ -60,7 +60,21 @@ def test_interpreter_of_another_environment_is_kept(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("word", ["python", "python3.12", "/opt/of-the-image/bin/python", "."])
 def test_interpreter_of_image_is_that_of_this_process(word: str) -> None:
-    assert find_interpreter(word) == sys.executable
+    assert find_interpreter(word, {}) == sys.executable
+
+
+def test_interpreter_of_active_environment_with_torch_is_chosen(tmp_path: Path) -> None:
+    with_torch = write_interpreter(tmp_path / "conda" / "bin" / "python", exit_code=0)
+    write_interpreter(tmp_path / "empty" / "bin" / "python")
+    conda = str(tmp_path / "conda")
+    assert find_interpreter("python", {"CONDA_PREFIX": conda}) == str(with_torch)
+    assert find_interpreter("python", {"VIRTUAL_ENV": conda}) == str(with_torch)
+    assert find_interpreter("python", {"VIRTUAL_ENV": sys.prefix, "CONDA_PREFIX": conda}) == sys.executable
+    assert find_interpreter("python", {"VIRTUAL_ENV": str(tmp_path / "empty"), "CONDA_PREFIX": conda}) == str(
+        with_torch
+    )
+    assert find_interpreter("python", {"VIRTUAL_ENV": str(tmp_path / "missing")}) == sys.executable
+    assert find_interpreter("python", {"VIRTUAL_ENV": conda, ENV_PYTHON: "/usr/bin/python3"}) == "/usr/bin/python3"
 
 
 def test_missing_program_has_no_torch(tmp_path: Path) -> None:

@@ -36,28 +36,19 @@ def test_same_files_give_same_archive(tmp_path: Path) -> None:
     assert pack(tmp_path / "two").digest != archives[0].digest
 
 
-def test_archive_equals_tarfile_output(tmp_path: Path) -> None:
+def test_archive_has_contents_modes_and_links_without_owner_and_time(tmp_path: Path) -> None:
     long = "/".join(["a_long_name_of_a_folder"] * 6) + "/file.py"
     write(tmp_path, {"train.py": "x" * 1000, "empty": "", "größe.txt": "ü", long: "y", "run.sh": "#!/bin/sh"})
     (tmp_path / "run.sh").chmod(0o755)
     (tmp_path / "link").symlink_to("train.py")
     (tmp_path / "absolute").symlink_to(tmp_path / "a_long_name_of_a_folder")
     content = gzip.decompress(pack(tmp_path).data)
-    expected = io.BytesIO()
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         members = archive.getmembers()
         for member in members:
-            clean = tarfile.TarInfo(member.name)
-            clean.size = member.size
-            clean.mode = member.mode
-            clean.type = member.type
-            clean.linkname = member.linkname
-            expected.write(clean.tobuf(tarfile.PAX_FORMAT))
             source = archive.extractfile(member) if member.isfile() else None
-            data = source.read() if source else b""
-            assert data == ((tmp_path / member.name).read_bytes() if source else b"")
-            expected.write(data + bytes(-len(data) % 512))
-    assert content == expected.getvalue() + bytes(1024)
+            assert (source.read() if source else b"") == ((tmp_path / member.name).read_bytes() if source else b"")
+            assert (member.mtime, member.uid, member.gid, member.uname, member.gname) == (0, 0, 0, "", "")
     results = {member.name: (oct(member.mode), member.linkname) for member in members}
     assert results["run.sh"] == ("0o755", "")
     assert results["train.py"] == ("0o644", "")
@@ -76,8 +67,8 @@ def test_link_out_of_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_slightly_oversized_archive_is_compressed_harder(tmp_path: Path) -> None:
-    words = [f"word{number}" for number in range(3000)]
-    write(tmp_path, {"train.py": " ".join(random.Random(1).choices(words, k=300_000))})
+    far_repetition = random.Random(1).randbytes(100_000).hex()  # beyond the window of gzip
+    write(tmp_path, {"train.py": 8 * far_repetition})
     easy = pack(tmp_path, limit=1 << 30)
     hard = pack(tmp_path, limit=len(easy.data) - 1)
     assert lzma.decompress(hard.data) == gzip.decompress(easy.data)
