@@ -20,6 +20,7 @@ from ddp_operator.contract.failure_table import (
     IMAGE_PULL,
     NODE_LOST,
     OOM,
+    POD_DELETED,
     PREEMPTED,
     SIGNIFICANT_SECONDS,
 )
@@ -116,16 +117,18 @@ def _list_retries() -> Iterator[tuple[str, str, str, str]]:
     codes = ", ".join(map(str, (EXIT_USER_ERROR, *recovery.non_retryable_exit_codes)))
     yield f"a script that cannot start: {', '.join(AT_START)}; exit codes {codes}", "no", "no", "at once"
 
-    not_counted = (PREEMPTED, NODE_LOST)
+    not_counted = (PREEMPTED, POD_DELETED, NODE_LOST)
     counted = [category for category in CATEGORIES.values() if category not in (*not_counted, IMAGE_PULL, CUDA)]
     limits = f"{CRASH_LOOP_FAILURES} in a row without progress, or more than `maxRestarts` since a checkpoint advanced"
+    repeated = f"the same failure twice without progress; {limits}"
     second = "if no step was made since the last restart"
     script = ", ".join(f"`{category.name}`" for category in counted if category.own)
-    yield script, "first", second, f"the same failure twice without progress; {limits}"
+    yield script, "first", second, repeated
     outside = ", ".join(f"`{category.name}`" for category in counted if not category.own)
     yield outside, "first", second, limits
 
     yield f"`{CUDA.name}`, `{OOM.name}` if the kernel killed the rank", "no", "first", limits
+    yield "a probe or hook for which the kubelet killed the training container", "no", "first", repeated
     yield "a killed pod or launcher", "no", "first", limits
     yield ", ".join(f"`{category.name}`" for category in not_counted), "no", "always, not counted", "never"
     yield f"`{IMAGE_PULL.name}`", "no", "the kubelet retries", "after `pendingDeadlineSeconds`"

@@ -16,6 +16,8 @@ from ddp_operator.launcher.failures.text import (
     EMPTY_DIR_REMEDY,
     FABRIC_REMEDY,
     PORT_REMEDY,
+    PROBE_REMEDY,
+    SENDER_REMEDY,
     SILENT_REMEDY,
     STORE_REMEDY,
 )
@@ -32,6 +34,11 @@ _SITUATIONS: Final = (
     ("Checkpoints cannot be read from or written to checkpoint.url", STORE_REMEDY),
     ("The rendezvous port is in use", PORT_REMEDY),
     ("The kubelet evicts the pod for its own use of the disk", DISK_REMEDY),
+    (
+        "The kubelet kills the training container for a probe or a hook",
+        PROBE_REMEDY.format(field="NAME", container="NAME"),
+    ),
+    ("A process gets SIGTERM, SIGINT or SIGHUP from an unknown sender", SENDER_REMEDY),
     ("An emptyDir exceeds its limit", EMPTY_DIR_REMEDY.format(volume="NAME", limit="LIMIT")),
 )
 

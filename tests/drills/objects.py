@@ -57,7 +57,7 @@ def _check_replaced(scene: Scene, run: Running, pod: int, struck: float) -> Dril
     restarts = status["restarts"]
     if restarts["replaced"] != 1 or restarts["counted"] or status["lastRestart"]["level"] != "ReplacedPod":
         raise Perished(f"pod {pod} was not replaced in its Job, or it costs something: {status}\n{run.output}")
-    if failure["category"] != "Preempted" or failure["node"] != pod:
+    if failure["category"] != "PodDeleted" or failure["node"] != pod:
         raise Perished(f"not told as a disruption of pod {pod}: {failure}")
     _expect_no_step_twice(scene, run)
     scene.check_state()

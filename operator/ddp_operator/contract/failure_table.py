@@ -52,12 +52,18 @@ HANG: Final = Category(
 )
 KILLED: Final = Category(
     "Killed",
-    "a process was killed by a signal from outside the pod, of unknown origin",
+    "a process was killed by a signal that it did not raise itself; the message names the sender if it is known",
     "find the sender of the signal: the kernel of a node that is short of memory (dmesg, kubectl describe node), or "
     "a person; there is no sign that the container reached its own memory limit",
     vague=True,
 )
-PREEMPTED: Final = Category("Preempted", "the pod was deleted, evicted or preempted", "", vague=True)
+PREEMPTED: Final = Category("Preempted", "the pod was evicted or preempted", "", vague=True)
+POD_DELETED: Final = Category(
+    "PodDeleted",
+    "a client deleted the pod, without an eviction",
+    "if it was not you, the API server's audit log names the client: a person or a controller",
+    vague=True,
+)
 NODE_LOST: Final = Category(
     "NodeLost",
     "the pod's node was deleted or is not ready",
@@ -69,8 +75,10 @@ IMAGE_PULL: Final = Category(
 UNKNOWN: Final = Category("Unknown", "an exit without a known reason", "", own=True, vague=True)
 CATEGORIES: Final = {
     category.name: category
-    for category in (USER_ERROR, OOM, CUDA, NCCL, NETWORK, HANG, KILLED, PREEMPTED, NODE_LOST, IMAGE_PULL, UNKNOWN)
-}
+    for category in (
+        USER_ERROR, OOM, CUDA, NCCL, NETWORK, HANG, KILLED, PREEMPTED, POD_DELETED, NODE_LOST, IMAGE_PULL, UNKNOWN,
+    )
+}  # fmt: skip
 
 
 class Outcome(NamedTuple):

@@ -19,7 +19,7 @@ from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.profile import complete_spec
 from ddp_operator.api.status import Profile, Straggler
 from ddp_operator.cluster import Cluster, ClusterError, Key, Object, Refused, Snapshot, owner_uids
-from ddp_operator.kubeobjects import scheduling_gates
+from ddp_operator.kubeobjects import find_trainer, scheduling_gates
 from ddp_operator.manifests.children import load_launcher
 from ddp_operator.reconcile.page_budget import (
     MAX_SECONDS_AT_ONCE,
@@ -33,7 +33,8 @@ from ddp_operator.status import kueue, lost_nodes, scheduling, stragglers, unrea
 from ddp_operator.status.converge import compute_scrape_interval
 from ddp_operator.status.decide import is_finished
 from ddp_operator.status.diagnosis import MOST_FAILURES, parse_restart_failures
-from ddp_operator.status.failures import Termination
+from ddp_operator.status.failures import ContainerKill, Termination
+from ddp_operator.status.kills import find_kill, list_killed_pods
 from ddp_operator.status.metrics_page import Page, PageParser, RateMeter
 from ddp_operator.status.node_health import LOOK_SECONDS, MOST_NODES, find_trouble, list_nodes_in_use
 from ddp_operator.status.observation import Children, Observation, Problem, Stall, UnreachableReport, view_children
@@ -71,6 +72,8 @@ class Memory:
     """Time of the last read of the peers' pages for what they cannot reach."""
     pull_errors: Mapping[str, str] = field(default_factory=dict)
     events_read: tuple[datetime, Mapping[str, Problem]] | None = None
+    kills: dict[str, ContainerKill | None] = field(default_factory=dict)
+    """Why the kubelet killed training containers, by the pod's UID; None: no Event reports it."""
     checked: tuple[str, int] | None = None
     """UID and generation of the last spec from which children could be built."""
     built: list[dict[str, Any]] | None = None
@@ -142,11 +145,12 @@ class Observer:
 
     async def observe(self, key: Key, job: DDPTrainingJob, snapshot: Snapshot, memory: Memory) -> Observation:
         """Return the input of ``decide``, except the resource. Raises: ClusterError."""
-        children = view_children(job, snapshot)
+        children = view_children(job, snapshot, memory.kills)
         unseen = not is_finished(job.status) and may_have_lost_labels(job, children)
         if await self._restore_labels(job, memory, unseen=unseen):
             snapshot = await self._cluster.observe(key) or snapshot
-            children = view_children(job, snapshot)
+            children = view_children(job, snapshot, memory.kills)
+        children = await self._explain_kills(job, snapshot, children, memory)
         requested, page = await self._read_page(job, children, memory)
         problems = await self._read_events(key, job, snapshot, children, memory)
         shared = _find_shared(job, snapshot, children, problems)
@@ -308,6 +312,19 @@ class Observer:
                     problems[uid] = problem
         memory.events_read = (now, problems)
         return problems
+
+    async def _explain_kills(
+        self, job: DDPTrainingJob, snapshot: Snapshot, children: Children, memory: Memory
+    ) -> Children:
+        """Return the children with the reasons for which the kubelet killed training containers."""
+        killed = [] if is_finished(job.status) else list_killed_pods(children.pods_of(job.status.attempt))
+        memory.kills = {pod.uid: memory.kills[pod.uid] for pod in killed if pod.uid in memory.kills}
+        unread = [pod for pod in killed if pod.uid not in memory.kills]
+        for pod in unread:
+            with suppress(Refused, ClusterError):
+                events = await self._cluster.events_of(pod.raw)
+                memory.kills[pod.uid] = find_kill(events, find_trainer(pod.raw).get("name"))
+        return view_children(job, snapshot, memory.kills) if unread else children
 
     async def _read_queue(self, raw: Object) -> Problem | None:
         """Return why a Job waits in Kueue. Raises: Refused if the operator may not read its Workloads."""

@@ -10,7 +10,16 @@ from ddp_operator import constants
 from ddp_operator.api.job import SILENT_POD_SECONDS, SILENT_START_SECONDS
 from ddp_operator.api.status import LastFailure
 from ddp_operator.contract.failure_record import order_causes
-from ddp_operator.contract.failure_table import CATEGORIES, IMAGE_PULL, NODE_LOST, OOM, PREEMPTED, UNKNOWN, Category
+from ddp_operator.contract.failure_table import (
+    CATEGORIES,
+    IMAGE_PULL,
+    NODE_LOST,
+    OOM,
+    POD_DELETED,
+    PREEMPTED,
+    UNKNOWN,
+    Category,
+)
 from ddp_operator.kubeobjects import EPOCH, format_time, truncate
 from ddp_operator.status import conditions as c
 from ddp_operator.status.failures import Termination, parse_termination
@@ -258,7 +267,9 @@ def find_disruption(attempt: int, pods: Iterable[PodView]) -> LastFailure | None
 
 
 def _build_loss(attempt: int, pod: PodView) -> LastFailure:
-    category = NODE_LOST if is_lost_with_node(pod) else PREEMPTED
+    category = PREEMPTED if pod.disrupted else POD_DELETED
+    if is_lost_with_node(pod):
+        category = NODE_LOST
     reason = f"{pod.disruption}: {pod.disruption_message}" if pod.disrupted else "it was deleted"
     end = pod.termination
     time = pod.deleted_at
@@ -309,8 +320,8 @@ def _loss_order(pod: PodView) -> tuple[bool, datetime, int, str]:
 
 
 def _ends_attempt(pod: PodView, end: Termination) -> bool:
-    if end.category == OOM.name:
-        # The kubelet reports SIGKILL for it, and a new pod would reach the same limit.
+    if end.category == OOM.name or end.ended_by_probe:
+        # The exit code is that of a lost pod, but a new pod would reach the same limit, or fail the same probe.
         return True
     return end.container_exit_code not in constants.REPLACED_EXIT_CODES and not pod.disrupted
 

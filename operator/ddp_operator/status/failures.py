@@ -9,19 +9,21 @@ import math
 import re
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
 from ddp_operator import constants
 from ddp_operator.api.status import CheckpointStatus, Condition, LastFailure
 from ddp_operator.contract.failure_record import EVIDENCE, EVIDENCE_ERROR, JSON_NAMES, TYPE_LIMIT, Failure
-from ddp_operator.contract.failure_table import CATEGORIES, OOM, UNKNOWN, USER_ERROR, judge_exit_code
+from ddp_operator.contract.failure_table import CATEGORIES, KILLED, OOM, PREEMPTED, UNKNOWN, USER_ERROR, judge_exit_code
 from ddp_operator.launcher.failures.text import (
     DISK_REMEDY,
     EMPTY_DIR_REMEDY,
     INIT_CONTAINER_REMEDY,
+    PROBE_REMEDY,
     PROGRAM_REMEDY,
+    SENDER_REMEDY,
     SHARED_MEMORY_REMEDY,
     format_failure,
     format_place,
@@ -175,12 +177,22 @@ class Termination(Failure):
     """The init container that failed; empty: the training container."""
     permanent: bool = False
     """Whether another attempt would fail as well."""
+    ended_by_probe: bool = False
+    """Whether the kubelet killed the training container for a probe or a hook."""
     world_size: int | None = None
     group_size: int | None = None
     inputs: tuple[InputReport, ...] = ()
     """Only of a pod that fetches inputs."""
     last_failure: str = ""
     """Only of a pod that succeeded: the failure before the last restart of its workers, as on its page."""
+
+
+class ContainerKill(NamedTuple):
+    """The kubelet killed a container. ``field``: the probe or hook that failed, as in the container's spec."""
+
+    container: str
+    field: str
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +206,9 @@ class KubeletEvidence:
     """The kubelet's message if it evicted the pod because of the pod's own use of resources."""
     has_container: bool = True
     """Whether the kubelet reports the end of any container."""
+    kill: ContainerKill | None = None
+    pod_remains: bool = False
+    """Whether nobody deleted, evicted or preempted the pod."""
 
 
 _NO_EVIDENCE: Final = KubeletEvidence()
@@ -227,6 +242,11 @@ def _add_kubelet_evidence(
     """Return an end with the kubelet's evidence, which overrides the launcher's; later rules override earlier ones."""
     if reason == _OOM_KILLED:
         end = _set_out_of_memory(end, has_message=has_message)
+    if evidence.kill is not None:
+        end = _set_killed_by_kubelet(end, evidence.kill)
+    elif evidence.pod_remains and end.category == PREEMPTED.name and end.rank is None:
+        message = "the training container got a signal to stop, although the pod was neither deleted nor evicted"
+        end = dataclasses.replace(end, category=KILLED.name, message=message, remedy=SENDER_REMEDY)
     program = _NO_PROGRAM.search(text) if reason in _START_ERRORS else None
     if program:
         remedy = sanitize_text(PROGRAM_REMEDY.format(program=program[1]), _MAX_TEXT)
@@ -242,6 +262,21 @@ def _add_kubelet_evidence(
     if not evidence.has_container:
         end = dataclasses.replace(end, category=UNKNOWN.name, remedy=_advise_on_eviction(text))
     return end
+
+
+def _set_killed_by_kubelet(end: Termination, kill: ContainerKill) -> Termination:
+    """Return the end of a container that the kubelet killed. The signature ends a job that the probe always fails."""
+    because = f": {kill.message}" if kill.message else ""
+    message = f"the kubelet killed container {kill.container}, because its {kill.field} failed{because}"
+    return dataclasses.replace(
+        end,
+        category=KILLED.name,
+        secondary=False,
+        ended_by_probe=True,
+        message=sanitize_text(message, _MAX_TEXT),
+        remedy=PROBE_REMEDY.format(field=kill.field, container=kill.container),
+        signature=f"{kill.field} of container {kill.container}",
+    )
 
 
 def _set_out_of_memory(end: Termination, *, has_message: bool) -> Termination:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ddp_operator.api import child_names
@@ -12,7 +13,7 @@ from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Nodes, Status, Straggler
 from ddp_operator.cluster import Snapshot, controller_of
 from ddp_operator.status.decision import Refusal
-from ddp_operator.status.failures import Termination
+from ddp_operator.status.failures import ContainerKill, Termination
 from ddp_operator.status.metrics_page import Page, RankSample, StalledRank
 from ddp_operator.status.views import JobView, NodeView, PodView, view_job, view_pod
 
@@ -144,8 +145,13 @@ class Observation(Children):
     """Seconds until missing child objects may appear without a watch event; None: none is missing."""
 
 
-def view_children(job: DDPTrainingJob, snapshot: Snapshot) -> Children:
-    """Return the Jobs and pods of this resource; those of a deleted resource of the same name are omitted."""
+def view_children(
+    job: DDPTrainingJob, snapshot: Snapshot, kills: Mapping[str, ContainerKill | None] = MappingProxyType({})
+) -> Children:
+    """Return the Jobs and pods of this resource; those of a deleted resource of the same name are omitted.
+
+    ``kills``: why the kubelet killed training containers, by the pod's UID.
+    """
     own_jobs = tuple(view_job(raw) for raw in snapshot.jobs if controller_of(raw).get("uid") == job.uid)
     uids = {view.uid for view in own_jobs}
     own_pods: list[PodView] = []
@@ -153,7 +159,7 @@ def view_children(job: DDPTrainingJob, snapshot: Snapshot) -> Children:
     for raw in snapshot.pods:
         owner = controller_of(raw)
         if owner.get("uid") in uids:
-            own_pods.append(view_pod(raw))
+            own_pods.append(view_pod(raw, kills.get(raw["metadata"]["uid"])))
         elif owner.get("kind") == "Job" and child_names.is_job_name(str(owner.get("name")), job.name):
             orphans.append(view_pod(raw))
     return Children(own_jobs, tuple(own_pods), tuple(orphans))

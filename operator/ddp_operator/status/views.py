@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ddp_operator import constants
 from ddp_operator.kubeobjects import EPOCH, find_trainer, parse_time, scheduling_gates
-from ddp_operator.status.failures import KubeletEvidence, Termination, parse_termination
+from ddp_operator.status.failures import ContainerKill, KubeletEvidence, Termination, parse_termination
 
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 # During back-off the kubelet adds this prefix to the error message.
@@ -234,8 +234,8 @@ def _find_launcher(template: Mapping[str, Any]) -> str:
     return ""
 
 
-def view_pod(raw: Mapping[str, Any]) -> PodView:
-    """Return a pod's view."""
+def view_pod(raw: Mapping[str, Any], kill: ContainerKill | None = None) -> PodView:
+    """Return a pod's view. ``kill``: why the kubelet killed its training container, from its Events."""
     metadata = raw.get("metadata") or {}
     status = raw.get("status") or {}
     conditions = {item.get("type"): item for item in status.get("conditions") or ()}
@@ -274,7 +274,7 @@ def view_pod(raw: Mapping[str, Any]) -> PodView:
         disrupted=disruption.get("status") == "True",
         waiting_reason=waiting_reason,
         waiting_message=waiting_message,
-        termination=_read_end(raw),
+        termination=_read_end(raw, kill),
         trained=bool(trainer.get("terminated")),
         raw=raw,
         disruption=str(disruption.get("reason") or ""),
@@ -323,11 +323,13 @@ def _trainer_state(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def _read_end(raw: Mapping[str, Any]) -> Termination | None:
+def _read_end(raw: Mapping[str, Any], kill: ContainerKill | None) -> Termination | None:
     """Return how a pod ended, by its training container, an init container, or the pod's status; None: it has not."""
     ended = _trainer_state(raw).get("terminated")
     if ended:
-        return _parse_end(ended, KubeletEvidence(eviction=_find_eviction(raw)))
+        eviction = _find_eviction(raw)
+        remains = not eviction and not is_taken_away(raw)
+        return _parse_end(ended, KubeletEvidence(eviction=eviction, kill=kill, pod_remains=remains))
 
     status = raw.get("status") or {}
     if status.get("phase") != "Failed":
@@ -353,11 +355,20 @@ def _find_eviction(raw: Mapping[str, Any]) -> str:
     DisruptionTarget instead.
     """
     status = raw.get("status") or {}
-    conditions = status.get("conditions") or []
-    is_disrupted = any(condition.get("type") == "DisruptionTarget" for condition in conditions)
-    if status.get("reason") != _EVICTED or is_disrupted:
+    if status.get("reason") != _EVICTED or _is_disrupted(raw):
         return ""
     return f"{_EVICTED}: {status.get('message') or 'by the kubelet'}"[:_MAX_MESSAGE]
+
+
+def is_taken_away(raw: Mapping[str, Any]) -> bool:
+    """Return whether a pod was deleted or evicted, or ended with its node."""
+    has_reason = bool((raw.get("status") or {}).get("reason"))
+    return has_reason or _is_disrupted(raw) or "deletionTimestamp" in (raw.get("metadata") or {})
+
+
+def _is_disrupted(raw: Mapping[str, Any]) -> bool:
+    conditions = (raw.get("status") or {}).get("conditions") or []
+    return any(condition.get("type") == "DisruptionTarget" for condition in conditions)
 
 
 def _sidecars(raw: Mapping[str, Any]) -> frozenset[str]:

@@ -15,7 +15,7 @@ from ddp_operator.api.child_names import POD_SUFFIX
 from ddp_operator.api.status import ENDED_PHASES, Condition, LastFailure, PreflightStatus, Progress, Status
 from ddp_operator.constants import MANAGED_BY
 from ddp_operator.kubeobjects import find_foreign_manager, parse_time
-from ddp_operator.launcher.failures.text import NON_FINITE_REMEDY
+from ddp_operator.launcher.failures.text import NON_FINITE_REMEDY, PROBE_REMEDY
 from ddp_operator.status.conditions import (
     BLOCKING,
     CHANGE_PENDING,
@@ -25,6 +25,7 @@ from ddp_operator.status.conditions import (
     find_obstacle,
 )
 from ddp_operator.status.failures import describe_end, describe_failure, sentence
+from ddp_operator.status.kills import find_kill
 from ddp_operator.status.scheduling import read_event_time
 from ddp_operator.texts import format_duration
 
@@ -595,13 +596,21 @@ def _describe_aside(status: Status) -> str:
 
 
 def _advise_on_sidecar(case: _Case) -> str:
-    """Return the command that prints why a sidecar ended; empty if none was restarted."""
+    """Return the probe for which the kubelet restarts a sidecar, or the command that prints why it ended.
+
+    Empty if none was restarted.
+    """
     scheduled = case.status.condition("Scheduled")
     if scheduled is None or scheduled.reason != SIDECAR_RESTARTED:
         return ""
     match = _SIDECAR.search(scheduled.message)
     if match is None:
         return ""
+    about_pod = [event for event in case.events if (event.get("involvedObject") or {}).get("name") == match["pod"]]
+    kill = find_kill(about_pod, match["container"])
+    if kill is not None:
+        remedy = PROBE_REMEDY.format(field=kill.field, container=kill.container)
+        return f"Its {kill.field} fails: {sentence(kill.message)} {_capitalize_sentence(remedy)}"
     command = f"kubectl logs {match['pod']} -c {match['container']} --previous{case.option}"
     return f"Why the sidecar ended: {command}."
 

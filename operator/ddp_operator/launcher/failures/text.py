@@ -10,7 +10,7 @@ import signal
 import sys
 from typing import Any, Final, Iterable, NamedTuple, Optional, Sequence
 
-from ...contract.failure_table import CATEGORIES, EXIT_CODES, HANG, UNKNOWN, Outcome
+from ...contract.failure_table import CATEGORIES, EXIT_CODES, HANG, KILLED, UNKNOWN, Outcome
 from ...contract.names import ENV_LOCAL_POD
 from ..pod import CodeConfig, Pod
 from ..rank.tracebacks import PLACE
@@ -183,6 +183,13 @@ EMPTY_DIR_REMEDY: Final = (
 SHARED_MEMORY_REMEDY: Final = (
     "raise spec.shm.sizeLimit (it is {limit}) and the memory limit, or use fewer DataLoader workers"
 )
+PROBE_REMEDY: Final = (
+    "correct or remove {field} of container {container} in spec.template: the kubelet kills the container when it fails"
+)
+SENDER_REMEDY: Final = (
+    "find the sender: a process of the pod (the script, a library, another container with shareProcessNamespace), or "
+    "a person (kubectl exec, the node's container runtime); the kernel short of memory sends SIGKILL only"
+)
 INIT_CONTAINER_REMEDY: Final = "see its log: kubectl logs {pod} -c {container}"
 _IGNORED_FILES: Final = (
     "if it is a file of the packed folder, .gitignore or .ddpignore may exclude it (--include PATH packs it)"
@@ -270,6 +277,8 @@ def advise(
         return ARGUMENTS_REMEDY
     if exception_type == HANG.name:
         return HANG_REMEDY
+    if outcome.category == KILLED.name and find_signal(exit_code) != signal.SIGKILL:
+        return SENDER_REMEDY
     if outcome.category == UNKNOWN.name:
         return CRASH_REMEDY if is_native_crash(exit_code) else SILENT_REMEDY
     return SILENT_REMEDY if only_exit_code else CATEGORIES[outcome.category].remedy

@@ -118,6 +118,11 @@ def test_an_exit_code_without_a_reason_has_its_advice(code: int, silent: bool, w
     assert words in advise(Outcome("Unknown", 82), code, "", "", only_exit_code=silent)
 
 
+@pytest.mark.parametrize(("code", "remedy"), [(-9, "dmesg"), (-15, "kubectl exec"), (130, "kubectl exec")])
+def test_signal_that_kernel_never_sends_is_not_blamed_on_memory(code: int, remedy: str) -> None:
+    assert remedy in advise(Outcome("Killed", 82), code, "", "", only_exit_code=False)
+
+
 @pytest.mark.parametrize(("silent", "words"), [(True, "its last lines in the log"), (False, CATEGORIES["OOM"].remedy)])
 def test_a_known_category_has_its_remedy_unless_the_script_said_nothing(silent: bool, words: str) -> None:
     assert words in advise(Outcome("OOM", 84), 1, "", "", only_exit_code=silent)

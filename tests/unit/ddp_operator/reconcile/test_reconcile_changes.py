@@ -236,7 +236,7 @@ class TestFailedPods:
         assert (restarts.counted, restarts.total, restarts.replaced) == (0, 0, 2)
         assert last is not None
         assert last.level == "ReplacedPod"
-        assert (harness.status.last_failure and harness.status.last_failure.category) == "Preempted"
+        assert (harness.status.last_failure and harness.status.last_failure.category) == "PodDeleted"
         assert harness.events.count("PodReplacement") == 2
 
     async def test_pod_killed_soon_after_start_is_left_to_backoff(self) -> None:

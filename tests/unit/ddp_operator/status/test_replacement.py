@@ -41,23 +41,23 @@ def created(decision: Decision) -> list[CreatePod]:
 
 
 @pytest.mark.parametrize(
-    "lost",
-    [LOST, child_pod(1, deleting=True, grace=30)],
+    ("lost", "category"),
+    [(LOST, "Preempted"), (child_pod(1, deleting=True, grace=30), "PodDeleted")],
     ids=["ended", "still saves"],
 )
-def test_disrupted_pod_is_reported_and_not_counted(lost: Any) -> None:
+def test_disrupted_pod_is_reported_and_not_counted(lost: Any, category: str) -> None:
     decision = run(child_pod(0), lost)
     assert (decision.status.attempt, decision.status.phase, created(decision)) == (1, "Restarting", [])
     assert decision.status.restarts == Restarts(replaced=1, all=1)
     failure = decision.status.last_failure
     last = decision.status.last_restart
     assert failure is not None
-    assert (failure.category, failure.pod) == ("Preempted", "train-1-1-abcde")
+    assert (failure.category, failure.pod) == (category, "train-1-1-abcde")
     assert last is not None
     assert last.level == "ReplacedPod"
     expected = next(condition.message for condition in decision.status.conditions if condition.type == c.RESTARTING)
     assert expected.startswith(
-        "lost pod replaced, not counted: Preempted (pod train-1-1-abcde, node node-a): the pod was"
+        f"lost pod replaced, not counted: {category} (pod train-1-1-abcde, node node-a): the pod was"
     )
 
 

@@ -444,6 +444,17 @@ def test_restarted_sidecar_of_training_job_names_command_for_its_log() -> None:
     assert explanation.todo == "Why the sidecar ended: kubectl logs x-1-1-abcde -c mesh --previous -n team."
 
 
+def test_sidecar_restarted_for_its_probe_names_probe() -> None:
+    message = "2/2 pods scheduled; sidecar mesh of pod x-1-1-abcde: 7 restarts (last reason: Error)"
+    pod = {"kind": "Pod", "name": "x-1-1-abcde", "fieldPath": "spec.initContainers{mesh}"}
+    events = (
+        event("Liveness probe failed: connection refused", reason="Unhealthy") | {"involvedObject": pod},
+        event("Container mesh failed liveness probe, will be restarted", "Normal", "Killing") | {"involvedObject": pod},
+    )
+    explanation = why(condition(c.SCHEDULED, "True", c.SIDECAR_RESTARTED, message), events=events, phase="Running")
+    assert "Its livenessProbe fails: connection refused. Correct or remove livenessProbe" in explanation.todo
+
+
 class TestAbsentOperator:
     TRAINING = (condition(c.PROGRESSING, "True", c.TRAINING),)
 

@@ -1,0 +1,57 @@
+"""Find why the kubelet killed a container: only its Events distinguish a failed probe from another signal. Pure."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from ddp_operator import constants
+from ddp_operator.contract.failure_table import OOM
+from ddp_operator.status.failures import ContainerKill
+from ddp_operator.status.observation import Pods
+from ddp_operator.status.scheduling import read_event_time
+from ddp_operator.status.views import PodView, is_taken_away
+
+_MAX_INSPECTED: Final = 3
+_CONTAINER: Final = re.compile(r"spec\.(?:initC|c)ontainers\{(.+)\}")
+_KILLED_FOR: Final = re.compile(r"failed (liveness|startup) probe")
+
+
+def list_killed_pods(pods: Pods) -> list[PodView]:
+    """Return the pods whose training container was ended by a signal, although nobody took the pod away.
+
+    They are the first that ended, and few: the root cause is among them.
+    """
+    killed = [pod for pod in pods if pod.trained and _has_got_signal(pod) and not is_taken_away(pod.raw)]
+    return sorted(killed, key=lambda pod: (pod.termination and pod.termination.time) or 0.0)[:_MAX_INSPECTED]
+
+
+def _has_got_signal(pod: PodView) -> bool:
+    end = pod.termination
+    return end is not None and end.container_exit_code in constants.REPLACED_EXIT_CODES and end.category != OOM.name
+
+
+def find_kill(events: Iterable[Mapping[str, Any]], container: str) -> ContainerKill | None:
+    """Return why the kubelet killed a container, by the Events about its pod; None: they do not report it."""
+    own = sorted((event for event in events if read_container(event) == container), key=read_event_time)
+    if any(event.get("reason") == "FailedPostStartHook" for event in own):
+        return ContainerKill(container, "lifecycle.postStart")
+    for event in reversed(own):
+        probe = _KILLED_FOR.search(str(event.get("message"))) if event.get("reason") == "Killing" else None
+        if probe is not None:
+            return ContainerKill(container, f"{probe[1]}Probe", _find_probe_error(own, probe[1]))
+    return None
+
+
+def read_container(event: Mapping[str, Any]) -> str:
+    """Return the container that an Event about a pod concerns; empty: it concerns the pod."""
+    match = _CONTAINER.fullmatch(str((event.get("involvedObject") or {}).get("fieldPath")))
+    return match[1] if match else ""
+
+
+def _find_probe_error(events: list[Mapping[str, Any]], probe: str) -> str:
+    prefix = f"{probe} probe failed: "
+    for event in reversed(events):
+        message = " ".join(str(event.get("message")).split())
+        if event.get("reason") == "Unhealthy" and message.lower().startswith(prefix):
+            return message[len(prefix) :]
+    return ""
