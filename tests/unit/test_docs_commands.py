@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,11 +161,20 @@ def check_docker(words: list[str]) -> None:
     assert flags <= {"-t", "-f", "--build-arg"}
 
 
+def check_pip(words: list[str]) -> None:
+    """Accept an installation of a clone with one of its extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    match = re.fullmatch(r"/path/to/clone\[(\w+)\]", words[1])
+    assert words[0] == "install"
+    assert match is not None
+    assert match[1] in project["optional-dependencies"]
+
+
 CHECKS: dict[str, Check] = {
     "ddp": check_ddp, "make": check_make, "kubectl": check_kubectl, "helm": check_helm, "torchrun": check_torchrun,
     "python": check_python, "python3": check_python, "docker": check_docker,
     "cosign": lambda words: words[0] == "verify", "gh": lambda words: words[:2] == ["attestation", "verify"],
-    "sha256sum": lambda words: words[0] == "--check",
+    "pip": check_pip, "sha256sum": lambda words: words[0] == "--check",
     ".venv/bin/pre-commit": lambda words: words == ["install"], "source": lambda words: words,
 }  # fmt: skip
 

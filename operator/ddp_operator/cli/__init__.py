@@ -12,6 +12,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Sequence
+from difflib import get_close_matches
 from types import ModuleType
 from typing import Final
 
@@ -64,6 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.OK
 
     command = next((word for word in command_line if not word.startswith("-")), "")
+    similar = get_close_matches(command, [name for name, _, _ in COMMANDS], 1)
+    if similar and similar != [command]:
+        return _report(command, f"no such command; did you mean `ddp {similar[0]}`?", ExitCode.BAD_INPUT)
     try:
         parser, modules = build_parser(command)
     except ModuleNotFoundError as error:
@@ -80,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if remedy:
             return _report(command, remedy, ExitCode.BAD_INPUT)
     if unknown:
-        hint = f"; put arguments of the script after --: -- {shlex.join(unknown)}" if command in _WITH_SCRIPT else ""
+        hint = _advise_on_unknown(command, unknown)
         parser.error(f"unrecognized arguments: {shlex.join(unknown)}{hint}")
     if arguments.command is None:
         parser.print_help()
@@ -106,6 +110,22 @@ def build_parser(*commands: str) -> tuple[argparse.ArgumentParser, dict[str, Mod
             modules[name] = importlib.import_module(module)
             modules[name].add_arguments(subparser)
     return parser, modules
+
+
+def _advise_on_unknown(command: str, unknown: Sequence[str]) -> str:
+    """Return the hint for unknown arguments: a similar option of the command, else where the script's belong."""
+    from ddp_operator.cli.completion import list_flags
+
+    name = unknown[0].partition("=")[0]
+    own = {flag.strip("-"): flag for flag in list_flags(command)}
+    similar = get_close_matches(name.strip("-"), own, 1, cutoff=0.75) if name.startswith("--") else []
+    if similar:
+        return f"; did you mean {own[similar[0]]}?"
+    if command not in _WITH_SCRIPT:
+        return ""
+    if not name.startswith("-"):
+        return f"; name only the script (ddp {command} {name}), and put its arguments after --"
+    return f"; put arguments of the script after --: -- {shlex.join(unknown)}"
 
 
 def _find_program_name() -> str:

@@ -85,7 +85,7 @@ def complete(words: Sequence[str]) -> list[str]:
     if not command:
         candidates = _list_commands()
     elif current.startswith("-"):
-        candidates = _list_flags(command)
+        candidates = list_flags(command)
     elif _takes_job(command):
         candidates = _list_jobs(before[before.index(command) + 1 :])
     else:
@@ -110,7 +110,8 @@ def _parse_command(command: str) -> argparse.ArgumentParser | None:
     return found
 
 
-def _list_flags(command: str) -> list[str]:
+def list_flags(command: str) -> list[str]:
+    """Return the long options of a command."""
     parser = _parse_command(command)
     if parser is None:
         return []

@@ -7,19 +7,22 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
+from typing import Any, Final
 
 from ddp_operator.api.defaults import MAX_RESTARTS
 from ddp_operator.cli.io import CommandError, ExitCode, integer, read_file
 from ddp_operator.client.program import IMAGE, job_name
 from ddp_operator.view.terminal import print_text
 
+_PYTHON: Final = "python3"
+_CPUS_PER_GPU: Final = 2  # so that the smallest GPU machines of the clouds have room
+_MEMORY_GIB_PER_GPU: Final = 8
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_script(parser, "the training script")
-    parser.add_argument("--nodes", type=integer(1), default=1, metavar="N", help="number of pods; default: 1")
-    parser.add_argument("--gpus", type=integer(0), default=1, metavar="N", help="GPUs of each pod; default: 1")
-    parser.add_argument("--image", default=IMAGE, help=f"default: {IMAGE}, which does not contain your script")
+    add_job_options(parser, parser)
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="a file that does not exist yet; default: standard output"
     )
@@ -32,9 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     script = find_script(arguments.file, arguments.module)
     if script is None:
-        raise CommandError(f"{arguments.file}: not a Python script (.py); name one, or a module with -m MODULE")
-    options = {"nodes": arguments.nodes, "gpus": arguments.gpus, "image": arguments.image}
-    text = write_manifest(script, arguments.extra, **options)
+        raise CommandError(f"{arguments.file}: not a script (.py, .sh); name one, or a module with -m MODULE")
+    text = write_manifest(script, arguments.extra, **read_job_options(arguments))
     check_manifest(text)
     if arguments.output is None:
         print_text(text, end="")
@@ -59,6 +61,54 @@ def add_script(parser: argparse.ArgumentParser, help_text: str) -> None:
     parser.add_argument("-m", dest="module", metavar="MODULE", help="run MODULE as python -m does, instead of a file")
 
 
+def add_job_options(parser: argparse.ArgumentParser, sizes: argparse._ActionsContainer) -> None:
+    """Declare the fields of the YAML that a command writes for a script. ``sizes``: where --nodes and --procs belong.
+
+    An option that is not given is None, so that a command can refuse it for a YAML file.
+    """
+    group = parser.add_argument_group("if FILE is a script", "Fields of the YAML that `ddp init` would write.")
+    sizes.add_argument("--nodes", type=integer(1), metavar="N", help="number of pods; default: 1")
+    sizes.add_argument("--procs", type=integer(1), metavar="N", help="ranks in each pod; default: one for each GPU")
+    group.add_argument("--gpus", type=integer(0), metavar="N", help="GPUs of each pod; default: 1")
+    group.add_argument(
+        "--cpus", type=_parse_quantity, metavar="N", help=f"CPUs of each pod; default: {_CPUS_PER_GPU} per GPU, else 1"
+    )
+    group.add_argument(
+        "--memory",
+        type=_parse_quantity,
+        metavar="SIZE",
+        help=f"memory that each pod requests, such as 64Gi; default: {_MEMORY_GIB_PER_GPU}Gi per GPU, else 2Gi",
+    )
+    group.add_argument("--image", help=f"an image with Python and PyTorch; default: {IMAGE}")
+    group.add_argument(
+        "--env",
+        type=_parse_variable,
+        action="append",
+        metavar="NAME=VALUE",
+        help="an environment variable of the ranks; repeatable",
+    )
+
+
+def read_job_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of ``add_job_options`` that are given, as arguments of ``write_manifest``."""
+    names = ("nodes", "procs", "gpus", "cpus", "memory", "image", "env")
+    values = {name: getattr(arguments, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _parse_quantity(text: str) -> str:
+    if not re.fullmatch(r"[1-9]\d{0,9}(\.\d{1,3})?(m|k|[KMGT]i?|)", text):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a quantity of Kubernetes, such as 8, 500m or 64Gi")
+    return text
+
+
+def _parse_variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be NAME=VALUE")
+    return name, value
+
+
 def find_script(file: str | None, module: str | None) -> "Script | None":
     """Return the script or module that the arguments name, or None for a YAML file. Raises: CommandError."""
     if module is not None and file is not None:
@@ -67,6 +117,9 @@ def find_script(file: str | None, module: str | None) -> "Script | None":
         return read_module(module)
     if file is None:
         raise CommandError("no file named; name a job's YAML or a script (train.py), or a module with -m MODULE")
+    if file.endswith(".sh"):
+        read_file(file, "a script")
+        return Script(("bash", file), job_name(PurePath(file).stem))
     return read_script(file, read_file(file, "a training script")) if file.endswith(".py") else None
 
 
@@ -81,22 +134,27 @@ class ScriptOption:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script or module: the command line after ``python``, the job's name, and the script's known options."""
+    """A script or module: its command line, the job's name, and the script's known options."""
 
     command: Sequence[str]
     name: str
     options: Sequence[ScriptOption] = ()
 
+    @property
+    def path(self) -> str | None:
+        """The path of the script; None for a module."""
+        return None if "-m" in self.command else self.command[-1]
+
 
 def read_script(path: str, source: str) -> Script:
     """Return a script file with the options that it declares. Source that does not parse has none."""
-    return Script((path,), job_name(PurePath(path).stem), find_options(source))
+    return Script((_PYTHON, path), job_name(PurePath(path).stem), find_options(source))
 
 
 def read_module(name: str) -> Script:
     """Return the module that ``python -m name`` runs."""
     parts = [part for part in name.split(".") if part != "__main__"]
-    return Script(("-m", name), job_name(parts[-1] if parts else name))
+    return Script((_PYTHON, "-m", name), job_name(parts[-1] if parts else name))
 
 
 def find_options(source: str) -> tuple[ScriptOption, ...]:
@@ -129,13 +187,22 @@ def write_manifest(
     args: Sequence[str] = (),
     *,
     nodes: int = 1,
-    gpus: int = 1,
-    image: str = IMAGE,
     procs: int | str = "auto",
+    gpus: int = 1,
+    cpus: str = "",
+    memory: str = "",
+    image: str = IMAGE,
+    env: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """Return the YAML of a job that runs a script, with comments for a first-time reader. ``gpus``: of each pod."""
-    command = ", ".join(json.dumps(word) if _is_unsafe_in_yaml(word) else word for word in ("python3", *script.command))
-    limits = f'resources: {{limits: {{nvidia.com/gpu: "{gpus}"}}}}'
+    """Return the YAML of a job that runs a script, with comments for a first-time reader.
+
+    ``gpus``, ``cpus``, ``memory``: of each pod; ``env``: names and values.
+    """
+    command = ", ".join(json.dumps(word) if _is_unsafe_in_yaml(word) else word for word in script.command)
+    # Without requests, a busy node gives a pod next to no CPU time.
+    cpus = cpus or str(_CPUS_PER_GPU * gpus or 1)
+    memory = memory or f"{_MEMORY_GIB_PER_GPU * gpus or 2}Gi"
+    variables = ", ".join(f"{{name: {name}, value: {json.dumps(value)}}}" for name, value in env)
     lines = [
         "apiVersion: ddp-operator.dev/v1alpha1",
         "kind: DDPTrainingJob",
@@ -153,7 +220,11 @@ def write_manifest(
         f"          command: [{command}]",
         f"          args: {json.dumps(list(args))}",
         *_list_options(script.options),
-        f"          {limits}" if gpus else f"          # {limits}  # without GPUs, ranks train on CPUs",
+        *([f"          env: [{variables}]"] if variables else []),
+        "          resources:",
+        f"            requests: {{cpu: {json.dumps(cpus)}, memory: {memory}}}",
+        f'            {"" if gpus else "# "}limits: {{nvidia.com/gpu: "{gpus or 1}"}}'
+        f"{'' if gpus else '  # without GPUs, ranks train on CPUs'}",
         f"  # recovery: {{maxRestarts: {MAX_RESTARTS.cluster}}}  # new attempts after failures that a restart may fix",
         "  # checkpoint:  # a volume that outlives the pods, for a script that saves and resumes",
         "  #   claimName: my-claim  # DDP_CHECKPOINT_DIR is its path in the pods",

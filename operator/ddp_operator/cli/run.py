@@ -9,7 +9,7 @@ from typing import Any
 
 from ddp_operator.api.defaults import MAX_RESTARTS
 from ddp_operator.cli.arguments import add_runs_argument
-from ddp_operator.cli.init import add_script, find_script, write_manifest
+from ddp_operator.cli.init import add_job_options, add_script, find_script, read_job_options, write_manifest
 from ddp_operator.cli.io import CommandError, ExitCode, integer, print_note, read_file
 from ddp_operator.cli.profile import add_profiles_argument, read_profiles
 from ddp_operator.cli.workdir import add_workdir_arguments, place_script, read_workdir
@@ -18,10 +18,7 @@ from ddp_operator.cli.workdir import add_workdir_arguments, place_script, read_w
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_script(parser, "a job's YAML (- reads standard input) or a training script (train.py)")
-    parser.add_argument("--nodes", type=integer(1), metavar="N", help="number of pods; default: spec.nodes, or 1")
-    parser.add_argument(
-        "--procs", type=integer(1), metavar="N", help="worker processes per pod; default: spec.procPerNode"
-    )
+    add_job_options(parser, parser)
     parser.add_argument("--cpu", action="store_true", help="use no GPUs; one worker per pod unless --procs is set")
     parser.add_argument(
         "--python",
@@ -101,7 +98,12 @@ def _select_python(path: str) -> None:
 def _read_manifest(arguments: argparse.Namespace) -> str:
     """Return the YAML that the arguments name, or one for their script. Raises: CommandError."""
     script = find_script(arguments.file, arguments.module)
+    options = read_job_options(arguments)
+    for name in ("nodes", "procs"):
+        options.pop(name, None)  # they change a YAML as well, in ``_prepare``
     if script is None:
+        if options:
+            raise CommandError(f"--{next(iter(options))}: only for a script; set the field in {arguments.file} instead")
         return read_file(arguments.file)
     if arguments.workdir is not None:
         script = place_script(script, arguments.workdir)
@@ -110,7 +112,7 @@ def _read_manifest(arguments: argparse.Namespace) -> str:
     available = 0 if arguments.cpu else len(find_gpus(os.environ))
     # With more pods than GPUs, request one each: the job is then refused instead of training on CPUs.
     gpus = max(available // (arguments.nodes or 1), min(available, 1))
-    return write_manifest(script, gpus=min(gpus, arguments.procs or gpus))
+    return write_manifest(script, **{"gpus": min(gpus, arguments.procs or gpus), **options})
 
 
 def _prepare(text: str, arguments: argparse.Namespace) -> Any:
@@ -168,7 +170,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
         nproc=nproc,
         interpreter=interpreter,
         # `ddp run` wrote the YAML of a script itself, so its ignored fields are no news.
-        findings=findings if arguments.file and not arguments.file.endswith(".py") else (),
+        findings=findings if find_script(arguments.file, arguments.module) is None else (),
         gpu_ids=gpu_ids,
         cpus=cpus,
         folder_name=arguments.name or job.name,

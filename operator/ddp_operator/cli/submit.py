@@ -7,24 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddp_operator.cli.arguments import add_cluster_arguments, add_output_argument, open_client
-from ddp_operator.cli.init import add_script, find_script, write_manifest
-from ddp_operator.cli.io import CommandError, ExitCode, integer, print_note, read_file
+from ddp_operator.cli.init import add_job_options, add_script, find_script, read_job_options, write_manifest
+from ddp_operator.cli.io import CommandError, ExitCode, print_note, read_file
 from ddp_operator.cli.workdir import add_workdir_arguments, place_script, read_workdir
+from ddp_operator.client.errors import NameInUse
 from ddp_operator.client.job import Job
-from ddp_operator.client.program import IMAGE
-from ddp_operator.client.workdir import default_folder
+from ddp_operator.client.workdir import Workdir, default_folder
 from ddp_operator.view.terminal import print_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_script(parser, "a job's YAML (- reads standard input) or a training script (train.py)")
-    group = parser.add_argument_group("if FILE is a script", "Fields of the YAML that `ddp init` would write.")
-    group.add_argument("--nodes", type=integer(1), metavar="N", help="number of pods; default: 1")
-    group.add_argument("--procs", type=integer(1), metavar="N", help="ranks in each pod; default: one for each GPU")
-    group.add_argument("--gpus", type=integer(0), metavar="N", help="GPUs of each pod; default: 1")
-    group.add_argument("--image", help=f"an image with Python and PyTorch; default: {IMAGE}")
-    group.add_argument("--name", help="name of the job; default: the name of the script")
+    add_job_options(parser, parser)
+    parser.add_argument("--name", help="name of the job, if FILE is a script; default: the name of the script")
     code = add_workdir_arguments(parser)
     code.add_argument(
         "--code-claim",
@@ -35,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--code-image",
         metavar="REPOSITORY[:TAG]",
         help="push the packed folder to this registry repository; the cluster needs image volumes",
+    )
+    parser.add_argument(
+        "--replace", action="store_true", help="delete the job of that name first, and wait for the end of its pods"
     )
     parser.add_argument("--dry-run", action="store_true", help="create nothing; the API server only checks the job")
     parser.add_argument("-w", "--watch", action="store_true", help="watch the job until it ends")
@@ -52,8 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise CommandError("--watch prints text; leave out --output json, or use `ddp watch -o json`")
     text, folder = _read_manifest(arguments)
     workdir = read_workdir(arguments, folder)
-    backend = open_client(arguments).backend
-    job = Job(*backend.create(text, workdir, dry_run=arguments.dry_run, note=print_note))
+    job = _create(text, workdir, arguments)
     if arguments.output == "json":
         print_text(json.dumps(job.resource, indent=2))
         return ExitCode.OK
@@ -70,10 +68,29 @@ def run(arguments: argparse.Namespace) -> int:
     return watch_one(job)
 
 
+def _create(text: str, workdir: Workdir | None, arguments: argparse.Namespace) -> Job:
+    """Create the job; with ``--replace`` after the deletion of the one that has its name. Raises: ClientError."""
+    backend = open_client(arguments).backend
+
+    def create(*, dry_run: bool) -> Job:
+        return Job(*backend.create(text, workdir, dry_run=dry_run, note=print_note))
+
+    try:
+        return create(dry_run=arguments.dry_run)
+    except NameInUse as error:
+        if not arguments.replace:
+            raise
+        former = open_client(argparse.Namespace(**{**vars(arguments), "namespace": error.namespace})).get(error.name)
+    if arguments.dry_run:
+        raise CommandError(f"{former.name} exists; without --dry-run it would be deleted first")
+    print_note(f"{former.name}: deleting the job of this name, and waiting for the end of its pods")
+    former.delete(wait=True)
+    return create(dry_run=False)
+
+
 def _read_manifest(arguments: argparse.Namespace) -> tuple[str, Path | None]:
     """Return the YAML that the arguments name, or one for their script and the folder to pack."""
-    values = {name: getattr(arguments, name) for name in ("nodes", "procs", "gpus", "image")}
-    options = {name: value for name, value in values.items() if value is not None}
+    options = read_job_options(arguments)
     script = find_script(arguments.file, arguments.module)
     if script is None:
         script_options = [f"--{name}" for name in options]
@@ -84,6 +101,6 @@ def _read_manifest(arguments: argparse.Namespace) -> tuple[str, Path | None]:
         if script_options:
             raise CommandError(f"{script_options[0]}: only for a script; set the field in {arguments.file} instead")
         return read_file(arguments.file), None
-    folder = arguments.workdir or default_folder(None if script.command[0] == "-m" else script.command[0])
+    folder = arguments.workdir or default_folder(script.path)
     script = replace(place_script(script, folder), name=arguments.name or script.name)
     return write_manifest(script, arguments.extra, **options), folder

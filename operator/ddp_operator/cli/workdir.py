@@ -44,6 +44,6 @@ def read_workdir(arguments: argparse.Namespace, folder: Path | None = None) -> W
 
 def place_script(script: Script, workdir: Path) -> Script:
     """Return the script with its path relative to ``workdir``, where a pod starts. Raises: ClientError."""
-    if script.command[0] == "-m":
+    if script.path is None:
         return script
-    return replace(script, command=(Workdir(workdir).place(script.command[0]),))
+    return replace(script, command=(*script.command[:-1], Workdir(workdir).place(script.path)))

@@ -9,7 +9,7 @@ from ddp_operator import constants
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.client.api import FIELD_MANAGER, Api, Object, api_path, call_job, get_profile, list_jobs
 from ddp_operator.client.code import own_code, stored_code
-from ddp_operator.client.errors import ApiError, ClientError, Conflict
+from ddp_operator.client.errors import ApiError, ClientError, NameInUse
 from ddp_operator.client.workdir import Workdir, check_job
 
 _APPLY: Final = "application/apply-patch+yaml"
@@ -44,10 +44,11 @@ def create_job(
     except ApiError as error:
         if error.status != 409:
             raise
-        raise Conflict(
-            f'the job "{name}" already exists in namespace "{api.namespace}"; '
+        message = (
+            f'the job "{name}" already exists in namespace "{api.namespace}"; replace it with `ddp submit --replace`, '
             f"delete it with `ddp delete {name}{api.option}`, or choose another metadata.name"
-        ) from None
+        )
+        raise NameInUse(message, name, api.namespace) from None
     if not dry_run:
         own_code(api, code, replace(manifest.job, uid=created["metadata"]["uid"]))
     return api, created

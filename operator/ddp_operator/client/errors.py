@@ -15,6 +15,15 @@ class Conflict(ClientError):
     """The job's state does not allow the operation: it has ended, or its name is in use."""
 
 
+class NameInUse(Conflict):
+    """Another job has the name."""
+
+    def __init__(self, message: str, name: str, namespace: str) -> None:
+        super().__init__(message)
+        self.name = name
+        self.namespace = namespace
+
+
 class ApiError(ClientError):
     """The cluster is unreachable (``status`` is None), or responded with this HTTP status."""
 

@@ -59,14 +59,15 @@ def test_generated_job_is_valid_for_any_script(path: str, name: str, gpus: int) 
     (container,) = resource["spec"]["template"]["spec"]["containers"]
     assert container["command"] == ["python3", path]
     assert container["args"] == ["--epochs", "5", 'say "x"']
-    assert container.get("resources") == ({"limits": {"nvidia.com/gpu": "8"}} if gpus else None)
+    requests = {"cpu": "16", "memory": "64Gi"} if gpus else {"cpu": "1", "memory": "2Gi"}
+    assert container["resources"] == {"requests": requests, **({"limits": {"nvidia.com/gpu": "8"}} if gpus else {})}
     assert "--epochs 3" in text
     assert max(map(len, text.splitlines())) <= 120 + len(path)
 
 
 def test_module_is_found_as_by_python() -> None:
     script = read_module("pkg.train.__main__")
-    assert (script.name, list(script.command)) == ("train", ["-m", "pkg.train.__main__"])
+    assert (script.name, list(script.command)) == ("train", ["python3", "-m", "pkg.train.__main__"])
 
 
 def test_init_prints_yaml_or_writes_new_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,13 +86,49 @@ def test_init_prints_yaml_or_writes_new_file(folder: Path, capsys: pytest.Captur
     ("words", "message"),
     [
         (["run"], "name a job's YAML or a script (train.py), or a module with -m MODULE"),
-        (["init", "job.yaml"], "not a Python script"),
+        (["init", "job.yaml"], "not a script (.py, .sh)"),
         (["run", "gone.py"], "gone.py: No such file or directory"),
         (["run", "train.py", "-m", "pkg"], "both a file (train.py) and -m pkg"),
     ],
 )
 def test_unrunnable_script_is_reported(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_options_become_fields_of_the_job(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "run.sh").write_text("python train.py")
+    options = "--nodes 2 --procs 3 --gpus 0 --cpus 500m --memory 2Gi --image a/b:1 --env A=1=2 --env B= run.sh"
+    assert main(["init", *options.split()]) == 0
+    spec = check_manifest(capsys.readouterr().out).resource["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    assert (spec["nodes"], spec["procPerNode"]) == (2, 3)
+    assert container["command"] == ["bash", "run.sh"]
+    assert container["image"] == "a/b:1"
+    assert container["env"] == [{"name": "A", "value": "1=2"}, {"name": "B", "value": ""}]
+    assert container["resources"] == {"requests": {"cpu": "500m", "memory": "2Gi"}}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("runn train.py", "did you mean `ddp run`?"),
+        ("run train.py --noeds 2", "did you mean --nodes?"),
+        ("submit train.py --img x", "did you mean --image?"),
+        ("run bash run.sh", "name only the script (ddp run run.sh)"),
+        ("init train.py --env A", "'A': must be NAME=VALUE"),
+        ("init train.py --memory 1Gib", "'1Gib': must be a quantity"),
+        ("run job.yaml --image x", "--image: only for a script; set the field in job.yaml"),
+    ],
+)
+def test_mistyped_command_line_gets_its_remedy(
+    words: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main(words.split())
+    except SystemExit as ended:
+        code = int(str(ended.code))
+    assert code == 2
     assert message in capsys.readouterr().err
 
 
