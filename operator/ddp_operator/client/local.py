@@ -23,7 +23,8 @@ from ddp_operator.client.runs import list_runs, open_run, read_job
 from ddp_operator.client.workdir import Workdir
 from ddp_operator.kubeobjects import count_pod_gpus, utc_now
 from ddp_operator.local.adapt import Unsuitable, check_suitable
-from ddp_operator.local.folder import DELETED, ENV_RUN_FOLDER, RunFolder, read_rows, replace_file
+from ddp_operator.local.ending import read_summary
+from ddp_operator.local.folder import DELETED, ENV_RUN_FOLDER, RunFolder, replace_file
 from ddp_operator.local.machine import ENV_PYTHON, find_gpus
 from ddp_operator.view.why import Why, explain_why
 
@@ -126,16 +127,13 @@ class LocalBackend:
 
     def metrics(self, name: str) -> Sequence[Mapping[str, float]]:
         """Return the rows of metrics.csv. Raises: ClientError."""
-        file = self.folder(name).metrics
-        return read_rows(file) if file.exists() else []
+        return self.folder(name).read_rows()
 
     def why(self, name: str) -> Why:
         """Return the explanation; for an ended run its summary, whose remedies are for this machine."""
         folder = self.folder(name)
         why = explain_why(read_job(folder), (), utc_now())
-        text = f"{folder.path}: {why.what}"
-        if folder.summary.exists():
-            text = folder.summary.read_text(encoding="utf-8").rstrip()
+        text = read_summary(folder) or f"{folder.path}: {why.what}"
         return replace(why, what=text, todo="")
 
     def report(self, name: str, prometheus: str | None = None) -> str:

@@ -19,6 +19,7 @@ from ddp_operator.client.runs import read_job
 from ddp_operator.kubeobjects import find_trainer
 from ddp_operator.launcher.pod import decode_config
 from ddp_operator.local.folder import RunFolder
+from ddp_operator.local.own_files import open_plain
 from ddp_operator.local.screen import LogFile, Tail, find_logs, split_rank
 from ddp_operator.manifests.template import resolve_template
 
@@ -155,10 +156,11 @@ class RunLogs:
     def lines(self, pod: LogPod, *, follow: bool) -> Iterator[Line]:
         """Yield the lines of a pod; ``follow``: also future ones, until the run has ended."""
         texts: list[str] = []
-        reader = Tail(lambda: [LogFile(pod.attempt, pod.node, Path(pod.name))], lambda _, line: texts.append(line))
+        file = LogFile(pod.attempt, pod.node, Path(pod.name))
+        reader = Tail(lambda: [file], lambda _, line: texts.append(line), self._folder.open_file)
         limit = self._tail  # of the lines written so far
         if limit is not None:
-            reader.skip_to(LogFile(pod.attempt, pod.node, Path(pod.name)), find_tail(Path(pod.name), limit))
+            reader.skip_to(file, find_tail(file.path, limit, self._folder.open_file))
         over = False
         while not over:
             over = not follow or self.is_over()
@@ -189,13 +191,13 @@ def read_pods(source: Logs, pods: Iterable[LogPod]) -> Iterator[Line]:
     yield from heapq.merge(*streams, key=lambda line: line.order)
 
 
-def find_tail(path: Path, lines: int) -> int:
+def find_tail(path: Path, lines: int, open_file: Callable[[str, int], int] = open_plain) -> int:
     """Return the offset of a file's last complete lines; 0 if it is not readable.
 
     It reads backwards, ``TAIL_BYTES`` at most.
     """
     try:
-        with path.open("rb") as stream:
+        with open(path, "rb", opener=open_file) as stream:
             end = offset = stream.seek(0, os.SEEK_END)
             wanted = lines + 1  # the newline before the first of them
             while offset > max(0, end - TAIL_BYTES):

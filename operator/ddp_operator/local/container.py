@@ -18,11 +18,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from ddp_operator.cluster import Object
+from ddp_operator.local.folder import replace_file
+from ddp_operator.local.own_files import open_plain
 
 Lookup = Callable[[str, str], Object | None]
 """Find a ConfigMap or Secret of the pod's namespace by kind and name."""
 
 _REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
+_LONGEST_RUN_ID = 256
 _VALID_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 
 
@@ -235,7 +238,7 @@ class ClaimLock:
         claims.mkdir(parents=True, exist_ok=True)
         self._folder = claims / claim
         # Beside the claim's folder, which belongs to the training script. No claim's name starts with a dot.
-        self._descriptor = os.open(claims / f".{claim}.lock", os.O_RDWR | os.O_CREAT, 0o666)
+        self._descriptor = open_plain(claims / f".{claim}.lock", os.O_RDWR | os.O_CREAT, 0o666)
         self.release = weakref.finalize(self, os.close, self._descriptor)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -253,8 +256,9 @@ class ClaimLock:
         """
         note = self._folder.with_name(f".{self._folder.name}.{job}.run")
         if not note.exists() or not self._folder.is_dir() or not any(self._folder.iterdir()):
-            note.write_text(f"{job}-{os.urandom(4).hex()}", encoding="utf-8")
-        return note.read_text(encoding="utf-8")
+            replace_file(note, f"{job}-{os.urandom(4).hex()}")
+        with open(note, encoding="utf-8", opener=open_plain) as stream:
+            return stream.read(_LONGEST_RUN_ID)
 
     def sign(self, holder: str) -> None:
         """Write the holder's description, for the message of a run that finds the claim in use."""

@@ -1,7 +1,7 @@
-"""Write the summary of a run, and close the record of a run whose `ddp run` was killed.
+"""Describe the end of a run, also of one whose `ddp run` was killed.
 
-`ddp report` of that run closes it, or the next `ddp run` with the same `--runs-dir`. Until then, the first line of its
-status.yaml names the process that wrote it.
+The record of such a run ends while the job is Running. Commands that read it find out that no process holds its lock,
+and complete it in memory.
 """
 
 import os
@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES, LastFailure, Status
 from ddp_operator.cluster import claim_of, name_claim
-from ddp_operator.local.folder import RunFolder, choose_rate, read_rows
+from ddp_operator.local.folder import RunFolder, choose_rate
 from ddp_operator.local.screen import count
 from ddp_operator.status import conditions
 from ddp_operator.status.attempts import fail
@@ -65,7 +64,7 @@ def _results(status: Status, folder: RunFolder) -> list[str]:
     elif status.phase != "Failed":  # a failure before the first step has a remedy of its own
         hint = folder.read_step_hint(status.attempt)
         lines += [f"  progress:   {hint}"] if hint else []
-    rows = read_rows(folder.metrics) if folder.metrics.exists() else []
+    rows = folder.read_rows()
     column, unit = choose_rate(rows)
     rates = [row[column] for row in rows if row.get(column, 0.0) > 0]
     if rates:
@@ -114,29 +113,34 @@ def _relative(path: Path) -> str:
     return str(path) if relative.startswith("..") else relative
 
 
-def close_record(folder: RunFolder) -> bool:
-    """Mark a run whose `ddp run` was killed as interrupted; return whether this call did. Raises: OSError.
+def read_record(folder: RunFolder) -> dict[str, Any]:
+    """Return the resource of a run, with its interruption if `ddp run` was killed. Raises: ValueError.
 
-    It does nothing while the writer lives and holds the folder's lock, or on another host, where that is unknown.
+    It writes nothing. On another host than that of `ddp run`, whether it was killed is unknown.
     """
+    resource = folder.read_status()
     if folder.in_use or not folder.was_written_here:
-        return False
-    written = folder.status.stat()
+        return resource
     ended = datetime.fromtimestamp(folder.last_write(), UTC)
     try:
-        resource = yaml.safe_load(folder.status.read_text(encoding="utf-8"))
-        closed = interrupt(resource, folder.command_line, ended)
-    except (yaml.YAMLError, InvalidManifest, AttributeError, TypeError):
-        return False  # `ddp run` did not write it
-    if closed is None or not folder.write_status(closed):
-        return False
-    os.utime(folder.status, ns=(written.st_atime_ns, written.st_mtime_ns))  # keep the order of runs by time
-    folder.clear()  # before the summary: its existence means that the folder is cleared
-    status = msgspec.convert(closed["status"], Status)
-    name = closed["metadata"]["name"]
-    seconds = (ended - (status.start_time or ended)).total_seconds()
-    folder.write(folder.summary, describe_run(name, status, folder, seconds=seconds, interrupted=True) + "\n")
-    return True
+        return interrupt(resource, folder.command_line, ended) or resource
+    except InvalidManifest as error:
+        raise ValueError(str(error)) from None
+
+
+def read_summary(folder: RunFolder) -> str:
+    """Return the summary of a run that has ended, or of one that was killed; empty for others. Raises: ValueError."""
+    try:
+        return folder.read(folder.summary).rstrip()
+    except OSError:
+        resource = read_record(folder)
+    status = msgspec.convert(resource["status"], Status) if resource.get("status") else Status()
+    failed = status.condition(conditions.FAILED)
+    if folder.in_use or failed is None or failed.reason != conditions.INTERRUPTED:
+        return ""
+    end = status.completion_time or status.start_time
+    seconds = (end - status.start_time).total_seconds() if end and status.start_time else 0.0
+    return describe_run(resource["metadata"]["name"], status, folder, seconds=seconds, interrupted=True)
 
 
 def interrupt(

@@ -3,6 +3,7 @@
 import csv
 import errno
 import fcntl
+import io
 import json
 import os
 import re
@@ -20,6 +21,7 @@ import yaml
 
 from ddp_operator import constants
 from ddp_operator.api.status import ENDED_PHASES
+from ddp_operator.local.own_files import open_below, open_plain
 from ddp_operator.status.metrics_page import Page, Rates, parse_page
 
 RUNTIME_LEFTOVERS: Final = ("**/*.tmp", "output/*", "groups/*.collectives")
@@ -47,11 +49,12 @@ COLUMNS: Final = {
 
 ENV_RUN_FOLDER: Final = "DDP_RUN_FOLDER_FD"
 """Variable with the file descriptor to which `ddp run` writes the path of its folder, for its parent process."""
+_MOST_CHARACTERS: Final = 64 << 20
 DELETED: Final = "deleted"
 """A key of changes.json beside fields of the spec: stop the run and remove its folder."""
 _WRITER: Final = """\
 # Written by `ddp run`, process {pid} on {host}, since {since}. It is current only while that process runs.
-# `ddp report` checks this and updates the file. Manual check: flock -n job.yaml true
+# `ddp why` checks this. Manual check: flock -n job.yaml true
 # succeeds in this folder after the process has ended.
 """
 
@@ -86,7 +89,7 @@ class RunFolder:
     def create(cls, runs: Path, name: str, now: datetime) -> Self:
         """Create a folder ``<name>-<date>-<time>``, with a number for a second run in the same second.
 
-        Temporary files of other runs that were killed are removed. Raises: OSError.
+        Raises: OSError.
         """
         stem = f"{name}-{now.astimezone():%Y%m%d-%H%M%S}"
         for number in range(1, 1000):
@@ -101,8 +104,6 @@ class RunFolder:
             with folder._remove_if_incomplete():
                 folder.logs.mkdir()
                 folder.pages.mkdir()
-            for former in runs.iterdir():
-                cls(former).clear()
             return folder
         raise FileExistsError(f"{runs / stem}: 999 runs have started within one second")
 
@@ -138,13 +139,35 @@ class RunFolder:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
 
+    def open_file(self, name: str, flags: int = os.O_RDONLY) -> int:
+        """Open a file of this folder: the ``opener`` with which commands read it. Raises: OSError."""
+        return open_below(self.path, name, flags)
+
+    def read(self, path: Path) -> str:
+        """Return the first megabytes of a file of this folder as text. Raises: OSError."""
+        with open(path, encoding="utf-8", errors="replace", opener=self.open_file) as stream:
+            return stream.read(_MOST_CHARACTERS)
+
+    def read_status(self) -> dict[str, Any]:
+        """Return the resource in status.yaml as written. Raises: ValueError, if `ddp run` has not written it."""
+        try:
+            content = yaml.load(self.read(self.status), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        except (OSError, yaml.YAMLError) as error:
+            raise ValueError(str(error).splitlines()[0]) from None
+        parts = [content.get(name) for name in ("metadata", "spec")] if isinstance(content, dict) else [None]
+        if not all(isinstance(part, dict) for part in parts) or not isinstance(content["metadata"].get("name"), str):
+            raise ValueError("it is no DDPTrainingJob")
+        return dict(content)
+
     @property
     def in_use(self) -> bool:
         """Whether a `ddp run` holds the folder's lock."""
         try:
-            descriptor = os.open(self.manifest, os.O_RDONLY)
-        except OSError as error:
-            return not isinstance(error, FileNotFoundError | NotADirectoryError)
+            descriptor = self.open_file(str(self.manifest))
+        except PermissionError:
+            return True
+        except OSError:
+            return False
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
@@ -157,21 +180,23 @@ class RunFolder:
     def was_written_here(self) -> bool:
         """Whether this host wrote status.yaml: network file systems do not always share locks."""
         try:
-            with self.status.open(encoding="utf-8", errors="replace") as stream:
-                first = stream.readline()
+            text = self.read(self.status)
         except OSError:
             return False
-        return re.fullmatch(rf"# Written by .* on {re.escape(socket.gethostname())}, .*\n", first) is not None
+        return re.match(rf"# Written by .* on {re.escape(socket.gethostname())}, .*\n", text) is not None
 
     @property
     def command_line(self) -> str:
         """The command line; empty in an older folder."""
-        return self.command.read_text(encoding="utf-8").strip() if self.command.exists() else ""
+        try:
+            return self.read(self.command).strip()
+        except OSError:
+            return ""
 
     @property
     def facts(self) -> dict[str, str]:
         """The host, versions and commit of the run; empty in an older folder."""
-        return {str(name): str(value) for name, value in _read_object(self.environment).items()}
+        return {str(name): str(value) for name, value in self._read_object(self.environment).items()}
 
     def write_facts(self, facts: Mapping[str, str]) -> None:
         """Write environment.json."""
@@ -179,19 +204,20 @@ class RunFolder:
 
     def read_changes(self) -> dict[str, Any]:
         """Return the changes that the user requested: fields of the spec with their new values."""
-        return _read_object(self.changes)
+        return self._read_object(self.changes)
 
-    def clear(self) -> None:
-        """Remove the temporary files and pipes of a killed run and of its pods' launchers."""
-        # The summary is written last: with it the run has ended normally.
-        if self.status.exists() and not self.summary.exists() and not self.in_use:
-            leftovers = (f"pods/*/runtime/{pattern}" for pattern in RUNTIME_LEFTOVERS)
-            remove_temporary_files(self.path, "*.tmp", "metrics/*.tmp", *leftovers)
+    def _read_object(self, path: Path) -> dict[str, Any]:
+        """Return the JSON object of a file, empty if there is none."""
+        try:
+            content = json.loads(self.read(path))
+        except (OSError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
 
     def last_write(self) -> float:
         """Return the time of the run's last write (Unix seconds); pages are written every second. Raises: OSError."""
         written = [self.status, self.metrics, self.events, *self.pages.glob("*"), *self.logs.glob("*")]
-        return max(path.stat().st_mtime for path in written if path.exists())
+        return max(path.lstat().st_mtime for path in written if os.path.lexists(path))
 
     def write_status(self, resource: Mapping[str, Any]) -> bool:
         """Replace status.yaml atomically; return whether it was written.
@@ -218,8 +244,37 @@ class RunFolder:
 
     def read_step_hint(self, attempt: int) -> str:
         """Return why no step of an attempt is visible, by the last page of its pod 0; empty if steps are."""
-        page = self.pages / f"attempt-{attempt}-pod-0.prom"
-        return parse_page(page.read_text(encoding="utf-8", errors="replace")).step_hint if page.exists() else ""
+        page = self.read_pages(f"attempt-{attempt}-pod-0")
+        return parse_page(*page.values()).step_hint if page else ""
+
+    def read_pages(self, pattern: str = "*") -> dict[str, str]:
+        """Return the last metrics pages of pods by their names, such as attempt-1-pod-0."""
+        pages = {}
+        for path in sorted(self.pages.glob(f"{pattern}.prom")):
+            with suppress(OSError):
+                pages[path.stem] = self.read(path)
+        return pages
+
+    def read_events(self) -> str:
+        """Return the lines of events.log; empty before the first event."""
+        try:
+            return self.read(self.events)
+        except OSError:
+            return ""
+
+    def read_rows(self) -> list[dict[str, float]]:
+        """Return the rows of metrics.csv, without cells that are not numbers; none before the first row."""
+        rows: list[dict[str, float]] = []
+        try:
+            text = self.read(self.metrics)
+        except OSError:
+            return rows
+        for row in csv.DictReader(io.StringIO(text, newline="")):
+            rows.append({})
+            for name, cell in row.items():
+                with suppress(TypeError, ValueError):
+                    rows[-1][name] = float(cell)
+        return rows
 
     def write_row(self, moment: datetime, attempt: int, page: Page) -> None:
         """Append a row to metrics.csv; unknown values are left empty."""
@@ -262,7 +317,7 @@ def _local_time(moment: datetime) -> str:
 
 def _write_private(path: Path, text: str) -> None:
     """Write a file that only its owner may read. Raises: OSError."""
-    with open(path, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as stream:
+    with open(path, "w", encoding="utf-8", opener=open_plain) as stream:
         os.fchmod(stream.fileno(), 0o600)
         stream.write(text)
 
@@ -271,10 +326,10 @@ def replace_file(path: Path, text: str, *, private: bool = False) -> None:
     """Replace a file atomically. ``private``: only its owner may read it. Raises: OSError."""
     temporary = path.with_name(f"{path.name}.tmp")
     try:
-        if private:
-            _write_private(temporary, text)
-        else:
-            temporary.write_text(text, encoding="utf-8")
+        temporary.unlink(missing_ok=True)  # it may be a link that was planted, or the file of a killed process
+        mode = 0o600 if private else 0o666
+        with open(temporary, "x", encoding="utf-8", opener=lambda name, flags: open_plain(name, flags, mode)) as stream:
+            stream.write(text)
         os.replace(temporary, path)
     except OSError:
         temporary.unlink(missing_ok=True)
@@ -292,27 +347,6 @@ def remove_temporary_files(folder: Path, *patterns: str) -> None:
         for file in folder.glob(pattern):
             with suppress(OSError):
                 file.unlink()
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file, empty if there is none."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def read_rows(path: Path) -> list[dict[str, float]]:
-    """Return the rows of a metrics.csv, without cells that are not numbers."""
-    rows: list[dict[str, float]] = []
-    with path.open(encoding="utf-8", newline="") as stream:
-        for row in csv.DictReader(stream):
-            rows.append({})
-            for name, text in row.items():
-                with suppress(TypeError, ValueError):
-                    rows[-1][name] = float(text)
-    return rows
 
 
 def choose_rate(rows: Iterable[Mapping[str, float]]) -> tuple[str, str]:

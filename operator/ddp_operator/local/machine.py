@@ -122,7 +122,9 @@ def describe_commit(folder: Path) -> str:
     commit = ask_git(folder, "log", "-1", "--format=%h %s", seconds=_GIT_SECONDS)
     if not commit:
         return ""
-    changed = ask_git(folder, "status", "--porcelain", "--untracked-files=no", seconds=_GIT_SECONDS)
+    changed = ask_git(
+        folder, "status", "--porcelain", "--ignore-submodules", "--untracked-files=no", seconds=_GIT_SECONDS
+    )
     return commit + (" (with uncommitted changes)" if changed else "")
 
 

@@ -23,7 +23,7 @@ from ddp_operator.kubeobjects import utc_now
 from ddp_operator.local.adapt import Finding
 from ddp_operator.local.cluster import LocalCluster
 from ddp_operator.local.container import ClaimInUse, ClaimLock
-from ddp_operator.local.ending import close_record, describe_run, interrupt
+from ddp_operator.local.ending import describe_run, interrupt
 from ddp_operator.local.folder import DELETED, RunFolder, is_out_of_space
 from ddp_operator.local.machine import describe_environment
 from ddp_operator.local.recorder import Recorder
@@ -117,9 +117,6 @@ class Run:
             ) from None
         if self._claim is not None:
             self._claim.sign(f"process {os.getpid()} (run folder {self._folder.path})")
-        for former in plan.runs_dir.iterdir():
-            with suppress(OSError):
-                close_record(RunFolder(former))
         name = plan.resource["metadata"]["name"]
         self._key = Key(plan.resource["metadata"].get("namespace") or "default", name)
         self._output = FaultTolerantStream(sys.stdout, self._on_output_lost)

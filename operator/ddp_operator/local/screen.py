@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ddp_operator.api.status import Status
+from ddp_operator.local.own_files import open_plain
 from ddp_operator.status import conditions
 from ddp_operator.status.inputs import describe_progress
 from ddp_operator.status.metrics_page import Page
@@ -38,8 +39,14 @@ def find_logs(folder: Path) -> list[LogFile]:
 class Tail:
     """Calls ``on_line`` with the complete lines of growing files."""
 
-    def __init__(self, files: Callable[[], Iterable[LogFile]], on_line: Callable[[LogFile, str], None]) -> None:
+    def __init__(
+        self,
+        files: Callable[[], Iterable[LogFile]],
+        on_line: Callable[[LogFile, str], None],
+        open_file: Callable[[str, int], int] = open_plain,
+    ) -> None:
         self._files = files
+        self._open_file = open_file
         self._on_line = on_line
         self._read: dict[LogFile, tuple[int, bytes]] = {}
         self._last = time.monotonic()
@@ -63,7 +70,7 @@ class Tail:
     def _read_chunk(self, file: LogFile) -> bool:
         offset, rest = self._read.get(file, (0, b""))
         try:
-            with file.path.open("rb") as stream:
+            with open(file.path, "rb", opener=self._open_file) as stream:
                 stream.seek(offset)
                 data = stream.read(_CHUNK)
         except OSError:

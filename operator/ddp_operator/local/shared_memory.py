@@ -8,6 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from ddp_operator.local.own_files import open_own_folder
+
 _ROOT: Final = Path("/dev/shm")
 _PREFIX: Final = "ddp-run-"
 
@@ -58,9 +60,9 @@ def _remove_abandoned(root: Path) -> None:
     """Delete the folders of this user whose process was killed."""
     for folder in root.glob(f"{_PREFIX}*"):
         try:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+            descriptor = open_own_folder(folder)
         except OSError:
-            continue  # another user's
+            continue  # another user's, or no folder
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)

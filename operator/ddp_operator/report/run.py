@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
 from ddp_operator import constants
 from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.contract.failure_table import UNKNOWN
-from ddp_operator.local.folder import RunFolder, read_rows
+from ddp_operator.local.ending import read_record
+from ddp_operator.local.folder import RunFolder
 from ddp_operator.status.conditions import (
     DISRUPTED,
     FAILED,
@@ -134,15 +134,15 @@ def read_run(path: Path) -> RecordedRun:
         raise ValueError(f"{path}: not a run folder of `ddp run`: status.yaml is missing")
     under_way = folder.in_use  # read before the status: a run that ends meanwhile was not interrupted
     try:
-        resource = yaml.safe_load(folder.status.read_text(encoding="utf-8"))
+        resource = read_record(folder)
         status = msgspec.convert(resource.get("status") or {}, Status)
-    except (yaml.YAMLError, msgspec.ValidationError, AttributeError) as error:
+    except ValueError as error:
         raise ValueError(
             f"{folder.status}: invalid ({str(error).splitlines()[0]}); restore or delete the run"
         ) from None
-    rows = [row for row in read_rows(folder.metrics) if "time" in row] if folder.metrics.exists() else []
-    events = parse_events(folder.events.read_text(encoding="utf-8") if folder.events.exists() else "")
-    pages = {page.stem: page.read_text(encoding="utf-8", errors="replace") for page in folder.pages.glob("*.prom")}
+    rows = [row for row in folder.read_rows() if "time" in row]
+    events = parse_events(folder.read_events())
+    pages = folder.read_pages()
     return make_run(
         resource,
         status,
@@ -152,7 +152,7 @@ def read_run(path: Path) -> RecordedRun:
         command=folder.command_line,
         facts=folder.facts,
         under_way=under_way,
-        traces=find_traces(path),
+        traces=find_traces(folder),
         step_hint=folder.read_step_hint(status.attempt),
         ranks=parse_ranks(pages[stem] for stem in sorted(pages) if stem.startswith(f"attempt-{status.attempt}-")),
     )
@@ -196,10 +196,12 @@ def make_run(
     )
 
 
-def find_traces(path: Path) -> list[Path]:
+def find_traces(folder: RunFolder) -> list[Path]:
     """Return the existing traces of the run's ranks."""
-    notes = sorted(path.glob(f"pods/*/runtime/{_TRACES}/*"))
-    traces = dict.fromkeys(Path(note.read_text(encoding="utf-8").strip()) for note in notes)
+    traces = set()
+    for note in sorted(folder.path.glob(f"pods/*/runtime/{_TRACES}/*")):
+        with suppress(OSError):
+            traces.add(Path(folder.read(note).strip()))
     return sorted(trace for trace in traces if trace.is_file())
 
 

@@ -57,8 +57,8 @@ def pack(folder: Path, include: Sequence[str] = (), *, limit: int = CONFIG_MAP_L
     if limit < len(data) <= 3 * limit:
         smaller = lzma.compress(gzip.decompress(data), preset=3)
         data = smaller if len(smaller) <= limit else data
-    commit = ask_git(folder, "rev-parse", "HEAD")
-    dirty = bool(commit and ask_git(folder, "status", "--porcelain", "--", "."))
+    commit = ask_git(folder, "rev-parse")
+    dirty = bool(commit and ask_git(folder, "status", "--porcelain", "--ignore-submodules", "--", "."))
     return Archive(data, sink.digest.hexdigest(), tuple(sizes), tuple(selection.left_out), commit, dirty)
 
 

@@ -19,7 +19,7 @@ import yaml
 
 from ddp_operator.api.status import Phase, Status
 from ddp_operator.cli import main
-from ddp_operator.local.ending import close_record, describe_run, explain_interruption
+from ddp_operator.local.ending import describe_run, explain_interruption, read_record, read_summary
 from ddp_operator.local.folder import RunFolder
 from tests.support.builders import resource
 
@@ -80,8 +80,7 @@ def status_of(folder: RunFolder) -> dict[str, Any]:
 def test_record_of_live_writer_is_kept_and_names_writer(writer: subprocess.Popen[str]) -> None:
     folder = folder_of(writer, kill=False)
     before = folder.status.read_text()
-    assert not close_record(folder)
-    assert folder.status.read_text() == before
+    assert phase_of(folder) == "Running"
     assert before.startswith(f"# Written by `ddp run`, process {writer.pid} on {socket.gethostname()}, since ")
     assert ", since 20" in before.splitlines()[0]  # the time at which it started
     assert status_of(folder)["phase"] == "Running"
@@ -98,16 +97,14 @@ def test_record_names_command_that_checks_lock(writer: subprocess.Popen[str]) ->
     assert subprocess.run(command, shell=True, cwd=folder.path, check=False).returncode == 0
 
 
-def test_record_of_killed_writer_is_closed_once_with_remedy(writer: subprocess.Popen[str]) -> None:
+def phase_of(folder: RunFolder) -> str:
+    return str(read_record(folder)["status"]["phase"])
+
+
+def test_killed_run_reads_as_interrupted_with_remedy_and_nothing_is_written(writer: subprocess.Popen[str]) -> None:
     folder = folder_of(writer, kill=True)
-    written = folder.status.stat().st_mtime_ns
-    half = [folder.path / "status.yaml.tmp", folder.pages / "p.prom.tmp"]
-    for path in half:
-        path.write_text("half a li")
-    assert close_record(folder)
-    assert not folder.status.read_text().startswith("#")
-    assert folder.status.stat().st_mtime_ns == written  # the newest run is still the last one
-    status = status_of(folder)
+    before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    status = read_record(folder)["status"]
     (failed,) = (condition for condition in status["conditions"] if condition["type"] == "Failed")
     assert (status["phase"], failed["status"], failed["reason"]) == ("Failed", "True", "Interrupted")
     assert failed["message"] == (
@@ -115,9 +112,8 @@ def test_record_of_killed_writer_is_closed_once_with_remedy(writer: subprocess.P
         "ddp run job.yaml --cpu"
     )
     assert status["progress"]["step"] == 7
-    assert "Interrupted after " in folder.summary.read_text()
-    assert not close_record(folder)
-    assert not any(path.exists() for path in half)
+    assert "Interrupted after " in read_summary(folder)
+    assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
 
 
 def test_duration_of_killed_run_ends_at_last_write(writer: subprocess.Popen[str]) -> None:
@@ -127,55 +123,40 @@ def test_duration_of_killed_run_ends_at_last_write(writer: subprocess.Popen[str]
     page.touch()
     for path, second in ((folder.status, 5), (page, 18)):
         os.utime(path, (began + second, began + second))
-    assert close_record(folder)
-    assert "Interrupted after 18s" in folder.summary.read_text()
+    assert "Interrupted after 18s" in read_summary(folder)
 
 
 @pytest.mark.parametrize("writer", [{"phase": "Succeeded"}, {"phase": "Failed"}, {"phase": "Rejected"}], indirect=True)
 def test_run_that_has_ended_keeps_its_end(writer: subprocess.Popen[str]) -> None:
     folder = folder_of(writer, kill=True)
-    before = folder.status.read_text()
-    assert not close_record(folder)
-    assert folder.status.read_text() == before
+    assert phase_of(folder) == status_of(folder)["phase"] != "Running"
 
 
 def test_run_of_another_host_is_not_closed(writer: subprocess.Popen[str]) -> None:
     folder = folder_of(writer, kill=True)
     elsewhere = folder.status.read_text().replace(f"on {socket.gethostname()},", "on another-host,")
     folder.status.write_text(elsewhere)
-    assert not close_record(folder)
-    assert folder.status.read_text() == elsewhere
-
-
-def test_concurrent_closers_write_same_record(writer: subprocess.Popen[str]) -> None:
-    folder = folder_of(writer, kill=True)
-    open_record = folder.status.read_bytes(), folder.status.stat()
-    assert close_record(folder)
-    closed = folder.status.read_text()
-    folder.status.write_bytes(open_record[0])  # as the other process has read it
-    os.utime(folder.status, ns=(open_record[1].st_atime_ns, open_record[1].st_mtime_ns))
-    assert close_record(RunFolder(folder.path))
-    assert folder.status.read_text() == closed
+    assert phase_of(folder) == "Running"
+    assert read_summary(folder) == ""
 
 
 @pytest.mark.parametrize("text", ["", "a: [1\n", "- 1\n", "kind: K\n", "status: 3\nmetadata: {}\n"])
-def test_foreign_file_is_not_closed(writer: subprocess.Popen[str], text: str) -> None:
+def test_foreign_file_is_no_record(writer: subprocess.Popen[str], text: str) -> None:
     folder = folder_of(writer, kill=True)
     text = folder.status.read_text().partition("\n")[0] + "\n" + text
     folder.status.write_text(text)
-    assert not close_record(folder)
-    assert folder.status.read_text() == text
+    with pytest.raises(ValueError):  # noqa: PT011
+        read_record(folder)
 
 
-def test_report_of_killed_run_closes_record(writer: subprocess.Popen[str]) -> None:
+def test_report_of_killed_run_states_the_interruption(writer: subprocess.Popen[str]) -> None:
     folder = folder_of(writer, kill=True)
+    before = folder.status.read_text()
     assert main(["report", str(folder.path)]) == 0
-    assert status_of(folder)["phase"] == "Failed"
-    first = (folder.path / "report.html").read_text()
-    assert main(["report", str(folder.path)]) == 0
-    for page in (first, (folder.path / "report.html").read_text()):
-        assert '<span class="phase Interrupted">Interrupted</span>' in page
-        assert "while the job was Running. Resume from the checkpoint of step 5 on claim c with: ddp run" in page
+    page = (folder.path / "report.html").read_text()
+    assert '<span class="phase Interrupted">Interrupted</span>' in page
+    assert "while the job was Running. Resume from the checkpoint of step 5 on claim c with: ddp run" in page
+    assert folder.status.read_text() == before
 
 
 @pytest.mark.parametrize(

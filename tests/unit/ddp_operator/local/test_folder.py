@@ -15,7 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_operator.local.folder import COLUMNS, RunFolder, choose_rate, read_rows
+from ddp_operator.cli import main
+from ddp_operator.client.errors import ClientError
+from ddp_operator.client.runs import list_runs, open_run
+from ddp_operator.local.folder import COLUMNS, RunFolder, choose_rate, replace_file
 from ddp_operator.local.recorder import Recorder
 from ddp_operator.local.screen import Tail, find_logs
 from ddp_operator.local.store import Store
@@ -95,34 +98,74 @@ def test_folder_is_in_use_until_writer_ends(writer: subprocess.Popen[str]) -> No
     assert not folder.in_use
 
 
-def test_temporary_files_of_killed_run_are_removed_by_next_run(tmp_path: Path, writer: subprocess.Popen[str]) -> None:
-    assert writer.stdout is not None
-    folder = RunFolder(Path(writer.stdout.readline().strip()))
-    runtime = folder.path / "pods" / "p" / "runtime" / "errors"
-    output = runtime.parent / "output"
-    groups = runtime.parent / "groups"
-    volume = folder.path / "pods" / "p" / "volumes" / "scratch"
-    for made in (runtime, output, groups, volume):
-        made.mkdir(parents=True)
-    half = [folder.path / "status.yaml.tmp", folder.pages / "p.prom.tmp", runtime / "0.json.77.tmp"]
-    half += [output / "0", groups / "0.collectives"]
-    users = [volume / "mine.tmp", tmp_path / "claims" / "c" / "theirs.tmp"]
-    users[1].parent.mkdir(parents=True)
-    for path in (*half, *users):
-        path.write_text("half")
-    RunFolder.create(tmp_path, "y", NOW)
-    assert all(path.exists() for path in half)  # its writer lives and is about to rename it
-    writer.kill()
-    writer.wait()
-    RunFolder.create(tmp_path, "y", NOW)
-    assert not any(path.exists() for path in half)
-    assert all(path.exists() for path in users)
-
-
 def test_folder_without_manifest_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert not RunFolder(tmp_path).in_use
     assert not RunFolder(tmp_path / "file").in_use
+
+
+PLANTED = ("status.yaml", "metrics.csv", "summary.txt", "changes.json", "metrics/attempt-1-pod-0.prom", "job.yaml")
+
+
+@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("kind", ["link", "link to folder", "pipe"])
+def test_planted_file_is_neither_read_nor_followed_nor_waited_for(name: str, kind: str, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    folder = RunFolder(tmp_path / "runs" / "x-1")
+    folder.pages.mkdir(parents=True)
+    folder.status.write_text("kind: K\nmetadata: {name: x}\nspec: {}\n")
+    place = folder.path / name
+    place.unlink(missing_ok=True)
+    if kind == "link to folder" and place.parent != folder.path:
+        place.parent.rmdir()
+        place.parent.symlink_to(secret)
+        (secret / place.name).write_text("# ddp_launcher_step_hint secret")
+    elif kind == "pipe":
+        os.mkfifo(place)
+    else:
+        (secret / "key").write_text("secret")
+        place.symlink_to(secret / "key")
+    before = {path: path.read_bytes() for path in secret.iterdir()}
+    for command in (
+        ["list", "--local"],
+        ["why", "x", "--local"],
+        ["logs", "x", "--local"],
+        ["suspend", "x", "--local"],
+    ):
+        main([*command, "--runs-dir", str(tmp_path / "runs")])
+    with pytest.raises(OSError):  # noqa: PT011
+        folder.read(place)
+    assert not folder.in_use
+    assert {path: path.read_bytes() for path in secret.iterdir()} == before
+
+
+def test_run_folder_of_another_user_or_behind_a_link_is_not_listed(tmp_path: Path) -> None:
+    real = tmp_path / "elsewhere"
+    real.mkdir()
+    (real / "status.yaml").write_text("kind: K\nmetadata: {name: x}\nspec: {}\n")
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    (runs / "linked-1").symlink_to(real)
+    assert list_runs(runs) == []
+    with pytest.raises(ClientError, match="no link to one"):
+        open_run("linked-1", runs)
+    if os.geteuid() == 0:
+        (runs / "other-1").mkdir()
+        (runs / "other-1" / "status.yaml").write_text("kind: K\nmetadata: {name: x}\nspec: {}\n")
+        os.chown(runs / "other-1", 12345, 12345)
+        assert list_runs(runs) == []
+        with pytest.raises(ClientError, match="belongs to another user"):
+            open_run("other-1", runs)
+
+
+def test_planted_temporary_file_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    target = tmp_path / "bashrc"
+    target.write_text("mine")
+    (tmp_path / "changes.json.tmp").symlink_to(target)
+    replace_file(tmp_path / "changes.json", "{}")
+    assert target.read_text() == "mine"
+    assert (tmp_path / "changes.json").read_text() == "{}"
 
 
 def test_events_have_one_line_each(folder: RunFolder) -> None:
@@ -140,8 +183,8 @@ def test_metrics_rows_omit_unknown_values(folder: RunFolder) -> None:
         rows = list(csv.DictReader(stream))
     assert list(rows[0]) == list(COLUMNS)
     assert (rows[0]["step"], rows[0]["loss"], rows[0]["validation_accuracy"]) == ("5.0", "0.5", "")
-    assert read_rows(folder.metrics)[1]["validation_accuracy"] == 0.9
-    assert "loss" not in read_rows(folder.metrics)[1]
+    assert folder.read_rows()[1]["validation_accuracy"] == 0.9
+    assert "loss" not in folder.read_rows()[1]
     assert (rows[0]["steps_per_second"], rows[1]["steps_per_second"], rows[1]["samples_per_second"]) == ("", "4.0", "")
 
 
@@ -157,7 +200,7 @@ def test_throughput_of_run_is_in_steps_where_no_samples_are_reported(
 ) -> None:
     folder.write_row(NOW, 1, Page({"ddp_step": 1.0}))
     folder.write_row(NOW, 1, Page({"ddp_step": 5.0}, rates=rates))
-    assert choose_rate(read_rows(folder.metrics)) == chosen
+    assert choose_rate(folder.read_rows()) == chosen
 
 
 def test_failed_write_is_reported_once_and_retried(folder: RunFolder) -> None:
@@ -215,7 +258,7 @@ async def test_sample_keeps_page_and_adds_row_only_when_something_is_new(folder:
     await watching.sample(everyone=False)
     cluster.pages["p0"] = 'ddp_step{rank="0"} 4\nddp_loss{rank="0"} 0.4\n'
     await watching.sample(everyone=False)
-    assert [(row["attempt"], row["step"], row["loss"]) for row in read_rows(folder.metrics)] == [
+    assert [(row["attempt"], row["step"], row["loss"]) for row in folder.read_rows()] == [
         (2, 3, 0.5),
         (2, 4, 0.4),
     ]
@@ -244,13 +287,13 @@ async def test_rows_have_throughput_of_script_that_reports_only_counters(folder:
         counted = f'ddp_steps_total{{rank="0"}} {steps}\nddp_samples_total{{rank="0"}} {steps * 32}\n'
         cluster.pages = {"p0": seconds + counted + 'ddp_world_size{rank="0"} 2\n'}
         await watching.sample(everyone=False)
-    rows = [(row["steps_per_second"], row["samples_per_second"]) for row in read_rows(folder.metrics)]
+    rows = [(row["steps_per_second"], row["samples_per_second"]) for row in folder.read_rows()]
     assert rows == [(8, 512)] * 3
     message = json.dumps(
         {"progress": {"ddp_steps_total": 5, "ddp_samples_total": 160, "ddp_step_duration_seconds_sum": 2.5}}
     )
     watching.record_end(end(cluster, "p0", message))
-    assert read_rows(folder.metrics)[-1]["steps_per_second"] == pytest.approx(4 / 2.375)
+    assert folder.read_rows()[-1]["steps_per_second"] == pytest.approx(4 / 2.375)
 
 
 async def test_no_row_before_first_step_or_without_page(folder: RunFolder) -> None:
@@ -272,7 +315,7 @@ def test_last_values_are_read_from_termination_message_of_pod_0(folder: RunFolde
     seen = recorder(cluster, folder)
     seen.record_end(end(cluster, "p0", json.dumps({"progress": {"ddp_step": 9, "ddp_loss": 0.1}})))
     seen.record_end(end(cluster, "p1", json.dumps({"progress": {"ddp_step": 8, "ddp_loss": 0.2}})))
-    assert [(row["step"], row["loss"]) for row in read_rows(folder.metrics)] == [(9, 0.1)]
+    assert [(row["step"], row["loss"]) for row in folder.read_rows()] == [(9, 0.1)]
 
 
 def end(cluster: ServingCluster, name: str, message: str) -> Any:
