@@ -82,6 +82,11 @@ def build_sidecar(command: list[str], **members: Any) -> dict[str, Any]:
     return {"initContainers": [{**container, **members}]}
 
 
+def build_init_container(name: str, command: str) -> dict[str, Any]:
+    """Return an init container of the same image."""
+    return {"name": name, "command": ["sh", "-c", command], "imagePullPolicy": "IfNotPresent"}
+
+
 def build_server(port: int) -> dict[str, Any]:
     """Return a pod's spec with a sidecar that serves the port before the training container starts."""
     probe = {"tcpSocket": {"port": port}, "periodSeconds": 1, "failureThreshold": 120}
@@ -306,6 +311,40 @@ CASES: Final[dict[str, Case]] = {
     ),
     "deleted pod": Case(
         TRAIN, "PodReplacement|Restarting", ("(?i)deleted",), ("(?i)deleted",), inflict=delete_pod
+    ),
+    "liveness probe": Case(
+        "import time\nprint(f'fault at {time.time():.1f}', flush=True)\ntime.sleep(1000)\n",
+        "Killed",
+        ("livenessProbe failed: .*connection refused",),
+        ("livenessProbe of container",),
+        container={"livenessProbe": {"httpGet": {"path": "/", "port": 8081}, "periodSeconds": 2}},
+    ),
+    "init container that waits": Case(
+        TRAIN, "InitContainerRunning", ("init container wait-db",),
+        ("wait-db is: no db yet", "kubectl logs .* -c wait-db"),
+        pod={"initContainers": [build_init_container("wait-db", "echo no db yet; sleep 1000")]},
+    ),
+    "init container that fails": Case(
+        TRAIN, "Restarting|Failed", ("init container fetch.*no such bucket",), ("fetch", "no such bucket"),
+        pod={"initContainers": [build_init_container("fetch", "echo started; echo no such bucket >&2; exit 3")]},
+    ),
+    "missing StorageClass": Case(
+        TRAIN, "VolumeNotReady", ("claim slow: .*fast-nfs",), ("Create the StorageClass fast-nfs",),
+        pod={"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "slow"}}]},
+        objects=({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "slow"},
+                  "spec": {"accessModes": ["ReadWriteMany"], "storageClassName": "fast-nfs",
+                           "resources": {"requests": {"storage": "1Gi"}}}},),
+    ),
+    "missing key": Case(
+        TRAIN, "VolumeNotReady", ("volume cfg is ConfigMap settings",), ("Add the key a.yaml",),
+        pod={"volumes": [
+            {"name": "cfg", "configMap": {"name": "settings", "items": [{"key": "a.yaml", "path": "a"}]}}
+        ]},
+        objects=({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"b": "c"}},),
+    ),
+    "wrong address": Case(
+        TRAIN, "PeerUnreachable", ("192.0.2.99.*pod 0 has the address",), ("hostAliases",),
+        pod={"hostAliases": [{"ip": "192.0.2.99", "hostnames": ["wrong-address-1-0.wrong-address"]}]},
     ),
     "drained nodes": Case(
         TRAIN, "Unschedulable", ("EvictionByEvictionAPI", "unschedulable"), ("unschedulable", "(?i)uncordon|nodes"),

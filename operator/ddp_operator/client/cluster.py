@@ -1,6 +1,8 @@
 """Jobs in a cluster, through its API server."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -10,6 +12,7 @@ from ddp_operator.client.api import (
     MERGE_PATCH,
     Api,
     Object,
+    api_path,
     call_job,
     find_lease_renewal,
     get_job,
@@ -22,6 +25,9 @@ from ddp_operator.client.follow import follow_jobs
 from ddp_operator.client.logs import PodLogs
 from ddp_operator.client.workdir import Workdir
 from ddp_operator.kubeobjects import utc_now
+from ddp_operator.status.conditions import INIT_CONTAINER_RUNNING
+from ddp_operator.status.failures import sentence
+from ddp_operator.status.views import view_pod
 from ddp_operator.view.why import Why, explain_why
 
 _DELETE: Final = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
@@ -94,7 +100,8 @@ class ClusterBackend:
         """Return the explanation from the resource and its Events. Raises: ClientError."""
         job = get_job(self.api, name)
         lease = find_lease_renewal(self.api)
-        return explain_why(job, _find_events(self.api, job), utc_now(), option=self.api.option, lease=lease)
+        why = explain_why(job, _find_events(self.api, job), utc_now(), option=self.api.option, lease=lease)
+        return _add_init_log(self.api, name, why) if why.reason == INIT_CONTAINER_RUNNING else why
 
     def report(self, name: str, prometheus: str | None = None) -> str:
         """Return the page built from the job's status and Events, and a Prometheus. Raises: ClientError."""
@@ -111,6 +118,19 @@ class ClusterBackend:
     def argument(self, name: str) -> str:
         """Return the name, with -n if the namespace is not that of the context."""
         return f"{name}{self.api.option}"
+
+
+def _add_init_log(api: Api, name: str, why: Why) -> Why:
+    """Return an explanation with the last line of an init container that keeps a pod from training."""
+    with suppress(ApiError):  # no permission to read logs, or the pod was deleted
+        for pod in map(view_pod, list_pods(api, name)):
+            container = pod.init_container
+            if container is None:
+                continue
+            query = {"container": container.name, "tailLines": "1", "limitBytes": "4096"}
+            for text in api.lines(api_path("v1", "pods", api.namespace, pod.name, "log"), query):
+                return replace(why, what=f"{why.what} The last line of {container.name} is: {sentence(text)}")
+    return why
 
 
 def _find_events(api: Api, job: Object) -> list[Object]:

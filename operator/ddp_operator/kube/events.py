@@ -54,13 +54,18 @@ class EventReader:
         self._lock = asyncio.Lock()
 
     async def about(self, item: Object) -> tuple[Object, ...]:
-        """Return the Events about a Job or a pod. Raises: ClusterError, Refused."""
+        """Return the Events about a Job, a pod, or an object of which only the name is known.
+
+        Raises: ClusterError, Refused.
+        """
         meta = item["metadata"]
         namespace = meta["namespace"]
-        uid = meta["uid"]
-        if item["kind"] != "Job":
-            return tuple(await self._list(namespace, f"involvedObject.uid={uid}", LIMIT, LIMIT))
-        return tuple((await self._about_jobs(namespace)).get(uid, ())[-LIMIT:])
+        if item["kind"] == "Job":
+            return tuple((await self._about_jobs(namespace)).get(meta["uid"], ())[-LIMIT:])
+        selector = f"involvedObject.kind={item['kind']},involvedObject.name={meta['name']}"
+        if "uid" in meta:
+            selector = f"involvedObject.uid={meta['uid']}"
+        return tuple(await self._list(namespace, selector, LIMIT, LIMIT))
 
     async def _about_jobs(self, namespace: str) -> dict[str, list[Object]]:
         """Return the Events about Jobs of a namespace by their UIDs, from a list that is at most AGE seconds old."""

@@ -103,6 +103,9 @@ def _finish_pod(pod: dict[str, Any], job: DDPTrainingJob) -> None:
     _secure_pod(pod, job.spec.security_profile)
     for container in [*pod["containers"], *(pod.get("initContainers") or [])]:
         _secure_container(container, job.spec.security_profile)
+    for container in pod.get("initContainers") or []:
+        # The status then has the last lines of the log. The launcher writes the training container's message.
+        container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
 
 
 def _find_termination_path(container: Mapping[str, Any]) -> str:

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 from ddp_operator import constants
 from ddp_operator.api import child_names
-from ddp_operator.api.errors import FieldError
+from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.profile import complete_spec
 from ddp_operator.api.status import Profile, Straggler
 from ddp_operator.cluster import Cluster, ClusterError, Key, Object, Refused, Snapshot, owner_uids
 from ddp_operator.kubeobjects import find_trainer, scheduling_gates
-from ddp_operator.manifests.children import load_launcher
+from ddp_operator.manifests.children import build_children, load_launcher
 from ddp_operator.reconcile.page_budget import (
     MAX_SECONDS_AT_ONCE,
     PAGES_AT_ONCE,
@@ -39,8 +39,9 @@ from ddp_operator.status.metrics_page import Page, PageParser, RateMeter
 from ddp_operator.status.node_health import LOOK_SECONDS, MOST_NODES, find_trouble, list_nodes_in_use
 from ddp_operator.status.observation import Children, Observation, Problem, Stall, UnreachableReport, view_children
 from ddp_operator.status.ownership import may_have_lost_labels
+from ddp_operator.status.pod_volumes import find_claim_problem, list_claims, name_volume
 from ddp_operator.status.stragglers import Ranks
-from ddp_operator.status.views import NodeView, PodView, view_node
+from ddp_operator.status.views import NodeView, PodView, view_node, view_pod
 
 # Seconds that watch events of new children may be late before the operator searches children without labels.
 _WATCH_DELAY = 2.0
@@ -306,12 +307,31 @@ class Observer:
             with suppress(Refused):
                 if raw["kind"] == "Job" and (gated or raw["spec"].get("suspend")):
                     problem = await self._read_queue(raw)
-                else:
+                elif raw["kind"] == "Job":
                     problem = scheduling.find_latest_warning(await self._cluster.events_of(raw))
+                else:
+                    problem = await self._find_pod_problem(job, raw)
                 if problem is not None:
                     problems[uid] = problem
         memory.events_read = (now, problems)
         return problems
+
+    async def _find_pod_problem(self, job: DDPTrainingJob, raw: Object) -> Problem | None:
+        """Return why a pod does not start, with the object behind its volume. Raises: Refused, ClusterError."""
+        spec: Mapping[str, Any] = {}
+        with suppress(InvalidManifest):
+            attempt_job = build_children(job, attempt=job.status.attempt, nodes=job.status.attempt_nodes)[-1]
+            spec = attempt_job["spec"]["template"]["spec"]
+        if view_pod(raw).waiting_reason != c.UNSCHEDULABLE:
+            problem = scheduling.find_latest_warning(await self._cluster.events_of(raw))
+            return name_volume(problem, spec) if problem is not None else None
+        for claim in list_claims(spec):
+            metadata = {"namespace": job.namespace, "name": claim}
+            events = await self._cluster.events_of({"kind": "PersistentVolumeClaim", "metadata": metadata})
+            problem = find_claim_problem(claim, events)
+            if problem is not None:
+                return problem
+        return None
 
     async def _explain_kills(
         self, job: DDPTrainingJob, snapshot: Snapshot, children: Children, memory: Memory

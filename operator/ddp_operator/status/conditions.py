@@ -107,6 +107,7 @@ SCHEDULED_REASONS: Final = (
 ALL_RANKS_JOINED: Final = "AllRanksJoined"
 ENOUGH_RANKS_JOINED: Final = "EnoughRanksJoined"
 WAITING_FOR_RANKS: Final = "WaitingForRanks"
+INIT_CONTAINER_RUNNING: Final = "InitContainerRunning"
 WAITING_FOR_WORKERS: Final = "WaitingForWorkers"
 NO_METRICS_PAGE: Final = "NoMetricsPage"
 PEER_UNREACHABLE: Final = "PeerUnreachable"  # of Progressing too
@@ -256,7 +257,14 @@ def _describe_missing_pods(pods: Pods, size: JobSize) -> Fact | None:
     if not missing or has_quorum(running, size):
         return None
     message = f"{len(running)}/{size.nodes} pods running; waiting for pods {list_indexes(missing)}"
-    return Fact(RENDEZVOUSED, "False", WAITING_FOR_RANKS, message)
+    initializing = [(pod, container) for pod in pods.newest.values() if (container := pod.init_container)]
+    if not initializing:
+        return Fact(RENDEZVOUSED, "False", WAITING_FOR_RANKS, message)
+    pod, container = initializing[0]
+    more = format_more_pods(len(initializing) - 1)
+    waits = f"; the startupProbe of sidecar {container.name} has not succeeded" if container.is_sidecar else ""
+    message += f"; pod {pod.name}{more} runs init container {container.name} since {container.since}{waits}"
+    return Fact(RENDEZVOUSED, "False", INIT_CONTAINER_RUNNING, message)
 
 
 def _keeps_without_page(observation: Observation, before: Condition) -> bool:
@@ -372,7 +380,7 @@ def find_obstacle(status: Status) -> Condition | None:
 
 def find_blocker(status: Status) -> Condition | None:
     """Return Scheduled or Rendezvoused where a restarting job waits until a person or its queue acts."""
-    for kind, reasons in ((SCHEDULED, BLOCKING), (RENDEZVOUSED, (PEER_UNREACHABLE,))):
+    for kind, reasons in ((SCHEDULED, BLOCKING), (RENDEZVOUSED, (PEER_UNREACHABLE, INIT_CONTAINER_RUNNING))):
         condition = status.condition(kind)
         if condition is not None and condition.status == "False" and condition.reason in reasons:
             return condition

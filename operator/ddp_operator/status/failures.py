@@ -226,10 +226,12 @@ def parse_termination(
     has_message = message is not None
     if message is None:
         by_code = judge_exit_code(exit_code)
+        tail = sanitize_text(text[-2 * _MAX_TEXT :].strip()[-_MAX_TEXT:], _MAX_TEXT)
         message = _Message(
             category=by_code.category,
             exit_code=exit_code,
-            message=_describe_exit(exit_code, reason, text),
+            message=tail.rpartition("\n")[2].strip() or _describe_exit(exit_code, reason),
+            traceback=tail if "\n" in tail else "",  # the kubelet's fallback for a message: the end of the log
             remedy=CATEGORIES[by_code.category].remedy,
         )
     end = _sanitize(message, exit_code, finished_at)
@@ -275,7 +277,7 @@ def _set_killed_by_kubelet(end: Termination, kill: ContainerKill) -> Termination
         ended_by_probe=True,
         message=sanitize_text(message, _MAX_TEXT),
         remedy=PROBE_REMEDY.format(field=kill.field, container=kill.container),
-        signature=f"{kill.field} of container {kill.container}",
+        signature=f"failed {kill.field} of container {kill.container}",
     )
 
 
@@ -350,10 +352,7 @@ def _decode(text: str) -> _Message | None:
         return None
 
 
-def _describe_exit(exit_code: int, reason: str, text: str) -> str:
-    tail = sanitize_text(text[-2 * _MAX_TEXT :].strip()[-_MAX_TEXT:], _MAX_TEXT)
-    if tail:
-        return tail
+def _describe_exit(exit_code: int, reason: str) -> str:
     if exit_code > 128:
         return f"the pod was killed by signal {exit_code - 128}"
     return f"the container ended with exit code {exit_code}" + (f" ({reason})" if reason else "")

@@ -7,13 +7,15 @@ from typing import Any, Final
 from ddp_operator import constants
 from ddp_operator.contract.failure_table import OOM
 from ddp_operator.status.failures import ContainerKill
+from ddp_operator.status.kueue import line
 from ddp_operator.status.observation import Pods
 from ddp_operator.status.scheduling import read_event_time
 from ddp_operator.status.views import PodView, is_taken_away
 
 _MAX_INSPECTED: Final = 3
 _CONTAINER: Final = re.compile(r"spec\.(?:initC|c)ontainers\{(.+)\}")
-_KILLED_FOR: Final = re.compile(r"failed (liveness|startup) probe")
+# The kubelet kills no container for a readiness probe.
+_FAILED_PROBE: Final = re.compile(r"(Liveness|Startup) probe failed: (.*)", re.DOTALL)
 
 
 def list_killed_pods(pods: Pods) -> list[PodView]:
@@ -33,12 +35,16 @@ def _has_got_signal(pod: PodView) -> bool:
 def find_kill(events: Iterable[Mapping[str, Any]], container: str) -> ContainerKill | None:
     """Return why the kubelet killed a container, by the Events about its pod; None: they do not report it."""
     own = sorted((event for event in events if read_container(event) == container), key=read_event_time)
-    if any(event.get("reason") == "FailedPostStartHook" for event in own):
+    reasons = {event.get("reason") for event in own}
+    if "FailedPostStartHook" in reasons:
         return ContainerKill(container, "lifecycle.postStart")
+    if "Killing" not in reasons:
+        return None
+    # The message of Killing names the probe only if the container is restarted.
     for event in reversed(own):
-        probe = _KILLED_FOR.search(str(event.get("message"))) if event.get("reason") == "Killing" else None
-        if probe is not None:
-            return ContainerKill(container, f"{probe[1]}Probe", _find_probe_error(own, probe[1]))
+        failed = _FAILED_PROBE.match(str(event.get("message"))) if event.get("reason") == "Unhealthy" else None
+        if failed is not None:
+            return ContainerKill(container, f"{failed[1].lower()}Probe", line(failed[2]))
     return None
 
 
@@ -46,12 +52,3 @@ def read_container(event: Mapping[str, Any]) -> str:
     """Return the container that an Event about a pod concerns; empty: it concerns the pod."""
     match = _CONTAINER.fullmatch(str((event.get("involvedObject") or {}).get("fieldPath")))
     return match[1] if match else ""
-
-
-def _find_probe_error(events: list[Mapping[str, Any]], probe: str) -> str:
-    prefix = f"{probe} probe failed: "
-    for event in reversed(events):
-        message = " ".join(str(event.get("message")).split())
-        if event.get("reason") == "Unhealthy" and message.lower().startswith(prefix):
-            return message[len(prefix) :]
-    return ""

@@ -34,11 +34,12 @@ _NOTICE = timedelta(seconds=30)
 _READS_PER_SECOND = 5.0
 _MAX_INSPECTED = 3
 _GATED = "SchedulingGated"
-_SCHEDULER_EVENT = "FailedScheduling"
+SCHEDULER_EVENT = "FailedScheduling"
 # The message of kubelets before 1.32 between two attempts to pull an image.
 _PAUSE = "Back-off pulling image "
-_EXPLAINING = ("FailedCreate", "FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", _SCHEDULER_EVENT)
+EXPLAINING_EVENTS = ("FailedCreate", "FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", SCHEDULER_EVENT)
 _VOLUME_EVENTS = ("FailedMount", "FailedAttachVolume")
+_NO_FREE_PORT = "have free ports"
 _VOLUME_WORDS = re.compile(r"volume", re.IGNORECASE)
 # The message of the scheduler of Kubernetes 1.36 on a pod whose gang cannot be scheduled.
 _GANG_WAITS = "pod group is unschedulable, waiting for "
@@ -75,7 +76,7 @@ def _describe_pods(job: DDPTrainingJob, observation: Observation, attempt: int, 
     pods = observation.pods_of(attempt).newest.values()
     attempt_job = observation.job(attempt)
     problem = observation.problems.get(attempt_job.uid) if attempt_job else None
-    waiting = [explained for pod in pods if pod.alive and (explained := _explain_pod(pod, observation, problem))]
+    waiting = [explained for pod in pods if pod.alive and (explained := _explain_pod(job, pod, observation, problem))]
     if waiting:
         return _describe_waiting(waiting)
 
@@ -214,7 +215,9 @@ def find_pull_errors(pods: Iterable[PodView], known: Mapping[str, str]) -> dict[
 
 def find_latest_warning(events: Iterable[Mapping[str, Any]]) -> Problem | None:
     """Return the latest warning that explains why an object does not start."""
-    warnings = [event for event in events if event.get("type") == "Warning" and event.get("reason") in _EXPLAINING]
+    warnings = [
+        event for event in events if event.get("type") == "Warning" and event.get("reason") in EXPLAINING_EVENTS
+    ]
     if not warnings:
         return None
     latest = max(warnings, key=read_event_time)
@@ -234,16 +237,16 @@ def read_event_time(event: Mapping[str, Any]) -> str:
     return max((str(time) for time in times if time), default="")
 
 
-def _explain_pod(pod: PodView, observation: Observation, job_problem: Problem | None) -> _WaitingPod | None:
+def _explain_pod(
+    job: DDPTrainingJob, pod: PodView, observation: Observation, job_problem: Problem | None
+) -> _WaitingPod | None:
     """Return what a pod waits for; None: unknown. ``job_problem``: the problem of its Job."""
     if constants.KUEUE_ELASTIC_GATE in scheduling_gates(pod.raw):
         return _explain_elastic_gate(pod, job_problem)
     if pod.waiting_reason == _GATED and not scheduling_gates(pod.raw):
         return None  # the last gate was just removed
     if pod.waiting_reason == c.UNSCHEDULABLE:
-        names_volume = _VOLUME_WORDS.search(pod.waiting_message) is not None
-        reason = c.VOLUME_NOT_READY if names_volume else c.UNSCHEDULABLE
-        return _WaitingPod(pod.name, reason, pod.waiting_message)
+        return _explain_unschedulable(job, pod, observation.problems.get(pod.uid))
     if pod.waiting_reason == c.IMAGE_PULL:
         return _WaitingPod(pod.name, c.IMAGE_PULL, observation.pull_errors.get(pod.uid, pod.waiting_message))
 
@@ -257,6 +260,37 @@ def _explain_pod(pod: PodView, observation: Observation, job_problem: Problem | 
     return None
 
 
+def _explain_unschedulable(job: DDPTrainingJob, pod: PodView, problem: Problem | None) -> _WaitingPod:
+    """Return why no node fits a pod. ``problem``: of one of its claims."""
+    message = pod.waiting_message
+    if _waits_for_volume(pod):
+        because = f"; {problem.message}" if problem is not None and problem.reason == c.VOLUME_NOT_READY else ""
+        return _WaitingPod(pod.name, c.VOLUME_NOT_READY, message + because)
+    if _NO_FREE_PORT in message:
+        message += f" ({_describe_host_ports(job)})"
+    return _WaitingPod(pod.name, c.UNSCHEDULABLE, message)
+
+
+def _waits_for_volume(pod: PodView) -> bool:
+    return pod.waiting_reason == c.UNSCHEDULABLE and _VOLUME_WORDS.search(pod.waiting_message) is not None
+
+
+def _describe_host_ports(job: DDPTrainingJob) -> str:
+    """Return the ports of the node that a pod needs, each with the field that sets it."""
+    pod = job.spec.template.spec or {}
+    ports = []
+    if pod.get("hostNetwork"):
+        ports += [
+            f"{job.spec.rendezvous.port} of spec.rendezvous.port",
+            f"{job.spec.metrics.port} of spec.metrics.port",
+        ]
+    for container in pod.get("containers") or ():
+        for port in container.get("ports") or ():
+            number = port.get("containerPort") if pod.get("hostNetwork") else port.get("hostPort")
+            ports += [f"{number} of container {container['name']}"] if number else []
+    return f"ports of the node: {', '.join(ports)}"
+
+
 def _explain_elastic_gate(pod: PodView, job_problem: Problem | None) -> _WaitingPod:
     message = "waiting for quota; its peers continue"
     if job_problem is None or job_problem.reason not in QUEUE_REASONS:
@@ -266,8 +300,9 @@ def _explain_elastic_gate(pod: PodView, job_problem: Problem | None) -> _Waiting
 
 def _find_pod_problem(pod: PodView, observation: Observation) -> Problem | None:
     """Return the latest warning about a pod that has not started."""
-    problem = observation.problems.get(pod.uid) if pod.phase == "Pending" else None
-    if problem is not None and problem.reason == _SCHEDULER_EVENT and pod.scheduled:
+    waits_for_kubelet = pod.phase == "Pending" and pod.init_container is None
+    problem = observation.problems.get(pod.uid) if waits_for_kubelet else None
+    if problem is not None and problem.reason == SCHEDULER_EVENT and pod.scheduled:
         return None  # it waited for a node, and has one now
     return problem
 
@@ -297,6 +332,8 @@ def _list_silent_objects(job: DDPTrainingJob, children: Children) -> list[_Silen
 
 
 def _is_silent(pod: PodView) -> bool:
-    if not pod.alive or pod.phase != "Pending" or pod.waiting_reason:
+    if _waits_for_volume(pod):
+        return True  # the Events about its claims have the reason
+    if not pod.alive or pod.phase != "Pending" or pod.waiting_reason or pod.init_container is not None:
         return False
     return pod.scheduled or pod.ignored_since is not None

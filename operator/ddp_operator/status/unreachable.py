@@ -7,6 +7,7 @@ from typing import Final
 
 from ddp_operator import constants
 from ddp_operator.api.status import Status
+from ddp_operator.launcher.failures.text import UNRESOLVED
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.metrics_page import Page
@@ -18,6 +19,7 @@ READ_INTERVAL: Final = 10.0
 """Seconds between two reads of the pages of pod 0's peers."""
 _PATIENCE: Final = timedelta(seconds=5)
 _LATE_HEARTBEAT: Final = 15.0
+_MASTER: Final = "cannot reach pod 0 "
 _ADDRESS: Final = re.compile(r"[0-9a-fA-F]*[.:][0-9a-fA-F.:]+")
 
 
@@ -65,10 +67,18 @@ def _describe(attempt: ObservedAttempt, reports: Iterable[UnreachableReport]) ->
     more = format_more_pods(len(others))
     peers = _find_peers(attempt, report.message)
     names = f" (pod {c.list_indexes(peers)})" if peers else ""
+    zero = attempt.pods.newest.get(0)
+    if (
+        not peers
+        and zero is not None
+        and report.message.startswith(_MASTER)
+        and not report.message.endswith(UNRESOLVED)
+    ):
+        names = f" (pod 0 has the address {zero.address})"
     return f"pod {report.pod}{more} reports: {report.message}{names}"
 
 
 def _find_peers(attempt: ObservedAttempt, message: str) -> list[int]:
     """Return the indexes of the pods whose addresses a report names."""
-    addresses = set(_ADDRESS.findall(message))
+    addresses = {text.strip(".:") for text in _ADDRESS.findall(message)}
     return [index for index, pod in attempt.pods.newest.items() if pod.address and pod.address in addresses]

@@ -59,6 +59,14 @@ class JobView:
         return self.complete or self.failed
 
 
+class RunningInitContainer(NamedTuple):
+    """An init container that runs before the training container. ``is_sidecar``: its startupProbe has not succeeded."""
+
+    name: str
+    since: str
+    is_sidecar: bool
+
+
 class RestartedSidecar(NamedTuple):
     """A native sidecar that was restarted. ``reason``: of its last end."""
 
@@ -108,6 +116,17 @@ class PodView:
     def scheduler(self) -> str:
         """The name of its scheduler."""
         return (self.raw.get("spec") or {}).get("schedulerName") or "default-scheduler"
+
+    @property
+    def init_container(self) -> RunningInitContainer | None:
+        """The init container that runs now; None: none does."""
+        sidecars = _sidecars(self.raw)
+        for container in (self.raw.get("status") or {}).get("initContainerStatuses") or ():
+            running = (container.get("state") or {}).get("running")
+            name = str(container.get("name"))
+            if self.phase == "Pending" and running is not None and not (name in sidecars and container.get("started")):
+                return RunningInitContainer(name, str(running.get("startedAt") or ""), name in sidecars)
+        return None
 
     @property
     def restarted_sidecars(self) -> tuple[RestartedSidecar, ...]:
@@ -304,14 +323,26 @@ def _waiting(status: Mapping[str, Any], scheduled: Mapping[str, Any]) -> tuple[s
     """Return reason and message of a pod that does not start, from the scheduler or the kubelet."""
     if scheduled.get("status") == "False":
         return str(scheduled.get("reason") or "Unschedulable"), str(scheduled.get("message") or "")
-    for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
+    init_containers = status.get("initContainerStatuses") or []
+    for container in [*init_containers, *(status.get("containerStatuses") or [])]:
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason = str(waiting.get("reason") or "")
+        place = f"init container {container.get('name')}" if container in init_containers else ""
+        message = str(waiting.get("message") or "")
         if reason in _PULL_REASONS:
-            return "ImagePull", _BACK_OFF.sub("", str(waiting.get("message") or reason))
+            return "ImagePull", ": ".join(filter(None, (place, _BACK_OFF.sub("", message or reason))))
         if reason and reason not in ("ContainerCreating", "PodInitializing"):
-            return reason, str(waiting.get("message") or "")
+            return reason, ": ".join(filter(None, (place, _describe_last_end(container) or message)))
     return "", ""
+
+
+def _describe_last_end(container: Mapping[str, Any]) -> str:
+    """Return how a container that is restarted ended last; empty: it has not. The back-off's message has no cause."""
+    ended = (container.get("lastState") or {}).get("terminated")
+    if not ended:
+        return ""
+    end = _parse_end(ended, KubeletEvidence())
+    return f"exit code {end.container_exit_code}: {end.message}"
 
 
 def _trainer_state(raw: Mapping[str, Any]) -> Mapping[str, Any]:

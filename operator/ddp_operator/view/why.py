@@ -19,14 +19,14 @@ from ddp_operator.launcher.failures.text import NON_FINITE_REMEDY, PROBE_REMEDY
 from ddp_operator.status.conditions import (
     BLOCKING,
     CHANGE_PENDING,
-    RENDEZVOUSED,
     SIDECAR_RESTARTED,
+    WAITING_FOR_RANKS,
     find_blocker,
     find_obstacle,
 )
 from ddp_operator.status.failures import describe_end, describe_failure, sentence
 from ddp_operator.status.kills import find_kill
-from ddp_operator.status.scheduling import read_event_time
+from ddp_operator.status.scheduling import EXPLAINING_EVENTS, SCHEDULER_EVENT, read_event_time
 from ddp_operator.texts import format_duration
 
 _READ_LOGS: Final = "Read the end of its log: ddp logs {name}."
@@ -81,8 +81,8 @@ REMEDIES: Final = {
     "label kueue.x-k8s.io/priority-class is changed.",
     "ImagePull": "Check the image's name and tag, and imagePullSecrets if the registry is private. As long as no pod "
     "has run, a corrected file can be applied to the same job.",
-    "PodsForbidden": "A quota, a policy or a missing service account prevents the creation of pods: change the job or "
-    "ask the owner of the namespace.",
+    "PodsForbidden": "The API server refuses the pods for the quoted reason: change the job, or ask the owner of the "
+    "namespace.",
     "VolumeNotReady": "Check the claim: kubectl get pvc{option}. One that several nodes use must be ReadWriteMany.",
     "PodsNotStarting": "kubectl describe pod{option} on that pod shows the kubelet's message; a missing object can "
     "still be created.",
@@ -91,6 +91,7 @@ REMEDIES: Final = {
     "WaitingForFormerPods": "The next attempt starts when they have ended; a pod on a dead node is given up after "
     "spec.recovery.forceDeleteAfterSeconds.",
     # Rendezvoused
+    "InitContainerRunning": "Training starts when the init containers of all pods have ended.",
     "WaitingForRanks": "Training starts when all pods run; check those that do not: kubectl get pods -l "
     "ddp-operator.dev/job-name={name}.",
     "WaitingForWorkers": "Loading PyTorch and connecting takes up to a minute; if it takes longer: ddp logs {name}.",
@@ -141,7 +142,10 @@ REMEDIES: Final = {
 
 
 class _MessageRemedy(NamedTuple):
-    """The remedy for a message of another component that matches ``pattern``; it replaces that of the reason."""
+    """The remedy for a message of another component that matches ``pattern``; it replaces that of the reason.
+
+    The first one that applies is used. Named groups of the pattern are names in braces of the remedy.
+    """
 
     pattern: str
     remedy: str
@@ -161,6 +165,24 @@ _MESSAGE_REMEDIES: Final = (
         r"untolerated taint|doesn't match node affinity",
         "It does not start automatically: correct nodeSelector, affinity or tolerations, or move the job to another "
         "queue by its label kueue.x-k8s.io/queue-name.",
+        reason="Inadmissible",
+    ),
+    # The scheduler: all nodes lack the same, which resources and fewer nodes would not change.
+    _MessageRemedy(
+        r"^(?!.*Insufficient ).*didn't match Pod's node affinity/selector",
+        "Correct nodeSelector or affinity in spec.template, or label nodes: kubectl get nodes --show-labels.",
+        reason="Unschedulable",
+    ),
+    _MessageRemedy(
+        r"^(?!.*Insufficient ).*untolerated taint",
+        "Add tolerations for the named taints to spec.template, or nodes without these taints.",
+        reason="Unschedulable",
+    ),
+    _MessageRemedy(
+        "have free ports",
+        "A pod that uses ports of its node needs a node where no other pod has them: set these fields to free ports, "
+        "or run at most as many pods as there are nodes.",
+        reason="Unschedulable",
     ),
     _MessageRemedy(
         "another program serves the metrics port",
@@ -174,13 +196,69 @@ _MESSAGE_REMEDIES: Final = (
         reason="PeerUnreachable",
     ),
     _MessageRemedy(
+        "pod 0 has the address",
+        "The name of pod 0 resolves to another address: remove it from hostAliases in spec.template, or correct "
+        "dnsPolicy and dnsConfig there, or the cluster's DNS.",
+        reason="PeerUnreachable",
+    ),
+    _MessageRemedy(
         "violates PodSecurity",
         "Set spec.securityProfile: Restricted, and the other named fields in template.spec; the image must then run as "
         "a user other than root.",
     ),
+    # Admission plug-ins that refuse pods.
+    _MessageRemedy(
+        r'failed calling webhook "(?P<webhook>[^"]+)"',
+        "The admission webhook {webhook} does not respond as it should, so the API server creates nothing: ask a "
+        "cluster administrator to repair or remove it: kubectl get validatingwebhookconfigurations,"
+        "mutatingwebhookconfigurations. The creation is retried.",
+    ),
+    _MessageRemedy(
+        "denied (the )?request",
+        "The named policy refuses the pods: change what its message demands in the job, or ask the policy's owner.",
+    ),
+    _MessageRemedy(
+        "failed quota: (?P<quota>[^:]+): must specify",
+        "The quota counts what the named containers do not state: set it in their resources in spec.template, or have "
+        "a LimitRange with defaults created in the namespace.",
+    ),
+    _MessageRemedy(
+        "exceeded quota: (?P<quota>[^,]+),",
+        "Free the quota or have it raised: kubectl describe resourcequota {quota}{option}. The pods are created within "
+        "minutes after that.",
+    ),
+    _MessageRemedy(
+        r"usage per (Container|Pod|PersistentVolumeClaim) is|limit to request ratio",
+        "Set resources in spec.template that the namespace's LimitRange allows: kubectl describe limitrange{option}.",
+    ),
+    _MessageRemedy(
+        r'serviceaccount "(?P<account>[^"]+)" not found',
+        "Create it (kubectl create serviceaccount {account}{option}), or correct serviceAccountName in spec.template.",
+    ),
+    _MessageRemedy(
+        "no PriorityClass with name|RuntimeClass .* not found",
+        "Correct its name in the job, or have it created: kubectl get priorityclasses,runtimeclasses.",
+    ),
     _MessageRemedy(
         "image will run as root",
         "Set template.spec.securityContext.runAsUser to a user of the image other than root.",
+    ),
+    # Images.
+    _MessageRemedy(
+        "present with pull policy of Never",
+        "Load the image on every node, or set imagePullPolicy: IfNotPresent.",
+        reason="ImagePull",
+    ),
+    _MessageRemedy(
+        "(?i)unauthorized|authorization failed|access denied|authentication required|403 Forbidden",
+        "The registry refuses access without valid credentials, or has no such image: check imagePullSecrets (kubectl "
+        "get secrets{option}) and the image's name.",
+        reason="ImagePull",
+    ),
+    _MessageRemedy(
+        "(?i)no such host|connection refused|timeout|no route to host",
+        "The node does not reach the registry: check the registry's name in the image, and the network of the node.",
+        reason="ImagePull",
     ),
     # containerd before 2.1 creates a folder without a name for an image volume.
     _MessageRemedy(
@@ -188,15 +266,56 @@ _MESSAGE_REMEDIES: Final = (
         "The node's container runtime mounts no image volumes (containerd does from 2.1, CRI-O from 1.31): put the "
         "code on a claim, with --code-claim, or choose other nodes.",
     ),
+    # Objects that the pods need.
     _MessageRemedy(
         r'configmap "\S+-launcher-[0-9a-f]{10,12}" not found',
         "The operator creates this ConfigMap again. If an older operator created it, the job needs a new Job while no "
         "pod trains: ddp suspend {name}, then ddp resume {name}.",
     ),
     _MessageRemedy(
+        r"(?i)(couldn't find key|non-existent (config|secret) key:) (?P<key>\S+)",
+        "Add the key {key} to that ConfigMap or Secret, and the pods start automatically within two minutes; or "
+        "correct the key in a new job.",
+    ),
+    _MessageRemedy(
         r'(?i)\b(secret|configmap) "[^"]+" not found',
         "Create it in the job's namespace, and the pods start automatically within two minutes; or correct its name in "
         "a new job.",
+    ),
+    _MessageRemedy(
+        r"\(volume \S+ is (?P<object>(ConfigMap|Secret) \S+|projected)\)",
+        "Correct {object}, or that volume in spec.template.",
+    ),
+    _MessageRemedy(
+        'storageclass[^"]* "(?P<storage>[^"]+)" not found',
+        "Create the StorageClass {storage}, or the claim again with an existing one, because the class of a claim "
+        "cannot be changed: kubectl get storageclasses.",
+    ),
+    _MessageRemedy(
+        "FailedBinding: ",
+        "Create the claim again with a storageClassName (kubectl get storageclasses), or a PersistentVolume for it.",
+    ),
+    _MessageRemedy(
+        r"\(volume \S+ is (?P<source>(hostPath|NFS server|CSI driver|image) \S+)\)",
+        "Check {source} and its fields in volumes of spec.template: every node of the job must be able to mount it.",
+    ),
+    _MessageRemedy(
+        "(?i)subPath", "Correct subPath of the named volumeMount in spec.template.", reason="PodsNotStarting"
+    ),
+    _MessageRemedy(
+        "(?P<what>exec: .*): (executable file )?not found|no such file or directory: unknown",
+        "Correct command of the named container in spec.template, or use an image that has the program.",
+        reason="PodsNotStarting",
+    ),
+    _MessageRemedy(
+        r"init container (?P<container>\S+): exit code",
+        "Read its log: kubectl logs POD -c {container} --previous{option}.",
+        reason="PodsNotStarting",
+    ),
+    _MessageRemedy(
+        r"pod (?P<pod>\S+)( \(and .*?\))? runs init container (?P<container>\S+) since",
+        "Training starts when it ends. Its log: kubectl logs {pod} -c {container}{option}.",
+        reason="InitContainerRunning",
     ),
 )
 _NO_OPERATOR: Final = "NoOperator"
@@ -211,7 +330,7 @@ _EVENT_LIMIT: Final = 300
 # Kubernetes repeats the warning of a fault that lasts at least every five minutes.
 _EVENT_AGE: Final = timedelta(minutes=10)
 _EVENT_LATENESS: Final = timedelta(seconds=30)
-_START_WARNINGS: Final = frozenset(("FailedScheduling", "FailedAttachVolume", "FailedMount", *BLOCKING))
+_START_WARNINGS: Final = frozenset((*EXPLAINING_EVENTS, "Failed", *BLOCKING))
 # The message of ``status.scheduling`` about a restarted sidecar.
 _SIDECAR: Final = re.compile(r"sidecar (?P<container>[a-z0-9-]+) of pod (?P<pod>[a-z0-9.-]+):")
 # A standby or a new pod takes over within this time after a leader has ended or its Lease has expired.
@@ -520,9 +639,9 @@ def _describe_position(status: Status) -> str:
 
 def _find_remedy(status: Status, condition: Condition) -> str:
     for entry in _MESSAGE_REMEDIES:
-        applies = entry.reason in ("", condition.reason)
-        if applies and re.search(entry.pattern, condition.message):
-            return entry.remedy
+        match = re.search(entry.pattern, condition.message) if entry.reason in ("", condition.reason) else None
+        if match is not None:
+            return _insert_names(entry.remedy, match)
     remedy = REMEDIES.get(condition.reason, _DESCRIBE)
     if not _is_after_restart(status, condition):
         return remedy
@@ -532,6 +651,13 @@ def _find_remedy(status: Status, condition: Condition) -> str:
     if not hint:
         return remedy
     return f"{_escape(hint)} {remedy.replace(_NO_ACTION, '.')}"
+
+
+def _insert_names(remedy: str, match: re.Match[str]) -> str:
+    """Return a remedy with the names that its pattern found; ``_Case.fill`` replaces the other ones in braces."""
+    for name, value in match.groupdict().items():
+        remedy = remedy.replace(f"{{{name}}}", _escape(value or ""))
+    return remedy
 
 
 def _is_after_restart(status: Status, condition: Condition) -> bool:
@@ -645,12 +771,14 @@ def _describe_cause(failure: LastFailure) -> str:
     return sentence(describe_failure(failure, whole=True))
 
 
-def _is_resolved(case: _Case, event: Mapping[str, Any], time: datetime | None) -> bool:
-    """Return whether a warning about the start of pods is of a time before all of them had joined."""
-    joined = case.status.condition(RENDEZVOUSED)
-    if joined is None or joined.status != "True" or time is None or event.get("reason") not in _START_WARNINGS:
+def _is_resolved(case: _Case, event: Mapping[str, Any]) -> bool:
+    """Return whether a warning is about the start of pods, and they have started, or have a node at least."""
+    reason = event.get("reason")
+    if reason not in _START_WARNINGS or not case.status.is_true("Scheduled"):
         return False
-    return time < joined.last_transition_time
+    rendezvoused = case.status.condition("Rendezvoused")
+    waits_for_kubelet = rendezvoused is not None and rendezvoused.reason == WAITING_FOR_RANKS
+    return reason == SCHEDULER_EVENT or not waits_for_kubelet
 
 
 def _describe_last_warning(case: _Case, text: str, since: datetime | None = None) -> str:
@@ -666,7 +794,7 @@ def _describe_last_warning(case: _Case, text: str, since: datetime | None = None
         if time is not None and time < earliest:
             break
         message = " ".join(str(event.get("message") or "").split())
-        if event.get("type") != "Warning" or not message or _is_resolved(case, event, time):
+        if event.get("type") != "Warning" or not message or _is_resolved(case, event):
             continue
         if _strip_pod_suffixes(message.rstrip(".")) in _strip_pod_suffixes(text):
             return ""

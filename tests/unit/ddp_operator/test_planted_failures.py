@@ -162,6 +162,67 @@ def finished_pod(index: int, sidecar: Mapping[str, Any]) -> dict[str, Any]:
     return child_pod(index, ready=False, status=statuses, spec={"initContainers": sidecars})
 
 
+def starting_pod(index: int, name: str, state: Any, **members: Any) -> dict[str, Any]:
+    """Return a pod that is at an init container, with its ``state``."""
+    statuses = [{"name": name, "state": state, **members}]
+    trainer = [{"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}]
+    spec = {"initContainers": [{"name": "mesh", "restartPolicy": "Always"}]}
+    status = {"initContainerStatuses": statuses, "containerStatuses": trainer}
+    return child_pod(index, "Pending", node="node-a", spec=spec, status=status)
+
+
+RUNS = {"running": {"startedAt": "2026-11-20T11:59:30Z"}}
+CRASHED = {"terminated": {"exitCode": 3, "reason": "Error", "message": "fetching\nbucket s3://corpus not found\n"}}
+FAILED_INIT = child_pod(
+    0, "Failed", status={"initContainerStatuses": [{"name": "fetch", "state": CRASHED}], "containerStatuses": []}
+)
+INIT_CONTAINERS = {
+    "waits": Planted(
+        pods=tuple(starting_pod(index, "wait-db", RUNS) for index in (0, 1)),
+        status=Status(attempt=1, attempt_nodes=2, job_name="train-1"),
+        get="Pending InitContainerRunning",
+        describe=("pod train-1-0-abcde (and 1 more pod) runs init container wait-db since 2026-11-20T11:59:30Z",),
+        why=("kubectl logs train-1-0-abcde -c wait-db.",),
+    ),
+    "sidecar that is not ready": Planted(
+        pods=(child_pod(0), starting_pod(1, "mesh", RUNS, started=False)),
+        status=Status(attempt=1, attempt_nodes=2, job_name="train-1"),
+        get="Pending InitContainerRunning",
+        describe=("the startupProbe of sidecar mesh has not succeeded",),
+        why=("kubectl logs train-1-1-abcde -c mesh.",),
+    ),
+    "started sidecar": Planted(
+        pods=(child_pod(0), starting_pod(1, "mesh", RUNS, started=True)),
+        status=Status(attempt=1, attempt_nodes=2, job_name="train-1"),
+        get="Pending WaitingForRanks",
+        describe=("waiting for pods 1",),
+        why=("check those that do not",),
+        never=("mesh",),
+    ),
+    "crash loop": Planted(
+        pods=(child_pod(0), starting_pod(1, "mesh", {"waiting": {"reason": "CrashLoopBackOff"}}, lastState=CRASHED)),
+        status=Status(attempt=1, attempt_nodes=2, job_name="train-1"),
+        get="Pending PodsNotStarting",
+        describe=("CrashLoopBackOff: init container mesh: exit code 3: bucket s3://corpus not found",),
+        why=("-c mesh --previous",),
+    ),
+    "fails": Planted(
+        pods=(FAILED_INIT, child_pod(1)),
+        jobs=(child_job(conditions={"Failed": "no"}),),
+        status=Status(attempt=1, attempt_nodes=2, job_name="train-1"),
+        get="Restarting Unknown",
+        describe=("init container fetch, node node-a): bucket s3://corpus not found",),
+        why=("init container fetch", "kubectl logs train-1-0-abcde -c fetch"),
+        never=("fetching",),
+    ),
+}
+
+
+@pytest.mark.parametrize("planted", INIT_CONTAINERS.values(), ids=INIT_CONTAINERS)
+def test_init_container_that_keeps_pod_from_training_is_named(planted: Planted) -> None:
+    check(planted)
+
+
 SIDECARS = {
     name: Planted(
         pods=(finished_pod(0, state), finished_pod(1, state)),
@@ -202,7 +263,8 @@ RESTARTING = replace(
     conditions=(*JOINING.conditions[:-1], condition(c.RESTARTING, "True", c.GROUP_RESTART, "restart 1 of 3")),
 )
 NO_NAME = "cannot reach pod 0 at train-1-0.train: name does not resolve yet"
-NO_ROUTE = "cannot reach pod 0 at train-1-0.train:29400: no connection: timed out"
+NO_ROUTE = "cannot reach pod 0 at train-1-0.train:29400: no connection to 10.0.0.1: timed out"
+WRONG_ADDRESS = "cannot reach pod 0 at train-1-0.train:29400: no connection to 192.0.2.99: timed out"
 SILENT_PEER = "10.0.0.2 does not acknowledge data"
 PODS = (child_pod(0, age=3000), child_pod(1, age=3000, status={"podIP": "10.0.0.2"}))
 NETWORK = {
@@ -241,8 +303,20 @@ NETWORK = {
         status=JOINING,
         answers={"unreachable": (UnreachableReport(1, NO_ROUTE),)},
         get="Running PeerUnreachable",
-        describe=(f"PeerUnreachable: pod 1 reports: {NO_ROUTE} (2/2 pods running; workers have not started yet",),
+        describe=(
+            f"PeerUnreachable: pod 1 reports: {NO_ROUTE} (pod 0) (2/2 pods running; workers have not started yet",
+        ),
         why=(NO_ROUTE, "Check the network between these pods"),
+    ),
+    "another address for pod 0": Planted(
+        pods=PODS,
+        page=page(phase="Rendezvous"),
+        status=JOINING,
+        answers={"unreachable": (UnreachableReport(1, WRONG_ADDRESS),)},
+        get="Running PeerUnreachable",
+        describe=(f"{WRONG_ADDRESS} (pod 0 has the address 10.0.0.1)",),
+        why=("The name of pod 0 resolves to another address: remove it from hostAliases",),
+        never=("NetworkPolic",),
     ),
     "partition while training": Planted(
         pods=PODS,

@@ -355,9 +355,10 @@ def describe_absence(pod: Pod, problem: str) -> tuple[str, str]:
             "check the cluster's DNS (kubectl -n kube-system get pods -l k8s-app=kube-dns), dnsPolicy and dnsConfig in "
             "spec.template, that the job's headless Service exists, and that no NetworkPolicy keeps the pods from DNS",
         )
-    if problem == REFUSED:
+    if problem.startswith(REFUSED):
         return f"pod 0 has not served the rendezvous at {master} within {after}: {problem}", "check the log of pod 0"
     return (
         f"pod 0 was not reached at {master} within {after}: {problem}",
-        "check that it runs, and that no NetworkPolicy, firewall or service mesh closes the port",
+        "check that it runs, that its name resolves to its address, and that no NetworkPolicy, firewall or service "
+        "mesh closes the port",
     )

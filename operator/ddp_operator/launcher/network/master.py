@@ -39,7 +39,7 @@ def wait_for_master(
             return problem
         if waited >= next_log:
             log(f"waiting for master {target} ({problem}); {timeout - waited:.0f} s left")
-            is_starting = problem == REFUSED and waited < _SECONDS_TO_LISTEN
+            is_starting = problem.startswith(REFUSED) and waited < _SECONDS_TO_LISTEN
             current = None if is_starting else problem
             if current != reported:
                 report(current)
@@ -65,7 +65,9 @@ def _probe(host: str, port: Optional[int]) -> Optional[str]:
                 connection.connect(address)
             except OSError as error:
                 refused = error.errno == errno.ECONNREFUSED
-                problem = REFUSED if refused else f"no connection: {error.strerror or error}"
+                problem = f"no connection to {address[0]}: {error.strerror or error}"
+                if refused:
+                    problem = f"{REFUSED} ({address[0]})"
             else:
                 return None
     return problem

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import socket
 from pathlib import Path
 
 import pytest
@@ -97,3 +98,11 @@ def test_former_problem_is_withdrawn_when_pod_0_refuses_connections(monkeypatch:
     reports: list[str | None] = []
     assert master.wait_for_master("train-1-0.train", 29400, 25, reports.append) == master.REFUSED
     assert reports == ["name does not resolve yet", None]
+
+
+def test_address_that_name_resolves_to_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    wrong = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: wrong)
+    assert master.wait_for_master("train-1-0.train", port, 0) == f"{master.REFUSED} (127.0.0.1)"

@@ -20,7 +20,19 @@ from ddp_operator.reconcile.observer import Memory, Observer
 from ddp_operator.reconcile.page_budget import MAX_BYTES, CountedParser, PageBudget, PageTooLong
 from ddp_operator.status import conditions as c
 from ddp_operator.status.observation import UnreachableReport
-from tests.support.builders import NOW, UID, Json, child_job, child_pod, hand_over, job, last_words, page
+from ddp_operator.status.scheduling import describe_scheduling
+from tests.support.builders import (
+    NOW,
+    UID,
+    Json,
+    child_job,
+    child_pod,
+    hand_over,
+    job,
+    last_words,
+    page,
+    template,
+)
 from tests.support.fake_cluster import ReconcilerHarness
 
 STATUS = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)
@@ -94,6 +106,26 @@ class TestTurns:
         assert (await look.at(seconds=61)).problems == first.problems
         assert (await look.at(seconds=600)).problems == {}
         assert look.cluster.asked == ["events of train-1"] * 2
+
+
+async def test_claim_of_unschedulable_pod_and_object_of_its_volume_are_named() -> None:
+    look = Look()
+    unbound = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "unbound volume claims"}
+    pods = child_pod(0, "Pending", status={"conditions": [unbound]}), child_pod(1, "Pending", node="node-a")
+    look.cluster.events = [
+        {"type": "Warning", "reason": "FailedMount", "message": 'no key (for volume "cfg")', "lastTimestamp": "1"}
+    ]
+    volumes = [
+        {"name": "cfg", "configMap": {"name": "settings"}},
+        {"name": "data", "persistentVolumeClaim": {"claimName": "corpus"}},
+    ]
+    spec = {"template": template(volumes=volumes)}
+    observation = await look.at(*pods, seconds=60, spec=spec)
+    assert look.cluster.asked == ["events of corpus", "events of train-1-1-abcde"]
+    fact = describe_scheduling(job(status=STATUS, nodes=2, **spec), observation, 1, 2, NOW)
+    assert (fact.reason, "claim corpus: FailedMount: no key" in fact.message) == ("VolumeNotReady", True)
+    [_, problem] = observation.problems.values()
+    assert problem.message == 'no key (for volume "cfg") (volume cfg is ConfigMap settings)'
 
 
 class TestBudgetOfPages:

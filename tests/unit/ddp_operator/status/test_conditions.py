@@ -103,7 +103,11 @@ class TestScheduled:
         waiting = {"name": "a", "state": {"waiting": {"reason": "CreateContainerConfigError", "message": "no secret"}}}
         pod = child_pod(0, "Pending", status={"initContainerStatuses": [waiting]})
         statement = self.describe(pod, nodes=1)
-        assert statement == ("False", "PodsNotStarting", "train-1-0-abcde: CreateContainerConfigError: no secret")
+        assert statement == (
+            "False",
+            "PodsNotStarting",
+            "train-1-0-abcde: CreateContainerConfigError: init container a: no secret",
+        )
 
     @pytest.mark.parametrize("reason", ["ContainerCreating", "PodInitializing"])
     def test_slow_start_is_no_obstacle(self, reason: str) -> None:

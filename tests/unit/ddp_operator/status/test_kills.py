@@ -29,14 +29,14 @@ def event(reason: str, message: str, container: str = "trainer", *, at: int = 0)
 
 
 UNHEALTHY = event("Unhealthy", f"Liveness probe failed: {REFUSED}")
-KILLING = event("Killing", "Container trainer failed liveness probe")
+KILLING = event("Killing", "Stopping container trainer")
 
 
 @pytest.mark.parametrize(
     ("events", "expected"),
     [
         ([UNHEALTHY, KILLING], ContainerKill("trainer", "livenessProbe", REFUSED)),
-        ([KILLING], ContainerKill("trainer", "livenessProbe")),
+        ([KILLING], None),
         (
             [
                 event("Unhealthy", "Readiness probe failed: HTTP probe failed with statuscode: 500", at=2),
@@ -50,11 +50,20 @@ KILLING = event("Killing", "Container trainer failed liveness probe")
             ContainerKill("trainer", "lifecycle.postStart"),
         ),
         ([UNHEALTHY], None),
-        ([UNHEALTHY, event("Killing", "Stopping container trainer")], None),
+        ([event("Unhealthy", "Readiness probe failed: 500"), KILLING], None),
         ([event("Killing", "Container shipper failed liveness probe", "shipper")], None),
         ([{}, {"reason": "Killing"}, {"involvedObject": {"fieldPath": 3}}], None),
     ],
-    ids=["liveness", "event lost", "startup", "hook", "below threshold", "deletion", "another container", "malformed"],
+    ids=[
+        "liveness",
+        "without probe",
+        "startup",
+        "hook",
+        "below threshold",
+        "readiness",
+        "another container",
+        "malformed",
+    ],
 )
 def test_events_report_failed_probe(events: list[Any], expected: ContainerKill | None) -> None:
     assert find_kill(events, "trainer") == expected

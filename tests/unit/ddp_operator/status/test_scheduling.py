@@ -18,7 +18,7 @@ from ddp_operator.status.scheduling import (
     find_pull_errors,
     list_objects_to_inspect,
 )
-from tests.support.builders import NOW, child_job, child_pod, job, observe, resource
+from tests.support.builders import NOW, child_job, child_pod, job, observe, resource, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
 
 STATUS = Status(attempt=1, attempt_nodes=2, attempt_time=NOW)
@@ -72,7 +72,36 @@ class TestMessages:
             "2/2 pods scheduled; sidecar mesh of pod train-1-1-abcde: 7 restarts (last reason: OOMKilled)"
         )
         waits = child_pod(1, "Pending", node="node-a", spec=spec, status={"initContainerStatuses": [side]})
-        assert say(child_pod(0), waits) == ("PodsNotStarting", "train-1-1-abcde: CrashLoopBackOff: back-off 40s")
+        assert say(child_pod(0), waits) == (
+            "PodsNotStarting",
+            "train-1-1-abcde: CrashLoopBackOff: init container mesh: exit code 0: the container was killed because it "
+            "used more memory than its limit",
+        )
+
+    @pytest.mark.parametrize(
+        ("pod", "ports"),
+        [
+            (
+                {"hostNetwork": True},
+                "29400 of spec.rendezvous.port, 9400 of spec.metrics.port, 8080 of container trainer",
+            ),
+            ({}, "80 of container trainer"),
+        ],
+    )
+    def test_taken_ports_of_node_are_named_with_their_fields(self, pod: Any, ports: str) -> None:
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+        condition["message"] = "2 node(s) didn't have free ports for the requested pod ports"
+        waits = child_pod(1, "Pending", status={"conditions": [condition]})
+        container = trainer(ports=[{"containerPort": 8080, "hostPort": 80}])
+        reason, message = say(child_pod(0), waits, template=template(container, **pod))
+        assert (reason, message.partition("ports (")[2]) == ("Unschedulable", f"ports of the node: {ports})")
+
+    @pytest.mark.parametrize("phase", ["Pending", "Running"])
+    def test_warning_of_kubelet_is_dropped_once_init_container_runs(self, phase: str) -> None:
+        running = {"initContainerStatuses": [{"name": "wait-db", "state": {"running": {}}}]}
+        problems = {"uid-train-1-1-abcde": Problem("FailedMount", "no volume")}
+        typed, seen = see(child_pod(0), child_pod(1, phase, node="node-a", status=running), problems=problems)
+        assert describe_scheduling(typed, seen, 1, 2, NOW).status == "True"
 
     def test_job_waiting_for_admission_names_its_queue(self) -> None:
         text = say(jobs=[QUEUED])

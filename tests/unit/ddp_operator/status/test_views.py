@@ -209,7 +209,7 @@ class TestPodView:
                     "initContainerStatuses": [waiting("fetch", "CrashLoopBackOff")],
                     "containerStatuses": [waiting("trainer", "PodInitializing")],
                 },
-                {"waiting_reason": "CrashLoopBackOff", "waiting_message": ""},
+                {"waiting_reason": "CrashLoopBackOff", "waiting_message": "init container fetch"},
             ),
             (
                 {

@@ -60,6 +60,63 @@ FAILURE = {
 FAILED = condition("Failed", "True", "RestartBudgetExhausted", "failed 4 times, recovery.maxRestarts is 3; last: …")
 
 
+# Messages of Kubernetes 1.36, and a part of the remedy.
+FORBIDDEN = (
+    (
+        'Internal error occurred: failed calling webhook "pods.corp.example": failed to call webhook: Post '
+        '"https://127.0.0.1:9/validate?timeout=3s": dial tcp 127.0.0.1:9: connect: connection refused',
+        "The admission webhook pods.corp.example does not respond",
+    ),
+    ('admission webhook "pods.corp.example" denied the request: no team', "change what its message demands"),
+    (
+        "pods \"x-1-0\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no",
+        "its message demands",
+    ),
+    ('pods "x-1-0" is forbidden: exceeded quota: team, requested: pods=1, used: pods=9', "resourcequota team."),
+    ('pods "x-1-0" is forbidden: failed quota: strict: must specify limits.cpu for: trainer', "their resources"),
+    ('pods "x-1-0" is forbidden: maximum memory usage per Container is 1Gi, but limit is 2Gi', "limitrange."),
+    (
+        'pods "x-1-" is forbidden: error looking up service account d/bot: serviceaccount "bot" not found',
+        "kubectl create serviceaccount bot)",
+    ),
+    ('pods "x-1-0" is forbidden: no PriorityClass with name high was found', "kubectl get priorityclasses"),
+    ('pod rejected: RuntimeClass "gvisor" not found', "runtimeclasses"),
+)
+NO_NODE = (
+    ("3 node(s) didn't match Pod's node affinity/selector. no new claims", "--show-labels"),
+    ("1 node(s) had untolerated taint(s), 2 node(s) had untolerated taint {gpu: yes}", "Add tolerations"),
+    ("1 node(s) had untolerated taint {a: b}, 2 Insufficient nvidia.com/gpu", "Free or add nodes"),
+    ("3 node(s) didn't have free ports for the requested pod ports (ports of the node: 9400)", "free ports"),
+)
+NO_IMAGE = (
+    ('Container image "a:1" is not present with pull policy of Never', "imagePullPolicy: IfNotPresent"),
+    ("failed to pull and unpack image: pull access denied, repository does not exist", "imagePullSecrets"),
+    ("failed to do request: Head https://r.example/v2: dial tcp: lookup r.example: no such host", "reach the registry"),
+    ('Failed to apply default image tag "A:b:c": invalid reference format', "name and tag"),
+)
+NO_VOLUME = (
+    (
+        'FailedMount: MountVolume.SetUp failed for volume "cfg" : configmap references non-existent config key: a.yaml '
+        "(volume cfg is ConfigMap c)",
+        "Add the key a.yaml to that ConfigMap",
+    ),
+    ("FailedMount: references non-existent secret key: token (volume s is Secret t)", "Add the key token"),
+    ("FailedMount: timed out (volume d is NFS server 10.0.0.9)", "Check NFS server 10.0.0.9"),
+    (
+        'unbound; claim p: ProvisioningFailed: storageclass.storage.k8s.io "nfs" not found',
+        "Create the StorageClass nfs",
+    ),
+    ("unbound; claim p: FailedBinding: no persistent volumes available", "a storageClassName"),
+    ("FailedAttachVolume: Multi-Attach error for volume (volume d is claim p)", "ReadWriteMany"),
+)
+NOT_STARTING = (
+    ("CreateContainerConfigError: couldn't find key token in Secret d/s", "Add the key token"),
+    ('CreateContainerConfigError: failed to prepare subPath for volumeMount "d"', "Correct subPath"),
+    ('RunContainerError: exec: "shipp": executable file not found in $PATH: unknown', "Correct command"),
+    ("CrashLoopBackOff: init container mesh: exit code 3: no config", "-c mesh --previous"),
+)
+
+
 class TestWhatIsTold:
     def test_unschedulable_quotes_scheduler_with_remedy(self) -> None:
         words = "x-1-0: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu"
@@ -208,6 +265,16 @@ class TestWhatIsTold:
                 "--code-claim",
             ),
             (c.PODS_NOT_STARTING, "container has runAsNonRoot and image will run as root (pod: …)", "runAsUser"),
+            *((c.PODS_FORBIDDEN, f"Error creating: {message}", todo) for message, todo in FORBIDDEN),
+            *((c.UNSCHEDULABLE, f"x-1-0-a: 0/3 nodes are available: {message}", todo) for message, todo in NO_NODE),
+            *((c.IMAGE_PULL, f"x-1-0-a: {message}", todo) for message, todo in NO_IMAGE),
+            *((c.VOLUME_NOT_READY, f"x-1-0-a: {message}", todo) for message, todo in NO_VOLUME),
+            *((c.PODS_NOT_STARTING, f"x-1-0-a: {message}", todo) for message, todo in NOT_STARTING),
+            (
+                c.INIT_CONTAINER_RUNNING,
+                "waiting for pods 0, 1; pod x-1-0-a (and 1 more pod) runs init container wait-db since T",
+                "kubectl logs x-1-0-a -c wait-db.",
+            ),
         ],
     )
     def test_known_message_has_its_own_remedy(self, reason: str, message: str, todo: str) -> None:
@@ -414,17 +481,27 @@ class TestWarningEvents:
         assert ("last warning" in why(self.WAITING, events=(warning,)).what) == is_told
 
     @pytest.mark.parametrize(
-        ("reason", "age", "is_told"),
-        [("FailedMount", 40, False), ("FailedMount", 10, True), ("FailureUnknown", 40, True)],
-        ids=["before the pods joined", "of a later pod", "not about the start"],
+        ("reason", "scheduled", "rendezvoused", "is_told"),
+        [
+            ("FailedMount", "True", c.ALL_RANKS_JOINED, False),
+            ("FailedScheduling", "True", c.WAITING_FOR_WORKERS, False),
+            ("FailedScheduling", "True", c.WAITING_FOR_RANKS, False),
+            ("FailedMount", "True", c.INIT_CONTAINER_RUNNING, False),
+            ("FailedMount", "True", c.WAITING_FOR_RANKS, True),
+            ("FailedMount", "False", c.ENOUGH_RANKS_JOINED, True),
+            ("FailureUnknown", "True", c.ALL_RANKS_JOINED, True),
+        ],
     )
-    def test_warning_about_start_of_pods_that_have_joined_is_not_added(
-        self, reason: str, age: int, is_told: bool
+    def test_warning_about_start_of_pods_is_told_until_they_start(
+        self, reason: str, scheduled: str, rendezvoused: str, is_told: bool
     ) -> None:
-        joined = condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED, age=30)
-        waiting = condition(c.PROGRESSING, "False", c.NO_STEP_YET, age=40)
-        warning = event("no such volume", reason=reason) | {"lastTimestamp": format_time(NOW - timedelta(seconds=age))}
-        assert ("last warning" in why(joined, waiting, phase="Running", events=(warning,)).what) == is_told
+        conditions = (
+            condition(c.SCHEDULED, scheduled, c.ALL_PODS_SCHEDULED, age=30),
+            condition(c.RENDEZVOUSED, "True" if "Joined" in rendezvoused else "False", rendezvoused, age=30),
+            condition(c.PROGRESSING, "False", c.NO_STEP_YET, age=30),
+        )
+        warning = event("no such volume", reason=reason) | {"lastTimestamp": format_time(NOW)}
+        assert ("last warning" in why(*conditions, phase="Running", events=(warning,)).what) == is_told
 
     def test_a_long_warning_is_cut(self) -> None:
         assert len(why(self.WAITING, events=(event("word " * 1000),)).what) < 600
