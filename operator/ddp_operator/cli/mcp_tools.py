@@ -13,6 +13,7 @@ import yaml
 
 from ddp_operator.api.parse import load_documents
 from ddp_operator.cli.list_jobs import format_table
+from ddp_operator.cli.render import omit_data
 from ddp_operator.cli.usage import choose_group, format_usage, sum_up
 from ddp_operator.client.client import Client
 from ddp_operator.client.errors import ClientError, NotFound
@@ -136,7 +137,7 @@ class JobTools:
         checked = check_manifest(manifest)
         if whole:
             return _limit(_to_yaml([{**checked.written, "spec": checked.completed}]))
-        return _limit(_to_yaml(_omit_data(child) for child in checked.children))
+        return _limit(_to_yaml(omit_data(child) for child in checked.children))
 
     def submit_manifest(self, manifest: str, namespace: str | None = None, dry_run: bool = False) -> str:
         """Create the job of a DDPTrainingJob's YAML text. dry_run: the API server only checks it.
@@ -201,14 +202,6 @@ def _check_name(argument: str, name: str) -> str:
             f"{argument}: {name[:80]!r} is not a name of lower-case letters, digits, - and .; call list for the names"
         )
     return name
-
-
-def _omit_data(child: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an object with the sizes of its data instead of the data."""
-    shortened = dict(child)
-    for member in {"data", "binaryData"} & child.keys():
-        shortened[member] = {key: f"({len(str(value))} characters)" for key, value in child[member].items()}
-    return shortened
 
 
 def _to_yaml(objects: Iterable[Mapping[str, Any]]) -> str:

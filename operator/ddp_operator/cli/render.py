@@ -2,6 +2,8 @@
 
 import argparse
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from ddp_operator.cli.io import CommandError, ExitCode, print_note, read_file
 from ddp_operator.cli.profile import add_profiles_argument, read_profiles
@@ -16,8 +18,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", action="store_true", help="only check the job; print errors")
     add_workdir_arguments(parser)
     parser.add_argument("--whole", action="store_true", help="print the job itself, completed by its profile")
+    parser.add_argument("--launcher", action="store_true", help="also print the contents of the launcher's ConfigMap")
     add_profiles_argument(parser)
-    parser.epilog = "Owner references have a UID of zeros, because the API server assigns it."
+    parser.epilog = (
+        "The output is for review: apply the job's YAML itself, and the operator creates these objects. Their owner "
+        "references have a UID of zeros, because the API server assigns it."
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -34,9 +40,11 @@ def run(arguments: argparse.Namespace) -> int:
     workdir = read_workdir(arguments)
     profiles = read_profiles(arguments.profiles)
     manifest, _ = check_job(text, workdir, in_cluster=True, note=print_note, profiles=profiles, exact=True)
-    children = ({**manifest.written, "spec": manifest.completed},) if arguments.whole else manifest.children
     if arguments.check:
         return ExitCode.OK
+    children = manifest.children if arguments.launcher else tuple(map(omit_data, manifest.children))
+    if arguments.whole:
+        children = ({**manifest.written, "spec": manifest.completed},)
     if arguments.output == "json":
         objects = {"apiVersion": "v1", "kind": "List", "items": list(children)}
         print_text(json.dumps(objects, indent=2))
@@ -45,3 +53,12 @@ def run(arguments: argparse.Namespace) -> int:
 
         print_text(yaml.safe_dump_all(children, sort_keys=False, width=120, allow_unicode=True), end="")
     return ExitCode.OK
+
+
+def omit_data(resource: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a rendered object with the sizes of a ConfigMap's values instead of the values."""
+    shown = dict(resource)
+    for field in ("data", "binaryData"):
+        if field in shown:
+            shown[field] = {key: f"({len(value)} characters)" for key, value in shown[field].items()}
+    return shown

@@ -12,6 +12,7 @@ from ddp_operator.cli.arguments import add_runs_argument
 from ddp_operator.cli.init import add_job_options, add_script, find_script, read_job_options, write_manifest
 from ddp_operator.cli.io import CommandError, ExitCode, integer, print_note, read_file
 from ddp_operator.cli.profile import add_profiles_argument, read_profiles
+from ddp_operator.cli.render import omit_data
 from ddp_operator.cli.workdir import add_workdir_arguments, place_script, read_workdir
 
 
@@ -166,7 +167,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
         command="client.train(…) or client.submit(…)" if ENV_RUN_FOLDER in os.environ else arguments.command_line,
         resource=_strip_server_fields(resource),
         others=others,
-        children=build_children(job, attempt=1, nodes=job.spec.nodes),
+        children=[omit_data(child) for child in build_children(job, attempt=1, nodes=job.spec.nodes)],
         nproc=nproc,
         interpreter=interpreter,
         # `ddp run` wrote the YAML of a script itself, so its ignored fields are no news.

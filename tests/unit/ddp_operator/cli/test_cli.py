@@ -130,6 +130,16 @@ def test_render_counts_claimed_gpus_from_file(capsys: pytest.CaptureFixture[str]
     assert "--nproc-per-node=4" in capsys.readouterr().out
 
 
+def test_render_shows_sizes_instead_of_the_launcher(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render", write()]) == 0
+    short = capsys.readouterr().out
+    assert len(short) < 20_000
+    assert " characters)" in short
+    assert main(["render", "--launcher", write()]) == 0
+    (launcher,) = (item for item in yaml.safe_load_all(capsys.readouterr().out) if item.get("binaryData"))
+    assert len(str(launcher)) > 100_000
+
+
 def test_render_refuses_claims_that_file_does_not_define(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
