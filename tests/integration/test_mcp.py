@@ -73,7 +73,7 @@ async def test_read_tools_describe_a_run_of_this_machine(tmp_path: Path) -> None
         assert f"{name}   Succeeded" in await call(client, "list")
         shown = yaml.safe_load(await call(client, "status", name="toy"))
         assert (shown["metadata"]["name"], shown["status"]["phase"]) == (name, "Succeeded")
-        assert "Succeeded after" in await call(client, "why", name="toy")
+        assert "Succeeded with a warning after" in await call(client, "why", name="toy")
         assert "[rank 0] hello of 0" in await call(client, "logs", name=name, lines=20)
         assert await call(client, "usage") == "no job has used a GPU"
         kinds = [resource["kind"] for resource in yaml.safe_load_all(await call(client, "render", manifest=text))]

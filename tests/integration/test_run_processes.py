@@ -74,6 +74,56 @@ def write(folder: Path, script: str) -> None:
     (folder / "train.py").write_text(script)
 
 
+LOOP = """
+import os, time, torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(30):
+    if step == 10 and os.environ["RANK"] in os.environ["BAD"]:
+        raise ValueError("label 17 out of range")
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    print(f"step {step + 1}/30", flush=True)
+    time.sleep(0.02)
+"""
+CATCH = """
+import runpy, traceback
+try:
+    runpy.run_path("loop.py", run_name="__main__")
+except Exception:
+    traceback.print_exc()
+"""
+IN_BACKGROUND = "nohup python loop.py > log-$RANK 2>&1 &"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("command", "bad", "reason", "parts", "step"),
+    [
+        (["python", "train.py"], "0", "TracebackAtEnd", ["rank 0", "step 10 of 30", "ValueError: label 17"], (10, 30)),
+        (["python", "train.py"], "1", "TracebackAtEnd", ["rank 1", "step 10", "ValueError: label 17"], (30, 30)),
+        (["python", "train.py"], "", "", [], (30, 30)),
+        (["sh", "-c", "python loop.py || true"], "0", "TracebackAtEnd", ["rank 0", "step 10 of 30"], (10, 30)),
+        (["bash", "-c", IN_BACKGROUND], "", "ProcessesLeft", ["still ran: python loop.py"], (None, None)),
+    ],
+)  # fmt: skip
+def test_exit_code_that_hides_a_failure_is_reported(
+    tmp_path: Path, command: list[str], bad: str, reason: str, parts: list[str], step: tuple[int | None, int | None]
+) -> None:
+    write(tmp_path, CATCH)
+    (tmp_path / "loop.py").write_text(LOOP)
+    text = manifest(command, nodes=1, procPerNode=2, env={"BAD": f"x{bad}"}, processGroupPolicy="Ignore")
+    with DdpRun(tmp_path, text) as run:
+        assert run.wait() == 0, run.output
+        status = run.read_status()
+    progress = status.get("progress", {})
+    assert (status["phase"], status.get("reason", "")) == ("Succeeded", reason), run.output
+    assert (progress.get("step"), progress.get("totalSteps")) == step
+    assert all(part in run.output for part in parts), run.output
+    assert ("Succeeded with a warning" in run.output) is bool(reason)
+
+
 def test_job_recovers_from_failure_of_rank_1_and_succeeds(tmp_path: Path) -> None:
     write(tmp_path, FAIL_ONCE)
     with DdpRun(tmp_path, manifest(["python", "train.py"], nodes=1, procPerNode=2)) as run:

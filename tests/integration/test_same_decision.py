@@ -35,6 +35,7 @@ EXPECTED = {
         "Rendezvoused": [("False", ""), ("True", ""), ("False", ""), ("True", "")],
         "Progressing": [("False", ""), ("Unknown", ""), ("False", ""), ("Unknown", ""), ("False", "")],
         "Restarting": [("False", "NotRestarting"), ("True", "GroupRestart"), ("False", "NotRestarting")],
+        "TrainingComplete": [("Unknown", "NoStep")],
         "Succeeded": [("False", "NotFinished"), ("True", "AllNodesSucceeded")],
         "Failed": [("False", "NotFinished"), ("False", "Finished")],
     },

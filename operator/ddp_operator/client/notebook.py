@@ -34,18 +34,21 @@ class NotebookDisplay(Display):
 
 def render(name: str, view: View, explanation: str = "") -> str:
     """Return a job as HTML: a progress bar, its metrics, and why it waits or failed."""
-    color = _COLORS.get(view.phase, "#9a6700")
+    color = _COLORS.get(view.title, "#9a6700")
     progress = describe_progress(view.progress, percent=False)
     state = [f"attempt {view.attempt}"] if view.attempt > 1 else []
     state += [f"{view.nodes[0]}/{view.nodes[1]} pods"] if view.nodes[1] else []
-    details = " · ".join([*state, *(progress or filter(None, [view.reason]))])
+    details = " · ".join([*state, *progress, *view.shown_reason])
+    percent = "" if view.percent is None else f"{view.percent:.1f}%"
     bar = (
         '<div style="background:#8884;height:8px;border-radius:4px;max-width:480px;margin:6px 0">'
-        f'<div style="background:{color};height:8px;border-radius:4px;width:{view.percent:.1f}%"></div></div>'
+        f'<div style="background:{color};height:8px;border-radius:4px;width:{percent}"></div></div>'
+        if percent
+        else ""
     )
     more = f'<pre style="white-space:pre-wrap">{escape(explanation)}</pre>' if explanation else ""
-    head = f'<b>{escape(name)}</b> <span style="color:{color};font-weight:600">{escape(view.phase)}</span>'
-    return f"<div>{head} {view.percent:.1f}%{bar}<small>{escape(details)}</small>{more}</div>"
+    head = f'<b>{escape(name)}</b> <span style="color:{color};font-weight:600">{escape(view.title)}</span>'
+    return f"<div>{head} {percent}{bar}<small>{escape(details)}</small>{more}</div>"
 
 
 class Report(str):

@@ -39,6 +39,7 @@ RANK = 14
 WORLD_SIZE = 15
 PID = 16
 OWNER = 17  # process that counts, if the rank's own one is no Python program
+LOST_LOSS_STEP = 18  # the step since which the loss is not finite; 0: it is finite
 
 # Values of VISIBILITY.
 UNKNOWN = 0.0  # the rank has not imported PyTorch's optimizers, or it is no Python program
@@ -53,7 +54,8 @@ class RankCounters(NamedTuple):
     a CUDA graph; ``last_step_time``: of the monotonic clock; ``step_seconds``: sum of
     the time between steps, without long pauses; ``longest_step``: the longest time between two steps, with pauses;
     ``work_seconds``: host time from each step to the next backward; ``first_step``: the run's step before the first one
-    of this process, from the optimizer's state.
+    of this process, from the optimizer's state; ``lost_loss_step``: the process's step since which the loss is not
+    finite; ``owner``: the process that counts, if the rank's own one is no Python program.
     """
 
     pid: int
@@ -70,6 +72,8 @@ class RankCounters(NamedTuple):
     learning_rate: Optional[float]
     loss: Optional[float]
     first_step: Optional[int]
+    lost_loss_step: Optional[int] = None
+    owner: int = 0
 
     @property
     def shows_steps(self) -> bool:
@@ -201,6 +205,8 @@ def _parse_slot(numbers: list[float]) -> Optional[RankCounters]:
         learning_rate=_read_known(numbers[LEARNING_RATE]),
         loss=numbers[LOSS] if numbers[HAS_LOSS] else None,
         first_step=_read_count(first_step) if math.isfinite(first_step) else None,
+        lost_loss_step=_read_count(numbers[LOST_LOSS_STEP]) or None,
+        owner=_read_count(numbers[OWNER]),
     )
 
 

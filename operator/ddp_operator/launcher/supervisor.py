@@ -31,6 +31,7 @@ from .failures.agent_failure import (
     build_store_failure,
     examine_agent_exit,
 )
+from .failures.rank_ends import find_remaining_processes
 from .failures.restarts import InPlaceRestarts
 from .failures.rules import WorkerEnd
 from .failures.termination import complete_worker_failure, conclude
@@ -147,6 +148,8 @@ class Supervisor:
                 break
             self._start_agent()
         self._linger()
+        own = {self._store, self._agent.server, self._agent.rank_server, *self._helpers}
+        remaining = find_remaining_processes(list_children() - own)
         self._end_processes(keep=self._helpers)
         self._save_memory()
         unsaved = self._finish_uploads()
@@ -163,6 +166,7 @@ class Supervisor:
             final=self._final,
             unsaved=unsaved,
             uploads=self._mirror.values() if self._mirror is not None else {},
+            remaining=remaining,
         )
 
     @property

@@ -24,21 +24,22 @@ from ddp_operator.status.attempts import fail
 from ddp_operator.status.failures import describe_detail, describe_end, describe_place
 from ddp_operator.status.observation import Observation, State
 from ddp_operator.texts import format_duration
+from ddp_operator.view.why import REMEDIES
 
 _TRACEBACK_LINES = 15
 
 
 def describe_run(name: str, status: Status, folder: RunFolder, *, seconds: float, interrupted: bool) -> str:
     """Return the summary as text."""
-    outcome = "Interrupted" if interrupted else status.phase or "Unknown"
+    doubts = conditions.find_doubts(status)
+    phase = "Interrupted" if interrupted else status.phase or "Unknown"
+    outcome = f"{phase} with a warning" if doubts else phase
     restarts = count(status.restarts.all, "restart") if status.restarts.all else "no restarts"
     lines = [f"{name}: {outcome} after {format_duration(seconds)} ({count(status.attempt, 'attempt')}, {restarts})"]
     lines += _results(status, folder)
-    lines += [
-        f"  warning:    {condition.message}"
-        for condition in status.conditions
-        if (condition.type, condition.status) == ("Distributed", "False")
-    ]
+    for doubt in doubts:
+        lines.append(f"  warning:    {doubt.reason}: {doubt.message}")
+        lines.append(f"  hint:       {REMEDIES[doubt.reason].format(name=name)}")
     if status.phase != "Succeeded":
         lines += _explain(status, folder)
     lines.append(f"  run folder: {_relative(folder.path)}")

@@ -373,7 +373,8 @@ class Run:
         if waits_for:
             progress = drop_pace(progress)
         phase = conditions.INTERRUPTED if self._was_interrupted() else status.phase or "Pending"
-        return View(phase, status.attempt, waits_for, progress)
+        reason = status.reason if status.phase == "Succeeded" else waits_for
+        return View(phase, status.attempt, reason, progress)
 
     def _show(self) -> None:
         view = self._view()

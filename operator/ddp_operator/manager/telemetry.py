@@ -22,6 +22,7 @@ from ddp_operator.status.transitions import (
     RECOVERY_LEVELS,
     RESTART_CATEGORIES,
     STAGES,
+    Doubted,
     Ended,
     Failed,
     NodeFailed,
@@ -202,6 +203,12 @@ class OperatorMetrics:
             "ddp_operator_failures_total", "Failures by category, with or without a restart.", ["category"]
         )
         self.finished = counter("ddp_operator_finished_jobs_total", "Finished jobs by result.", ["result"])
+        self.doubts = counter(
+            "ddp_operator_doubtful_successes_total",
+            "Jobs that succeeded but may not have trained as intended, by reason of their conditions Distributed and "
+            "TrainingComplete.",
+            ["reason"],
+        )
         self.gpu_seconds = counter(
             "ddp_operator_gpu_seconds_total",
             "GPU-seconds by purpose (status.usage): Productive, Waiting (for the first step), or the cause of lost "
@@ -228,6 +235,8 @@ class OperatorMetrics:
             self.failures.labels(category)
         for result in ("Succeeded", "Failed"):
             self.finished.labels(result)
+        for reason in c.DOUBTS:
+            self.doubts.labels(reason)
 
     def on_reconcile(self, seconds: float, error: BaseException | None) -> None:
         """Count one reconcile."""
@@ -256,6 +265,8 @@ class OperatorMetrics:
                 self.start_to.labels(stage).observe(seconds)
             case Ended(result):
                 self.finished.labels(result).inc()
+            case Doubted(reason):
+                self.doubts.labels(reason).inc()
             case NodeFailed(node):
                 self.node_failures.labels(self._label_node(node)).inc()
             case Used(purpose, gpu_seconds, profile):

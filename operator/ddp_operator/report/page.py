@@ -13,6 +13,7 @@ from ddp_operator.local.ending import explain_interruption
 from ddp_operator.local.folder import choose_rate
 from ddp_operator.report.charts import Series, TimeAxis, format_number, line_chart, stacked_chart
 from ddp_operator.report.run import LoggedEvent, Mark, RankTime, RecordedRun, split_step_time
+from ddp_operator.status.conditions import find_doubts
 from ddp_operator.status.failures import describe_detail, describe_place
 from ddp_operator.status.stragglers import RATIO
 from ddp_operator.texts import format_duration
@@ -85,8 +86,11 @@ def build_page(run: RecordedRun, now: datetime) -> str:
         summary = explain_interruption(run.resource, status, run.command)
     failure = _failure(status.last_failure) if status.last_failure else ""
     succeeded = phase == "Succeeded"
+    is_doubtful = bool(find_doubts(status))
+    kind = "" if is_doubtful else phase
+    title = f"{phase} with a warning" if is_doubtful else phase
     sections = [
-        f'<header><h1>{escape(run.name)}<span class="phase {phase}">{phase}</span></h1>',
+        f'<header><h1>{escape(run.name)}<span class="phase {kind}">{title}</span></h1>',
         f"<p>{escape(summary)}</p></header>",
         f'<dl class="cards">{"".join(_cards(run))}</dl>',
         "" if succeeded else failure,

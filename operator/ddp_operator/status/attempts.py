@@ -16,6 +16,7 @@ from ddp_operator.kubeobjects import truncate
 from ddp_operator.status import conditions as c
 from ddp_operator.status import lost_nodes
 from ddp_operator.status.budget import count_failure, find_limit
+from ddp_operator.status.completion import describe_completion
 from ddp_operator.status.conditions import Fact, set_conditions
 from ddp_operator.status.decision import AT_ONCE, Decision
 from ddp_operator.status.describe import describe
@@ -270,6 +271,11 @@ def succeed(state: State) -> Decision:
         return fail(state, None, c.NO_PROCESS_GROUP, distributed.message)
     facts = [
         *([distributed] if distributed is not None else []),
+        describe_completion(
+            record_final_progress(state.status, state.pods, state.now),
+            state.pods,
+            sees_steps=state.spec.metrics.auto_instrument or bool(state.spec.metrics.log_patterns),
+        ),
         Fact(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED, f"{nodes}/{nodes} pods scheduled{admitted}"),
         Fact(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED, f"{nodes}/{nodes} pods joined the rendezvous"),
         Fact(c.SUCCEEDED, "True", *_describe_success(state)),

@@ -23,11 +23,12 @@ PROGRESSING: Final = "Progressing"
 RESTARTING: Final = "Restarting"
 UPLOADED: Final = "CheckpointsUploaded"
 DISTRIBUTED: Final = "Distributed"
+TRAINING_COMPLETE: Final = "TrainingComplete"
 IDLE: Final = "Idle"
 NODES_HEALTHY: Final = "NodesHealthy"
 SUCCEEDED: Final = "Succeeded"
 FAILED: Final = "Failed"
-_FINAL_TYPES: Final = (DISTRIBUTED, SUCCEEDED, FAILED)
+_FINAL_TYPES: Final = (DISTRIBUTED, TRAINING_COMPLETE, SUCCEEDED, FAILED)
 _RUNNING_TYPES: Final = (ACCEPTED, SUSPENDED, INPUTS_READY, SCHEDULED, RENDEZVOUSED, PROGRESSING, RESTARTING)
 TYPES: Final = (*_RUNNING_TYPES, IDLE, NODES_HEALTHY, UPLOADED, *_FINAL_TYPES)
 
@@ -133,6 +134,16 @@ UPLOAD_FAILING: Final = "UploadFailing"
 # Distributed: only of a job whose pods have succeeded, and only where it is known
 PROCESS_GROUP_OF_ALL_RANKS: Final = "ProcessGroupOfAllRanks"
 NO_PROCESS_GROUP: Final = "NoProcessGroup"  # of Failed too
+# TrainingComplete: only of a job that has succeeded
+ALL_STEPS_MADE: Final = "AllStepsMade"
+TOTAL_UNKNOWN: Final = "TotalUnknown"
+TRACEBACK_AT_END: Final = "TracebackAtEnd"
+PROCESSES_LEFT: Final = "ProcessesLeft"
+ENDED_SHORT: Final = "EndedShort"
+NO_STEP: Final = "NoStep"
+LOSS_NOT_FINITE: Final = "LossNotFinite"
+DOUBTS: Final = (TRACEBACK_AT_END, PROCESSES_LEFT, NO_PROCESS_GROUP, ENDED_SHORT, NO_STEP, LOSS_NOT_FINITE)
+"""Reasons why a job that succeeded may not have trained as intended, the most important first."""
 # Idle: only where spec.idle is set
 NO_STEPS: Final = "NoSteps"
 NOT_IDLE: Final = "NotIdle"
@@ -378,6 +389,12 @@ def find_obstacle(status: Status) -> Condition | None:
     return None
 
 
+def find_doubts(status: Status) -> list[Condition]:
+    """Return the conditions for which a job that succeeded may not have trained as intended."""
+    doubts = [condition for condition in status.conditions if condition.reason in DOUBTS]
+    return sorted(doubts, key=lambda condition: DOUBTS.index(condition.reason)) if status.phase == "Succeeded" else []
+
+
 def find_blocker(status: Status) -> Condition | None:
     """Return Scheduled or Rendezvoused where a restarting job waits until a person or its queue acts."""
     for kind, reasons in ((SCHEDULED, BLOCKING), (RENDEZVOUSED, (PEER_UNREACHABLE, INIT_CONTAINER_RUNNING))):
@@ -392,8 +409,7 @@ def find_reason(status: Status) -> str:
     failure = status.last_failure
     failed = status.condition(FAILED)
     if status.phase == "Succeeded":
-        distributed = status.condition(DISTRIBUTED)
-        return distributed.reason if distributed and distributed.status == "False" else ""
+        return next((doubt.reason for doubt in find_doubts(status)), "")
     if failed is not None and failed.status == "True":
         return failure.category if failure is not None and failure.conclusion else failed.reason
 

@@ -7,6 +7,7 @@ and numbers that the API server would refuse are dropped.
 import dataclasses
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal, NamedTuple
@@ -17,6 +18,7 @@ from ddp_operator import constants
 from ddp_operator.api.status import CheckpointStatus, Condition, LastFailure
 from ddp_operator.contract.failure_record import EVIDENCE, EVIDENCE_ERROR, JSON_NAMES, TYPE_LIMIT, Failure
 from ddp_operator.contract.failure_table import CATEGORIES, KILLED, OOM, PREEMPTED, UNKNOWN, USER_ERROR, judge_exit_code
+from ddp_operator.contract.rank_end import MOST_RANK_ENDS, RANK_END_TEXT, RankEnd
 from ddp_operator.launcher.failures.text import (
     DISK_REMEDY,
     EMPTY_DIR_REMEDY,
@@ -167,6 +169,7 @@ class _Message(
     group_size: int | None = None
     inputs: tuple[InputReport, ...] = ()
     last_failure: str = ""
+    ends: tuple[RankEnd, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -185,6 +188,8 @@ class Termination(Failure):
     """Only of a pod that fetches inputs."""
     last_failure: str = ""
     """Only of a pod that succeeded: the failure before the last restart of its workers, as on its page."""
+    ends: tuple[RankEnd, ...] = ()
+    """Only of a pod that succeeded: ranks that may not have completed their training."""
 
 
 class ContainerKill(NamedTuple):
@@ -307,7 +312,6 @@ def _advise_on_eviction(message: str) -> str:
 def _sanitize(message: _Message, exit_code: int, finished_at: datetime | None) -> Termination:
     by_code = judge_exit_code(exit_code)
     category = CATEGORIES.get(message.category) or CATEGORIES[by_code.category]
-    has_step = message.step is not None and 0 <= message.step <= _MAX_STEP
     return Termination(
         category=category.name,
         container_exit_code=exit_code,
@@ -323,16 +327,40 @@ def _sanitize(message: _Message, exit_code: int, finished_at: datetime | None) -
         time=_sane_time(message.time, finished_at),
         restarts=min(max(0, message.restarts), _MAX_INT),
         signature=sanitize_text(message.signature, TYPE_LIMIT),
-        step=message.step if has_step else None,
+        step=_sane_step(message.step),
         repeated=message.repeated,
-        progress={name: value for name, value in message.progress.items() if math.isfinite(value)},
+        progress=_sane_progress(message.progress),
         evidence=message.evidence if message.evidence in EVIDENCE else EVIDENCE_ERROR,
         permanent=exit_code == constants.EXIT_USER_ERROR,
         world_size=_sane_int(message.world_size),
         group_size=_sane_int(message.group_size),
         inputs=_sane_inputs(message.inputs),
         last_failure=message.last_failure,
+        ends=tuple(_sane_end(end) for end in message.ends[:MOST_RANK_ENDS]),
     )
+
+
+def _sane_progress(reported: Mapping[str, float]) -> dict[str, float]:
+    """Return the finite values, and the loss that is not finite, which JSON cannot have."""
+    progress = {name: value for name, value in reported.items() if math.isfinite(value)}
+    if constants.METRIC_LOST_LOSS in progress:
+        progress[constants.METRIC_LOSS] = math.nan
+    return progress
+
+
+def _sane_end(end: RankEnd) -> RankEnd:
+    return RankEnd(
+        rank=_sane_int(end.rank) or 0,
+        step=_sane_step(end.step),
+        total=_sane_step(end.total),
+        exception=sanitize_text(end.exception, RANK_END_TEXT),
+        secondary=end.secondary,
+        processes=tuple(sanitize_text(command, RANK_END_TEXT) for command in end.processes[:MOST_RANK_ENDS]),
+    )
+
+
+def _sane_step(step: float | None) -> float | None:
+    return step if step is not None and 0 <= step <= _MAX_STEP else None
 
 
 def parse_inputs(text: str) -> tuple[InputReport, ...]:

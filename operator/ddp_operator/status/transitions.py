@@ -77,7 +77,14 @@ class NodeFailed:
     node: str
 
 
-Transition = Failed | Restarted | Reached | Ended | Used | NodeFailed
+@dataclass(frozen=True, slots=True)
+class Doubted:
+    """A job has succeeded, but may not have trained as intended."""
+
+    reason: str
+
+
+Transition = Doubted | Failed | Restarted | Reached | Ended | Used | NodeFailed
 
 
 def find_transitions(old: Status, new: Status, now: datetime) -> tuple[Transition, ...]:
@@ -95,6 +102,7 @@ def _iterate_transitions(old: Status, new: Status, now: datetime) -> Iterator[Tr
     for result in (c.SUCCEEDED, c.FAILED):
         if new.is_true(result) and not old.is_true(result):
             yield Ended("Succeeded" if result == c.SUCCEEDED else "Failed")
+            yield from (Doubted(condition.reason) for condition in c.find_doubts(new))
     yield from _list_failed_nodes(old, new, category)
     yield from _list_usage(old, new)
 
@@ -182,7 +190,7 @@ def _list_condition_states(status: Status) -> list[tuple[str, str, str, int, str
 
 _EVENT_TYPES: Final = (
     *(c.SUSPENDED, c.INPUTS_READY, c.SCHEDULED, c.RENDEZVOUSED, c.IDLE, c.NODES_HEALTHY, c.UPLOADED),
-    *(c.DISTRIBUTED, c.SUCCEEDED, c.FAILED),
+    *(c.DISTRIBUTED, c.TRAINING_COMPLETE, c.SUCCEEDED, c.FAILED),
 )
 """Conditions whose transitions are Events, in the order in which they happen."""
 
@@ -292,7 +300,7 @@ def _is_same_state(before: Condition, condition: Condition) -> bool:
 
 def _build_condition_event(before: Condition | None, condition: Condition) -> Event | None:
     """Return the Event of a changed condition; None: the change has no Event."""
-    if condition.type in (c.DISTRIBUTED, c.NODES_HEALTHY, c.UPLOADED):
+    if condition.type in (c.DISTRIBUTED, c.TRAINING_COMPLETE, c.NODES_HEALTHY, c.UPLOADED):
         return _build_health_event(before, condition)
     if condition.status == "True":
         severity: Literal["Normal", "Warning"] = "Warning" if condition.type in (c.FAILED, c.IDLE) else "Normal"
@@ -307,7 +315,7 @@ def _build_condition_event(before: Condition | None, condition: Condition) -> Ev
 
 def _build_health_event(before: Condition | None, condition: Condition) -> Event | None:
     """Return the Event of a condition that is True for a healthy job."""
-    if condition.status == "False":
+    if condition.status == "False" or condition.reason in c.DOUBTS:
         return Event("Warning", condition.reason, condition.message)
     if condition.type == c.UPLOADED and before is not None:
         return Event("Normal", condition.reason, condition.message)

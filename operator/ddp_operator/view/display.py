@@ -28,18 +28,28 @@ class View:
     restarts: int = 0
 
     @property
+    def title(self) -> str:
+        """The phase, and that a job which succeeded may not have trained as intended."""
+        return f"{self.phase} with a warning" if self.phase == "Succeeded" and self.reason else self.phase
+
+    @property
+    def color(self) -> str:
+        """The color of the phase."""
+        return _COLORS.get(self.title, "yellow")
+
+    @property
     def shown_reason(self) -> list[str]:
-        """The reason, if no progress is known or steps have stopped; else empty."""
-        is_shown = self.reason and (self.phase == "Running" or not describe_progress(self.progress))
+        """The reason, if no progress is known, steps have stopped, or a success is doubtful; else empty."""
+        is_shown = self.reason and (self.phase in ("Running", "Succeeded") or not describe_progress(self.progress))
         return [self.reason] if is_shown else []
 
     @property
-    def percent(self) -> float:
-        """The finished part of all steps, 0 to 100."""
-        if self.phase == "Succeeded":
+    def percent(self) -> float | None:
+        """The finished part of all steps, 0 to 100; None: it is unknown."""
+        if self.title == "Succeeded":
             return 100.0
         if self.progress is None or not self.progress.percent:
-            return 0.0
+            return None
         return float(self.progress.percent.rstrip("%"))
 
 
@@ -91,7 +101,7 @@ class Display:
 
 def describe_view(view: View) -> str:
     """Return the state of a job in one line."""
-    parts = [view.phase]
+    parts = [view.title]
     if view.attempt > 1:
         parts.append(f"attempt {view.attempt}")
     return "  ".join([*parts, *describe_progress(view.progress), *view.shown_reason])
@@ -236,27 +246,28 @@ def build_line(name: str, view: View, elapsed: str, *, narrow: bool = False) -> 
     values = describe_progress(view.progress, percent=False)
     parts = []
     if view.phase != "Running" or not (values or view.reason):
-        parts.append(view.phase)
+        parts.append(view.title)
     if view.attempt > 1:
         parts.append(f"attempt {view.attempt}")
     parts += [*values, *view.shown_reason]
     text = Text("  ".join([*parts, elapsed]), no_wrap=True, overflow="ellipsis")
 
     label = "" if narrow else Text(name, "bold")
-    if values:
-        line.add_row(label, _build_bar(view, 10 if narrow else 24), f"{view.percent:.1f}%", text)
-    else:
-        line.add_row(label, "", "", text)
+    line.add_row(label, *_build_bar(view, 10 if narrow else 24), text)
     return line
 
 
-def _build_bar(view: View, width: int) -> Any:
+def _build_bar(view: View, width: int) -> tuple[Any, str]:
+    """Return a bar and the number of percent; both empty if the finished part is unknown."""
     from rich.progress_bar import ProgressBar
 
-    color = _COLORS.get(view.phase, "yellow")
-    return ProgressBar(
-        total=100.0, completed=view.percent, width=width, complete_style=color, finished_style=_COLORS["Succeeded"]
+    percent = view.percent
+    if percent is None:
+        return "", ""
+    bar = ProgressBar(
+        total=100.0, completed=percent, width=width, complete_style=view.color, finished_style=_COLORS["Succeeded"]
     )
+    return bar, f"{percent:.1f}%"
 
 
 def build_table(jobs: Iterable[tuple[tuple[str, str], View]], *, namespaces: bool = False) -> Any:
@@ -274,12 +285,11 @@ def build_table(jobs: Iterable[tuple[tuple[str, str], View]], *, namespaces: boo
         table.add_row(
             *([namespace] if namespaces else []),
             Text(name, "bold"),
-            Text(view.phase, _COLORS.get(view.phase, "yellow")),
+            Text(view.phase, view.color),
             view.reason,
             f"{view.nodes[0]}/{view.nodes[1]}",
             str(view.restarts),
-            _build_bar(view, 16),
-            f"{view.percent:.1f}%",
+            *_build_bar(view, 16),
             Text("  ".join(describe_progress(view.progress, percent=False)), no_wrap=True, overflow="ellipsis"),
         )
     return table if table.row_count else Text("no jobs")

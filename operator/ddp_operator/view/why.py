@@ -22,6 +22,7 @@ from ddp_operator.status.conditions import (
     SIDECAR_RESTARTED,
     WAITING_FOR_RANKS,
     find_blocker,
+    find_doubts,
     find_obstacle,
 )
 from ddp_operator.status.failures import describe_end, describe_failure, sentence
@@ -127,6 +128,16 @@ REMEDIES: Final = {
     # Distributed and Failed
     "NoProcessGroup": "Initialize torch.distributed in the script and wrap its model in DistributedDataParallel; if "
     "ranks are meant to work independently, set spec.processGroupPolicy: Ignore.",
+    # TrainingComplete
+    "TracebackAtEnd": "Its exit code 0 hides the failure: let the exception end the script, without a try that only "
+    "prints it and without || true, write set -o pipefail before a pipe, and submit the job again.",
+    "ProcessesLeft": "They were killed with the pod: write the command in the foreground, without &, nohup and setsid, "
+    "or end the shell's line with wait, and submit the job again.",
+    "EndedShort": "No action if the script stops early by design; otherwise its last lines show why it ended: ddp logs "
+    "{name}.",
+    "NoStep": "No action if the script does not train, or if its steps are invisible (docs/your-script.md); otherwise "
+    "its output shows why it ended: ddp logs {name}.",
+    "LossNotFinite": f"{NON_FINITE_REMEDY[0].upper()}{NON_FINITE_REMEDY[1:]}.",
     "RestartBudgetExhausted": "A failed job is not restarted: fix the cause, or raise spec.recovery.maxRestarts in the "
     "file if the cause no longer exists; then ddp delete {name}, and submit the file.",
     "RepeatedFailure": "Another attempt would fail in the same way: fix the cause, then ddp delete {name}, and submit "
@@ -485,11 +496,13 @@ def _explain_success(case: _Case) -> Why | None:
     if case.phase != "Succeeded":
         return None
     success = _describe_success(case)
-    distributed = case.status.condition("Distributed")
-    if distributed is None or distributed.status != "False":
+    doubts = find_doubts(case.status)
+    if not doubts:
         return case.conclude("", success)
-    what = f"{success} But {sentence(distributed.message)}"
-    return case.conclude(distributed.reason, what, REMEDIES[distributed.reason])
+    what = " ".join(
+        [f"{success} But {sentence(doubts[0].message)}", *(sentence(doubt.message) for doubt in doubts[1:])]
+    )
+    return case.conclude(doubts[0].reason, what, REMEDIES[doubts[0].reason])
 
 
 def _explain_failure(case: _Case) -> Why | None:
@@ -570,7 +583,7 @@ def _explain_divergence(case: _Case) -> Why | None:
     if progress is None or (progress.loss or "").lstrip("-") not in ("nan", "inf"):
         return None
     what = f"{_describe_training(case)} But its loss is {progress.loss}: further steps cannot improve the model."
-    return Why(case.name, case.phase, "", what, _capitalize_sentence(NON_FINITE_REMEDY))
+    return Why(case.name, case.phase, "", what, REMEDIES["LossNotFinite"])
 
 
 def _explain_training(case: _Case) -> Why:

@@ -8,11 +8,13 @@ from typing import Any, Final, Mapping, Sequence
 from ...contract.failure_record import EVIDENCE_EXIT_CODE, Failure, encode_message
 from ...contract.failure_table import EXIT_CODES, NETWORK
 from ...contract.names import ENV_TERMINATION_LOG, EXIT_OK, EXIT_PREEMPTED, EXIT_RETRYABLE, EXIT_USER_ERROR
+from ...contract.rank_end import RankEnd
 from ..files import log
 from ..pod import Pod, measure_groups
 from ..progress.counted_pages import complete_progress
 from ..progress.metrics import MetricsEndpoint
 from .agent_failure import MASTER_NOT_FOUND, RENDEZVOUS_CLOSED, STORE_PROBLEMS, AgentEnd, examine_agent_exit
+from .rank_ends import RemainingProcess, examine_rank_ends
 from .restarts import InPlaceRestarts
 from .text import UPLOAD_REMEDY, format_failure
 from .worker_failure import add_last_lines, find_root_cause, read_recorded_failures, to_shell_exit_code
@@ -78,12 +80,14 @@ def conclude(
     final: Sequence[Failure],
     unsaved: str = "",
     uploads: Mapping[str, float],
+    remaining: Mapping[int, Sequence[RemainingProcess]],
 ) -> int:
     """Write the termination message and the last lines of the log. Returns the exit code.
 
     ``end`` is the agent's own report and ``status`` the end of its process; ``final`` are failures of workers that
     had decided the end before the pod was asked to stop; ``unsaved`` describes the missing
-    upload to ``checkpoint.url``, and ``uploads`` are the series of its uploads.
+    upload to ``checkpoint.url``, and ``uploads`` are the series of its uploads; ``remaining`` are the processes of each
+    local rank that still ran when its program ended.
     """
     progress = {**metrics.progress(), **uploads}
     succeeded = end.result == "ok"
@@ -97,7 +101,8 @@ def conclude(
         return finish(_build_unsaved_failure(pod_end, unsaved))
     if succeeded:
         completed = replace(pod_end, progress=complete_progress(progress))
-        return finish(completed, _collect_success_members(pod, restarts))
+        ends = examine_rank_ends(pod, metrics, remaining) if end.result == "ok" else []
+        return finish(completed, _collect_success_members(pod, restarts, ends))
 
     has_store_problem = end.reason in STORE_PROBLEMS
     if stopped and not final and not has_store_problem:
@@ -110,8 +115,10 @@ def conclude(
     return finish(_build_agent_failure(pod, end, status, restarts, progress))
 
 
-def _collect_success_members(pod: Pod, restarts: InPlaceRestarts) -> dict[str, Any]:
+def _collect_success_members(pod: Pod, restarts: InPlaceRestarts, ends: Sequence[RankEnd]) -> dict[str, Any]:
     extra: dict[str, Any] = dict(measure_groups(pod))
+    if ends:
+        extra["ends"] = [end.to_json() for end in ends]
     if restarts.last_failure is not None:  # for an operator that has not read the page since
         extra["lastFailure"] = encode_message(restarts.last_failure.to_json(), _LAST_FAILURE_LIMIT).decode()
     return extra

@@ -1,5 +1,6 @@
 """Pages in Prometheus' text format from a rank's counters, merged with the values from its log or its posts."""
 
+import math
 import time
 from typing import Mapping, Optional
 
@@ -11,10 +12,12 @@ from ...contract.names import (
     METRIC_LAST_STEP,
     METRIC_LEARNING_RATE,
     METRIC_LOSS,
+    METRIC_LOST_LOSS,
     METRIC_PROGRESS,
     METRIC_SAMPLES,
     METRIC_STEP_SECONDS,
     METRIC_STEPS,
+    METRIC_TOTAL_MARGIN,
     METRIC_TOTAL_STEPS,
     METRIC_WORLD_SIZE,
 )
@@ -22,6 +25,10 @@ from ..counters import CounterMemory, RankCounters
 from ..files import log
 from ..pod import Pod
 
+STEP_SLACK = 2.0
+"""Steps by which a script may count differently."""
+STEP_SHARE = 0.02
+"""Share of the total by which a run may end early, or exceed it."""
 ALIGNED = "# counted"
 """First line of a page whose steps are optimizer steps: they continue with the counter."""
 
@@ -71,6 +78,9 @@ def merge_counters(values: Mapping[str, float], counters: RankCounters, *, is_al
     for name, value in measured.items():
         if value is not None:
             merged.setdefault(name, value)
+    if counters.lost_loss_step is not None:  # the log may show an older loss
+        merged[METRIC_LOSS] = math.nan
+        merged.setdefault(METRIC_LOST_LOSS, float(counters.lost_loss_step + (counters.first_step or 0)))
     return merged
 
 
@@ -104,11 +114,33 @@ def _continue_steps(values: dict[str, float], counters: RankCounters) -> None:
         values[METRIC_PROGRESS] = values[METRIC_GLOBAL_STEP] / total
 
 
+def drop_lost_loss(values: Mapping[str, float]) -> dict[str, float]:
+    """Return values as JSON can have them: a loss that is not finite becomes the step since which it is not."""
+    finite = {name: value for name, value in values.items() if math.isfinite(value)}
+    if not math.isfinite(values.get(METRIC_LOSS, 0.0)):
+        finite.setdefault(METRIC_LOST_LOSS, finite.get(METRIC_GLOBAL_STEP, finite.get(METRIC_STEPS, 0.0)))
+    return finite
+
+
+def find_missing_steps(progress: Mapping[str, float]) -> float:
+    """Return the steps between the last one and the stated total; 0: none, or so few that the total may be off.
+
+    Scripts count differently by two steps, and skip steps whose gradients overflow. A total of samples may be that of
+    all ranks: the length of a dataset that a sampler divides.
+    """
+    step = progress.get(METRIC_GLOBAL_STEP, progress.get(METRIC_STEPS, 0.0))
+    total = progress.get(METRIC_TOTAL_STEPS, 0.0)
+    margin = progress.get(METRIC_TOTAL_MARGIN, 0.0)
+    tolerance = max(STEP_SLACK, STEP_SHARE * total, margin)
+    is_of_all_ranks = margin > 0 and abs(total - step * progress.get(METRIC_WORLD_SIZE, 1.0)) <= tolerance
+    return 0.0 if total - step <= tolerance or is_of_all_ranks else total - step
+
+
 def complete_progress(progress: Mapping[str, float]) -> dict[str, float]:
-    """Return the progress of a script that has succeeded: its last step is the last one of the run."""
+    """Return the progress of a script that has succeeded: its last step is the run's, unless many steps are missing."""
     completed = dict(progress)
     step = completed.get(METRIC_GLOBAL_STEP, completed.get(METRIC_STEPS))
-    if not step:
+    if not step or find_missing_steps(progress):
         return completed
     completed[METRIC_PROGRESS] = 1.0
     if METRIC_TOTAL_STEPS in completed:

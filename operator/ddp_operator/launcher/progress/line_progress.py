@@ -1,5 +1,6 @@
 """The progress of a rank whose script is unknown: its counters, completed from its lines."""
 
+import math
 import re
 from typing import Callable, Optional
 
@@ -7,8 +8,11 @@ from ...contract.names import (
     METRIC_EPOCH,
     METRIC_EPOCHS,
     METRIC_GLOBAL_STEP,
+    METRIC_LOSS,
+    METRIC_LOST_LOSS,
     METRIC_PROGRESS,
     METRIC_STEPS,
+    METRIC_TOTAL_MARGIN,
     METRIC_TOTAL_STEPS,
     METRIC_WORLD_SIZE,
 )
@@ -66,7 +70,12 @@ class LineProgress:
             self._counters = counters
         elif self._counters is None or not _RECORD.match(line):
             return False
-        self._metrics.update(find_metrics(line))
+        metrics = find_metrics(line)
+        self._metrics.update(metrics)
+        if math.isfinite(metrics.get(METRIC_LOSS, math.nan)):
+            self._metrics.pop(METRIC_LOST_LOSS, None)
+        elif METRIC_LOSS in metrics:
+            self._metrics.setdefault(METRIC_LOST_LOSS, self._finder.last_step or float(counters.steps))
         return True
 
     def page(self, rank: int, world_size: Optional[int] = None) -> str:
@@ -81,6 +90,7 @@ class LineProgress:
                 shown = {
                     METRIC_GLOBAL_STEP: position.step,
                     METRIC_TOTAL_STEPS: position.total,
+                    METRIC_TOTAL_MARGIN: position.margin if position.total and position.margin else None,
                     METRIC_PROGRESS: position.step / position.total if position.total else None,
                     METRIC_EPOCH: position.epoch,
                     METRIC_EPOCHS: position.epochs,

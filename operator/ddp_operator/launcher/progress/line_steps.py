@@ -11,6 +11,7 @@ from collections import OrderedDict
 from typing import Iterator, NamedTuple, Optional, Sequence
 
 from ...contract.names import METRIC_LEARNING_RATE, METRIC_LOSS, METRIC_VAL_ACCURACY, METRIC_VAL_LOSS
+from .counted_pages import STEP_SHARE, STEP_SLACK
 
 _NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 # An integer that may be a count, and the total beside it. Times, versions, percentages and decimals are none.
@@ -31,7 +32,6 @@ _LINE_LIMIT = 512
 _MOST_COUNTS = 12  # in a line
 _MOST_STREAMS = 128
 _CONTEXT = 48  # characters before a number that distinguish it from others
-_SLACK = 2.0  # steps by which a script may count differently
 _SHARE = 0.1  # of the counted steps by which lines may be late
 _SURE_STEPS = 5.0  # from which a number that advances as much is no coincidence
 _SURE_ADVANCES = 2
@@ -39,12 +39,16 @@ _LEAST_MULTIPLE = 1.5
 
 
 class StepPosition(NamedTuple):
-    """The position of the run. ``step``, ``total``: in optimizer steps. None: unknown."""
+    """The position of the run. ``step``, ``total``: in optimizer steps; ``margin``: by which the total may be off.
+
+    None: unknown.
+    """
 
     step: float
     total: Optional[float]
     epoch: Optional[float]
     epochs: Optional[float]
+    margin: float = 0.0
 
 
 class Count(NamedTuple):
@@ -76,6 +80,7 @@ class NumberSeries:
         self._gain = 0.0  # of the value while the counter advanced
         self._steps = 0.0  # of the counter meanwhile
         self._most_ahead = -math.inf  # of the counter; a line is late, never early
+        self.largest_gain = 1.0  # between two lines
 
     def observe(self, value: float, total: Optional[float], counter: float) -> None:
         """Record the number of a line. ``counter``: the rank's steps when the line was read."""
@@ -89,6 +94,8 @@ class NumberSeries:
             self._steps += counter - self._counter
         elif self._steps:
             self._gain += value - self.value  # several lines were read at once
+        if self._counter is not None:
+            self.largest_gain = max(self.largest_gain, value - self.value)
         self.value = value
         self.total = total if total is not None and total >= value else None
         self._counter = counter
@@ -115,7 +122,7 @@ class NumberSeries:
             return None
         # A line may be read a step late, in each epoch anew; and the samples of a step are a whole number.
         whole = round(scale)
-        error = _SLACK * (1 + self.restarts) * scale / self._steps
+        error = STEP_SLACK * (1 + self.restarts) * scale / self._steps
         return float(whole) if abs(scale - whole) <= error else scale
 
     @property
@@ -127,7 +134,7 @@ class NumberSeries:
     def find_offset(self, scale: float) -> float:
         """Return by how many optimizer steps the run is ahead of the counter; 0 if it may have started at 0."""
         ahead = self._most_ahead if scale == 1.0 else self.value - scale * (self._counter or 0.0)
-        return ahead / scale if ahead > max(1.0, _SLACK * scale) else 0.0
+        return ahead / scale if ahead > max(1.0, STEP_SLACK * scale) else 0.0
 
 
 class LineSteps:
@@ -182,9 +189,15 @@ class LineSteps:
         offset = first_step or self._find_offset(stream, scale, is_of_epoch)
         step = counter + offset
         total = self._find_total(stream, scale, epochs, is_of_epoch)
-        if total is not None and step > total + max(_SLACK, 0.02 * total):
+        if total is not None and step > total + max(STEP_SLACK, STEP_SHARE * total):
             total = None  # it was of another number
-        return StepPosition(step, total if total is None else max(step, total), epoch, epochs)
+        margin = 0.0 if scale == 1.0 else stream.largest_gain / scale
+        return StepPosition(step, total if total is None else max(step, total), epoch, epochs, margin)
+
+    @property
+    def last_step(self) -> Optional[float]:
+        """The step that the last validated line shows, if it counts optimizer steps of the process."""
+        return None if self._step is None or self._step.scale != 1.0 else self._step.value
 
     def _find_epoch(self) -> tuple[Optional[float], Optional[float]]:
         """Return the current epoch and their number."""

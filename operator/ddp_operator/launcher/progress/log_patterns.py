@@ -6,7 +6,14 @@ import signal
 from contextlib import suppress
 from typing import Callable, Collection, Mapping, Optional
 
-from ...contract.names import METRIC_LAST_STEP, METRIC_PROGRESS, METRIC_STEP_INTERVAL, METRIC_STEPS, METRIC_WORLD_SIZE
+from ...contract.names import (
+    METRIC_LAST_STEP,
+    METRIC_PROGRESS,
+    METRIC_STEP_INTERVAL,
+    METRIC_STEPS,
+    METRIC_TOTAL_MARGIN,
+    METRIC_WORLD_SIZE,
+)
 from ..counters import RankCounters
 from ..files import log
 from .counted_pages import ALIGNED, format_page
@@ -141,6 +148,7 @@ class LogProgress:
         elif self._steps:
             values[METRIC_STEPS] = self._steps
             values[METRIC_STEP_INTERVAL] = self._interval
+            values[METRIC_TOTAL_MARGIN] = self._interval
         if world_size is not None:
             values[METRIC_WORLD_SIZE] = float(world_size)
         return (f"{ALIGNED}\n" if is_aligned else "") + format_page(values, rank)

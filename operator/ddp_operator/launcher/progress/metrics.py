@@ -14,6 +14,7 @@ from ...contract.names import (
     COMMENT_LAST_FAILURE,
     COMMENT_STEP_HINT,
     METRIC_GLOBAL_STEP,
+    METRIC_LOSS,
     METRIC_STEP_SECONDS,
     METRIC_STEPS,
     PAGES,
@@ -22,7 +23,7 @@ from ...contract.names import (
 )
 from ..counters import CounterMemory, RankCounters
 from ..files import read_json
-from .counted_pages import ALIGNED, format_page, merge_counters
+from .counted_pages import ALIGNED, drop_lost_loss, format_page, merge_counters
 
 _PROGRESS_LIMIT = 30
 _NAME_LIMIT = 64
@@ -88,15 +89,20 @@ def is_number(text: str) -> bool:
 
 
 def read_progress(page: str) -> dict[str, float]:
-    """Return the gauges and counters that have no label but ``rank``, and the time spent in steps."""
+    """Return the gauges and counters that have no label but ``rank``, and the time spent in steps.
+
+    All values but the loss are finite.
+    """
     headers = [match for match in map(_HEADER.fullmatch, page.splitlines()) if match]
     kinds = {header[2]: header[3] for header in headers if header[1] == "TYPE"}
     values: dict[str, float] = {}
     for line in page.splitlines():
         sample = _SAMPLE.fullmatch(line)
-        if not sample or not is_number(sample[3]) or not math.isfinite(float(sample[3])):
+        if not sample or not is_number(sample[3]):
             continue
         name = sample[1]
+        if name != METRIC_LOSS and not math.isfinite(float(sample[3])):
+            continue
         has_only_rank = not sample[2] or re.fullmatch(r'\{rank="[^"]*",?\}', sample[2])
         kind = kinds.get(name) or kinds.get(_family_of(name, kinds))
         is_value = kind in ("gauge", "counter") or name == METRIC_STEP_SECONDS
@@ -211,10 +217,15 @@ class MetricsEndpoint:
     def progress(self) -> dict[str, float]:
         """Return the last known values of the lowest rank. Waits for exporters: call it after the ranks have ended."""
         for rank in self._ranks():
-            self._collect(rank, self._last)
+            values = self.rank_progress(rank)
             if rank in self._last:
-                break
-        return read_progress(self._last[min(self._last)]) if self._last else {}
+                return values
+        return drop_lost_loss(read_progress(self._last[min(self._last)])) if self._last else {}
+
+    def rank_progress(self, rank: int) -> dict[str, float]:
+        """Return the last known values of an ended local rank."""
+        self._collect(rank, self._last)
+        return drop_lost_loss(read_progress(self._last.get(rank, "")))
 
     def step(self, rank: int) -> Optional[float]:
         """Return the run's step that an ended local rank has reported, otherwise that of another rank of this pod."""

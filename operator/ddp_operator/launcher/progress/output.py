@@ -246,16 +246,20 @@ def _end_path(pod: Pod, local_rank: int) -> str:
     return os.path.join(pod.runtime, "output", f"{local_rank}.end")
 
 
-def read_last_lines(pod: Pod, local_rank: int) -> str:
-    """Return the last lines that a rank wrote; empty if its output did not pass the reader."""
+def read_end(pod: Pod, local_rank: int) -> str:
+    """Return the last kilobytes that a rank wrote; empty if its output did not pass the reader."""
     try:
         with open(_end_path(pod, local_rank), "rb") as file:
             text = COLOURS.sub("", file.read(_END_BYTES).decode("utf-8", "replace"))
     except OSError:
         return ""
     torchrun = _NESTED_TORCHRUN.search(text)
-    if torchrun:
-        text = text[: torchrun.start()].strip() or text
+    return text if torchrun is None else text[: torchrun.start()].strip() or text
+
+
+def read_last_lines(pod: Pod, local_rank: int) -> str:
+    """Return the last lines that a rank wrote; empty if its output did not pass the reader."""
+    text = read_end(pod, local_rank)
     lines = [line.rstrip() for line in text.splitlines() if line.strip() and not _is_of_shim(line)]
     return "\n".join(line[:_END_WIDTH] for line in lines[-_END_LINES:])
 

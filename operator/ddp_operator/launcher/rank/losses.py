@@ -59,7 +59,7 @@ class LossReader:
 
     def move_to(self, slot: Any) -> None:
         """Publish in another slot, with the loss that is known."""
-        for index in (counters.LOSS, counters.HAS_LOSS):
+        for index in (counters.LOSS, counters.HAS_LOSS, counters.LOST_LOSS_STEP):
             slot[index] = self._slot[index]
         self._slot = slot
 
@@ -134,5 +134,10 @@ class LossReader:
             value /= scale
         if divisor > 1.0 and divisor == self._per_step:
             value *= divisor
-        self._slot[counters.LOSS] = value
-        self._slot[counters.HAS_LOSS] = 1.0
+        slot = self._slot
+        slot[counters.LOSS] = value
+        slot[counters.HAS_LOSS] = 1.0
+        if math.isfinite(value):
+            slot[counters.LOST_LOSS_STEP] = 0.0
+        elif not slot[counters.LOST_LOSS_STEP]:
+            slot[counters.LOST_LOSS_STEP] = slot[counters.STEPS] + 1.0

@@ -17,7 +17,7 @@ PLACE = re.compile(r'  File "([^"]*)", line (\d+)')
 LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]lib(64)?[/\\]python3[^/\\]*[/\\]|^<frozen ")
 _SHORT_TRACEBACK = 15  # lines
 _LIBRARY_CALLS_KEPT = 2
-_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?$")
 # The message of the C++ runtime before it aborts the process.
 _NATIVE_EXCEPTION = re.compile(
@@ -84,7 +84,7 @@ def find_exceptions(output: str) -> list[tuple[str, str]]:
     """Return type and message of the last exception in a program's output; with rank prefixes, of each rank."""
     lines_by_prefix: dict[str, list[str]] = {}
     for line in output.splitlines():
-        prefix = _RANK_PREFIX.match(line)
+        prefix = RANK_PREFIX.match(line)
         key = prefix[0].strip() if prefix else ""
         lines_by_prefix.setdefault(key, []).append(line[prefix.end() :] if prefix else line)
     exceptions = [_find_last_exception(lines) for lines in lines_by_prefix.values()]

@@ -85,6 +85,7 @@ def test_every_field_has_the_same_value_from_error_file_to_status(
         stopped=False,
         final=[],
         uploads={"ddp_checkpoint_upload_step": 100.0},
+        remaining={},
     )
     expected = dataclasses.replace(
         examined, restarts=2, step=STEP, progress={**PROGRESS, "ddp_checkpoint_upload_step": 100.0}

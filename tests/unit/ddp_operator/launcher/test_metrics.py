@@ -12,7 +12,7 @@ import pytest
 
 from ddp_operator.launcher import counters as slots
 from ddp_operator.launcher.counters import CounterMemory, open_slot
-from ddp_operator.launcher.progress.counted_pages import complete_progress
+from ddp_operator.launcher.progress.counted_pages import complete_progress, find_missing_steps
 from ddp_operator.launcher.progress.metrics import MetricsEndpoint, fetch_page, merge_pages, read_progress
 
 
@@ -311,9 +311,30 @@ def test_recorded_steps_have_no_page(tmp_path: Path, counters: CounterMemory) ->
     assert MetricsEndpoint(str(tmp_path), lambda: "", counters=counters).collect() == {}
 
 
-def test_success_completes_the_progress() -> None:
-    progress = {"ddp_step": 83.0, "ddp_planned_steps": 100.0, "ddp_progress_ratio": 0.83}
-    assert complete_progress(progress) == {"ddp_step": 83.0, "ddp_planned_steps": 83.0, "ddp_progress_ratio": 1.0}
+@pytest.mark.parametrize(
+    ("step", "total", "changes", "missing"),
+    [
+        (100.0, 100.0, {}, 0.0),
+        (28.0, 30.0, {}, 0.0),  # the script counts differently
+        (983.0, 1000.0, {}, 0.0),  # skipped steps
+        (93.0, 94.0, {}, 0.0),  # a last small batch
+        (10.0, 30.0, {}, 20.0),
+        (15.0, 30.0, {"ddp_world_size": 2.0}, 15.0),
+        (469.0, 938.0, {"ddp_world_size": 2.0, "ddp_planned_steps_margin": 10.0}, 0.0),  # samples of all ranks
+        (100.0, 120.0, {"ddp_planned_steps_margin": 60.0}, 0.0),  # estimated by two epochs
+        (40.0, 120.0, {"ddp_planned_steps_margin": 60.0}, 80.0),
+    ],
+)
+def test_success_completes_the_progress_unless_many_steps_are_missing(
+    step: float, total: float, changes: dict[str, float], missing: float
+) -> None:
+    progress = {"ddp_step": step, "ddp_planned_steps": total, "ddp_progress_ratio": step / total, **changes}
+    assert find_missing_steps(progress) == missing
+    completed = {**progress, "ddp_planned_steps": step, "ddp_progress_ratio": 1.0}
+    assert complete_progress(progress) == (progress if missing else completed)
+
+
+def test_progress_without_a_step_is_not_completed() -> None:
     assert complete_progress({"ddp_loss": 1.0}) == {"ddp_loss": 1.0}
 
 

@@ -15,6 +15,7 @@ from ddp_operator.contract.failure_table import CATEGORIES
 from ddp_operator.manager.telemetry import MAX_NODE_LABELS, PHASES, OperatorMetrics
 from ddp_operator.status import conditions as c
 from ddp_operator.status.transitions import (
+    Doubted,
     Ended,
     Failed,
     NodeFailed,
@@ -184,7 +185,9 @@ class TestMetrics:
         metrics = OperatorMetrics(lambda: 0.0)
         for mark in (Failed("OOM"), Restarted("group", "OOM", 2), Reached("first_step", 3.0), Ended("Failed"), USED):
             metrics.on_transition("team", mark)
+        metrics.on_transition("team", Doubted(c.NO_STEP))
         get = metrics.registry.get_sample_value
+        assert get("ddp_operator_doubtful_successes_total", {"reason": "NoStep"}) == 1
         assert get("ddp_operator_failures_total", {"category": "OOM"}) == 1
         assert get("ddp_operator_restarts_total", {"level": "group", "category": "OOM"}) == 2
         assert get("ddp_operator_start_to_stage_duration_seconds_sum", {"stage": "first_step"}) == 3

@@ -13,7 +13,7 @@ from ddp_operator.manifests.children import build_children
 from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import Decision
 from ddp_operator.status.metrics_page import parse_page
-from ddp_operator.status.transitions import list_transition_events
+from ddp_operator.status.transitions import Doubted, find_transitions, list_transition_events
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
 from tests.support.fake_cluster import ReconcilerHarness
 
@@ -143,7 +143,7 @@ class TestInitContainer:
         assert harness.status.last_failure.container == "fetch"
 
 
-def succeeded(index: int, **known: int) -> Any:
+def succeeded(index: int, **known: Any) -> Any:
     return child_pod(index, "Succeeded", message=last_words(**known))
 
 
@@ -186,6 +186,49 @@ class TestProcessGroup:
         )
         ignored = run(*pods, jobs=[self.COMPLETE], processGroupPolicy="Ignore")
         assert (ignored.status.phase, ignored.status.condition("Distributed")) == ("Succeeded", None)
+
+
+class TestCompletion:
+    """Did a job whose ranks have exited with 0 train to its end?"""
+
+    STEPS = {"ddp_step": 10.0}
+    SHORT = {"rank": 0, "step": 10.0, "total": 30.0}
+    TRACE = {"rank": 1, "step": 10.0, "exception": "ValueError: bad", "secondary": False, "processes": []}
+    LOST = {**SHORT, "exception": "RuntimeError: Connection closed by peer", "secondary": True}
+    LEFT = {"rank": 0, "processes": ["python train.py"]}
+    NAN = {**STEPS, "ddp_loss_not_finite_step": 7.0}
+
+    @pytest.mark.parametrize(
+        ("words", "reason", "parts"),
+        [
+            (({"progress": {**STEPS, "ddp_planned_steps": 10.0}}, {}), "AllStepsMade", ["step 10 of 10"]),
+            (({"progress": STEPS}, {}), "TotalUnknown", []),
+            (({}, {}), "NoStep", ["without a visible step"]),
+            (({"progress": NAN}, {}), "LossNotFinite", ["the loss is nan since step 7", "last step was 10"]),
+            (({"progress": STEPS, "ends": [SHORT]}, {}), "EndedShort", ["rank 0", "at step 10 of 30"]),
+            (({"ends": [LEFT]}, {}), "ProcessesLeft", ["1 of its processes still ran: python train.py"]),
+            (({"ends": [LOST]}, {"ends": [TRACE]}), "TracebackAtEnd", ["rank 1", "ValueError: bad", "1 other rank"]),
+            (({"ends": [{**TRACE, "rank": 0}]}, {"ends": [TRACE]}), "TracebackAtEnd", ["rank 0", "so did 1 more rank"]),
+        ],
+    )  # fmt: skip
+    def test_end_of_the_ranks_is_condition(self, words: Any, reason: str, parts: list[str]) -> None:
+        decision = run(
+            *(succeeded(index, **own) for index, own in enumerate(words)), jobs=[child_job(conditions={"Complete": ""})]
+        )
+        status = decision.status
+        is_doubtful = reason not in ("AllStepsMade", "TotalUnknown")
+        assert (status.phase, status.reason) == ("Succeeded", reason if is_doubtful else "")
+        _, known, message = condition(decision, "TrainingComplete")
+        assert known == reason
+        assert all(part in message for part in parts), message
+        assert (reason in [event.reason for event in list_transition_events(STARTED, status)]) is is_doubtful
+        assert (Doubted(reason) in find_transitions(STARTED, status, NOW)) is is_doubtful
+
+    def test_job_that_hides_its_steps_is_not_doubted(self) -> None:
+        pods = succeeded(0), succeeded(1)
+        complete = child_job(conditions={"Complete": ""})
+        decision = run(*pods, jobs=[complete], metrics={"autoInstrument": False})
+        assert decision.status.reason == ""
 
 
 class TestSuccessPolicy:

@@ -111,6 +111,7 @@ def test_bar_shows_percentage_and_metrics_and_is_removed_at_end(monkeypatch: pyt
         (View("Running", 1), 80, "digits   Running  12s"),
         (View("Restarting", 2, "lost a peer"), 80, "digits   Restarting  attempt 2  lost a peer  12s"),
         (View("Running", 1, "", PROGRESS), 40, " ━━━╸       38.6% epoch 3/8  step 71/18…"),
+        (View("Running", 1, "", Progress(step=7)), 80, "digits   step 7  12s"),
     ],
 )
 def test_line_has_progress_or_reason(view: View, width: int, line: str) -> None:
@@ -186,7 +187,16 @@ def test_success_is_summarized_with_results_and_paths(folder: RunFolder) -> None
 def test_success_without_process_group_is_summed_up_with_warning(folder: RunFolder) -> None:
     apart = condition("Distributed", "False", "NoProcessGroup", "no process group spanned all 2 ranks")
     text = describe_run("x", Status(phase="Succeeded", conditions=(apart,)), folder, seconds=5, interrupted=False)
-    assert "  warning:    no process group spanned all 2 ranks\n" in text
+    assert text.startswith("x: Succeeded with a warning after")
+    assert "  warning:    NoProcessGroup: no process group spanned all 2 ranks\n" in text
+    assert "  hint:       Initialize torch.distributed" in text
+
+
+def test_doubtful_success_is_shown_with_its_reason_and_without_a_full_bar() -> None:
+    view = View("Succeeded", 1, "TracebackAtEnd", Progress(step=10, total_steps=30, percent="33.3%"))
+    assert describe_view(view) == "Succeeded with a warning  step 10/30  33.3%  TracebackAtEnd"
+    assert view.percent == 33.3
+    assert View("Succeeded").percent == 100.0
 
 
 def test_failure_is_summed_up_with_cause_place_traceback_hint_and_log(folder: RunFolder) -> None:

@@ -357,6 +357,12 @@ class TestWhatIsTold:
         assert "no group spanned all" in statement.what
         assert "spec.processGroupPolicy: Ignore" in statement.todo
 
+    def test_every_doubt_about_a_success_has_a_remedy(self) -> None:
+        for reason in c.DOUBTS:
+            statement = why(condition(c.TRAINING_COMPLETE, "False", reason, "rank 1 ended"), phase="Succeeded")
+            assert "But rank 1 ended." in statement.what
+            assert (statement.reason, bool(statement.todo)) == (reason, True)
+
     @pytest.mark.parametrize(
         ("saved", "words"),
         [({"checkpoint": {"step": 40}}, "from the checkpoint of step 40"), ({}, "no checkpoint was reported")],

@@ -1,0 +1,29 @@
+"""The record of a rank that exited with 0 and may not have completed its training, in a termination message."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Optional, Tuple
+
+MOST_RANK_ENDS: Final = 2
+"""Records in the message of one pod."""
+RANK_END_TEXT: Final = 160
+"""Characters kept of each text of a record."""
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How such a rank ended. It is the member ``ends`` of the message."""
+
+    rank: int
+    step: Optional[float] = None
+    total: Optional[float] = None
+    """The number of steps that the script stated, if the rank ended short of it."""
+    exception: str = ""
+    """The exception of the traceback in the last lines of its output."""
+    secondary: bool = False
+    """Whether that exception is the loss of a peer."""
+    processes: Tuple[str, ...] = ()
+    """The commands of its processes that still ran when its program ended."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as a termination message has it."""
+        return asdict(self)
