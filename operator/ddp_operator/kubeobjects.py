@@ -45,6 +45,7 @@ _SUFFIX = {
     "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40),
 }  # fmt: skip
 _QUANTITY = re.compile(r"([+-]?[0-9]+(?:\.[0-9]*)?|\.[0-9]+)([numkMGT]|[KMGT]i)?(?:[eE]([+-]?[0-9]{1,2}))?")
+_MAX_QUANTITY: Final = 64  # characters; Python converts at most 4,300 digits
 GPU_RESOURCES: Final = (
     *("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-?*"),
     *("amd.com/gpu", "amd.com/?px_nps?"),
@@ -76,7 +77,8 @@ def is_quantity(value: Any) -> bool:
 
 def parse_quantity(value: Any) -> Decimal | None:
     """Return a quantity as a number, or None where it is not one."""
-    match = _QUANTITY.fullmatch(str(value).strip()) if isinstance(value, str | int | float) else None
+    text = str(value).strip() if isinstance(value, str | int | float) else ""
+    match = _QUANTITY.fullmatch(text) if len(text) <= _MAX_QUANTITY else None
     if match is None or isinstance(value, bool):
         return None
     return Decimal(match[1]) * _SUFFIX[match[2] or ""] * Decimal(10) ** int(match[3] or 0)

@@ -1,5 +1,7 @@
 """The cost of hostile pods, Jobs and specs for the operator: the longest pause of its event loop, and its memory.
 
+Every check of a spec runs at the limits of size (``tests/support/limit_specs.py``); the slowest are printed.
+
 Each row is a process. "before" repeats the code of an earlier version for a ratio within one run: whole pages parsed
 by prometheus_client, labelled Jobs cached whole, patterns compiled in the loop. The idle operator runs against the
 stand-in API server. Asserts nothing.
@@ -18,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,9 @@ import kopf
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
+from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.api.nesting import limit_nesting
+from ddp_operator.api.parse import parse_resource
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.cluster import KubeCluster
@@ -36,13 +41,15 @@ from ddp_operator.kube.resync import CHILD_SELECTOR
 from ddp_operator.kube.watch import _list
 from ddp_operator.kubeobjects import utc_now
 from ddp_operator.manager.operator import Operator
+from ddp_operator.manifests.children import build_children, load_launcher
 from ddp_operator.manifests.log_patterns import check_log_patterns
 from ddp_operator.reconcile.observer import Observer
 from ddp_operator.reconcile.page_budget import PageBudget
 from ddp_operator.settings import Settings
 from ddp_operator.status.views import PodView, view_pod
 from tests.bench.figures import ratio, table
-from tests.support.builders import child_job, child_pod, job
+from tests.support.builders import child_job, child_pod, job, resource
+from tests.support.limit_specs import list_specs
 from tests.support.standin import StandIn
 
 BEAT = 0.005
@@ -205,6 +212,38 @@ async def check_patterns_before(port: int) -> None:
         re.compile(pattern)
 
 
+async def check_specs(port: int) -> None:
+    """Parse specs at the limits and build their children, as the operator does for a new job. Print the slowest."""
+    load_launcher()
+    seconds = {}
+    for name, spec in list_specs():
+        began = time.perf_counter()
+        with suppress(InvalidManifest):
+            build_children(job(**spec), attempt=1, nodes=2)
+        seconds[name] = time.perf_counter() - began
+        await asyncio.sleep(0)
+    print(f"specs at the limits: {len(seconds)}; the slowest:", file=sys.stderr)
+    for name in sorted(seconds, key=lambda name: -seconds[name])[:5]:
+        print(f"  {seconds[name]:.3f} s {name}", file=sys.stderr)
+
+
+async def refuse_oversize_specs(port: int) -> None:
+    """Refuse specs of the size that an API server stores."""
+    for spec in (
+        {"a": "(" * 1_400_000},
+        {"a": [[] for _ in range(460_000)]},
+        {"a": {str(n): {} for n in range(99_999)}},
+    ):
+        with suppress(InvalidManifest):
+            parse_resource(resource(**spec))
+        await asyncio.sleep(0)
+
+
+async def decode_nested_events(port: int) -> None:
+    """Decode an event of 1.4 MB of nested lists."""
+    json.loads(limit_nesting(b"[" * 700_000 + b"]" * 700_000))
+
+
 async def measure_idle() -> tuple[float, float]:
     """Measure an operator without a job, once it has started."""
     operator = Operator(Settings.from_env())
@@ -221,6 +260,7 @@ async def measure_row(name: str, port: int) -> tuple[float, float]:
 
 
 IDLE = "idle operator"
+SPECS = "every check at its limit"
 ATTACKS: dict[str, Callable[[int], Awaitable[None]]] = {
     f"{PODS} hostile pages": read_pages,
     f"{PODS} hostile pages, before": read_pages_before,
@@ -228,6 +268,9 @@ ATTACKS: dict[str, Callable[[int], Awaitable[None]]] = {
     f"{JOBS} foreign Jobs, before": list_foreign_jobs_before,
     "8 hostile patterns": check_patterns,
     "8 hostile patterns, before": check_patterns_before,
+    SPECS: check_specs,
+    "3 oversize specs": refuse_oversize_specs,
+    "a nested event": decode_nested_events,
 }
 
 

@@ -102,6 +102,31 @@ async def test_failed_attempt_is_followed_by_another(actors: ClusterActors, star
     assert (failure["attempt"], failure["node"], failure["message"]) == (1, 1, "boom")
 
 
+NESTED = {"lists": "[" * 9_000 + "]" * 9_000, "objects": '{"a":' * 9_000 + "1" + "}" * 9_000}
+
+
+@pytest.mark.parametrize("attack", [*NESTED, "size"])
+async def test_hostile_spec_is_refused_and_next_job_runs(
+    plane: ControlPlane, namespace: str, actors: ClusterActors, start: StartProcess, tmp_path: Path, attack: str
+) -> None:
+    """The API server stores 10,000 levels, and 1.5 MB."""
+    member = f'"x": {NESTED[attack]}' if attack in NESTED else f'"x": {json.dumps("(" * 1_300_000)}'
+    hostile = json.dumps(job_manifest("hostile")).replace('"containers"', f'{member}, "containers"', 1)
+    path = tmp_path / "hostile.json"
+    path.write_text(hostile)
+    plane.kubectl("create", "-n", namespace, "--validate=false", "-f", str(path))
+    start()
+    refused = await actors.phase("hostile", "Rejected")
+    [accepted] = [item for item in refused["status"]["conditions"] if item["type"] == "Accepted"]
+    assert (accepted["status"], accepted["reason"]) == ("False", "InvalidSpec")
+    assert accepted["message"].startswith("spec")
+    await actors.create(job_manifest())
+    plane.kubectl("annotate", "ddp", "hostile", "-n", namespace, "a=b")
+    for index in (0, 1):
+        await actors.run_pod("digits-1", index)
+    await actors.phase("digits", "Running")
+
+
 async def note_ends(actors: ClusterActors, ends: dict[str, tuple[str, str]]) -> None:
     """Record the phase and reason of each pod that no longer runs."""
     async for pod in actors.watch("Pod"):

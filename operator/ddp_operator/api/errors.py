@@ -4,11 +4,12 @@ import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from ddp_operator.launcher.transfer.storage import hide_credentials
 
 _MISSING: Any = object()
+_MAX_VALUE: Final = 200  # characters; the message that follows has the remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,9 @@ class FieldError:
             return f"{self.path}: {self.message}" if self.path else self.message
         if isinstance(self.value, dict | list | tuple):  # the API server omits their values
             return f"{self.path}: Invalid value: {self.message}"
-        return f"{self.path}: Invalid value: {hide_credentials(json.dumps(self.value, default=str))}: {self.message}"
+        value = hide_credentials(json.dumps(self.value, default=str))
+        value = value if len(value) <= _MAX_VALUE else f"{value[:_MAX_VALUE]}…"
+        return f"{self.path}: Invalid value: {value}: {self.message}"
 
 
 def check_strings(pairs: Any, path: str) -> FieldError | None:

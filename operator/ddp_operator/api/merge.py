@@ -4,6 +4,7 @@ No maintained Python library implements them. Only pod templates have lists that
 template and the remaining spec.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -54,7 +55,7 @@ def merge(base: Any, own: Any, field: str = "") -> Any:
 
 def _is_keyed(items: Any, key: str) -> bool:
     return isinstance(items, list) and all(
-        isinstance(item, Mapping) and (key in item or DIRECTIVE in item) for item in items
+        isinstance(item, Mapping) and (isinstance(item.get(key), str | int) or DIRECTIVE in item) for item in items
     )
 
 
@@ -65,15 +66,15 @@ def _merge_items(base: Sequence[Any], own: Sequence[Any], key: str, *, keep: boo
     """
     if any(item.get(DIRECTIVE) == "replace" for item in own):
         return [item for item in own if DIRECTIVE not in item]
-    dropped = [item.get(key) for item in own if item.get(DIRECTIVE) == "delete"]
+    dropped = {item.get(key) for item in own if item.get(DIRECTIVE) == "delete"}
     own = [item for item in own if DIRECTIVE not in item]
     places = {item[key]: place for place, item in enumerate(base) if item[key] not in dropped}
-    named = [item[key] for item in own]
-    alone = [name for name in places if name not in named]
+    named = {item[key] for item in own}
+    alone = deque(name for name in places if name not in named)
     merged = []
     for item in own:
         former = base[places[item[key]]] if item[key] in places else {}
         while alone and places[alone[0]] < places.get(item[key], -1):
-            merged.append(base[places[alone.pop(0)]])
+            merged.append(base[places[alone.popleft()]])
         merged.append(merge(former if keep else {name: former[name] for name in item if name in former}, item))
     return merged + [base[places[name]] for name in alone]

@@ -19,6 +19,7 @@ from ddp_operator.api.crd import build_schema, build_spec_schema
 from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings, unknown_member
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.profile import complete_spec, profile_reference, read_profile
+from ddp_operator.api.size import refuse_oversize
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Status
 
@@ -97,6 +98,7 @@ def parse_manifest(text: str, code: Mapping[str, Any] | None = None, profiles: F
     documents = load_documents(text)
     raw = _select_job(documents)
     _check_shape(raw)
+    refuse_oversize(raw.get("spec"))
     others = tuple(document for document in documents if document is not raw)
 
     if code is not None and isinstance(raw.get("spec"), Mapping):
@@ -224,6 +226,7 @@ _METADATA = (
 def _parse_spec(raw: Any) -> Spec:
     if raw is None:
         raise InvalidManifest([FieldError("spec", "Required value: add spec with at least spec.template")])
+    refuse_oversize(raw)
     try:
         return msgspec.convert(_as_stored(raw, _spec_schema()), Spec)
     except msgspec.ValidationError as error:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.merge import MERGE_KEYS, merge
+from ddp_operator.api.size import refuse_oversize
 from ddp_operator.api.status import Profile
 from ddp_operator.constants import CLUSTER_PROFILE_KIND, TRAINER_CONTAINER
 from ddp_operator.kubeobjects import find_trainer
@@ -67,6 +68,7 @@ def read_profile(raw: Mapping[str, Any], defaults: Profile | None = None) -> Pro
     ``defaults``: values of fields that neither the job nor the profile sets.
     """
     spec = raw.get("spec") or {}
+    refuse_oversize(spec)
     job = spec.get("job") or {}
     locked = spec.get("locked") or []
     if not isinstance(job, Mapping) or not isinstance(locked, list):
@@ -94,7 +96,7 @@ def complete_spec(own: Mapping[str, Any], profile: Profile) -> tuple[dict[str, A
         value = _read(spec, steps)
         if value != locked_value:
             errors.append(_explain_lock(path, profile, locked_value, value))
-        own, spec = _drop_change(own, base, steps)
+            own, spec = _drop_change(own, base, steps)
 
     for field, path in _list_indirect_changes(profile.locked):
         steps = _STEP.findall(field)

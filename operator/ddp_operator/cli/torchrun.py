@@ -87,7 +87,7 @@ def _translate_flags(arguments: Sequence[str], unknown: Sequence[str]) -> _Trans
 def _find_launcher(arguments: Sequence[str]) -> tuple[int, int]:
     """Return start and end of the arguments that name torchrun or Python instead of a script; equal if none do."""
     for index, argument in enumerate(arguments):
-        length = count_launcher_arguments(arguments[index:])
+        length = count_launcher_arguments(arguments[index : index + 3])
         if not length and is_interpreter(argument) and arguments[index - 1] != "--python":
             length = 1
         if length:

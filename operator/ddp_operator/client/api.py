@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 from ddp_operator import constants
 from ddp_operator.api.child_names import is_job_name
+from ddp_operator.api.nesting import limit_nesting
 from ddp_operator.client.errors import ApiError, ClientError, NotFound
 from ddp_operator.kubeobjects import parse_time
 from ddp_operator.status.scheduling import read_event_time
@@ -54,7 +55,7 @@ class Api:
         """Make one call and return its JSON. Raises: ClientError."""
         response = self._send(method, path, query, body, content_type, _TIMEOUT_SECONDS)
         try:
-            return dict(json.loads(response.data))
+            return dict(json.loads(limit_nesting(response.data)))
         except ValueError:
             raise ApiError(
                 f"{self._host}{path}: the response is not JSON; check that the server is a Kubernetes API server"

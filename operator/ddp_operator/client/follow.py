@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from ddp_operator.api.nesting import limit_nesting
 from ddp_operator.api.status import Status
 from ddp_operator.client.api import Api, Object, job_path, list_jobs
 from ddp_operator.client.errors import ClientError
@@ -64,7 +65,7 @@ def follow_jobs(
                 return
             watch = {"watch": "true", "resourceVersion": version, "timeoutSeconds": str(seconds)}
             for line in api.lines(job_path(namespace), query | watch, timeout=seconds + 30):
-                event = json.loads(line)
+                event = json.loads(limit_nesting(line.encode()))
                 if event["type"] == "ERROR":  # such as 410: the resource version is too old
                     break
                 if event["type"] == "DELETED":

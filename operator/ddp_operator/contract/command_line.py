@@ -20,17 +20,19 @@ class PythonLine(NamedTuple):
 def split_python_line(words: Sequence[str]) -> PythonLine:
     """Split interpreter flags, program and arguments as CPython does. Raises: ValueError."""
     flags: list[str] = []
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
+    position = 0
+    while position < len(words):
+        word = words[position]
+        position += 1
         if word == "-":
             raise ValueError("reads the script from standard input, which a pod does not have")
         if not word.startswith("-"):
-            return PythonLine(flags, "script", word, rest)
+            return PythonLine(flags, "script", word, list(words[position:]))
         if word.startswith("--"):
             flags.append(word)
-            if word == "--check-hash-based-pycs" and rest:
-                flags.append(rest.pop(0))
+            if word == "--check-hash-based-pycs":
+                flags += words[position : position + 1]
+                position += 1
             continue
 
         index = _find_flag_with_value(word)
@@ -39,14 +41,15 @@ def split_python_line(words: Sequence[str]) -> PythonLine:
             continue
         letter = word[index]
         value = word[index + 1 :]
-        if not value and not rest:
-            raise ValueError(f"-{letter} needs a value")
         if not value:
-            value = rest.pop(0)
+            if position == len(words):
+                raise ValueError(f"-{letter} needs a value")
+            value = words[position]
+            position += 1
         if index > 1:
             flags.append(word[:index])
         if letter in _KINDS:
-            return PythonLine(flags, _KINDS[letter], value, rest)
+            return PythonLine(flags, _KINDS[letter], value, list(words[position:]))
         flags.append(f"-{letter}{value}")
     raise ValueError("names no script")
 

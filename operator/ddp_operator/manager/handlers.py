@@ -16,6 +16,7 @@ import kopf
 
 from ddp_operator.constants import GROUP, KIND, PLURAL, VERSION
 from ddp_operator.kube.client import StartupError
+from ddp_operator.kube.kopf_session import open_kopf_session
 from ddp_operator.kube.watch import SILENCE
 from ddp_operator.manager.leader import new_identity
 from ddp_operator.manager.operator import Operator, end_at_once
@@ -104,10 +105,9 @@ async def stop(memo: kopf.Memo, **_: Any) -> None:
 
 
 @kopf.on.login()
-async def login(memo: kopf.Memo, **_: Any) -> kopf.ConnectionInfo:
-    """Return the credentials of the operator's own client to Kopf."""
-    info: kopf.ConnectionInfo = await memo.operator.login()
-    return info
+async def login(memo: kopf.Memo, **_: Any) -> kopf.AiohttpSession:
+    """Return a session with the credentials of the operator's own client to Kopf."""
+    return open_kopf_session(await memo.operator.login())
 
 
 @kopf.on.event(GROUP, VERSION, PLURAL)

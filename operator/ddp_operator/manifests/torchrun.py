@@ -4,11 +4,10 @@ The launcher adds the values that only a running pod has (its index, its address
 Job have the same arguments.
 """
 
-import getopt
 import posixpath
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,12 +18,14 @@ DEFAULT_INTERPRETER: Final = "python3"
 
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)?)?")
 _SHELLS: Final = ("sh", "bash", "dash", "zsh", "ash")
+# What starts a shell command: the commands between are matched one by one, so that the whole search is linear.
+_COMMAND_START: Final = re.compile(r"[;&|(\n]|\b(?:exec|time|nohup|then|do|else)\s")
 # A launcher at the start of a shell command, and its arguments up to the end of the command.
 _NESTED: Final = re.compile(
-    r"(?:^|[;&|(\n]|\b(?:exec|time|nohup|then|do|else)\s)\s*(?:\w+=\S*\s+)*(?:\S*/)?"
+    r"\s*(?:\w+=\S*\s+)*(?:\S*/)?"
     r"(?P<launcher>torchrun|accelerate\s+launch|deepspeed|mpirun|mpiexec|horovodrun"
     r"|python[\d.]*\s+(?:-\w+\s+)*-m\s+(?:torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch))"
-    r"(?P<flags>(?:\s[^;&|\n]*)?)(?=$|[;&|)\n])"
+    r"(?P<flags>(?:\s[^)]*)?)(?:$|\))"
 )
 _ONE_NODE: Final = re.compile(r"--(?:nnodes|num[_-]machines|num_nodes)[= ]1(?=\s|$)")
 _MANY_NODES: Final = re.compile(
@@ -153,7 +154,10 @@ def find_nested_launcher(command: UserCommand) -> str | None:
     script = _find_shell_script(command.argv)
     if script is None:
         return None
-    for match in _NESTED.finditer(script.replace("\\\n", " ")):
+    for command_text in _COMMAND_START.split(script.replace("\\\n", " ")):
+        match = _NESTED.match(command_text)
+        if match is None:
+            continue
         flags = _ONE_NODE.sub(" ", match["flags"])
         if not _MANY_NODES.search(flags):
             return " ".join(match["launcher"].split())
@@ -231,28 +235,52 @@ def _read_flags(arguments: Sequence[str], legacy: bool) -> tuple[list[tuple[str,
     flags = dict.fromkeys(OWNED_FLAGS, True) | dict.fromkeys(OWNED_SWITCHES, False) | _PASSED | _FORM
     if not legacy:
         del flags["use-env"]
-    dashed = [re.sub("^--[^=]+", lambda name: name[0].replace("_", "-"), argument) for argument in arguments]
-    long_options = [f"{name}=" if has_value else name for name, has_value in flags.items()]
-    try:
-        options, rest = getopt.getopt(dashed, "r:t:mh", long_options)
-    except getopt.GetoptError as error:
-        raise _explain_flag(error, flags) from None
-    full = [(_SHORT.get(name.lstrip("-"), name.lstrip("-")), value) for name, value in options]
-    return full, list(arguments[len(arguments) - len(rest) :])
+    options: list[tuple[str, str]] = []
+    position = 0
+    while position < len(arguments) and arguments[position].startswith("-") and arguments[position] != "-":
+        word = arguments[position]
+        position += 1
+        if word == "--":
+            break
+        for typed, value in _split_flags(word):
+            name = _find_flag(typed, flags)
+            if flags[name] and value is None:
+                value = "".join(arguments[position : position + 1])
+                position += 1
+            is_valid = position <= len(arguments) if flags[name] else value is None
+            if not is_valid:
+                problem = "requires argument" if flags[name] else "must not have an argument"
+                raise InvalidCommand(f"--{name}: {OWNED_FLAGS.get(name, problem)}")
+            options.append((name, value or ""))
+    return options, list(arguments[position:])
 
 
-def _explain_flag(error: getopt.GetoptError, flags: Mapping[str, bool]) -> InvalidCommand:
-    """Return the error of a flag that torchrun does not accept. ``flags``: the known ones, with a value or without."""
-    name = error.opt
-    matches = [name] if name in flags else [flag for flag in flags if len(name) > 1 and flag.startswith(name)]
+def _split_flags(word: str) -> Iterator[tuple[str, str | None]]:
+    """Yield each flag of an argument with its dashes, and the value that the same argument has."""
+    if word.startswith("--"):
+        typed, equals, value = word.partition("=")
+        yield typed.replace("_", "-"), value if equals else None
+        return
+    for index, letter in enumerate(word[1:], start=2):
+        if _PASSED.get(_SHORT.get(letter, "")):
+            yield f"-{letter}", word[index:] or None
+            return
+        yield f"-{letter}", None
+
+
+def _find_flag(typed: str, flags: Collection[str]) -> str:
+    """Return the full name of a flag of torchrun, which may be abbreviated. Raises: InvalidCommand."""
+    name = typed.lstrip("-")
+    if not typed.startswith("--"):
+        matches = [_SHORT[name]] if name in _SHORT else []
+    else:
+        matches = [name] if name in flags else [flag for flag in flags if flag.startswith(name)]
+    if len(matches) == 1:
+        return matches[0]
     owned = next((flag for flag in matches if flag in OWNED_FLAGS), None)
-    if owned:  # the abbreviation may be ambiguous, but it may mean a flag that the operator sets
-        return InvalidCommand(f"--{owned}: {OWNED_FLAGS[owned]}")
-    if len(matches) == 1 or name in _SHORT:
-        problem = error.msg.split(maxsplit=2)[2]
-        return InvalidCommand(f"--{_SHORT.get(name, *matches)}: {problem}")
-    dash = "-" if len(name) == 1 else "--"
+    if owned:  # the abbreviation is ambiguous, but it may mean a flag that the operator sets
+        raise InvalidCommand(f"--{owned}: {OWNED_FLAGS[owned]}")
     if matches:
         candidates = ", ".join(f"--{flag}" for flag in matches)
-        return InvalidCommand(f"{dash}{name}: is ambiguous in torchrun: {candidates}")
-    return InvalidCommand(f"{dash}{name}: is not a flag of torchrun; write the script's flags after the script")
+        raise InvalidCommand(f"{typed}: is ambiguous in torchrun: {candidates}")
+    raise InvalidCommand(f"{typed}: is not a flag of torchrun; write the script's flags after the script")

@@ -58,9 +58,10 @@ def split_flags(
     """
     flags: list[TypedFlag] = []
     rest: list[str] = []
-    remaining = list(arguments)
-    while remaining:
-        argument = remaining.pop(0)
+    position = 0
+    while position < len(arguments):
+        argument = arguments[position]
+        position += 1
         typed, equals, value = argument.partition("=")
         name = _normalize(typed)
         is_flag = name in _FLAGS and (only is None or typed in only)
@@ -68,9 +69,11 @@ def split_flags(
             rest.append(argument)
             continue
         parts = [argument]
-        if _FLAGS[name] and not equals and remaining and not remaining[0].startswith("-"):
-            value = remaining.pop(0)
+        following = arguments[position : position + 1]
+        if _FLAGS[name] and not equals and following and not following[0].startswith("-"):
+            value = following[0]
             parts.append(value)
+            position += 1
         flags.append(TypedFlag(name, typed, value, tuple(parts)))
     return TypedLine(flags, rest)
 

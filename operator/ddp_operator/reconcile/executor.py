@@ -32,6 +32,7 @@ from ddp_operator.manifests.children import (
 from ddp_operator.manifests.job_pod import build_pod
 from ddp_operator.reconcile.observer import Memory, seconds_since
 from ddp_operator.reconcile.refusals import refuse_failing_server, refuse_invalid, refuse_write
+from ddp_operator.reconcile.time_limit import run_limited
 from ddp_operator.status import lost_nodes
 from ddp_operator.status.decide import is_finished
 from ddp_operator.status.decision import (
@@ -90,7 +91,7 @@ class Executor:
             return None
 
         try:
-            children = build_children(job, attempt=max(1, job.status.attempt), nodes=job.spec.nodes)
+            children = run_limited(build_children, job, attempt=max(1, job.status.attempt), nodes=job.spec.nodes)
         except InvalidManifest as error:
             return refuse_invalid(error)
         if job.spec.profile_ref is not None:
@@ -125,7 +126,7 @@ class Executor:
             outcome = await self._catch_refusal(memory, self._execute_action(job, observation, action, memory))
             if isinstance(outcome, Refusal):
                 if job.status.attempt == 0:  # a refused job must not have a Job
-                    created_job = build_children(job, attempt=1, nodes=job.spec.nodes)[-1]
+                    created_job = run_limited(build_children, job, attempt=1, nodes=job.spec.nodes)[-1]
                     await self._cluster.discard(created_job)
                 return outcome, None
             wait = wait or outcome
@@ -228,7 +229,7 @@ class Executor:
         children = memory.built
         memory.built = None
         if children is None or (action.attempt, action.nodes) != (1, job.spec.nodes):
-            children = build_children(job, attempt=action.attempt, nodes=action.nodes)
+            children = run_limited(build_children, job, attempt=action.attempt, nodes=action.nodes)
         if job.status.attempt == 0 and _creates_job_first(job, children):
             children.insert(0, children.pop())
 

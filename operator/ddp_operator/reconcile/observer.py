@@ -17,6 +17,7 @@ from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.profile import complete_spec
+from ddp_operator.api.size import refuse_oversize
 from ddp_operator.api.status import Profile, Straggler
 from ddp_operator.cluster import Cluster, ClusterError, Key, Object, Refused, Snapshot, owner_uids
 from ddp_operator.kubeobjects import find_trainer, scheduling_gates
@@ -117,6 +118,7 @@ class Memory:
             self.last_parsed = parse_resource(resource, last.spec, locked)
             return self.last_parsed
 
+        refuse_oversize(resource.get("spec"))
         errors: list[FieldError] = []
         if profile is not None:
             spec, errors = complete_spec(resource["spec"], profile)

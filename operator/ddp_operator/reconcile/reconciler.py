@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_status
+from ddp_operator.api.size import OversizeSpec
 from ddp_operator.api.status import Profile, Status
 from ddp_operator.cluster import Cluster, ClusterError, Event, Key, Object, Refused, Snapshot, VersionConflict
 from ddp_operator.kubeobjects import find_foreign_manager, utc_now
@@ -26,6 +27,7 @@ from ddp_operator.reconcile.node_reports import NodeReports
 from ddp_operator.reconcile.observer import Memory, Observer, seconds_since
 from ddp_operator.reconcile.profiles import find_profile, refuse_changes
 from ddp_operator.reconcile.refusals import refuse_invalid
+from ddp_operator.reconcile.time_limit import run_limited
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decide import decide, is_finished, report_refused, report_unreadable
 from ddp_operator.status.decision import AT_ONCE, Refusal
@@ -158,12 +160,13 @@ class Reconciler:
     async def _parse_job(self, current: CurrentPass, profile: Profile | None) -> DDPTrainingJob | PassEnd:
         """Return the typed job, completed by its profile. Raises: VersionConflict, ClusterError."""
         try:
-            return current.memory.parse(current.resource, profile)
+            return run_limited(current.memory.parse, current.resource, profile)
         except InvalidManifest as error:
-            if not current.fresh:
+            is_oversize = isinstance(error, OversizeSpec)
+            if not current.fresh and not is_oversize:
                 # A new CRD changes the visible fields of stored resources, and no watch reports that.
                 return PassEnd(await self._run_pass(current.key, fresh=True))
-            if profile is None:
+            if profile is None or is_oversize:
                 old, new = report_unreadable(current.resource, error, self._clock())
                 return await self._report(current, old, new, _AFTER_UNREADABLE)
             return await self._refuse(current, refuse_invalid(error, f"with {profile.kind} {profile.name}".rstrip()))
@@ -193,14 +196,14 @@ class Reconciler:
         refusal = refuse_changes(memory.locked) or claims_refusal
         if refusal is None:
             refusal = await self._executor.check(job, observation, memory)
-        decision = decide(job, observation, self._clock(), refusal, self._progress_interval)
+        decision = run_limited(decide, job, observation, self._clock(), refusal, self._progress_interval)
         if decision.needs_fresh_read and not current.fresh:
             # Watches may deliver the end of the Job before that of the pod with the root cause or the last step.
             return await self._run_pass(current.key, fresh=True)
 
         refusal, wait = await self._executor.execute(job, observation, decision.actions, memory)
         if refusal is not None:
-            decision = decide(job, observation, self._clock(), refusal, self._progress_interval)
+            decision = run_limited(decide, job, observation, self._clock(), refusal, self._progress_interval)
 
         max_restarts = job.spec.recovery.max_restarts
         postponed = await self._write(current, job.status, decision.status, max_restarts)

@@ -16,6 +16,7 @@ from ddp_operator._version import __version__
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_status
+from ddp_operator.api.size import OversizeSpec
 from ddp_operator.api.status import Status
 from ddp_operator.status import attempts, lost_nodes
 from ddp_operator.status import conditions as c
@@ -269,7 +270,10 @@ def _reject(state: State, refusal: Refusal) -> Decision:
 def report_unreadable(resource: Mapping[str, Any], error: InvalidManifest, now: datetime) -> tuple[Status, Status]:
     """Return the stored status and one with Accepted=False; a job that has ended keeps its status."""
     unattended = f"; until then {_UNATTENDED}" if parse_status(resource).attempt else ""
-    return report_refused(resource, Refusal(c.VERSION_MISMATCH, f"{error}; {_REMEDY}{unattended}"), now)
+    refusal = Refusal(c.VERSION_MISMATCH, f"{error}; {_REMEDY}{unattended}")
+    if isinstance(error, OversizeSpec):
+        refusal = Refusal(c.INVALID_SPEC, f"{error}{unattended}")
+    return report_refused(resource, refusal, now)
 
 
 def report_refused(resource: Mapping[str, Any], refusal: Refusal, now: datetime) -> tuple[Status, Status]:

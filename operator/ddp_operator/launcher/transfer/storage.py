@@ -2,7 +2,7 @@
 
 import importlib
 import re
-from typing import Any
+from typing import Any, Optional
 
 # Without these s3fs may wait for a response without end.
 _S3_OPTIONS = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 2}}}
@@ -21,20 +21,33 @@ _PACKAGES = {
 }
 
 
-# A user and a password, which may contain slashes, or the user of a web server. A port is no credential.
-_CREDENTIALS = re.compile(
-    r"(?<=://)(?:[^/@:\s]*:(?!\d+(?:/|\s|$))[^@\s]*@|(?<=http://)[^/@\s]*@|(?<=https://)[^/@\s]*@)"
-)
+# What precedes an @: a user and a password, which may contain slashes, or the user of a web server. A port is no
+# credential.
+_CREDENTIALS = re.compile(r"(?<=://)(?:[^/:]*:(?!\d+/)|(?:(?<=http://)|(?<=https://))[^/]*\Z)")
 
 
 def has_credentials(url: str) -> bool:
     """Return whether a URL contains a password, or the user of a web server."""
-    return _CREDENTIALS.search(url) is not None
+    return any(_find_credentials(part) is not None for part in url.split("@")[:-1])
 
 
 def hide_credentials(text: str) -> str:
     """Replace the users and passwords in the URLs of a text by ``***``."""
-    return _CREDENTIALS.sub("***@", text)
+    *parts, last = text.split("@")
+    return "@".join([*map(_hide_end, parts), last])
+
+
+def _hide_end(text: str) -> str:
+    """Replace the credentials at the end of a text that an @ follows."""
+    start = _find_credentials(text)
+    return text if start is None else f"{text[:start]}***"
+
+
+def _find_credentials(text: str) -> Optional[int]:
+    """Return where the credentials begin in a text before an @; None if it has none. They contain no space."""
+    word = text.split()[-1] if text.strip() else ""
+    match = _CREDENTIALS.search(text, len(text) - len(word)) if text.endswith(word) else None
+    return match.start() if match else None
 
 
 class UnusableStorage(ValueError):
