@@ -7,7 +7,12 @@ from typing import Final, NamedTuple
 from ddp_operator.api.job import CRASH_LOOP_FAILURES, SILENT_POD_SECONDS, SILENT_START_SECONDS
 from ddp_operator.api.spec import Recovery, Rendezvous, Watchdog
 from ddp_operator.contract.failure_table import SIGNIFICANT_SECONDS
-from ddp_operator.launcher.failures.restarts import FREE_RESTARTS
+from ddp_operator.launcher.failures.restarts import (
+    LONGEST_DELAY,
+    PROMPT_RESTARTS,
+    UNCOUNTED_RESTARTS,
+    UNEXPLAINED_RESTARTS,
+)
 
 
 class Limit(NamedTuple):
@@ -59,9 +64,20 @@ LIMITS: Final = (
         f"no limit if {_RECOVERY}.inPlaceRestarts is set",
     ),
     Limit(
-        "restarts in the same pods in an attempt of an elastic job, because pods joined, left or lost a peer",
-        FREE_RESTARTS,
+        "restarts of a pod in an attempt after failures of other pods, which are not counted there",
+        UNCOUNTED_RESTARTS,
         "further restarts count towards the restarts in the same pods",
+    ),
+    Limit(
+        "such restarts in a row without progress while no pod reports a cause, joins, leaves or is replaced",
+        UNEXPLAINED_RESTARTS,
+        "new pods, counted",
+        f"no limit if {_RECOVERY}.inPlaceRestarts is set: each is counted",
+    ),
+    Limit(
+        "restarts in the same pods in a row without progress, of any kind, at once",
+        PROMPT_RESTARTS,
+        f"a delay of 1 s before the next one, which doubles up to {LONGEST_DELAY:g} s",
     ),
     Limit(
         "restarts of all pods after disruptions, lost nodes, a change of spec.nodes or a resumption",

@@ -74,13 +74,9 @@ class Channel:
         if event.get("phase") == "Rendezvous":
             os.read(self._gate, 1)
 
-    def may_restart(self, event: Mapping[str, Any]) -> bool:
-        """Return whether to restart the workers."""
-        return True
-
-    def synchronize(self, known: str | None) -> str:
-        """Return the name of a snapshot."""
-        return ""
+    def request(self, event: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Let the agent restart the workers."""
+        return {"restart": True, "knowsCause": True}
 
 
 def run_agent(index: int, job: AgentJob, port: int, folder: str, reports: int, gate: int) -> None:

@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 from contextlib import suppress
-from typing import Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence
 
 from .pod import Pod, encode_config
 from .processes import kill
@@ -65,11 +65,11 @@ class AgentProcess:
         self.server, self._requests = start_fork_server(self._worker)
         return self._requests
 
-    def send(self, message: bytes) -> None:
-        """Send to the agent, unless it has ended."""
+    def reply(self, reply: Mapping[str, Any]) -> None:
+        """Reply to the agent's request, unless it has ended."""
         with suppress(OSError):  # it has ended just now
             if self.channel is not None:
-                self.channel.sendall(message)
+                self.channel.sendall(json.dumps(reply).encode() + b"\n")
 
     def receive(self) -> list[AgentEvent]:
         """Return the events that the agent has reported since the last call."""

@@ -23,6 +23,7 @@ from ..contract.names import (
 )
 from .agent_process import AgentProcess
 from .failures.agent_failure import (
+    RUN_OVER,
     STORE_ERRORS,
     STORE_PROBLEMS,
     UNREACHABLE,
@@ -35,7 +36,7 @@ from .failures.rank_ends import find_remaining_processes
 from .failures.restarts import InPlaceRestarts
 from .failures.rules import WorkerEnd
 from .failures.termination import complete_worker_failure, conclude
-from .failures.worker_failure import EndedPeers, build_hang_failure, examine_worker, find_root_cause
+from .failures.worker_failure import EndedPeers, examine_worker, find_root_cause
 from .files import log, try_write_json
 from .network.master import count_connections, wait_for_master
 from .network.preflight import PreflightReport, build_preflight_rows, decode_preflight, describe_preflight
@@ -47,7 +48,7 @@ from .progress.metrics import MetricsEndpoint
 from .progress.output import OutputReader
 from .progress.trainer_status import TrainerStatus
 from .rank.tracking import build_tracking_rows
-from .torchrun.channel import END, RELEASE, RESTART, AgentEvent
+from .torchrun.channel import RELEASE, AgentEvent
 from .transfer.checkpoints import NEWEST, CheckpointMirror
 from .transfer.memory import build_memory_rows, find_memory_folder, remove_memory, save_copies
 from .transfer.shards import has_shards, wait_for_shards
@@ -85,6 +86,8 @@ class Supervisor:
         self._mirror = CheckpointMirror(pod) if pod.checkpoint else None
         self._has_master = False  # whether the agent waits only for the checkpoints
         self._agent_waits = False  # for a snapshot
+        self._release_at = 0.0  # the earliest time, after restarts in a row
+        self._resumed = 0  # the last restart during which the agent was killed
         self._master_checks: list[_MasterCheck] = []  # finished and not handled yet
         self._finds_shards = False  # whether a pod other than pod 0 has shards, which it must upload
         self._stop_deadline: Optional[float] = None
@@ -117,6 +120,7 @@ class Supervisor:
             "snapshot": self._on_snapshot,
             "board": self._on_job_stall,
             "failures": self._on_failures,
+            "peers": self._on_peers,
             "count": self._on_count,
             "restart": self._on_restart,
             "result": self._on_result,
@@ -182,10 +186,12 @@ class Supervisor:
         killed = not self._end.result and (self._agent.status or 0) < 0
         if self._stop_deadline is not None or not (lost or killed):
             return False
-        # A restart of the workers that was interrupted is counted already.
-        under_way = self._phase == "Rendezvous" and self._restarts.count > 0
+        # A restart of the workers that was interrupted is counted already, unless it is interrupted again.
+        under_way = self._phase == "Rendezvous" and self._restarts.count > self._resumed
         if not under_way and not self._restarts.spend():
             return False
+        self._resumed = self._restarts.count
+        self._release_at = time.monotonic() + self._restarts.delay
         failure = self._end.failure or examine_agent_exit(self.pod, self._agent.status or 0)
         self._restarts.reason = failure.message
         self._restarts.forget()
@@ -214,9 +220,10 @@ class Supervisor:
         self._release_if_ready()
 
     def _release_if_ready(self) -> None:
-        if self._has_master and (self._mirror is None or self._mirror.ready):
+        is_early = time.monotonic() < self._release_at
+        if self._has_master and not is_early and (self._mirror is None or self._mirror.ready):
             self._has_master = False  # release it once
-            self._agent.send(RELEASE)
+            self._agent.reply(RELEASE)
 
     def _wait_for_master(self, channel: Any) -> None:
         port = None if self.pod.node == 0 else self.pod.port
@@ -242,6 +249,7 @@ class Supervisor:
             self._on_signal(self._signals.pop(0))
         while self._master_checks:
             self._on_master_check(self._master_checks.pop())
+        self._release_if_ready()
         self._enforce_stop()
         self._reap()
 
@@ -260,6 +268,9 @@ class Supervisor:
         """Return after how many seconds to check deadlines; None if there is no deadline."""
         if self._stop_deadline is not None:
             return max(0.0, min(0.2, self._stop_deadline - time.monotonic()))
+        seconds_to_release = self._release_at - time.monotonic()
+        if self._has_master and seconds_to_release > 0:
+            return seconds_to_release
         if self._mirror is not None and self._mirror.is_busy:
             return 1.0
         return None
@@ -367,34 +378,42 @@ class Supervisor:
     def _on_failures(self, event: AgentEvent) -> None:
         ended_peers = EndedPeers() if self.pod.elastic else EndedPeers(*event["ended"])
         failures = [examine_worker(self.pod, WorkerEnd(**end), ended_peers) for end in event["failures"]]
-        free = self._stop_deadline is None and self._restarts.take_free(failures)
-        restarts = self._restarts.observe(failures, free=free, run_step=event["step"])
+        stopping = self._stop_deadline is not None
+        restarts = self._restarts.observe(failures, stopping=stopping, run_step=event["step"])
         # Pods that have ended join no further round: it would only time out.
-        self._agent.send(RESTART if restarts and not ended_peers.pods else END)
+        restarts = restarts and not ended_peers.pods
+        self._agent.reply({"restart": restarts, "knowsCause": self._restarts.knows_cause})
+
+    def _on_peers(self, event: AgentEvent) -> None:
+        """Record a hang before other pods' request to restart: the agent then reports it as this pod's failure."""
+        self._stalls.record_hang()
+        self._agent.reply({})
 
     def _on_count(self, event: AgentEvent) -> None:
-        self._restarts.count = max(self._restarts.count, event["count"])
+        self._restarts.note_round(event["count"], explained=event["explained"])
+        self._agent.reply({"end": self._restarts.is_over})
 
     def _on_restart(self, event: AgentEvent) -> None:
-        """Count a restart of the workers by torchrun, and publish the failure that it follows.
-
-        If ranks of other pods have failed while they waited for a rank of this one, that rank's hang is the failure.
-        """
+        """Count a restart of the workers by torchrun, and publish the failure that it follows."""
         failures = self._restarts.failures
-        hang = self._stalls.find_hang() if not failures else None
-        self._restarts.count_in_place(hang.message if hang is not None else self._stalls.root_cause)
-        log(f"restarting the workers in the same pods, restart {self._restarts.count}: {self._restarts.reason}")
-        if hang is not None:
-            failures = [build_hang_failure(self.pod, hang)]
+        if not failures and not event["restart"]:
+            self._stalls.log_stacks()
+        self._restarts.count_in_place(self._stalls.root_cause, has_cause=event["restart"], run_step=event["step"])
+        delay = self._restarts.delay
+        wait = f" in {delay:g} s" if delay else ""
+        log(f"restarting the workers in the same pods{wait}, restart {self._restarts.count}: {self._restarts.reason}")
         if failures:
             root_cause = find_root_cause(failures)
             self._publish_failure(complete_worker_failure(root_cause, self._restarts, self.metrics, progress={}))
         self._restarts.forget()
+        self._agent.reply({"delay": delay})
 
     def _on_result(self, event: AgentEvent) -> None:
         if not self._end.result:
             failure = event.get("failure")
             self._end = AgentEnd(event["result"], Failure.from_json(failure) if failure else None)
+            if self._end.reason in RUN_OVER:
+                self._restarts.count = self._restarts.completed
 
     def _publish_failure(self, failure: Failure) -> None:
         """Publish the failure that caused the last restart on the pod's page."""
@@ -405,6 +424,7 @@ class Supervisor:
     def _enter(self, phase: str) -> None:
         if phase == "Running":
             self._restarts.began = time.monotonic()
+            self._restarts.completed = self._restarts.count
         if self._stop_deadline is None or phase == "Done":
             self._phase = phase
 
@@ -491,7 +511,7 @@ class Supervisor:
             self._release_if_ready()
             if self._agent_waits:
                 self._agent_waits = False
-                self._agent.send(mirror.snapshot.encode() + b"\n")
+                self._agent.reply({"snapshot": mirror.snapshot})
             return
         has_timed_out = time.monotonic() - mirror.requested_at > self.pod.join_timeout_seconds
         if has_timed_out and self._agent.status is None:

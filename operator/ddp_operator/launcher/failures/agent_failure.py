@@ -57,6 +57,18 @@ class ArgumentError(KnownFailure):
         super().__init__("torchrun refused its arguments", FATAL, FLAGS_REMEDY)
 
 
+class CauseUnknownError(KnownFailure):
+    """Another restart of the workers would not help."""
+
+    def __init__(self) -> None:
+        message = "the ranks lost their peers again without progress, and no pod has reported why"
+        super().__init__(message, _PEER_LOST, NETWORK.remedy)
+
+
+RUN_OVER: Final = (RENDEZVOUS_CLOSED, CauseUnknownError.__name__)
+"""Errors of an agent whose last restart has not started any worker."""
+
+
 class _Verdict(NamedTuple):
     outcome: Outcome
     message: str

@@ -4,54 +4,68 @@ import signal
 import time
 from typing import Final, Optional, Sequence
 
-from ...contract.failure_record import Failure
+from ...contract.failure_record import EVIDENCE_STOPPED, Failure
 from ...contract.failure_table import CUDA, OOM, SIGNIFICANT_SECONDS
 from ...contract.names import EXIT_PREEMPTED, EXIT_USER_ERROR
 from ..pod import Pod
 from ..progress.metrics import MetricsEndpoint
 from .worker_failure import add_last_lines, find_root_cause, is_unexplained_crash, read_recorded_failures
 
-FREE_RESTARTS: Final = 100  # uncounted ones after losing a peer, for each pod; more are no coincidence
+UNCOUNTED_RESTARTS: Final = 100
+"""Restarts of a pod after failures of other pods that are not counted; more are no coincidence."""
+UNEXPLAINED_RESTARTS: Final = 1
+"""Restarts in a row without progress for which no pod knows a cause, and no pod joins, leaves or is replaced."""
+PROMPT_RESTARTS: Final = 3
+"""Restarts in a row without progress, of any kind, before the next one is delayed."""
+LONGEST_DELAY: Final = 30.0
+"""Seconds. The first delay is a second, and it doubles."""
 _SECONDS_TO_SETTLE: Final = 0.2
 _SAME_TIME: Final = 0.1  # two runs that ended after the same time differ by at most this share of it
 _SAME_STEPS: Final = 2  # steps; two failures at the same place of a script differ by less
 _FINAL: Final = (EXIT_USER_ERROR, EXIT_PREEMPTED)
 _KILLED: Final = 128 + signal.SIGKILL
-_PEERS_MOVE: Final = "other pods join or leave"
+_PEERS_CHANGE: Final = "other pods join or leave, or their ranks have failed"
+_PEERS_LOST: Final = "ranks of other pods have lost a peer, and no pod has reported why"
 
 
 class Recurrence:
     """Whether a failure repeats an earlier one of this pod without progress in between.
 
     ``without_progress``: number of consecutive failures without a step beyond the farthest one.
+    ``has_progress``: whether the workers that ended last have made progress.
     """
 
     def __init__(self) -> None:
         self.without_progress = 0
+        self.has_progress = False
         self._seen: dict[str, float] = {}  # seconds that the workers had run, by signature
         self._counts: dict[str, int] = {}  # steps that the failed rank had made since its start, by signature
         self._farthest = 0.0
 
     def observe(self, signature: str, step: Optional[float], lasted: float, counted: Optional[int] = None) -> bool:
-        """Record a failure ``lasted`` seconds after the start of its workers. Returns whether it is a repetition.
+        """Record a failure ``lasted`` seconds after the start of its workers. Returns whether it is a repetition."""
+        self.note_end(signature, step, lasted, counted)
+        if not self.has_progress:
+            self.without_progress += 1
+        repeated = signature in self._seen
+        if signature:
+            self._seen[signature] = lasted
+        return repeated
+
+    def note_end(self, signature: str, step: Optional[float], lasted: float, counted: Optional[int]) -> None:
+        """Record how far workers came that have ended, for whatever reason.
 
         Progress is a step beyond the farthest one. If the step of the run is unknown, it is any other number of steps
         since the start of the process (``counted``) than before the same failure: a mistake in the script fails at the
         same step. Without a counter it is a run of minutes that did not end after the same time before.
         """
-        self.without_progress += 1
-        is_progress = self._is_progress(signature, step, lasted, counted)
-        if signature and counted is not None:
+        self.has_progress = self._is_progress(signature, step, lasted, counted)
+        if counted is not None:
             self._counts[signature] = counted
-        if is_progress:
+        if self.has_progress:
             self._seen.clear()
             self.without_progress = 0
         self._farthest = max(self._farthest, step or 0.0)
-
-        repeated = signature in self._seen
-        if signature:
-            self._seen[signature] = lasted
-        return repeated
 
     def _is_progress(self, signature: str, step: Optional[float], lasted: float, counted: Optional[int]) -> bool:
         if step:
@@ -71,8 +85,11 @@ class InPlaceRestarts:
         self._budget = pod.in_place_restarts
         self._metrics = metrics
         self.count = 0
+        self.completed = 0  # restarts after which the workers have started
         self._spent = 0  # restarts after failures, which count against the budget
-        self._free_spent = 0
+        self._uncounted = 0  # restarts after failures of other pods
+        self._unexplained = 0  # restarts of any pods without a known cause, since the last progress
+        self._in_a_row = 0  # restarts of any kind since the last progress
         self.reason = ""  # of the last restart
         self.last_step: Optional[float] = None  # of the run, at the last restart; only pod 0 records it
         self.last_failure: Optional[Failure] = None  # before the last restart
@@ -89,20 +106,26 @@ class InPlaceRestarts:
         """Restarts left in the budget."""
         return self._budget - self._spent
 
-    def take_free(self, failures: Sequence[Failure]) -> bool:
-        """Use an uncounted restart. Returns whether the pod has one left, and peers have caused all failures."""
-        not_counted = all(failure.secondary or failure.container_exit_code == EXIT_PREEMPTED for failure in failures)
-        if not (failures and not_counted and self._pod.awaits_peers):
-            return False
-        self._free_spent += 1
-        return self._free_spent <= FREE_RESTARTS
+    @property
+    def delay(self) -> float:
+        """Seconds before the workers start again."""
+        excess = self._in_a_row - PROMPT_RESTARTS
+        return 0.0 if excess <= 0 else min(LONGEST_DELAY, 2.0 ** min(excess - 1, 10))
 
-    def observe(self, failures: Sequence[Failure], *, free: bool, run_step: Optional[float] = None) -> bool:
+    @property
+    def knows_cause(self) -> bool:
+        """Whether a failure of this pod explains those of other pods."""
+        if not self.failures:
+            return False
+        root_cause = find_root_cause(self.failures)
+        return not root_cause.secondary and root_cause.container_exit_code != EXIT_PREEMPTED
+
+    def observe(self, failures: Sequence[Failure], *, stopping: bool = False, run_step: Optional[float] = None) -> bool:
         """Record failures of workers. Returns whether a restart in the same pod may help and is within the budget.
 
-        ``free``: other pods caused them, so the restart is not counted. ``run_step``: the last step that
-        pod 0 has shared, for a pod whose own ranks report none. If a pod has only secondary failures, the pod of the
-        rank that failed first decides; without such a pod, pod 0 decides, because it knows the run's step best.
+        If other pods caused all of them, the restart is not counted, and the pod of the rank that failed first decides;
+        without such a pod, ``is_over`` does. ``run_step``: the last step that pod 0 has shared, for a pod whose own
+        ranks report none.
         """
         if any(is_unexplained_crash(failure) for failure in failures):
             time.sleep(_SECONDS_TO_SETTLE)  # the ranks' last lines may not have arrived
@@ -110,7 +133,6 @@ class InPlaceRestarts:
                 add_last_lines(self._pod, failure) if is_unexplained_crash(failure) else failure for failure in failures
             ]
         self.failures = failures
-        self._caused_by_peers = free
         root_cause = find_root_cause(failures)
         if self._metrics.reads_log:
             time.sleep(_SECONDS_TO_SETTLE)  # a rank's last lines may not have reached its page
@@ -119,15 +141,29 @@ class InPlaceRestarts:
         counted = self._metrics.count_steps(root_cause.local_rank or 0)
         lasted = time.monotonic() - self.began
         self.repeated = self._recurrence.observe(root_cause.signature, step, lasted, counted)
-
-        if free and self._pod.elastic:
-            self._recurrence.without_progress = 0
+        self._note_progress()
+        self._caused_by_peers = not stopping and self._are_caused_by_peers(failures)
+        if self._caused_by_peers:
+            self._uncounted += 1
+            if self._pod.elastic:
+                self._recurrence.without_progress = 0
             return True
 
-        out_of_budget = self.left <= 0 and not free
-        self._needs_new_pods = out_of_budget or self._is_pod_suspect(root_cause)
+        self._needs_new_pods = self.left <= 0 or self._is_pod_suspect(root_cause)
         is_final = self.repeated or any(failure.container_exit_code in _FINAL for failure in failures)
-        return not self._needs_new_pods and (free or not is_final)
+        return not self._needs_new_pods and not is_final
+
+    def _are_caused_by_peers(self, failures: Sequence[Failure]) -> bool:
+        """Return whether the failures are not this pod's, apart from the ranks that the agent stopped after them."""
+        own = [failure for failure in failures if failure.evidence != EVIDENCE_STOPPED]
+        not_counted = all(failure.secondary or failure.container_exit_code == EXIT_PREEMPTED for failure in own)
+        has_left = self._uncounted < UNCOUNTED_RESTARTS
+        return bool(own) and not_counted and self._pod.awaits_peers and has_left
+
+    def _note_progress(self) -> None:
+        if self._recurrence.has_progress:
+            self._unexplained = 0
+            self._in_a_row = 0
 
     def _is_pod_suspect(self, root_cause: Failure) -> bool:
         """Return whether the pod itself may be the cause: its memory, its GPU, or a fault that prevents any step."""
@@ -140,20 +176,47 @@ class InPlaceRestarts:
         is_without_progress = decides and self._recurrence.without_progress > limit
         return is_without_progress or killed_for_memory or root_cause.category == CUDA.name
 
-    def count_in_place(self, stalled: Optional[str]) -> None:
-        """Count a restart by torchrun. ``stalled``: the activity of a stalled rank, if known."""
+    def count_in_place(self, stalled: Optional[str], *, has_cause: bool, run_step: Optional[float] = None) -> None:
+        """Count a restart by torchrun. ``stalled``: the activity of a stalled rank, if known.
+
+        ``has_cause``: whether a pod knows why; ``run_step``: see ``observe``.
+        """
         self.count += 1
+        if not self.failures:
+            self._observe_end(run_step)
         if self._pod.node == 0:
             self.last_step = self.failed_step if self.failures else self._metrics.step(0)
         if self.failures and not self._caused_by_peers:
             self._spent += 1
-        self.reason = find_root_cause(self.failures).message if self.failures else stalled or _PEERS_MOVE
+        self._in_a_row += 1
+        unknown = _PEERS_CHANGE if has_cause else _PEERS_LOST
+        self.reason = find_root_cause(self.failures).message if self.failures else stalled or unknown
+
+    def note_round(self, count: int, *, explained: bool) -> None:
+        """Note a round of the rendezvous. ``explained``: see ``Round``."""
+        self.count = max(self.count, count)
+        self._unexplained = 0 if explained else self._unexplained + 1
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the workers must not start: in vain, they have started again without a known cause."""
+        return self._pod.awaits_peers and self._unexplained > UNEXPLAINED_RESTARTS
+
+    def _observe_end(self, run_step: Optional[float] = None) -> None:
+        """Record the end of workers that have not failed."""
+        step = self._metrics.step(0)
+        lasted = time.monotonic() - self.began
+        counted = self._metrics.count_steps(0)
+        self._recurrence.note_end("", run_step if step is None else step, lasted, counted)
+        self._note_progress()
 
     def spend(self) -> bool:
         """Count a restart of the agent if the budget has one left. Returns whether it had."""
         if self._spent >= self._budget:
             return False
+        self._observe_end()
         self._spent += 1
+        self._in_a_row += 1
         self.count += 1
         return True
 

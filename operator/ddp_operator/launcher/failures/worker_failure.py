@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, Mapping, NamedTuple, Sequence
 
@@ -67,11 +68,6 @@ def examine_worker(pod: Pod, reported: WorkerEnd, ended_peers: EndedPeers = _NO_
     return _build_failure(pod, complete_worker_end(reported, read_json(path)), ended_peers)
 
 
-def build_hang_failure(pod: Pod, hang: WorkerEnd) -> Failure:
-    """Return the failure of a rank that the watchdog has found and not killed."""
-    return _build_failure(pod, hang, _NO_PEERS)
-
-
 def complete_worker_end(reported: WorkerEnd, error: Mapping[str, Any]) -> WorkerEnd:
     """Return torchrun's report completed by the content of the worker's error file, which may be anything."""
     end = reported
@@ -86,7 +82,8 @@ def complete_worker_end(reported: WorkerEnd, error: Mapping[str, Any]) -> Worker
     if not end.exception_type and ": " in end.message:  # a script under @record: "ValueError: text"
         exception_type, _, message = end.message.partition(": ")
         end = end._replace(exception_type=exception_type, message=message)
-    if end.exit_code == -signal.SIGTERM and error.get("type") and isinstance(error.get("exitCode"), int):
+    is_stopped = end.exit_code in (-signal.SIGTERM, -signal.SIGKILL)
+    if is_stopped and error.get("type") and isinstance(error.get("exitCode"), int):
         end = end._replace(exit_code=error["exitCode"])  # it had failed before the agent stopped it
 
     exception_type, message = unwrap_helper_error(end.exception_type, end.message)
@@ -253,14 +250,9 @@ def find_root_cause(failures: Sequence[Failure]) -> Failure:
 
 def read_recorded_failures(pod: Pod) -> list[Failure]:
     """Return the failures of workers that have written an error file, also before torchrun reports them."""
-    try:
-        names = os.listdir(_errors_folder(pod))
-    except OSError:
-        return []
-
     failures = []
-    for name in names:
-        error = read_json(os.path.join(_errors_folder(pod), name))
+    for local_rank in list_error_files(pod):
+        error = read_json(_error_file(pod, local_rank))
         numbers = [error.get(key) for key in ("exitCode", "rank", "localRank")]
         if all(isinstance(number, int) for number in numbers):
             end = WorkerEnd(error["exitCode"], time=time.time(), rank=error["rank"], local_rank=error["localRank"])
@@ -268,9 +260,22 @@ def read_recorded_failures(pod: Pod) -> list[Failure]:
     return failures
 
 
-def _errors_folder(pod: Pod) -> str:
-    return os.path.join(pod.runtime, "errors")
+def list_error_files(pod: Pod) -> set[int]:
+    """Return the local ranks with an error file: each has failed, but its process may still be ending."""
+    try:
+        names = os.listdir(os.path.join(pod.runtime, "errors"))
+    except OSError:
+        return set()
+    stems = [name[: -len(".json")] for name in names if name.endswith(".json")]
+    return {int(stem) for stem in stems if stem.isdecimal()}
+
+
+def remove_error_files(pod: Pod) -> None:
+    """Remove the error files of former ranks, before new ones start."""
+    for local_rank in list_error_files(pod):
+        with suppress(OSError):
+            os.unlink(_error_file(pod, local_rank))
 
 
 def _error_file(pod: Pod, local_rank: int) -> str:
-    return os.path.join(_errors_folder(pod), f"{local_rank}.json")
+    return os.path.join(pod.runtime, "errors", f"{local_rank}.json")

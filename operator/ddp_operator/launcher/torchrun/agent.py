@@ -9,7 +9,8 @@ import os
 import signal
 import socket
 import time
-from typing import Any, Iterable, Optional, Sequence
+from contextlib import suppress
+from typing import Any, Iterable, Mapping, Optional, Sequence
 
 import torch
 from torch.distributed import run as torchrun
@@ -18,9 +19,9 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from ...contract.names import STOPPING_FILE
-from ..failures.agent_failure import ArgumentError
+from ..failures.agent_failure import ArgumentError, CauseUnknownError
 from ..failures.rules import WorkerEnd
-from ..failures.worker_failure import EndedPeers
+from ..failures.worker_failure import EndedPeers, examine_worker, list_error_files, remove_error_files
 from ..files import log
 from ..network.preflight import PreflightError, find_fatal, run_preflight
 from ..pod import Pod
@@ -32,7 +33,9 @@ from .ranks import ForkedRanks, ForkingLogs, RankProcesses, RanksForked, handle_
 from .rendezvous import STATIC, PodRendezvous, TrainingOver
 from .round_state import RoundState
 
-_SECONDS_TO_STOP = 30.0  # for ranks that have nothing to save
+_SECONDS_TO_STOP = 30.0  # for ranks that have nothing to save, and at least for a rank to end after its exception
+_SECONDS_TO_PRINT = 0.5  # that a rank has for its traceback, while peers wait for its end
+_SECONDS_FOR_CAUSE = 20.0  # that ranks without a failure continue while peers only report that they lost one
 _SECONDS_FOR_PEERS = 300.0  # that a pod whose ranks have ended waits for those of its peers
 _SECONDS_FOR_PEERS_OF_RANK_0 = 5.0  # the same if the success of rank 0 is enough
 
@@ -59,6 +62,10 @@ class PodAgent(LocalElasticAgent):
         self._restarts = restarts
         self._ranks = RankProcesses({})
         self._round_state: Any = None  # of the current round
+        self._recorded: dict[int, float] = {}  # since when a running rank has an error file, by local rank
+        self._cause_deadline: Optional[float] = None  # while a rank of this pod may be the cause of lost peers
+        self._peers_wait = False  # whether other pods have requested a restart of the present ranks
+        self._delay = 0.0  # seconds before the next round
         handle_stop_signals()
 
     # -- start
@@ -67,10 +74,16 @@ class PodAgent(LocalElasticAgent):
         self._launcher.report({"phase": "Rendezvous"})
         rendezvous = self._pod_rendezvous
         rendezvous.restarts = self._restarts
+        if self._delay:
+            with suppress(RuntimeError):  # the store has ended, as the rendezvous will report
+                rendezvous.request_restart(knows_cause=rendezvous.knows_cause)
+            time.sleep(self._delay)
         super()._rendezvous(worker_group)
         self._round_state = RoundState(self._pod, rendezvous.share(), len(rendezvous.current.members))
         self._restarts = rendezvous.current.restarts
-        self._launcher.report({"count": self._restarts})
+        event = {"count": self._restarts, "explained": rendezvous.current.explained}
+        if self._launcher.request(event).get("end"):
+            raise CauseUnknownError
         # torchrun computes TORCHELASTIC_RESTART_COUNT from it, and counts only failures of its own ranks.
         self._remaining_restarts = worker_group.spec.max_restarts - self._restarts
 
@@ -86,7 +99,11 @@ class PodAgent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._check_network(worker_group)
         if self._pod.checkpoint is not None and self._pod.is_multi_node:
-            self._round_state.share_snapshot(self._launcher.synchronize)
+            self._round_state.share_snapshot(self._synchronize)
+        remove_error_files(self._pod)
+        self._recorded = {}
+        self._cause_deadline = None
+        self._peers_wait = False
         with hold_stop_signals():
             try:
                 self._ranks = RankProcesses(super()._start_workers(worker_group))
@@ -94,6 +111,13 @@ class PodAgent(LocalElasticAgent):
                 self._ranks = forked.ranks
         self._launcher.report({"phase": "Running"})
         return dict(self._ranks.pids)
+
+    def _synchronize(self, known: Optional[str]) -> str:
+        """Make the checkpoint folder equal a snapshot. For None: upload the folder, in other pods than pod 0 shards.
+
+        Returns the snapshot's name.
+        """
+        return str(self._launcher.request({"snapshot": known}).get("snapshot", ""))
 
     def _check_network(self, worker_group: WorkerGroup) -> None:
         """Run the preflight when all pods have joined for the first time. Raises: PreflightError."""
@@ -115,14 +139,42 @@ class PodAgent(LocalElasticAgent):
             if job_stall is not None:
                 self._launcher.report({"board": job_stall})
         exit_codes = dict(self._ranks.poll())
-        if not any(exit_codes.values()):
+        ending = self._list_ending_ranks()
+        if not any(exit_codes.values()) and not ending:
             return self._collect_result(worker_group)
         succeeded = [worker.global_rank for worker in worker_group.workers if exit_codes.get(worker.local_rank) == 0]
+        if not ending and self._lacks_cause(exit_codes) and self._awaits_cause():
+            return RunResult(WorkerState.HEALTHY)
         ended_pods = self._round_state.count_ended_pods()
-        self._stop_ranks(signal.SIGTERM)
+        self._stop_ranks(signal.SIGTERM, ending)
         result = self._collect_result(worker_group)
         self._report_failures(result, EndedPeers(sorted(succeeded), ended_pods))
         return result
+
+    def _list_ending_ranks(self) -> list[int]:
+        """Return the local ranks that have recorded an exception, and have had enough time to end after it.
+
+        Teardown of a GPU and functions of ``atexit`` may take long, while peers notice the closed connections at once.
+        """
+        now = time.monotonic()
+        running = self._ranks.list_running()
+        for local_rank in list_error_files(self._pod).intersection(running):
+            self._recorded.setdefault(local_rank, now)
+        is_awaited = self._peers_wait or len(running) < len(self._ranks.pids)
+        patience = _SECONDS_TO_PRINT if is_awaited else max(self._pod.grace, _SECONDS_TO_STOP)
+        return [rank for rank, since in self._recorded.items() if rank in running and now - since >= patience]
+
+    def _lacks_cause(self, exit_codes: Mapping[int, int]) -> bool:
+        """Return whether ranks of this pod still run while the others have failed because they lost a peer."""
+        is_over = len(exit_codes) == len(self._ranks.pids) or 0 in exit_codes.values()
+        ends = [WorkerEnd(code, local_rank=rank) for rank, code in exit_codes.items()]
+        return not is_over and all(examine_worker(self._pod, end).secondary for end in ends)
+
+    def _awaits_cause(self) -> bool:
+        """Return whether a running rank of this pod may be the cause of lost peers, and end soon."""
+        if self._cause_deadline is None:
+            self._cause_deadline = time.monotonic() + _SECONDS_FOR_CAUSE
+        return not self._pod_rendezvous.is_cause_known and time.monotonic() < self._cause_deadline
 
     def _collect_result(self, worker_group: WorkerGroup) -> RunResult:
         """Return the state of the ranks. torchrun itself reaps those that it has started."""
@@ -137,26 +189,48 @@ class PodAgent(LocalElasticAgent):
         event = {
             "failures": [end._asdict() for end in ends],
             "ended": ended_peers,
-            "step": self._round_state.read_step() if self._pod.node != 0 else None,
+            "step": self._read_step(),
         }
-        self._remaining_restarts = int(self._launcher.may_restart(event))
+        reply = self._launcher.request(event)
+        self._pod_rendezvous.knows_cause = bool(reply.get("knowsCause"))
+        self._remaining_restarts = int(bool(reply.get("restart")))
 
     # -- restart and end
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        if worker_group.state == WorkerState.HEALTHY and any(self._ranks.poll().values()):
-            return  # this pod's own failure is reported before the restart that other pods request
-        self._launcher.report({"restart": True})
+        step = None
+        if worker_group.state == WorkerState.HEALTHY:
+            if self._has_own_failure() or self._awaits_cause():
+                return
+            self._pod_rendezvous.knows_cause = False
+            step = self._read_step()
+        reply = self._launcher.request({"restart": self._pod_rendezvous.is_cause_known, "step": step})
+        self._delay = float(reply.get("delay", 0.0))
         self._restarts += 1
         super()._restart_workers(worker_group)
+
+    def _has_own_failure(self) -> bool:
+        """Return whether a rank of this pod has failed or hangs, which is reported before other pods' request."""
+        if not self._peers_wait:
+            self._peers_wait = True
+            self._launcher.request({"peers": True})  # it writes the error file of a rank that hangs
+            self._list_ending_ranks()
+        return any(self._ranks.poll().values()) or bool(self._recorded)
+
+    def _read_step(self) -> Optional[float]:
+        """Return the run's step, which pod 0 knows itself."""
+        step: Optional[float] = self._round_state.read_step() if self._pod.node != 0 else None
+        return step
 
     def _shutdown(self, death_sig: Any = signal.SIGTERM, timeout: float = _SECONDS_TO_STOP) -> None:
         self._stop_ranks(death_sig)
         super()._shutdown(death_sig)
         self._ranks.close()
 
-    def _stop_ranks(self, number: int) -> None:
+    def _stop_ranks(self, number: int, ending: Sequence[int] = ()) -> None:
+        """Stop the ranks. Those that are ``ending`` have failed and nothing to save."""
         wait_for_copies(self._pod.node, os.environ)
+        self._ranks.kill(ending)
         may_save = self._pod.elastic or os.path.exists(os.path.join(self._pod.runtime, STOPPING_FILE))
         self._ranks.stop(number, self._pod.grace if may_save else _SECONDS_TO_STOP, saves=may_save)
 

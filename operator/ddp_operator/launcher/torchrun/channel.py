@@ -1,13 +1,10 @@
 """The channel between the launcher and torchrun's agent, and the agent's end of it."""
 
 import json
-import select
 import socket
-from typing import Any, Mapping, NamedTuple, Optional
+from typing import Any, Mapping, NamedTuple
 
-RESTART, END = b"r", b"e"  # the launcher's reply to the agent's report of failures
-RELEASE = b"g"  # the launcher sends it when the master is reachable and the checkpoints are ready
-_SECONDS_FOR_REPLY = 10.0
+RELEASE = {"release": True}  # the launcher sends it when the master is reachable and the checkpoints are ready
 
 AgentEvent = Mapping[str, Any]
 """A JSON object that an agent reports; ``Supervisor`` handles each of its keys."""
@@ -27,26 +24,22 @@ class LauncherChannel:
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
+        self._replies = channel.makefile("r", encoding="utf-8")
 
     def report(self, event: AgentEvent) -> None:
-        """Send an event."""
+        """Send an event that needs no reply."""
         self._channel.sendall(json.dumps(event).encode() + b"\n")
 
-    def may_restart(self, event: AgentEvent) -> bool:
-        """Report failures. Returns whether to restart the workers: the launcher's reply, or yes without any."""
+    def request(self, event: AgentEvent) -> Mapping[str, Any]:
+        """Send an event and return the launcher's reply, however late; empty if the launcher has ended."""
         self.report(event)
-        has_reply = bool(select.select([self._channel], [], [], _SECONDS_FOR_REPLY)[0])
-        return not has_reply or self._channel.recv(1) == RESTART
-
-    def synchronize(self, known: Optional[str]) -> str:
-        """Make the checkpoint folder equal a snapshot. For None: upload the folder, in other pods than pod 0 shards.
-
-        Returns the snapshot's name.
-        """
-        self.report({"snapshot": known})
-        with self._channel.makefile("r", encoding="utf-8") as reply:
-            return reply.readline().strip()
+        return self._read_reply()
 
     def wait_for_release(self) -> bool:
         """Wait for the launcher. Returns False if it has closed the channel instead."""
-        return self._channel.recv(1) == RELEASE
+        return self._read_reply() == RELEASE
+
+    def _read_reply(self) -> Mapping[str, Any]:
+        line = self._replies.readline()
+        reply: Mapping[str, Any] = json.loads(line) if line.endswith("\n") else {}
+        return reply

@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence
 
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerState
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -47,27 +47,33 @@ class RankProcesses:
     def close(self) -> None:
         """Release what belongs to ranks that have ended. torchrun does so for those that it has started."""
 
+    def list_running(self) -> list[int]:
+        """Return the local ranks that have not ended."""
+        ended = self.poll()
+        return [local_rank for local_rank in self.pids if local_rank not in ended]
+
+    def kill(self, local_ranks: Iterable[int]) -> None:
+        """Kill ranks."""
+        for local_rank in local_ranks:
+            kill_group(self.pids[local_rank], signal.SIGKILL)
+
     def stop(self, number: int, grace: float, *, saves: bool) -> None:
         """Send a signal to the running ranks, wait up to ``grace`` seconds for their end, and kill the remaining ones.
 
         A stopped rank does not react to a signal. It is resumed if it ``saves`` a checkpoint, and is killed otherwise.
         """
-        for pid in self._list_running():
+        for local_rank in self.list_running():
+            pid = self.pids[local_rank]
             if process_state(pid) in STOPPED_STATES:
                 kill(pid, signal.SIGCONT if saves else signal.SIGKILL)
             kill_group(pid, number)
         self._wait(grace)
-        for pid in self._list_running():
-            kill_group(pid, signal.SIGKILL)
+        self.kill(self.list_running())
         self._wait(_SECONDS_TO_DIE)
-
-    def _list_running(self) -> list[int]:
-        ended = self.poll()
-        return [pid for local_rank, pid in self.pids.items() if local_rank not in ended]
 
     def _wait(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while self._list_running() and time.monotonic() < deadline:
+        while self.list_running() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
 
 

@@ -4,7 +4,8 @@ Keys in the store, below the run's id:
 
     <round>/pods       log of the pods that register for the round, or leave before it
     <round>/restart    exists once the members of the round before have to join this one
-    <round>/members    the members, their restarts, and the address of rank 0's store
+    <round>/cause      exists once a pod knows why: its own rank has failed, or a pod has joined or left
+    <round>/members    the members, their restarts, the address of rank 0's store, and whether there is a cause
     beats/<pod>        a counter that rises while the pod lives; only if pods can join and leave
     closed             exists once a pod has ended
 
@@ -45,6 +46,7 @@ class Round(NamedTuple):
     """A published round. ``members``: pod indices by rank; ``address``, ``port``: of rank 0's store.
 
     ``restarts``: of the ranks before this round. All members count the same, except one that took another's place.
+    ``explained``: whether a pod knew the cause of the restart, or pods have joined, left or been replaced.
     """
 
     number: int
@@ -52,17 +54,19 @@ class Round(NamedTuple):
     restarts: int
     address: str
     port: int
+    explained: bool
 
 
-_BEFORE_FIRST = Round(number=-1, members=(), restarts=0, address="", port=0)
+_BEFORE_FIRST = Round(number=-1, members=(), restarts=0, address="", port=0, explained=True)
 
 
 class PodRendezvous(api.RendezvousHandler):
     """One pod's part in all rounds of a run. ``current``: the round that it has joined last.
 
-    ``restarts``: of the ranks, to set before the next round. ``backend``: torchrun's name of it. With ``static`` the
-    ranks use the store of the pods, at the job's port. A job with one pod needs no network.
-    Raises: RendezvousConnectionError.
+    ``restarts``: of the ranks, and ``knows_cause``: whether this pod knows why they restart, both to set before the
+    next round. ``is_cause_known``: the same of any pod, as ``num_nodes_waiting`` has read it. ``backend``: torchrun's
+    name of it. With ``static`` the ranks use the store of the pods, at the job's port. A job with one pod needs no
+    network. Raises: RendezvousConnectionError.
     """
 
     def __init__(self, pod: Pod, run: str, address: str, size: GroupSize, backend: str = "c10d") -> None:
@@ -81,6 +85,8 @@ class PodRendezvous(api.RendezvousHandler):
         self._heartbeats = Heartbeats(self._beat_seconds * _MISSED_BEATS, time.monotonic())
         self.current = _BEFORE_FIRST
         self.restarts = 0
+        self.knows_cause = True  # it joins
+        self.is_cause_known = False
         self._next = 0  # the round for which this pod registers, or has registered last
         self._has_left = threading.Event()
         if pod.regroups:
@@ -115,6 +121,7 @@ class PodRendezvous(api.RendezvousHandler):
         except RuntimeError as error:
             raise api.RendezvousConnectionError(f"lost the store: {error}") from error
         self._next = self.current.number + 1
+        self.is_cause_known = False
         store = PrefixStore(f"{self._run}/{self.current.number}/torch", self._store)
         rank = self.current.members.index(self._pod.node)
         size = len(self.current.members)
@@ -144,7 +151,7 @@ class PodRendezvous(api.RendezvousHandler):
         since = time.monotonic()
         self._shared.append(f"{self._next}/pods", [self._pod.node, self.restarts])
         if not is_standby:
-            self._request_restart()
+            self.request_restart(knows_cause=self.knows_cause)
         while True:
             waited = time.monotonic() - since
             published = self._publish(previous, waited) if self._pod.node == 0 else self._read_round(self._next)
@@ -163,17 +170,21 @@ class PodRendezvous(api.RendezvousHandler):
         """Request a restart if a member has left or is dead, whose place this pod takes."""
         registrations = self._read_registrations()
         if any(registrations.get(pod, 0) is None for pod in members) or self._find_dead(members):
-            self._request_restart()
+            self.request_restart(knows_cause=True)
 
     def _publish(self, previous: Sequence[int], waited: float) -> Optional[Round]:
         """Publish the next round if it is complete. Only pod 0 does."""
         registrations = self._read_registrations()
         dead = self._find_dead({*registrations, *previous})
+        if dead.intersection(previous):
+            self.request_restart(knows_cause=True)
         members = choose_members(self._size, registrations, previous, dead, waited)
         if members is None:
             return None
-        restarts = max(registrations[pod] or 0 for pod in members)
-        self._shared.write(f"{self._next}/members", [members, restarts, self._address, self._prepare_rank_store()])
+        counts = {registrations[pod] or 0 for pod in members}
+        explained = len(counts) > 1 or members != list(previous) or self._read_cause()
+        address = [self._address, self._prepare_rank_store()]
+        self._shared.write(f"{self._next}/members", [members, max(counts), *address, explained])
         return self._read_round(self._next)
 
     def _read_registrations(self) -> dict[int, Optional[int]]:
@@ -210,7 +221,10 @@ class PodRendezvous(api.RendezvousHandler):
             return 0
         self._read_at = now
         try:
-            return int(self._is_restart_requested())
+            if not self._is_restart_requested():
+                return 0
+            self.is_cause_known = self._read_cause()
+            return 1
         except RuntimeError as error:
             self._lost_at = self._lost_at or now
             if now - self._lost_at > _SECONDS_WITHOUT_STORE:  # until then the ranks may end and report why
@@ -223,15 +237,21 @@ class PodRendezvous(api.RendezvousHandler):
         try:
             self._shared.append(f"{self._next}/pods", [self._pod.node, None])
             if self._pod.regroups and self._pod.node in self.current.members:
-                self._request_restart()
+                self.request_restart(knows_cause=True)
         except RuntimeError as error:  # the store has ended
             log(f"could not leave the rendezvous, so the other pods wait for missing heartbeats: {error}")
 
-    def _request_restart(self) -> None:
+    def request_restart(self, *, knows_cause: bool) -> None:
+        """Make the members of the current round join the next one. Raises: RuntimeError without the store."""
+        if knows_cause:
+            self._shared.write(f"{self._next}/cause", True)
         self._shared.write(f"{self._next}/restart", True)
 
     def _is_restart_requested(self) -> bool:
         return self._shared.read(f"{self._next}/restart") is not None
+
+    def _read_cause(self) -> bool:
+        return self._shared.read(f"{self._next}/cause") is not None
 
     def _find_dead(self, pods: Collection[int]) -> set[int]:
         """Return the pods whose heartbeats have stopped; none in a job whose pods do not join and leave."""

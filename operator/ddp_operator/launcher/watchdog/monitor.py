@@ -10,7 +10,6 @@ from typing import Callable, Mapping, NamedTuple, Optional, Sequence
 from ...contract.failure_table import HANG
 from ...contract.names import METRIC_HANGS, METRIC_HEARTBEAT_AGE, RUN_STEP_FILE, STALL_REPORT_FILE
 from ..clock import AwakeClock
-from ..failures.rules import WorkerEnd
 from ..files import log, try_write_json
 from ..pod import Pod, WatchdogConfig, WorkerRecord, list_workers
 from ..processes import STOPPED_STATES, count_cpu_seconds, find_family, kill, process_state
@@ -89,29 +88,21 @@ class StallMonitor:
                 return stalled.activity.what
         return self._remote_cause.what if self._remote_cause else None
 
-    def find_hang(self) -> Optional[WorkerEnd]:
-        """Return the end of a rank of this pod for which ranks of other pods wait; None without such a rank.
+    def record_hang(self) -> None:
+        """Write the error file of a rank of this pod for which ranks of other pods have waited until they failed.
 
         It may compute: only the end of its peers' collectives shows that it took too long.
         """
         stall = self._stall
-        job_stall = self.job_stall
-        if stall is None or job_stall is None or not job_stall.stuck:
+        hung = self._find_awaited()
+        if stall is not None and hung is not None:
+            self._record(stall, hung, is_root_cause=True, is_deadlock=False)
+
+    def _find_awaited(self) -> Optional[StalledWorker]:
+        """Return a rank of this pod for which ranks of other pods wait; None without such a rank."""
+        if self.job_stall is None or not self.job_stall.stuck:
             return None
-        for stalled in self._stalled:
-            if stalled.activity.state != "Waiting":
-                message = f"{stall.message}: {stalled.activity.what}{self._describe_peers(stalled, is_deadlock=False)}"
-                worker = stalled.worker
-                return WorkerEnd(
-                    exit_code=_KILLED,
-                    exception_type=HANG.name,
-                    message=message,
-                    traceback=stalled.stack,
-                    time=time.time(),
-                    rank=worker.rank,
-                    local_rank=worker.local_rank,
-                )
-        return None
+        return next((stalled for stalled in self._stalled if stalled.activity.state != "Waiting"), None)
 
     def run(self) -> None:
         """Keep the ranks' last pages and act on stalls. Never returns."""
@@ -286,10 +277,10 @@ class StallMonitor:
 
     def _log_waiting_peers(self) -> None:
         """Log once per stall that other pods wait for a rank of this one."""
-        hang = self.find_hang() if not self._peers_wait else None
-        if hang is not None:
+        awaited = self._find_awaited() if not self._peers_wait else None
+        if awaited is not None:
             self._peers_wait = True
-            log(f"hang: other pods wait for rank {hang.rank}")
+            log(f"hang: other pods wait for rank {awaited.worker.rank}")
 
     def _clear_stall(self) -> None:
         """Forget a stall that is over."""
@@ -346,26 +337,25 @@ class StallMonitor:
         """Kill the workers; torchrun then restarts them or gives up, as for any other failure."""
         self._killed = True
         self._hangs += not stall.certain
+        has_cause = any(activity.behind for activity in self._activities)
+        is_deadlock = not has_cause and not self._remote_cause and self._kill_at < math.inf
         for stalled in self._stalled:
-            path = self._path("errors", f"{stalled.worker.local_rank}.json")
-            try_write_json(path, self._describe_hung(stall, stalled))
+            self._record(stall, stalled, stalled.activity.behind or is_deadlock, is_deadlock)
         log("killing the workers because of the hang")
         for stalled in self._stalled:
             for pid in find_family(stalled.worker.pid):
                 kill(pid, signal.SIGKILL)
 
-    def _describe_hung(self, stall: RankStall, stalled: StalledWorker) -> dict[str, object]:
-        """Return a rank's error file."""
+    def _record(self, stall: RankStall, stalled: StalledWorker, is_root_cause: bool, is_deadlock: bool) -> None:
+        """Write a rank's error file."""
         has_cause = any(activity.behind for activity in self._activities)
-        is_deadlock = not has_cause and not self._remote_cause and self._kill_at < math.inf
-        is_root_cause = stalled.activity.behind or is_deadlock
         secondary = not is_root_cause and (has_cause or self._pod.nodes > 1)
         message = f"{stall.message}: {stalled.activity.what}"
         if secondary and self._remote_cause:
             message += f"; in another pod, {self._remote_cause.what}"
         elif is_root_cause:
             message += self._describe_peers(stalled, is_deadlock=is_deadlock)
-        return {
+        error = {
             "rank": stalled.worker.rank,
             "localRank": stalled.worker.local_rank,
             "restart": stalled.worker.restart,
@@ -377,6 +367,7 @@ class StallMonitor:
             "secondary": secondary,
             "time": time.time(),
         }
+        try_write_json(self._path("errors", f"{stalled.worker.local_rank}.json"), error)
 
     def _describe_peers(self, cause: StalledWorker, *, is_deadlock: bool) -> str:
         """Return in which collectives the other ranks of the job wait. ``is_deadlock``: all ranks wait."""

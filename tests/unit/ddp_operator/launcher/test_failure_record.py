@@ -74,7 +74,7 @@ def test_every_field_has_the_same_value_from_error_file_to_status(
     message_file = tmp_path / "termination"
     monkeypatch.setenv("DDP_TERMINATION_LOG", str(message_file))
     restarts = InPlaceRestarts(pod, cast(MetricsEndpoint, RankMetrics()))
-    restarts.observe([received], free=False)
+    restarts.observe([received])
     restarts.count = 2
     code = conclude(
         pod,

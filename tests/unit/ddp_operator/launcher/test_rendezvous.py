@@ -122,6 +122,35 @@ def test_pod_that_joins_again_makes_the_others_join(fixed: Job) -> None:
     assert not fixed.waits(0)
 
 
+@pytest.mark.parametrize("knows", [True, False])
+def test_pods_learn_whether_the_cause_of_a_restart_is_known(fixed: Job, knows: bool) -> None:
+    fixed.meet(0, 1, 2)
+    assert [pod.current.explained for pod in fixed.pods] == [True] * 3, "the first round"
+    for pod in fixed.pods:
+        pod.knows_cause = False
+        pod.restarts = 1
+    fixed.pods[1].knows_cause = knows
+    (failed,) = fixed.join(1)
+    until(lambda: fixed.waits(0))
+    assert fixed.pods[0].is_cause_known is knows
+    fixed.meet(0, 2)
+    failed.result(SOON)
+    assert [pod.current.explained for pod in fixed.pods] == [knows] * 3
+    assert not fixed.waits(0)
+    assert not fixed.pods[0].is_cause_known
+
+
+def test_pod_that_took_anothers_place_explains_a_restart(fixed: Job) -> None:
+    fixed.meet(0, 1, 2)
+    for pod in fixed.pods:
+        pod.knows_cause = False
+        pod.restarts = 1
+    fixed.pods[1] = fixed.start(1)
+    fixed.pods[1].knows_cause = False
+    fixed.meet(0, 1, 2)
+    assert fixed.pods[0].current.explained
+
+
 def test_agent_that_takes_anothers_place_joins_the_open_round(fixed: Job) -> None:
     (lost,) = fixed.join(1)
     until(lambda: fixed.is_registered(1, 0))
@@ -276,7 +305,7 @@ class TestSpares:
         until(lambda: job.is_registered(2, 1))
         time.sleep(0.6)
         assert not spare.done()
-        job.pods[0]._request_restart()
+        job.pods[0].request_restart(knows_cause=True)
         with pytest.raises(api.RendezvousTimeoutError):
             spare.result(SOON)
 

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from ddp_operator.contract.failure_record import Failure
+from ddp_operator.contract.failure_record import EVIDENCE_STOPPED, Failure
 from ddp_operator.contract.failure_table import CUDA, OOM
-from ddp_operator.launcher.failures.restarts import FREE_RESTARTS, InPlaceRestarts
+from ddp_operator.launcher.failures.restarts import LONGEST_DELAY, PROMPT_RESTARTS, UNCOUNTED_RESTARTS, InPlaceRestarts
 from ddp_operator.launcher.files import write_json
 from ddp_operator.launcher.progress.metrics import MetricsEndpoint
 from tests.support.launcher_config import launcher_pod
@@ -49,58 +49,164 @@ def restarts(folder: Path, budget: int = 2, **pod: Any) -> InPlaceRestarts:
     return InPlaceRestarts(launcher_pod(folder, in_place_restarts=budget, **pod), cast(MetricsEndpoint, AtStep()))
 
 
-LOST_PEER = failure("connection closed", container_exit_code=86, secondary=True)
+LOST_PEER = failure("connection closed", container_exit_code=86, secondary=True, category="Network", signature="")
 PREEMPTED = failure("preempted", exit_code=85, container_exit_code=85)
+STOPPED = failure("stopped", exit_code=143, category="Killed", signature="", evidence=EVIDENCE_STOPPED)
+AWAITS: dict[str, Any] = {"nodes": 2, "restarts_without_progress": 1}
 
 
-class TestFreeRestarts:
-    def test_restart_after_loss_of_peer_is_free_up_to_limit(self, tmp_path: Path) -> None:
+class SaysNothing(AtStep):
+    """Metrics of ranks that report no step."""
+
+    def step(self, rank: int) -> float | None:
+        return None
+
+
+def count(pod: InPlaceRestarts, stalled: str | None = None, **options: Any) -> None:
+    """Count a restart whose cause is known."""
+    pod.count_in_place(stalled, has_cause=True, **options)
+
+
+class TestUncountedRestarts:
+    @pytest.mark.parametrize(
+        ("failures", "config", "left"),
+        [
+            ([LOST_PEER], {"elastic": True}, 2),
+            ([LOST_PEER, PREEMPTED], {"elastic": True}, 2),
+            ([LOST_PEER, STOPPED], AWAITS, 2),
+            ([STOPPED], AWAITS, 1),
+            ([failure()], {"elastic": True}, 1),
+            ([LOST_PEER, failure()], {"elastic": True}, 1),
+            ([LOST_PEER], {"nodes": 1}, 1),
+        ],
+    )
+    def test_restart_after_failures_of_peers_is_not_counted(
+        self, tmp_path: Path, failures: list[Failure], config: dict[str, Any], left: int
+    ) -> None:
+        pod = restarts(tmp_path, **config)
+        assert pod.observe(failures)
+        count(pod)
+        assert (pod.count, pod.left) == (1, left)
+
+    def test_number_is_limited(self, tmp_path: Path) -> None:
         pod = restarts(tmp_path, elastic=True)
-        taken = [pod.take_free([LOST_PEER, PREEMPTED]) for _ in range(FREE_RESTARTS + 1)]
-        assert taken == [True] * FREE_RESTARTS + [False]
+        for _ in range(UNCOUNTED_RESTARTS + 1):
+            assert pod.observe([LOST_PEER])
+            count(pod)
+        assert pod.left == 1
 
-    @pytest.mark.parametrize("failures", [[], [failure()], [LOST_PEER, failure()]], ids=["none", "own", "both"])
-    def test_restart_without_loss_of_peer_is_counted(self, tmp_path: Path, failures: list[Failure]) -> None:
-        assert not restarts(tmp_path, elastic=True).take_free(failures)
+    def test_failures_while_stopping_are_counted(self, tmp_path: Path) -> None:
+        pod = restarts(tmp_path, elastic=True)
+        pod.observe([LOST_PEER], stopping=True)
+        count(pod)
+        assert pod.left == 1
 
-    def test_pod_that_awaits_no_peers_has_no_free_restart(self, tmp_path: Path) -> None:
-        assert not restarts(tmp_path, elastic=False, nodes=1).take_free([LOST_PEER])
+
+@pytest.mark.parametrize(
+    ("failures", "knows"), [([], False), ([LOST_PEER, STOPPED], False), ([PREEMPTED], False), ([failure()], True)]
+)
+def test_pod_knows_cause_if_its_own_rank_failed(tmp_path: Path, failures: list[Failure], knows: bool) -> None:
+    pod = restarts(tmp_path, **AWAITS)
+    if failures:
+        pod.observe(failures)
+    assert pod.knows_cause is knows
+
+
+@pytest.mark.parametrize(
+    ("explained", "steps", "config", "over"),
+    [
+        ([False], [100], AWAITS, [False]),
+        ([False, False], [100, 100], AWAITS, [False, True]),
+        ([False, True, False], [100, 100, 100], AWAITS, [False, False, False]),
+        ([False, False], [100, 200], AWAITS, [False, False]),
+        ([False, False], [100, 100], {"restarts_without_progress": None, "nodes": 2}, [False, False]),
+    ],
+    ids=["once", "twice", "explained in between", "progress in between", "budget of its own"],
+)
+@pytest.mark.parametrize("failures", [[LOST_PEER], []], ids=["lost peer", "no failure"])
+def test_restarts_without_known_cause_and_progress_end_the_run(
+    tmp_path: Path,
+    failures: list[Failure],
+    explained: list[bool],
+    steps: list[int],
+    config: dict[str, Any],
+    over: list[bool],
+) -> None:
+    pod = InPlaceRestarts(launcher_pod(tmp_path, in_place_restarts=2, **config), cast(MetricsEndpoint, SaysNothing()))
+    observed = []
+    for known, step in zip(explained, steps, strict=True):
+        if failures:
+            assert pod.observe(failures, run_step=step)
+        count(pod, run_step=step)
+        pod.note_round(pod.count, explained=known)
+        observed.append(pod.is_over)
+        pod.forget()
+    assert observed == over
+
+
+@pytest.mark.parametrize("failures", [[LOST_PEER], [failure(category="Network", signature="")], []])
+def test_restarts_in_a_row_are_delayed_until_progress(tmp_path: Path, failures: list[Failure]) -> None:
+    pod = InPlaceRestarts(launcher_pod(tmp_path, in_place_restarts=99, nodes=2), cast(MetricsEndpoint, SaysNothing()))
+
+    def restart(step: float) -> float:
+        if failures:
+            assert pod.observe(failures, run_step=step)
+        count(pod, run_step=step)
+        pod.forget()
+        return pod.delay
+
+    assert [restart(100) for _ in range(PROMPT_RESTARTS + 4)] == [0.0] * PROMPT_RESTARTS + [1.0, 2.0, 4.0, 8.0]
+    for _ in range(10):
+        restart(100)
+    assert pod.delay == LONGEST_DELAY
+    assert restart(200) == 0.0
+
+
+def test_restarts_of_the_agent_are_delayed_as_well(tmp_path: Path) -> None:
+    pod = restarts(tmp_path, 99)
+    for _ in range(PROMPT_RESTARTS + 2):
+        assert pod.spend()
+    assert pod.delay > 0
 
 
 def test_a_failure_costs_one_of_the_budget_and_is_the_reason_of_the_restart(tmp_path: Path) -> None:
     found = restarts(tmp_path)
     assert (found.count, found.left, found.reason) == (0, 2, "")
-    assert found.observe([failure()], free=False)
-    found.count_in_place(None)
+    assert found.observe([failure()])
+    count(found)
     assert (found.count, found.left, found.failed_step) == (1, 1, 101.0)
     assert "ValueError: boom" in found.reason
 
 
 @pytest.mark.parametrize(
     ("failures", "stalled", "reason"),
-    [([failure()], None, "boom"), ([], "rank 3 hangs", "rank 3 hangs"), ([], None, "other pods join or leave")],
+    [
+        ([LOST_PEER], None, "boom"),
+        ([], "rank 3 hangs", "rank 3 hangs"),
+        ([], None, "other pods join or leave"),
+    ],
 )
 def test_what_others_do_costs_nothing(
     tmp_path: Path, failures: list[Failure], stalled: str | None, reason: str
 ) -> None:
     found = restarts(tmp_path, elastic=True)
     if failures:
-        assert found.observe([*failures, failure(container_exit_code=85)], free=True)
-    found.count_in_place(stalled)
+        assert found.observe([*failures, failure(container_exit_code=85)])
+    count(found, stalled)
     assert (found.count, found.left) == (1, 2)
     assert reason in found.reason
 
 
 def test_only_the_pod_whose_rank_failed_spends_the_budget(tmp_path: Path) -> None:
-    found = restarts(tmp_path, 1, restarts_without_progress=1)
+    found = restarts(tmp_path, 1, **AWAITS)
     lost = failure(container_exit_code=86, category="Network", secondary=True, signature="")
-    assert found.observe([lost], free=True)
-    found.count_in_place(None)
+    assert found.observe([lost])
+    count(found)
     found.forget()
     assert (found.count, found.left) == (1, 1)
-    assert found.observe([failure()], free=False)
-    found.count_in_place(None)
-    assert not found.observe([failure("other", signature="exit code 7")], free=False)
+    assert found.observe([failure()])
+    count(found)
+    assert not found.observe([failure("other", signature="exit code 7")])
 
 
 def test_native_crash_that_repeats_is_found_by_its_exception(tmp_path: Path) -> None:
@@ -111,27 +217,18 @@ def test_native_crash_that_repeats_is_found_by_its_exception(tmp_path: Path) -> 
     )
     found = restarts(tmp_path)
     crash = failure(exit_code=134, exception_type="", category="Unknown", signature="")
-    assert found.observe([crash], free=False)
-    found.count_in_place(None)
+    assert found.observe([crash])
+    count(found)
     assert found.reason == "EnforceNotMet: op.preamble.length <= op.nbytes"
-    assert not found.observe([crash], free=False)
+    assert not found.observe([crash])
     assert found.repeated
-
-
-class SaysNothing(AtStep):
-    """Metrics of ranks that report no step."""
-
-    def step(self, rank: int) -> float | None:
-        return None
 
 
 def test_a_pod_whose_ranks_report_no_step_goes_by_what_pod_0_has_told(tmp_path: Path) -> None:
     """Only rank 0 prints steps: the same failure with steps in between is no repetition."""
     config = launcher_pod(tmp_path, in_place_restarts=9, node=1, restarts_without_progress=1)
     found = InPlaceRestarts(config, cast(MetricsEndpoint, SaysNothing()))
-    again = [
-        found.observe([failure(signature="exit code 3")], free=False, run_step=step) for step in (100, 200, 300, 300)
-    ]
+    again = [found.observe([failure(signature="exit code 3")], run_step=step) for step in (100, 200, 300, 300)]
     assert (again, found.repeated) == ([True, True, True, False], True)
     assert found.failed_step is None, "the rank has not said it"
 
@@ -149,8 +246,8 @@ def test_a_pod_whose_ranks_report_no_step_goes_by_what_pod_0_has_told(tmp_path: 
     ],
 )
 def test_a_pod_that_may_be_the_cause_is_not_restarted(tmp_path: Path, found: Failure, again: bool) -> None:
-    assert restarts(tmp_path, restarts_without_progress=1).observe([found], free=False) is again
-    assert restarts(tmp_path).observe([found], free=False) is (found.container_exit_code not in (81, 85))
+    assert restarts(tmp_path, restarts_without_progress=1).observe([found]) is again
+    assert restarts(tmp_path).observe([found]) is (found.container_exit_code not in (81, 85))
 
 
 @pytest.mark.parametrize(
@@ -165,8 +262,8 @@ def test_failures_without_a_step_in_between_get_new_pods(
     for number in range(3):
         signature = "" if secondary else f"exit code {number + 3}"
         lost = failure(category="Network", container_exit_code=86, secondary=secondary, signature=signature)
-        answers.append(pod.observe([lost], free=False))
-        pod.count_in_place(None)
+        answers.append(pod.observe([lost]))
+        count(pod)
         pod.forget()
     assert answers == [True, True, again]  # the first failed after steps, the second at the same step
 
@@ -179,7 +276,7 @@ def test_a_restart_of_the_agent_is_refused_where_the_budget_is_used_up(tmp_path:
 
 def test_a_failure_that_comes_again_at_the_same_step_is_a_repetition_until_it_is_answered(tmp_path: Path) -> None:
     found = restarts(tmp_path)
-    assert [found.observe([failure()], free=False) for _ in range(2)] == [True, False]
+    assert [found.observe([failure()]) for _ in range(2)] == [True, False]
     assert found.repeated
     found.forget()
     assert (found.failures, found.repeated, found.failed_step) == ((), False, None)

@@ -242,7 +242,8 @@ def test_what_a_rank_had_said_counts_more_than_how_torchrun_ended_it(tmp_path: P
     error = {"type": "OSError", "message": "truncated", "traceback": "T", "exitCode": 1}
     (tmp_path / "errors" / "0.json").write_text(json.dumps(error))
     assert examine_worker(pod, WorkerEnd(-15)).exit_code == 1
-    assert examine_worker(pod, WorkerEnd(-9)).exit_code == 137
+    assert examine_worker(pod, WorkerEnd(-9)).exit_code == 1
+    assert examine_worker(pod, WorkerEnd(-11)).exit_code == 139
     stopped = examine_worker(pod, WorkerEnd(-15, local_rank=1))
     assert (stopped.exit_code, stopped.evidence) == (143, EVIDENCE_STOPPED)
 
