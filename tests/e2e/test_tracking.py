@@ -1,22 +1,15 @@
-"""One run in TensorBoard and MLflow through a lost pod and a suspension, and the printed command of `ddp board`."""
+"""One run in TensorBoard and MLflow through a lost pod and a suspension."""
 
 from __future__ import annotations
 
 import json
 import os
-import pty
-import shlex
-import subprocess
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ddp_operator.constants import API_VERSION, KIND
-from tests.support.ports import HeldPort
 
 from .conftest import UserNamespace
 from .test_code import METRICS, ddp
@@ -96,7 +89,7 @@ def job_of(claim: str) -> dict[str, Any]:
     }
 
 
-def test_lost_pod_and_suspension_stay_one_run_on_board(cluster: UserNamespace, claim: str, tmp_path: Path) -> None:
+def test_lost_pod_and_suspension_stay_one_tracker_run(cluster: UserNamespace, claim: str, tmp_path: Path) -> None:
     applied = cluster.apply(job_of(claim))
     assert applied.returncode == 0, applied.stderr
 
@@ -123,55 +116,3 @@ def test_lost_pod_and_suspension_stay_one_run_on_board(cluster: UserNamespace, c
     assert result == {
         "run": identity, "folders": [identity], "events": every, "mlflow run": identity, "mlflow": every
     }  # fmt: skip
-
-    with HeldPort() as held:
-        port = held.number
-    board = ddp(cluster, tmp_path, "board", "tracked", "--port", str(port))
-    run, forward = (line.strip() for line in board.splitlines() if line.startswith("  kubectl "))
-    with typed(cluster, run) as terminal:
-        seen = bytearray()
-        cluster.until(lambda: b"Press CTRL+C to quit" in read_more(terminal, seen), f"TensorBoard's line in {seen!r}")
-        with typed(cluster, forward):
-            url = f"http://127.0.0.1:{port}/data/plugin/scalars/tags"
-            tags = cluster.until(lambda: read(url), "TensorBoard's answer")
-        assert list(tags[identity]) == ["loss"], tags
-        os.write(terminal, b"\x03")
-        cluster.until(lambda: b"deleted" in read_more(terminal, seen), "the end of its pod with Ctrl-C")
-    assert "tracked-board" not in [
-        pod.metadata.name for pod in cluster.core.list_namespaced_pod(cluster.namespace).items
-    ]
-
-
-@contextmanager
-def typed(cluster: UserNamespace, line: str) -> Iterator[int]:
-    """Run a command in a terminal, whose writing end it gives, until the end of the block."""
-    user, terminal = pty.openpty()
-    env = os.environ | {"KUBECONFIG": cluster.kubeconfig}
-    process = subprocess.Popen(
-        shlex.split(line), env=env, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True
-    )
-    os.close(terminal)
-    try:
-        os.set_blocking(user, False)
-        yield user
-    finally:
-        with suppress(subprocess.TimeoutExpired):
-            process.terminate()
-            process.wait(30)
-        process.kill()
-        process.wait()
-        os.close(user)
-
-
-def read_more(terminal: int, seen: bytearray) -> bytearray:
-    """Append new output of the terminal; its end, and empty output, are errors of the system."""
-    with suppress(OSError):
-        seen += os.read(terminal, 10_000)
-    return seen
-
-
-def read(url: str) -> Any:
-    """Return the JSON, or None while there is no response."""
-    with suppress(OSError), urllib.request.urlopen(url, timeout=10) as answer:
-        return json.load(answer)
-    return None

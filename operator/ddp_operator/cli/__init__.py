@@ -27,7 +27,6 @@ COMMANDS: Final = (
     ("init", "ddp_operator.cli.init", "write the YAML that would run a training script in a cluster"),
     ("render", "ddp_operator.cli.render", "check a job's YAML and print what the operator would create"),
     ("report", "ddp_operator.cli.report", "write an HTML report with the charts of a run"),
-    ("board", "ddp_operator.cli.board", "show a run or a job in TensorBoard, MLflow or W&B"),
     ("profile", "ddp_operator.cli.profile", "list the profiles of a cluster, or show what one sets and locks"),
     ("convert", "ddp_operator.cli.convert", "convert a Kubeflow PyTorchJob to a DDPTrainingJob"),
     ("submit", "ddp_operator.cli.submit", "check a job's YAML and create the job in a cluster"),

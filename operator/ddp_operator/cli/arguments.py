@@ -7,6 +7,8 @@ from pathlib import Path
 
 from ddp_operator.cli.io import CommandError
 from ddp_operator.client.client import Client
+from ddp_operator.client.errors import ApiError, NotFound
+from ddp_operator.client.job import Job
 from ddp_operator.view.terminal import print_text
 
 
@@ -54,25 +56,50 @@ def is_run_folder(name: str | None) -> bool:
     return name is not None and Path(name, "status.yaml").is_file()
 
 
-def is_local(arguments: argparse.Namespace, *, needs_name: bool = True) -> bool:
-    """Return whether the arguments select the runs on this machine; report it on stderr if they do so by default.
-
-    ``needs_name``: a job in a cluster must be named. Raises: CommandError.
-    """
+def is_local(arguments: argparse.Namespace) -> bool:
+    """Return whether the arguments select the runs on this machine; report it on stderr if they do so by default."""
     name = getattr(arguments, "name", None)
     if arguments.local or is_run_folder(name):
         return True
     if not _has_cluster(arguments):
         print_text(f"no cluster is configured; using the runs on this machine in {arguments.runs_dir}", file=sys.stderr)
         return True
-    if needs_name and "name" in arguments and name is None:
-        raise CommandError("NAME is missing; name a job, or use --local for the newest run on this machine")
     return False
+
+
+def open_job(arguments: argparse.Namespace) -> Job:
+    """Return the job or run that a reading command names; without a name the newest run on this machine.
+
+    A name is looked up in the cluster, if one is configured, then among the runs. Raises: ClientError.
+    """
+    name = arguments.name
+    runs = open_client(arguments, local=True)
+    if is_local(arguments):
+        return runs.get(name)
+    if name is None and _names_cluster(arguments):
+        raise CommandError("NAME is missing; name a job, or use --local for the newest run on this machine")
+    if name is None or (not _names_cluster(arguments) and (arguments.runs_dir / name).is_dir()):
+        return runs.get(name)
+    try:
+        return open_client(arguments).get(name)
+    except (NotFound, ApiError) as error:
+        if _names_cluster(arguments) or (isinstance(error, ApiError) and error.status not in (None, 404)):
+            raise
+        try:
+            job = runs.get(name)
+        except NotFound:
+            raise error from None
+        print_text(f"not in the cluster ({error}); using the run on this machine", file=sys.stderr)
+        return job
+
+
+def _names_cluster(arguments: argparse.Namespace) -> bool:
+    return bool(arguments.kubeconfig or arguments.context or arguments.namespace)
 
 
 def _has_cluster(arguments: argparse.Namespace) -> bool:
     """Return whether the arguments, the environment or a kubeconfig select a cluster."""
-    if arguments.kubeconfig or arguments.context or arguments.namespace:
+    if _names_cluster(arguments):
         return True
     if os.environ.get("KUBECONFIG") or os.environ.get("KUBERNETES_SERVICE_HOST"):
         return True

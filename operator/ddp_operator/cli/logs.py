@@ -3,8 +3,9 @@
 import argparse
 import sys
 
-from ddp_operator.cli.arguments import add_cluster_arguments, add_local_arguments, is_local, open_client
+from ddp_operator.cli.arguments import add_cluster_arguments, add_local_arguments, open_job
 from ddp_operator.cli.io import CommandError, ExitCode
+from ddp_operator.client.cluster import ClusterBackend
 from ddp_operator.view.terminal import make_printable, print_text
 
 
@@ -25,10 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the lines. With ``--follow`` return once the job has ended and everything is printed."""
-    local = is_local(arguments)
+    job = open_job(arguments)
+    local = not isinstance(job.backend, ClusterBackend)
     if local and arguments.timestamps:
         raise CommandError("--timestamps: logs on this machine have no timestamps; leave the option out")
-    job = open_client(arguments, local=local).get(arguments.name)
     if local:
         print_text(f"run folder {job.backend.argument(job.name)}", file=sys.stderr)
     chosen = {"node": arguments.node, "attempt": arguments.attempt, "tail": arguments.tail}

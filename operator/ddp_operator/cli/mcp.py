@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until standard input ends."""
-    local = is_local(arguments, needs_name=False)
+    local = is_local(arguments)
     server = build_server(arguments, local=local)
     if sys.stdin.isatty():
         print_note("waiting for an assistant on standard input; docs/mcp.md has the set-up. Ctrl-C ends the server.")

@@ -3,9 +3,9 @@
 import argparse
 from pathlib import Path
 
-from ddp_operator.cli.arguments import add_cluster_arguments, add_local_arguments, is_local, open_client
+from ddp_operator.cli.arguments import add_cluster_arguments, add_local_arguments, open_job
 from ddp_operator.cli.io import CommandError, ExitCode
-from ddp_operator.client.errors import NotFound
+from ddp_operator.client.cluster import ClusterBackend
 from ddp_operator.client.runs import open_run
 from ddp_operator.view.terminal import print_text
 
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         metavar="FILE",
-        help="default: report.html in the run's folder, or NAME-report.html",
+        help="default: report.html in the run's folder, or ddp-runs/NAME-report.html",
     )
     parser.add_argument(
         "--prometheus",
@@ -34,31 +34,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cluster_arguments(parser)
 
 
-def prefers_local(arguments: argparse.Namespace) -> bool:
-    """Return whether the arguments select a run on this machine; a run takes precedence. Raises: CommandError."""
-    names_cluster = arguments.namespace or arguments.context or arguments.kubeconfig
-    if arguments.local or (arguments.name is None and not names_cluster):
-        return True
-    if not names_cluster:
-        try:
-            open_run(arguments.name, arguments.runs_dir)
-        except NotFound:
-            pass
-        else:
-            return True
-    return is_local(arguments)
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Write the report and print its path. Raises: CommandError."""
     from ddp_operator.local.folder import replace_file
 
-    local = prefers_local(arguments)
-    job = open_client(arguments, local=local).get(arguments.name)
+    job = open_job(arguments)
     page = job.report(arguments.prometheus)
-    default = open_run(arguments.name, arguments.runs_dir).report if local else Path(f"{job.name}-report.html")
+    if isinstance(job.backend, ClusterBackend):
+        default = arguments.runs_dir / f"{job.name}-report.html"  # no command packs this folder
+    else:
+        default = open_run(job.name, arguments.runs_dir).report
     target = arguments.output or default
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         replace_file(target, page)
     except OSError as error:
         raise CommandError(f"{target}: {error.strerror}; choose another --output") from None

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
-from ddp_operator.cli.arguments import add_cluster_arguments, add_local_arguments, is_local, open_client
+from ddp_operator.cli.arguments import add_cluster_arguments, add_local_arguments, is_local, open_client, open_job
 from ddp_operator.cli.io import CommandError, ExitCode
 from ddp_operator.client.cluster import ClusterBackend
 from ddp_operator.client.follow import Jobs, follow_jobs, view_of
@@ -40,14 +40,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Show all jobs until Ctrl-C, or one until it ends."""
     if arguments.name and arguments.all_namespaces:
         raise CommandError("-A watches all jobs; leave out -A or NAME")
-    local = is_local(arguments, needs_name=False)
+    local = is_local(arguments)
     if local and arguments.all_namespaces:
         raise CommandError("-A watches the jobs of a cluster, and no cluster is configured; use --kubeconfig")
     client = open_client(arguments, local=local)
     everywhere = arguments.all_namespaces
     screen = choose_screen(sys.stdout, plain=arguments.plain, output=arguments.output, namespaces=everywhere)
     if arguments.name or local:
-        return watch_one(client.get(arguments.name), screen)
+        return watch_one(open_job(arguments), screen)
     assert isinstance(client.backend, ClusterBackend)
     api = client.backend.api
     try:

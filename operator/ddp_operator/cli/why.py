@@ -7,8 +7,7 @@ from ddp_operator.cli.arguments import (
     add_cluster_arguments,
     add_local_arguments,
     add_output_argument,
-    is_local,
-    open_client,
+    open_job,
 )
 from ddp_operator.cli.io import ExitCode
 from ddp_operator.view.terminal import print_text
@@ -23,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the paragraph, or its parts as JSON."""
-    job = open_client(arguments, local=is_local(arguments)).get(arguments.name)
+    job = open_job(arguments)
     why = job.why()
     links = job.links
     if arguments.output == "json":

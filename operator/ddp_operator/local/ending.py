@@ -47,6 +47,8 @@ def describe_run(name: str, status: Status, folder: RunFolder, *, seconds: float
     lines.append(f"  files:      {', '.join(name for name in names if (folder.path / name).exists())}")
     if folder.report.exists():
         lines.append(f"  report:     {_relative(folder.report)} (open it in a browser)")
+    name = _relative(folder.path)
+    lines.append(f"  next:       ddp logs {name}" + ("" if status.phase == "Succeeded" else f"   ddp why {name}"))
     return "\n".join(lines)
 
 

@@ -12,6 +12,9 @@ import pytest
 
 from ddp_operator import cli
 from ddp_operator.cli.io import ExitCode
+from ddp_operator.client.client import Client
+from ddp_operator.client.errors import NotFound
+from ddp_operator.client.job import Job
 from ddp_operator.local.folder import RunFolder
 from tests.support.builders import resource
 from tests.support.users import forget_user
@@ -54,10 +57,30 @@ def test_with_cluster_local_runs_are_listed_on_request(monkeypatch: pytest.Monke
     for words in (["list", "--local"], ["why", "--local"], ["why", "--local", "digits"], ["why", str(run.path)]):
         assert cli.main(words) == ExitCode.OK
     assert "no cluster" not in capsys.readouterr().err
-    for words in (["list"], ["why", "digits"], ["logs", "digits"]):
-        assert cli.main(words) == ExitCode.CLUSTER
-    assert cli.main(["why"]) == ExitCode.BAD_INPUT
-    assert "NAME is missing; name a job, or use --local" in capsys.readouterr().err
+    assert cli.main(["list"]) == ExitCode.CLUSTER
+
+
+def test_name_is_looked_up_in_the_cluster_then_among_the_runs(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    run = make_run(1)
+    queried = []
+
+    def get(client: Client, name: str | None) -> Job:
+        if client._kind == "cluster":
+            queried.append(name)
+            raise NotFound(f"{name} does not exist in namespace default")
+        return Job(client.backend, *client.backend.find(name))
+
+    monkeypatch.setattr(Client, "get", get)
+    monkeypatch.setenv("KUBECONFIG", "elsewhere")
+    for words in (["why"], ["why", run.path.name]):
+        assert cli.main(words) == ExitCode.OK
+    assert queried == []
+    for words in (["why", "digits"], ["logs", "digits"], ["report", "digits"]):
+        assert cli.main(words) == ExitCode.OK
+        assert "not in the cluster (digits does not exist in namespace default)" in capsys.readouterr().err
+    for words in (["why", "digits", "-n", "team"], ["why", "gone"]):
+        assert cli.main(words) == ExitCode.NOT_FOUND
+    assert queried == ["digits", "digits", "digits", "digits", "gone"]
 
 
 def test_why_has_summary_of_ended_run_and_state_of_another(capsys: Capture) -> None:
