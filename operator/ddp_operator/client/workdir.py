@@ -10,6 +10,7 @@ from ddp_operator.client.errors import ClientError
 from ddp_operator.client.packing.files import CannotPack
 from ddp_operator.client.packing.packed import PackedCode, pack_code
 from ddp_operator.client.validation import check_manifest
+from ddp_operator.manifests.exit_codes import describe_hidden_exit
 from ddp_operator.manifests.template import resolve_template
 
 
@@ -77,8 +78,11 @@ def check_job(
     """
     code = workdir.pack() if workdir is not None else None
     manifest = check_manifest(text, code.spec if code else None, profiles, exact=exact)
+    template = resolve_template(manifest.job)
+    hidden = describe_hidden_exit(template.command.argv) if template.command.program else ""
+    if hidden:
+        note(f"warning: the command of container {template.trainer['name']} hides failures: {hidden}")
     if code is not None:
-        template = resolve_template(manifest.job)
         try:
             if in_cluster:
                 code.check_size()

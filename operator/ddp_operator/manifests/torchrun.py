@@ -13,6 +13,7 @@ from typing import Final
 
 from ddp_operator import constants
 from ddp_operator.contract.command_line import split_python_line
+from ddp_operator.manifests.exit_codes import add_pipefail
 
 DEFAULT_INTERPRETER: Final = "python3"
 
@@ -141,7 +142,7 @@ def split_user_command(command: Sequence[str], args: Sequence[str]) -> UserComma
         return _split_python(DEFAULT_INTERPRETER, line)
     if first.startswith("-"):
         raise InvalidCommand(f"starts with the flag {first} instead of a program; {_COMMAND_LINE}")
-    return UserCommand(DEFAULT_INTERPRETER, tuple(line), program=True)
+    return UserCommand(DEFAULT_INTERPRETER, add_pipefail(line), program=True)
 
 
 def find_nested_launcher(command: UserCommand) -> str | None:
