@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     everywhere = arguments.all_namespaces
     screen = choose_screen(sys.stdout, plain=arguments.plain, output=arguments.output, namespaces=everywhere)
     if arguments.name or local:
-        return watch_one(open_job(arguments), screen)
+        return watch_one(client.get(arguments.name) if local else open_job(arguments), screen)
     assert isinstance(client.backend, ClusterBackend)
     api = client.backend.api
     try:
