@@ -21,7 +21,7 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.profile import complete_spec, profile_reference, read_profile
 from ddp_operator.api.size import refuse_oversize
 from ddp_operator.api.spec import Spec
-from ddp_operator.api.status import Status
+from ddp_operator.api.status import Profile, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ class Manifest:
     """The job of the file, without defaults."""
     completed: Mapping[str, Any] = field(default_factory=dict)
     """The spec of the file merged with its profile, without defaults."""
+    profile: Profile | None = None
     children: tuple[Mapping[str, Any], ...] = ()
     """The children of the first attempt in the order of creation. ``validation`` sets them."""
 
@@ -107,8 +108,13 @@ def parse_manifest(text: str, code: Mapping[str, Any] | None = None, profiles: F
         raw = {**raw, "spec": {**raw["spec"], "code": {**kept, **code}}}
 
     own = _as_stored(raw.get("spec"), _spec_schema())
-    completed, locked = _complete(raw, own, find_among(others, profiles))
-    job = parse_resource(dict(raw) | {"spec": completed}, locked=locked)
+    profile = _find_profile(raw, find_among(others, profiles))
+    completed = own
+    if profile is not None:
+        completed, lock_errors = complete_spec(own, profile)
+        if lock_errors:
+            raise InvalidManifest(lock_errors)
+    job = parse_resource(dict(raw) | {"spec": completed}, locked=profile.locked if profile else ())
     spec = msgspec.json.decode(msgspec.json.encode(job.spec))
 
     from ddp_operator.api.cel import check_rules  # needs cel-expr-python, which the operator's image does not have
@@ -120,7 +126,7 @@ def parse_manifest(text: str, code: Mapping[str, Any] | None = None, profiles: F
             raise InvalidManifest(errors)
 
     resource = dict(raw) | {"spec": _with_defaults(spec, _spec_schema())}
-    return Manifest(job, resource, others, dict(raw) | {"spec": own}, completed)
+    return Manifest(job, resource, others, dict(raw) | {"spec": own}, completed, profile)
 
 
 def _select_job(documents: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -144,11 +150,11 @@ def _select_job(documents: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
     return job
 
 
-def _complete(raw: Mapping[str, Any], own: Any, profiles: FindProfile) -> tuple[Any, tuple[str, ...]]:
-    """Return the spec of a manifest merged with its profile, and the locked fields. Raises: InvalidManifest."""
+def _find_profile(raw: Mapping[str, Any], profiles: FindProfile) -> Profile | None:
+    """Return the profile that a manifest names. Raises: InvalidManifest."""
     reference = profile_reference(raw)
     if reference is None:
-        return own, ()
+        return None
     kind, name = reference
     raw_profile = profiles(kind, raw["metadata"].get("namespace") or "", name)
     if raw_profile is None:
@@ -156,11 +162,7 @@ def _complete(raw: Mapping[str, Any], own: Any, profiles: FindProfile) -> tuple[
             f"{kind} {name} does not exist; create it, pass a file that has it with --profiles, or correct the name"
         )
         raise InvalidManifest([FieldError("spec.profileRef", message)])
-    profile = read_profile(raw_profile)
-    spec, errors = complete_spec(own, profile)
-    if errors:
-        raise InvalidManifest(errors)
-    return spec, profile.locked
+    return read_profile(raw_profile)
 
 
 def _check_shape(raw: Mapping[str, Any]) -> None:

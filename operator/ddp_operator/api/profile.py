@@ -4,53 +4,15 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from ddp_operator.api.errors import FieldError, InvalidManifest
-from ddp_operator.api.merge import MERGE_KEYS, merge
+from ddp_operator.api.locks import compared_form, list_containers, list_places, select, split_lock
+from ddp_operator.api.merge import DIRECTIVE, MERGE_KEYS, merge
 from ddp_operator.api.size import refuse_oversize
 from ddp_operator.api.status import Profile
 from ddp_operator.constants import CLUSTER_PROFILE_KIND, TRAINER_CONTAINER
 from ddp_operator.kubeobjects import find_trainer
-
-_ABSENT: Final[Any] = object()
-_POD: Final = "template.spec."
-_MOUNTS: Final = f"containers[{TRAINER_CONTAINER}].volumeMounts"
-# Fields of a spec outside the template that change the pods -> the paths below template.spec that they change.
-_FILLED: Final[Mapping[str, tuple[str, ...]]] = {
-    "inputs": ("volumes", _MOUNTS),
-    "checkpoint": ("volumes", _MOUNTS),
-    "checkpoint.graceSeconds": ("terminationGracePeriodSeconds",),
-    "checkpoint.secretRef": (f"containers[{TRAINER_CONTAINER}].envFrom",),
-    "code": ("volumes", _MOUNTS),
-    "network.profile": (
-        "volumes",
-        "initContainers",
-        _MOUNTS,
-        f"containers[{TRAINER_CONTAINER}].env",
-        f"containers[{TRAINER_CONTAINER}].resources.limits",
-        f"containers[{TRAINER_CONTAINER}].securityContext.capabilities",
-    ),
-    "scheduling.gang": ("schedulerName", "schedulingGroup"),
-    "scheduling.placement": ("affinity.podAffinity", "topologySpreadConstraints"),
-    "scheduling.priorityClassName": ("priorityClassName",),
-    "scheduling.schedulerName": ("schedulerName",),
-    "scheduling.topologyKey": ("affinity.podAffinity", "topologySpreadConstraints"),
-    "securityProfile": (
-        "securityContext.runAsNonRoot",
-        f"containers[{TRAINER_CONTAINER}].securityContext.capabilities",
-    ),
-    "tracking.mlflow.secretRef": (f"containers[{TRAINER_CONTAINER}].envFrom",),
-    "tracking.wandb.secretRef": (f"containers[{TRAINER_CONTAINER}].envFrom",),
-}
-_BELOW_TEMPLATE: Final = ("checkpoint.graceSeconds", "scheduling.gang")  # the template's value takes precedence
-_DEFAULTS: Final[Mapping[str, str]] = {
-    "network.profile": "auto",
-    "scheduling.gang": "None",
-    "scheduling.placement": "Any",
-    "securityProfile": "Default",
-}
-_STEP: Final = re.compile(r"[^.\[\]]+|\[[^\[\]]+\]")
 
 
 def profile_reference(resource: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -85,27 +47,21 @@ def complete_spec(own: Mapping[str, Any], profile: Profile) -> tuple[dict[str, A
     """Return a job's complete spec, and the errors of own values that differ from locked ones.
 
     In the returned spec a locked field has the profile's value. ``own``: the written spec, without defaults.
+    ``manifests.locked_pods`` compares what other fields add to the pods.
     """
     base, own = unify_trainer_names(profile.job, own)
     spec: dict[str, Any] = merge(base, own)
-    trainer = find_trainer(spec.get("template") or {}).get("name", TRAINER_CONTAINER)
+    base_form = compared_form(base)
+    form = compared_form(spec)
     errors = []
     for path in profile.locked:
-        steps = _STEP.findall(path.replace(f"containers[{TRAINER_CONTAINER}]", f"containers[{trainer}]"))
-        locked_value = _read(base, steps)
-        value = _read(spec, steps)
-        if value != locked_value:
-            errors.append(_explain_lock(path, profile, locked_value, value))
+        steps = split_lock(path, find_trainer_name(profile.job))
+        locked_values = select(base_form, steps)
+        values = select(form, steps)
+        if values != locked_values:
+            errors.append(_explain_lock(path, profile, locked_values, values))
             own, spec = _drop_change(own, base, steps)
-
-    for field, path in _list_indirect_changes(profile.locked):
-        steps = _STEP.findall(field)
-        value = _read_pod_change(spec, field)
-        overridden = field in _BELOW_TEMPLATE and _read(spec, _STEP.findall(path)) is not _ABSENT
-        if value == _read_pod_change(base, field) or overridden:
-            continue
-        errors.append(_explain_indirect_change(field, path, profile, value))
-        own, spec = _drop_change(own, base, steps)
+            form = compared_form(spec)
 
     policy = spec.get("networkPolicy")
     if isinstance(policy, Mapping) and not policy.get("enabled"):
@@ -120,54 +76,17 @@ def _drop_change(own: Mapping[str, Any], base: Mapping[str, Any], steps: list[st
 
     The change is the value itself or, if the result still differs, an object around it.
     """
-    base_value = _read(base, steps)
+    locked_values = select(compared_form(base), steps)
+    own_steps = steps.copy()
+    if steps[2:4] == ["containers", TRAINER_CONTAINER]:
+        own_steps[3] = find_trainer_name(own)
     spec: dict[str, Any] = merge(base, own)
     for end in range(len(steps), 0, -1):
-        if _read(spec, steps) == base_value:
+        if select(compared_form(spec), steps) == locked_values:
             break
-        own = _without(own, steps[:end])
+        own = _without(own, own_steps[:end])
         spec = merge(base, own)
     return own, spec
-
-
-def _list_indirect_changes(locked: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each field outside the template that changes a locked path of the template, and that lock."""
-    for field, paths in _FILLED.items():
-        parts = [_STEP.findall(f"{_POD}{path}") for path in paths]
-        for lock in locked:
-            steps = _STEP.findall(lock)
-            if any(part[: len(steps)] == steps for part in parts):
-                yield field, lock
-                break
-
-
-def _read_pod_change(spec: Mapping[str, Any], field: str) -> Any:
-    """Return the value of a field that changes pods; _ABSENT for a default, or a checkpoint on a template's volume."""
-    value = _read(spec, _STEP.findall(field))
-    if value == _DEFAULTS.get(field, _ABSENT):
-        return _ABSENT
-    if field == "checkpoint" and isinstance(value, Mapping):
-        return _read_checkpoint_volume(spec, value)
-    return value
-
-
-def _read_checkpoint_volume(spec: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> Any:
-    trainer = find_trainer(spec["template"]) if _list_containers(spec) else {}
-    mounts = trainer.get("volumeMounts")
-    path = str(checkpoint.get("path")).rstrip("/")
-    mounted = isinstance(mounts, list) and path in {
-        str(mount.get("mountPath")).rstrip("/") for mount in mounts if isinstance(mount, Mapping)
-    }
-    return _ABSENT if mounted else (path, checkpoint.get("claimName"))
-
-
-def _explain_indirect_change(field: str, path: str, profile: Profile, value: Any) -> FieldError:
-    message = (
-        f"changes {path} of the pods, which {profile.kind} {profile.name} locks; leave it out, or name another profile"
-    )
-    if isinstance(value, str):
-        return FieldError(f"spec.{field}", message, value)
-    return FieldError(f"spec.{field}", message)
 
 
 def find_locked_part(pod: Mapping[str, Any], name: str, locked: Sequence[str]) -> Any:
@@ -175,7 +94,7 @@ def find_locked_part(pod: Mapping[str, Any], name: str, locked: Sequence[str]) -
     value = pod.get(name)
     kept: dict[str, Any] = {}
     for lock in locked:
-        steps = _STEP.findall(lock)
+        steps = split_lock(lock)
         whole = ["template", "spec", name]
         if steps == whole[: len(steps)]:
             return value
@@ -183,18 +102,21 @@ def find_locked_part(pod: Mapping[str, Any], name: str, locked: Sequence[str]) -
             continue
         if not isinstance(value, Mapping):
             return value
-        place = _find(value, steps[3])
-        if place is not _ABSENT:
-            kept[place] = value[place]
+        if steps[3] in value:
+            kept[steps[3]] = value[steps[3]]
     return kept or None
 
 
-def _explain_lock(path: str, profile: Profile, locked_value: Any, value: Any) -> FieldError:
-    locked_at = "" if locked_value is _ABSENT else f" at {json.dumps(locked_value, sort_keys=True)[:200]}"
+def _explain_lock(path: str, profile: Profile, locked_values: list[Any], values: list[Any]) -> FieldError:
+    locked_at = f" at {_format_values(locked_values)}" if locked_values else ""
     message = f"locked{locked_at} by {profile.kind} {profile.name}; leave it out, or name another profile"
-    if value is _ABSENT:
+    if not values:
         return FieldError(f"spec.{path}", message)
-    return FieldError(f"spec.{path}", message, value)
+    return FieldError(f"spec.{path}", message, values[0] if len(values) == 1 else values)
+
+
+def _format_values(values: list[Any]) -> str:
+    return ", ".join(json.dumps(value, sort_keys=True)[:200] for value in values[:2])
 
 
 def describe_values(value: Any, path: str = "", field: str = "") -> Iterator[tuple[str, Any]]:
@@ -214,74 +136,40 @@ def describe_values(value: Any, path: str = "", field: str = "") -> Iterator[tup
 
 def unify_trainer_names(base: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Return both specs with one name for their training containers, so that a merge combines these."""
-    base_containers = _list_containers(base)
-    own_containers = _list_containers(own)
+    base_containers = list_containers(base)
+    own_containers = [container for container in list_containers(own) if DIRECTIVE not in container]
     if not base_containers or not own_containers:
         return base, own
 
     base_trainer = find_trainer(base["template"])
-    own_trainer = find_trainer(own["template"])
+    own_trainer = find_trainer({"spec": {"containers": own_containers}})
     name = own_trainer.get("name") or base_trainer.get("name") or TRAINER_CONTAINER
     if any(container is not base_trainer and container.get("name") == name for container in base_containers):
         return base, own  # another container of the profile has that name
 
-    return (
-        _rename_container(base, base_containers, base_trainer, name),
-        _rename_container(own, own_containers, own_trainer, name),
-    )
+    return _rename_container(base, base_trainer, name), _rename_container(own, own_trainer, name)
 
 
-def _list_containers(spec: Mapping[str, Any]) -> list[Any]:
-    """Return the containers of a spec's template; none if they are malformed."""
-    pod = (spec.get("template") or {}).get("spec")
-    containers = pod.get("containers") if isinstance(pod, Mapping) else None
-    if not isinstance(containers, list) or not all(isinstance(container, Mapping) for container in containers):
-        return []
-    return containers
-
-
-def _rename_container(spec: Mapping[str, Any], containers: list[Any], renamed: Any, name: str) -> dict[str, Any]:
+def _rename_container(spec: Mapping[str, Any], renamed: Any, name: str) -> dict[str, Any]:
+    containers = list_containers(spec)
     containers = [{**container, "name": name} if container is renamed else container for container in containers]
     template = spec["template"]
     return {**spec, "template": {**template, "spec": {**template["spec"], "containers": containers}}}
 
 
-def _find(value: Any, step: str) -> Any:
-    """Return the key or the index of a member. [NAME] selects an item by its merge key, or a member of any name."""
-    name = step.strip("[]")
-    if isinstance(value, Mapping):
-        return name if name in value else _ABSENT
-    if not isinstance(value, list):
-        return _ABSENT
-    for index, item in enumerate(value):
-        if isinstance(item, Mapping) and name in _list_merge_values(item):
-            return index
-    return _ABSENT
-
-
-def _list_merge_values(item: Mapping[str, Any]) -> set[str]:
-    """Return the values of an item's members that are a merge key of any list."""
-    keys = set(MERGE_KEYS.values())
-    return {str(item[key]) for key in keys & item.keys()}
-
-
-def _read(value: Any, steps: list[str]) -> Any:
-    for step in steps:
-        place = _find(value, step)
-        if place is _ABSENT:
-            return _ABSENT
-        value = value[place]
-    return value
+def find_trainer_name(spec: Mapping[str, Any]) -> str:
+    """Return the name of a spec's training container, or the default name."""
+    containers = [container for container in list_containers(spec) if DIRECTIVE not in container]
+    return str(find_trainer({"spec": {"containers": containers}}).get("name") or TRAINER_CONTAINER)
 
 
 def _without(value: Any, steps: list[str]) -> Any:
-    """Return a copy without the member at these steps."""
-    place = _find(value, steps[0])
-    if place is _ABSENT:
-        return value
-    changed = value.copy()
-    if len(steps) > 1:
-        changed[place] = _without(value[place], steps[1:])
-    else:
-        del changed[place]
+    """Return a copy without the members at these steps."""
+    changed = value
+    for place in reversed(list_places(value, steps[0])):
+        changed = changed.copy()
+        if len(steps) > 1:
+            changed[place] = _without(value[place], steps[1:])
+        else:
+            del changed[place]
     return changed

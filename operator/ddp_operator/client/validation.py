@@ -19,6 +19,7 @@ from ddp_operator.api.status import ClaimedGpus
 from ddp_operator.constants import POD_GROUP
 from ddp_operator.kubeobjects import is_native_pod_group
 from ddp_operator.manifests.children import PLACEHOLDER_UID, build_children
+from ddp_operator.manifests.locked_pods import keep_locked_pods
 
 # The oldest supported Kubernetes; newer versions accept the same objects.
 _KUBERNETES = "1.31"
@@ -38,6 +39,10 @@ def check_manifest(
     unknown = find_unknown_fields(manifest.job.spec.template.spec)
     if unknown:
         raise InvalidManifest(unknown)
+    if manifest.profile is not None:
+        _, changes = keep_locked_pods({**manifest.written, "spec": manifest.completed}, manifest.profile)
+        if changes:
+            raise InvalidManifest(changes)
     gpus = _count_claimed(manifest) if exact else assume_claimed(manifest.job.spec)
     claims = ClaimedGpus(gpus=gpus, digest="") if find_claims(manifest.job.spec) else None
     status = msgspec.structs.replace(manifest.job.status, claims=claims)

@@ -17,11 +17,12 @@ from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.profile import complete_spec
-from ddp_operator.api.size import refuse_oversize
+from ddp_operator.api.size import OversizeSpec, refuse_oversize
 from ddp_operator.api.status import Profile, Straggler
 from ddp_operator.cluster import Cluster, ClusterError, Key, Object, Refused, Snapshot, owner_uids
 from ddp_operator.kubeobjects import find_trainer, scheduling_gates
 from ddp_operator.manifests.children import build_children, load_launcher
+from ddp_operator.manifests.locked_pods import keep_locked_pods
 from ddp_operator.reconcile.page_budget import (
     MAX_SECONDS_AT_ONCE,
     PAGES_AT_ONCE,
@@ -98,31 +99,42 @@ class Memory:
     status_shortened: bool = False
     """Whether the API server accepts only a shortened status."""
     last_parsed: DDPTrainingJob | None = None
+    parsed_key: tuple[Any, ...] | None = None
+    """Metadata and profile of the last parsed spec; None: it must be parsed again."""
     locked: tuple[FieldError, ...] = ()
     """Errors of the parsed spec: fields that differ from the profile's locked values."""
 
     def parse(self, resource: Object, profile: Profile | None = None) -> DDPTrainingJob:
-        """Return the typed resource, completed by its profile. The spec of a generation is parsed once.
+        """Return the typed resource, completed by its profile. A spec is parsed once, unless its metadata changes.
 
         Raises: InvalidManifest.
         """
         last = self.last_parsed
         metadata = resource["metadata"]
         locked = profile.locked if profile is not None else ()
-        if (
-            last is not None
-            and last.uid == metadata.get("uid")
-            and last.generation == metadata.get("generation")
-            and last.status.profile == profile
-        ):
-            self.last_parsed = parse_resource(resource, last.spec, locked)
+        names = ("uid", "generation", "labels", "annotations")
+        key = (*(metadata.get(name) for name in names), profile)
+        if last is not None and key == self.parsed_key:
+            job = parse_resource(resource, last.spec, locked)
+            self.last_parsed = replace(job, annotations=last.annotations)
             return self.last_parsed
 
         refuse_oversize(resource.get("spec"))
+        self.parsed_key = None
         errors: list[FieldError] = []
         if profile is not None:
             spec, errors = complete_spec(resource["spec"], profile)
             resource = {**resource, "spec": spec}
+            try:
+                resource, changes = keep_locked_pods(resource, profile)
+                errors += changes
+                self.parsed_key = key
+            except OversizeSpec:
+                raise
+            except InvalidManifest:
+                pass  # the executor reports the error; the next pass compares again
+        else:
+            self.parsed_key = key
         self.last_parsed = parse_resource(resource, locked=locked)
         self.locked = tuple(errors)
         return self.last_parsed
