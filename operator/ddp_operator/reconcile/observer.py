@@ -122,21 +122,20 @@ class Memory:
         refuse_oversize(resource.get("spec"))
         self.parsed_key = None
         errors: list[FieldError] = []
+        compared = True
         if profile is not None:
             spec, errors = complete_spec(resource["spec"], profile)
             resource = {**resource, "spec": spec}
             try:
                 resource, changes = keep_locked_pods(resource, profile)
                 errors += changes
-                self.parsed_key = key
             except OversizeSpec:
                 raise
             except InvalidManifest:
-                pass  # the executor reports the error; the next pass compares again
-        else:
-            self.parsed_key = key
+                compared = False  # the executor reports the error; the next pass compares again
         self.last_parsed = parse_resource(resource, locked=locked)
         self.locked = tuple(errors)
+        self.parsed_key = key if compared else None
         return self.last_parsed
 
 

@@ -157,6 +157,17 @@ class TestRefused:
         await harness.train()
         assert harness.state("Accepted") == ("True", "Valid")
 
+    async def test_annotation_that_is_added_later_does_not_pass_lock(self) -> None:
+        harness = await harness_of(GIVEN, "template.metadata.annotations").train()
+        raw = harness.raw
+        assert raw is not None
+        harness.cluster.store.change(raw, meta={"annotations": {"kueue.x-k8s.io/podset-required-topology": "rack"}})
+        harness.end_pod(0, constants.EXIT_RETRYABLE)
+        await harness.settle()
+        assert (harness.status.attempt, harness.state("Accepted")) == (2, ("False", "ProfileLocked"))
+        *_, job = harness.cluster.store.list("Job")
+        assert "topology" not in str(job["spec"]["template"]["metadata"])
+
     async def test_whole_that_breaks_rule(self) -> None:
         harness = await harness_of({"elastic": {"minNodes": 3, "maxNodes": 4}}, template=template()).settle()
         assert (harness.status.phase, harness.status.reason) == ("Rejected", "InvalidSpec")
