@@ -13,6 +13,7 @@ from ddp_operator.launcher.failures.restarts import (
     UNCOUNTED_RESTARTS,
     UNEXPLAINED_RESTARTS,
 )
+from ddp_operator.status.attempts import PROMPT_DISRUPTIONS
 
 
 class Limit(NamedTuple):
@@ -84,6 +85,11 @@ LIMITS: Final = (
         "no limit",
         "",
         f"{_RECOVERY}.countDisruptions: the first two count towards maxRestarts",
+    ),
+    Limit(
+        "disruptions in a row, each less than 300 s after the restart before it and without a step",
+        PROMPT_DISRUPTIONS,
+        "a delay of 10 s before the next attempt, which doubles up to 6 minutes",
     ),
     Limit(
         "seconds for all pods to join the rendezvous",

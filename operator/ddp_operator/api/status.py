@@ -54,6 +54,10 @@ class Restarts(StatusFields, frozen=True, kw_only=True, omit_defaults=False):
             "spec.nodes or a resumption."
         ),
     ] = 0
+    disrupted_in_a_row: Annotated[
+        int,
+        Meta(description="Disruptions in a row, each less than 300 s after the restart before it, and without a step."),
+    ] = 0
     used: Annotated[
         int, Meta(description="Counted restarts since a checkpoint last reset the count; compared with maxRestarts.")
     ] = 0

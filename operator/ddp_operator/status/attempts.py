@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ddp_operator.api import child_names
 from ddp_operator.api.status import LastFailure, LastRestart, Phase, RecoveryLevel, Restarts, Status
-from ddp_operator.contract.failure_table import NODE_LOST
+from ddp_operator.contract.failure_table import NODE_LOST, SIGNIFICANT_SECONDS
 from ddp_operator.kubeobjects import truncate
 from ddp_operator.status import conditions as c
 from ddp_operator.status import lost_nodes
@@ -39,6 +39,8 @@ _BELIEVED = timedelta(minutes=10)
 # As the Job controller's back-off after a failed pod.
 _FIRST_DELAY = timedelta(seconds=10)
 _LONGEST_DELAY = timedelta(minutes=6)
+PROMPT_DISRUPTIONS = 2
+"""Disruptions soon after a restart, and without a step, after which the next attempt starts without a delay."""
 
 
 def start(state: State) -> State:
@@ -90,12 +92,17 @@ def restart(state: State, cause: LastFailure, restarts: Restarts) -> Decision:
 
 
 def compute_start_delay(status: Status) -> timedelta:
-    """Return the delay of the attempt's pods after a failed init container, whose dependency may become available."""
+    """Return the delay of the attempt's pods after a failed init container, or after disruptions in a row.
+
+    The dependency of an init container, or a node without a disruption, may become available.
+    """
     failure = status.last_failure
-    if failure is None or not failure.container or failure.attempt != status.attempt - 1:
+    in_a_row = status.restarts.disrupted_in_a_row - PROMPT_DISRUPTIONS
+    if failure is not None and failure.container and failure.attempt == status.attempt - 1:
+        in_a_row = max(1, status.restarts.without_progress)
+    if in_a_row <= 0:
         return timedelta(0)
-    doublings = min(max(0, status.restarts.without_progress - 1), 10)
-    return min(_FIRST_DELAY * (1 << doublings), _LONGEST_DELAY)
+    return min(_FIRST_DELAY * (1 << min(in_a_row - 1, 10)), _LONGEST_DELAY)
 
 
 def note_unseen_replacement(state: State) -> Decision | None:
@@ -190,8 +197,21 @@ def restart_without_counting(state: State, cause: LastFailure | None, reason: st
         status = replace(
             status, failed_nodes=lost_nodes.add_failed_nodes(status.failed_nodes, iter((cause.node_name,)))
         )
-    message = describe_restart("restart, not counted", cause, status.checkpoint)
+    delay = compute_start_delay(status)
+    when = f" in {delay.total_seconds():.0f} s" if delay else ""
+    message = describe_restart(f"restart, not counted{when}", cause, status.checkpoint)
     return _begin(state, status, Fact(c.RESTARTING, "True", reason, message))
+
+
+def _count_disruptions_in_a_row(state: State, reason: str) -> int:
+    """Return the number of disruptions in a row, each of which came soon after a restart and without a step."""
+    status = state.status
+    before = status.last_restart
+    if reason != c.DISRUPTED or before is None:
+        return 0
+    step = status.progress.step if status.progress else None
+    has_lasted = state.now - before.time >= timedelta(seconds=SIGNIFICANT_SECONDS)
+    return 0 if has_lasted or (step or 0) > (before.step or 0) else status.restarts.disrupted_in_a_row + 1
 
 
 def _count_free_restart(state: State) -> Restarts:
@@ -357,6 +377,7 @@ def _build_next_attempt(state: State, restarts: Restarts, reason: str, failure: 
             total=restarts.total + 1,
             in_place=status.restarts.in_place,
             in_place_before=status.restarts.in_place,
+            disrupted_in_a_row=_count_disruptions_in_a_row(state, reason),
         ),
         stragglers=(),
         last_restart=_build_last_restart(status, state.now, failure, reason),

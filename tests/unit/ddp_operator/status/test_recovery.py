@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from ddp_operator.api.status import CheckpointStatus, LastFailure, Progress, Restarts, Status
 from ddp_operator.kubeobjects import format_time
 from ddp_operator.status import lost_nodes
+from ddp_operator.status.attempts import compute_start_delay
 from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import AT_ONCE, Decision, DeleteJob, FailPod
 from ddp_operator.status.diagnosis import build_node_failure
@@ -78,6 +79,25 @@ class TestDisruption:
     def test_deleted_pod_is_not_counted(self) -> None:
         decision = run(child_pod(0), child_pod(1, deleting=True, grace=150))
         assert (decision.status.attempt, decision.status.restarts.free) == (2, 1)
+
+    @pytest.mark.parametrize(
+        ("seconds", "steps", "delays"), [(60, 0, [0, 0, 0, 10, 20]), (60, 1, [0] * 5), (300, 0, [0] * 5)]
+    )
+    def test_next_attempt_is_delayed_after_disruptions_in_a_row(
+        self, seconds: int, steps: int, delays: list[int]
+    ) -> None:
+        status = STARTED
+        observed = []
+        for number, delay in enumerate(delays):
+            now = NOW + number * timedelta(seconds=seconds)
+            typed = job(status=replace(status, progress=Progress(step=10 + number * steps)), nodes=2)
+            lost = child_pod(1, disrupted=True, attempt=status.attempt)
+            status = decide(typed, observe(typed, [child_job(status.attempt)], [child_pod(0), lost]), now).status
+            observed.append(compute_start_delay(status).total_seconds())
+            restarting = status.condition("Restarting")
+            assert restarting is not None
+            assert (f"not counted in {delay} s" in restarting.message) is (delay > 0)
+        assert (observed, status.restarts.free) == (delays, 5)
 
     def test_disruptions_are_counted_if_configured(self) -> None:
         decision = run(child_pod(0), child_pod(1, disrupted=True), recovery={"countDisruptions": True})
