@@ -81,6 +81,7 @@ class Supervisor:
         self._signals = signals
         self._phase = LAUNCHER_PHASES[0]
         self._end = AgentEnd()
+        self._has_finished = False  # whether all ranks of this pod have exited with 0, and wait for those of other pods
         self._final: list[Failure] = []  # failures that had decided the pod's end before it was asked to stop
         self._preflight: Optional[PreflightReport] = None
         self._mirror = CheckpointMirror(pod) if pod.checkpoint else None
@@ -122,6 +123,7 @@ class Supervisor:
             "failures": self._on_failures,
             "peers": self._on_peers,
             "count": self._on_count,
+            "finished": self._on_finished,
             "restart": self._on_restart,
             "result": self._on_result,
         }
@@ -171,6 +173,7 @@ class Supervisor:
             unsaved=unsaved,
             uploads=self._mirror.values() if self._mirror is not None else {},
             remaining=remaining,
+            finished=self._has_finished,
         )
 
     @property
@@ -207,6 +210,7 @@ class Supervisor:
         if self.pod.is_multi_node and self.pod.node == 0 and not self._store:
             guard, self._store_guard = os.pipe()
         self._agent_waits = False
+        self._has_finished = False
         flags = [*self._flags, f"--max-restarts={self._restarts.left}"]
         self._agent.start(flags, guard, self._restarts.count)
 
@@ -392,6 +396,9 @@ class Supervisor:
     def _on_count(self, event: AgentEvent) -> None:
         self._restarts.note_round(event["count"], explained=event["explained"])
         self._agent.reply({"end": self._restarts.is_over})
+
+    def _on_finished(self, event: AgentEvent) -> None:
+        self._has_finished = True
 
     def _on_restart(self, event: AgentEvent) -> None:
         """Count a restart of the workers by torchrun, and publish the failure that it follows."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from ddp_operator import constants
 from ddp_operator.api.status import Progress, Status
 from ddp_operator.contract.rank_end import RankEnd
+from ddp_operator.launcher.failures.text import describe_rank_end
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.failures import Termination
@@ -46,22 +47,12 @@ def _find_reason(end: RankEnd) -> str:
 def _describe_ends(ends: list[RankEnd]) -> str:
     """Return the root cause, and how many ranks ended likewise. Ranks that lost a peer are not described beside it."""
     first = ends[0]
-    text = _describe_end(first)
+    text = describe_rank_end(first)
     lost = sum(end.secondary and not first.secondary for end in ends)
     likewise = len(ends) - lost - 1
     if likewise:
         text += f"; so did {likewise} more rank{'s' if likewise > 1 else ''}"
     return f"{text}; {lost} other rank{'s' if lost > 1 else ''} lost a peer" if lost else text
-
-
-def _describe_end(end: RankEnd) -> str:
-    position = " without a visible step"
-    if end.step:
-        position = f" at step {end.step:.0f}" + (f" of {end.total:.0f}" if end.total else "")
-    trace = f" with a traceback in its output ({end.exception})" if end.exception else ""
-    count = len(end.processes)
-    left = f" while {count} of its processes still ran: {', '.join(end.processes)}" if count else ""
-    return f"rank {end.rank} ended with exit code 0{position}{trace}{left}"
 
 
 def _describe_lost_loss(progress: Progress, reports: Sequence[Termination]) -> str:

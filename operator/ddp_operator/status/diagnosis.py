@@ -1,6 +1,6 @@
 """Diagnose an attempt: whether it failed, and its root cause, the earliest failure that is not secondary. Pure."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -18,9 +18,11 @@ from ddp_operator.contract.failure_table import (
     POD_DELETED,
     PREEMPTED,
     UNKNOWN,
+    USER_ERROR,
     Category,
 )
 from ddp_operator.kubeobjects import EPOCH, format_time, truncate
+from ddp_operator.launcher.failures.text import EARLY_EXIT_REMEDY, HIDDEN_FAILURE_REMEDY, describe_rank_end
 from ddp_operator.status import conditions as c
 from ddp_operator.status.failures import Termination, parse_termination
 from ddp_operator.status.lost_nodes import find_node_problem, is_lost_with_node
@@ -81,6 +83,13 @@ def diagnose(
 
     first = _find_first_time(job, fatal)
     roots = [(pod, end) for pod, end in fatal if not end.secondary]
+    if all(end.remedy == EARLY_EXIT_REMEDY for _, end in roots):
+        hidden = _find_hidden_failure(attempt, pods, fatal)
+        if hidden is not None:
+            return Diagnosis(hidden)
+        wait = _wait_for_peers(pods, fatal, first, now) if roots else None
+        if wait is not None:
+            return wait  # a pod whose ranks have ended reports how, once it ends
     if all(CATEGORIES[end.category].symptom for _, end in roots):
         loss = _find_earlier_loss(attempt, job, pods, first, nodes or {}, now)
         if loss is not None:
@@ -94,6 +103,28 @@ def diagnose(
     if wait is not None:
         return wait
     return _diagnose_secondary(attempt, job, ended, fatal, first, now)
+
+
+def _find_hidden_failure(attempt: int, pods: Iterable[PodView], fatal: Sequence[PodEnd]) -> LastFailure | None:
+    """Return the failure of a rank that exited with 0, after which its peers have failed; None: no rank reports one."""
+    ends = [(pod, end) for pod in pods if pod.termination for end in pod.termination.ends]
+    found = next(((pod, end) for pod, end in ends if end.exception and not end.secondary), None)
+    if found is None or not fatal:
+        return None
+    pod, end = found
+    symptom = build_last_failure(attempt, *min(fatal, key=_order))
+    return replace(
+        symptom,
+        rank=end.rank,
+        node=pod.index,
+        pod=pod.name,
+        node_name=pod.node_name,
+        exit_code=constants.EXIT_OK,
+        category=USER_ERROR.name,
+        message=f"{describe_rank_end(end)}, and its peers have lost it",
+        traceback="",
+        hint=HIDDEN_FAILURE_REMEDY,
+    )
 
 
 def _list_failed_ends(pods: Iterable[PodView]) -> list[PodEnd]:

@@ -15,7 +15,7 @@ from ddp_operator.api.child_names import POD_SUFFIX
 from ddp_operator.api.status import ENDED_PHASES, Condition, LastFailure, PreflightStatus, Progress, Status
 from ddp_operator.constants import MANAGED_BY
 from ddp_operator.kubeobjects import find_foreign_manager, parse_time
-from ddp_operator.launcher.failures.text import NON_FINITE_REMEDY, PROBE_REMEDY
+from ddp_operator.launcher.failures.text import HIDDEN_FAILURE_REMEDY, NON_FINITE_REMEDY, PROBE_REMEDY
 from ddp_operator.status.conditions import (
     BLOCKING,
     CHANGE_PENDING,
@@ -29,6 +29,11 @@ from ddp_operator.status.failures import describe_end, describe_failure, sentenc
 from ddp_operator.status.kills import find_kill
 from ddp_operator.status.scheduling import EXPLAINING_EVENTS, SCHEDULER_EVENT, read_event_time
 from ddp_operator.texts import format_duration
+
+
+def _capitalize(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
 
 _READ_LOGS: Final = "Read the end of its log: ddp logs {name}."
 _RESUME_FROM_CHECKPOINT: Final = "it resumes from its checkpoint if it keeps one on a claim or at a URL"
@@ -129,15 +134,14 @@ REMEDIES: Final = {
     "NoProcessGroup": "Initialize torch.distributed in the script and wrap its model in DistributedDataParallel; if "
     "ranks are meant to work independently, set spec.processGroupPolicy: Ignore.",
     # TrainingComplete
-    "TracebackAtEnd": "Its exit code 0 hides the failure: let the exception end the script, without a try that only "
-    "prints it and without || true, write set -o pipefail before a pipe, and submit the job again.",
+    "TracebackAtEnd": f"{_capitalize(HIDDEN_FAILURE_REMEDY)}; then submit the job again.",
     "ProcessesLeft": "They were killed with the pod: write the command in the foreground, without &, nohup and setsid, "
     "or end the shell's line with wait, and submit the job again.",
     "EndedShort": "No action if the script stops early by design; otherwise its last lines show why it ended: ddp logs "
     "{name}.",
     "NoStep": "No action if the script does not train, or if its steps are invisible (docs/your-script.md); otherwise "
     "its output shows why it ended: ddp logs {name}.",
-    "LossNotFinite": f"{NON_FINITE_REMEDY[0].upper()}{NON_FINITE_REMEDY[1:]}.",
+    "LossNotFinite": f"{_capitalize(NON_FINITE_REMEDY)}.",
     "RestartBudgetExhausted": "A failed job is not restarted: fix the cause, or raise spec.recovery.maxRestarts in the "
     "file if the cause no longer exists; then ddp delete {name}, and submit the file.",
     "RepeatedFailure": "Another attempt would fail in the same way: fix the cause, then ddp delete {name}, and submit "
@@ -777,7 +781,7 @@ def _describe_hint(failure: LastFailure) -> str:
 
 
 def _capitalize_sentence(text: str) -> str:
-    return sentence(text[:1].upper() + text[1:])
+    return sentence(_capitalize(text))
 
 
 def _describe_cause(failure: LastFailure) -> str:

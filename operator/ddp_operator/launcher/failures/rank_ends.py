@@ -20,7 +20,7 @@ _HEADER: Final = re.compile(r"(?P<kind>Traceback|Stack) \(most recent call last\
 # A frame as Python, loguru and rich print it, and other lines of a traceback.
 _FRAME: Final = re.compile(r'[\s>|]*File "[^"]+", line \d+|\s*│ \S+:\d+ in ')
 _IN_TRACEBACK: Final = re.compile(r"\s|$|> File |[│╭╰]")
-_EXCEPTION: Final = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
+_EXCEPTION: Final = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?:: ?(?P<message>.*))?$")
 _ERROR_NAME: Final = re.compile(r"(?:Error|Exception|Interrupt|Exit)$")
 # What precedes the traceback of a warning, and of an exception that Python ignores.
 _HARMLESS: Final = re.compile(r":\d+: \w*Warning: |^Exception ignored ")
@@ -78,15 +78,15 @@ def _read_traceback(lines: Sequence[str]) -> Optional[PrintedTraceback]:
     match = _EXCEPTION.match(lines[end]) if end < len(lines) else None
     if match is None or not any(map(_FRAME.match, lines[:end])):
         return None
-    box = lines[end - 1] if lines[end - 1].endswith("╯") else ""
-    following = range(end + 1, len(lines))
-    is_last = all(_AFTERWARDS.match(lines[n]) or _is_wrapped(lines[n - 1], lines[n], len(box)) for n in following)
-    return PrintedTraceback(match["type"], match["message"] or "", is_last)
-
-
-def _is_wrapped(before: str, line: str, width: int) -> bool:
-    """Return whether a line continues the one before: rich wraps a message at the width of its box, 0 without one."""
-    return width > 0 and len(before) + len(line.split(" ")[0]) >= width
+    message = [match["message"] or ""]
+    rest = end + 1
+    if lines[end - 1].endswith("╯"):  # rich wraps a message at the width of its box
+        width = len(lines[end - 1])
+        while rest < len(lines) and len(lines[rest - 1]) + len(lines[rest].split(" ")[0]) >= width:
+            message.append(lines[rest])
+            rest += 1
+    is_last = all(map(_AFTERWARDS.match, lines[rest:]))
+    return PrintedTraceback(match["type"], " ".join(message).strip(), is_last)
 
 
 def find_remaining_processes(pids: Iterable[int]) -> dict[int, list[RemainingProcess]]:

@@ -81,13 +81,14 @@ def conclude(
     unsaved: str = "",
     uploads: Mapping[str, float],
     remaining: Mapping[int, Sequence[RemainingProcess]],
+    finished: bool = False,
 ) -> int:
     """Write the termination message and the last lines of the log. Returns the exit code.
 
     ``end`` is the agent's own report and ``status`` the end of its process; ``final`` are failures of workers that
     had decided the end before the pod was asked to stop; ``unsaved`` describes the missing
     upload to ``checkpoint.url``, and ``uploads`` are the series of its uploads; ``remaining`` are the processes of each
-    local rank that still ran when its program ended.
+    local rank that still ran when its program ended; ``finished``: all ranks of this pod have exited with 0.
     """
     progress = {**metrics.progress(), **uploads}
     succeeded = end.result == "ok"
@@ -106,22 +107,28 @@ def conclude(
 
     has_store_problem = end.reason in STORE_PROBLEMS
     if stopped and not final and not has_store_problem:
-        return finish(_build_stop_failure(pod_end, unsaved))
+        ends = examine_rank_ends(pod, metrics, remaining) if finished else []
+        return finish(_build_stop_failure(pod_end, unsaved), _collect_ends(ends))
 
     # An agent that lost its store may have ended before it reported the failures of its workers.
     failures = final or restarts.failures or read_recorded_failures(pod)
     if failures and not has_store_problem:
-        return finish(_build_worker_failure(pod, failures, restarts, metrics, progress))
+        failed = {failure.rank for failure in failures}
+        ends = [end for end in examine_rank_ends(pod, metrics, remaining) if end.rank not in failed and end.exception]
+        return finish(_build_worker_failure(pod, failures, restarts, metrics, progress), _collect_ends(ends))
     return finish(_build_agent_failure(pod, end, status, restarts, progress))
 
 
 def _collect_success_members(pod: Pod, restarts: InPlaceRestarts, ends: Sequence[RankEnd]) -> dict[str, Any]:
     extra: dict[str, Any] = dict(measure_groups(pod))
-    if ends:
-        extra["ends"] = [end.to_json() for end in ends]
+    extra.update(_collect_ends(ends))
     if restarts.last_failure is not None:  # for an operator that has not read the page since
         extra["lastFailure"] = encode_message(restarts.last_failure.to_json(), _LAST_FAILURE_LIMIT).decode()
     return extra
+
+
+def _collect_ends(ends: Sequence[RankEnd]) -> dict[str, Any]:
+    return {"ends": [end.to_json() for end in ends]} if ends else {}
 
 
 def _build_unsaved_failure(pod_end: Failure, unsaved: str) -> Failure:

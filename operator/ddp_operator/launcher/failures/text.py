@@ -12,6 +12,7 @@ from typing import Any, Final, Iterable, NamedTuple, Optional, Sequence
 
 from ...contract.failure_table import CATEGORIES, EXIT_CODES, HANG, KILLED, UNKNOWN, Outcome
 from ...contract.names import ENV_LOCAL_POD
+from ...contract.rank_end import RankEnd
 from ..pod import CodeConfig, Pod
 from ..rank.tracebacks import PLACE
 
@@ -147,6 +148,10 @@ ADVICE: Final = (
 EARLY_EXIT_REMEDY: Final = (
     "ranks of one job step together: no rank may leave the loop before its peers (as with data of unequal length), "
     "and all should end with dist.barrier() and dist.destroy_process_group()"
+)
+HIDDEN_FAILURE_REMEDY: Final = (
+    "its exit code 0 hides the failure: let the exception end the script, without a try that only prints it and "
+    "without || true, and write set -o pipefail before a pipe"
 )
 ARGUMENTS_REMEDY: Final = (
     "correct the arguments of the script: args in spec.template, or those after -- on the command line; the script's "
@@ -331,6 +336,17 @@ def describe_early_exit(ranks: Sequence[int], pods: int) -> str:
     else:
         peers = f"{pods} other pod{'s' if pods > 1 else ''}"
     return f"{peers} had already ended, with exit code 0, when this rank still needed it: "
+
+
+def describe_rank_end(end: RankEnd) -> str:
+    """Return how a rank ended that exited with 0 and may not have completed its training."""
+    position = " without a visible step"
+    if end.step:
+        position = f" at step {end.step:.0f}" + (f" of {end.total:.0f}" if end.total else "")
+    trace = f" with a traceback in its output ({end.exception})" if end.exception else ""
+    count = len(end.processes)
+    remaining = f" while {count} of its processes still ran: {', '.join(end.processes)}" if count else ""
+    return f"rank {end.rank} ended with exit code 0{position}{trace}{remaining}"
 
 
 def format_failure(category: str, places: Iterable[tuple[str, Any]], message: str) -> str:

@@ -235,6 +235,7 @@ class PodAgent(LocalElasticAgent):
         self._ranks.stop(number, self._pod.grace if may_save else _SECONDS_TO_STOP, saves=may_save)
 
     def _exit_barrier(self) -> None:
+        self._launcher.report({"finished": True})
         rank_0_is_enough = self._pod.success_policy == "RankZero" and self._pod.node == 0
         patience = _SECONDS_FOR_PEERS_OF_RANK_0 if rank_0_is_enough else _SECONDS_FOR_PEERS
         if not self._round_state.wait_for_ended_pods(patience) and rank_0_is_enough:

@@ -63,6 +63,7 @@ def test_every_field_has_the_same_value_from_error_file_to_status(
 ) -> None:
     now = datetime.now(UTC)
     write_error_file(tmp_path)
+    (tmp_path / "workers").mkdir()
     pod = launcher_pod(tmp_path, nodes=2, node=1, oom_kills=1 << 30)
 
     # The agent classifies the failure and sends it to the launcher.

@@ -115,9 +115,11 @@ def test_traceback_at_the_end_of_an_output_is_found(output: str, expected: str) 
 
 
 def test_message_that_rich_wraps_is_no_output_after_the_traceback() -> None:
-    found = find_printed_traceback(print_rich("expected input with 3 channels " * 6, 80))
+    message = "[/long/path/" + "x" * 60 + "] " + "expected input with 3 channels " * 6
+    found = find_printed_traceback(print_rich(message, 80)[-8192:])
     assert found is not None
     assert found.is_last
+    assert found.message == message.strip()
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from ddp_operator import constants
 from ddp_operator.api.status import LastFailure
 from ddp_operator.contract.failure_table import CATEGORIES
 from ddp_operator.kubeobjects import format_time
+from ddp_operator.launcher.failures.text import EARLY_EXIT_REMEDY
 from ddp_operator.status.diagnosis import Diagnosis, build_node_failure, diagnose, find_restart_cause, is_inferred
 from ddp_operator.status.views import view_job, view_pod
 from tests.support.builders import NOW, child_job, child_pod, last_words
@@ -143,6 +144,40 @@ class TestCause:
         for part in (pod["spec"]["containers"], pod["status"]["containerStatuses"]):
             part[0]["name"] = "main"
         assert blamed(diagnosis(pod)) == (0, "CUDAError")
+
+
+HIDDEN = {"rank": 1, "step": 10.0, "exception": "ValueError: bad", "secondary": False}
+LOST = {**HIDDEN, "secondary": True}
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy", "end", "root"),
+    [
+        (82, EARLY_EXIT_REMEDY, HIDDEN, (1, "UserError")),
+        (constants.EXIT_PEER_LOST, "", HIDDEN, (1, "UserError")),
+        (82, "", HIDDEN, (0, "CUDAError")),
+        (82, EARLY_EXIT_REMEDY, LOST, (0, "CUDAError")),
+    ],
+)
+def test_peer_that_ended_with_a_hidden_exception_is_root_cause_of_lost_peers(
+    code: int, remedy: str, end: Any, root: tuple[int, str]
+) -> None:
+    message = last_words("NCCL" if code != 82 else "CUDAError", rank=0, secondary=code != 82, hint=remedy)
+    failed = ended(0, code, message=message)
+    peer = child_pod(1, "Succeeded", message=last_words(ends=[end]))
+    result = diagnosis(failed, peer)
+    assert blamed(result) == root
+    assert result is not None
+    assert result.cause is not None
+    assert ("ValueError: bad" in result.cause.message) is (root[0] == 1)
+
+
+def test_pods_are_awaited_whose_ranks_had_ended_before_their_peers_failed() -> None:
+    failed = ended(0, 82, message=last_words("UserError", rank=0, hint=EARLY_EXIT_REMEDY))
+    waits = diagnosis(failed, child_pod(1))
+    assert waits is not None
+    assert waits.cause is None
+    assert blamed(diagnosis(failed, child_pod(1), seconds=100)) == (0, "UserError")
 
 
 class TestSecondaryFailures:
