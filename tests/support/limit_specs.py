@@ -12,6 +12,7 @@ from tests.support.builders import Json, template, trainer
 from tests.support.strategies import FULL, RICH, mutate, places
 
 BYTES = MAX_BYTES - 16_384
+ARGUMENT = 131_000  # bytes; Linux starts no program with a longer one
 VALUES = MAX_VALUES - 500
 FURTHER: Json = {
     "code": {"digest": "0" * 64, "configMapName": "code", "mountPath": "/code", "pip": "r.txt"},
@@ -58,15 +59,19 @@ def list_lines() -> Iterator[tuple[str, Json]]:
     """Yield specs with a long command, and their descriptions."""
     for fragment in FRAGMENTS:
         text = _repeat(fragment)
-        yield f"bash -c {fragment!r}…", _build(command=["bash", "-c", text])
-        yield f"env bash -c {fragment!r}…", _build(command=["env", "A=1", "bash", "-lc", f"{text}\ntorchrun x.py"])
+        argument = fragment * (ARGUMENT // len(fragment.encode()))
+        yield f"bash -c {fragment!r}…", _build(command=["bash", "-c", argument])
+        yield (
+            f"env bash -c {fragment!r}…",
+            _build(command=["env", "A=1", "bash", "-lc", f"{argument[:-99]}\ntorchrun x.py"]),
+        )
         yield f"variable {fragment!r}…", _build(env=[{"name": "DDP_X", "value": text}, {"name": "A", "value": 1}])
         yield f"mount {fragment!r}…", _build(volumeMounts=[{"name": text, "mountPath": "/x"}])
     for start in STARTS:
         for words in WORDS:
             line = [*start, *islice(cycle(words), VALUES)]
             yield f"{start} {words}…", _build(command=line)
-    yield "one group of short flags", _build(command=["torchrun", "-" + "m" * BYTES, "x.py"])
+    yield "one group of short flags", _build(command=["torchrun", "-" + "m" * ARGUMENT, "x.py"])
 
 
 def list_specs() -> Iterator[tuple[str, Json]]:

@@ -2,16 +2,22 @@
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import FindProfile, Manifest, find_none
 from ddp_operator.client.errors import ClientError
 from ddp_operator.client.packing.files import CannotPack
 from ddp_operator.client.packing.packed import PackedCode, pack_code
 from ddp_operator.client.validation import check_manifest
 from ddp_operator.manifests.exit_codes import describe_hidden_exit
-from ddp_operator.manifests.template import resolve_template
+from ddp_operator.manifests.template import check_nested_launchers, resolve_template
+
+_MAX_SCRIPT: Final = 64 << 10
+"""Bytes of a shell script that is searched for launchers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,23 @@ class Workdir:
                 f"{script} is outside of --workdir {self.folder}, the only folder that pods receive; choose another"
             )
         return path
+
+
+class ScriptReader:
+    """Reads the shell scripts of a folder, each of them once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: set[str] = set()
+
+    def read(self, path: str) -> str | None:
+        """Return the text of a short script; None for any other path."""
+        file = self._folder / path
+        with suppress(OSError):
+            if path not in self._read and file.is_file() and file.stat().st_size <= _MAX_SCRIPT:
+                self._read.add(path)
+                return file.read_text(encoding="utf-8", errors="replace")
+        return None
 
 
 def default_folder(script: str | None) -> Path:
@@ -79,6 +102,11 @@ def check_job(
     code = workdir.pack() if workdir is not None else None
     manifest = check_manifest(text, code.spec if code else None, profiles, exact=exact)
     template = resolve_template(manifest.job)
+    if not template.trainer.get("workingDir") and (workdir is not None or not in_cluster):
+        folder = workdir.folder if workdir is not None else Path.cwd()
+        errors = list(check_nested_launchers(manifest.job.spec, template, ScriptReader(folder).read))
+        if errors:
+            raise InvalidManifest(errors)
     hidden = describe_hidden_exit(template.command.argv) if template.command.program else ""
     if hidden:
         note(f"warning: the command of container {template.trainer['name']} hides failures: {hidden}")

@@ -5,9 +5,10 @@ A rank whose exit code is hidden may still fail unnoticed in a script file: the 
 
 import posixpath
 import re
-import shlex
 from collections.abc import Sequence
 from typing import Final, NamedTuple
+
+from ddp_operator.manifests.shell import Word, read_items
 
 _SHELLS: Final = ("bash", "zsh", "sh", "dash", "ash")
 _WITH_PIPEFAIL: Final = ("bash", "zsh")
@@ -17,7 +18,6 @@ _FALLBACK: Final = re.compile(r"(?:true|:|exit 0)$|echo\b")
 _ERREXIT: Final = re.compile(r"\bset +(?:-[a-z]{0,8}e|-o +errexit)")
 # The line handles the exit code of its pipes itself.
 _HANDLED: Final = re.compile(r"pipefail|PIPESTATUS|pipestatus")
-_MOST_CHARACTERS: Final = 1 << 16
 
 
 class _ShellLine(NamedTuple):
@@ -79,17 +79,9 @@ def _split_line(argv: Sequence[str]) -> _ShellLine | None:
         return None
     flag = next((index for index in range(start + 1, len(argv) - 1) if re.fullmatch("-[a-z]*c", argv[index])), None)
     text = "" if flag is None else argv[flag + 1]
-    if flag is None or len(text) > _MOST_CHARACTERS or _HANDLED.search(" ".join(argv[start : flag + 2])):
+    if flag is None or _HANDLED.search(" ".join(argv[start : flag + 2])):
         return None
-    lines = filter(None, map(str.strip, text.replace("\\\n", " ").splitlines()))
-    tokens = shlex.shlex("\n".join(lines), posix=True, punctuation_chars=";&|()<>\n")
-    tokens.whitespace = " \t\r"
-    tokens.whitespace_split = True
-    tokens.commenters = ""
-    try:
-        words = [word.rstrip("\n") or "\n" for word in tokens]  # a separator at the end of a line is one token with it
-    except ValueError:
-        return None  # the shell reports the quotation mark
+    words = [item.text if isinstance(item, Word) else item for item in read_items(text)]
     while words and not words[-1].strip(";\n"):
         words.pop()
     last = max((index + 1 for index, word in enumerate(words[:-1]) if word in _SEPARATORS), default=0)

@@ -22,9 +22,11 @@ from ddp_operator.manifests.fabric import check_fabric, merge_fabric
 from ddp_operator.manifests.inputs import check_inputs
 from ddp_operator.manifests.log_patterns import check_log_patterns
 from ddp_operator.manifests.memory import check_memory
-from ddp_operator.manifests.torchrun import InvalidCommand, UserCommand, find_nested_launcher, split_user_command
+from ddp_operator.manifests.nested_launcher import ReadScript, explain_nested_launcher, find_nested_launcher
+from ddp_operator.manifests.torchrun import InvalidCommand, UserCommand, split_user_command
 
 _POD = "spec.template.spec"
+_MAX_ARGUMENT: Final = 131_072  # bytes with the terminating zero: MAX_ARG_STRLEN of Linux
 _OPERATOR_FOLDERS = (constants.LAUNCHER_MOUNT_PATH, constants.CODE_MOUNT_PATH, constants.PACKAGES_MOUNT_PATH)
 
 
@@ -80,7 +82,8 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
         # The command may be missing because of a misspelled field: the API server stores unknown template fields.
         unknown_fields = find_unknown_fields(pod) if not trainer.get("command") and not trainer.get("args") else []
         errors += unknown_fields or [FieldError(f"{path}.command", str(error))]
-    errors += _check_nested_launchers(spec, command, nproc, path)
+    if command is not None and isinstance(nproc, int):
+        errors += check_nested_launchers(spec, ResolvedTemplate(pod, training, index, command, nproc))
     errors += _check_log_patterns(spec, command)
     errors += _check_scheduling(job, merged_pod)
     if errors:
@@ -161,13 +164,7 @@ def _check_container_shape(container: Any, path: str) -> Iterator[FieldError]:
     if not isinstance(container.get("name"), str) or not container.get("name"):
         yield FieldError(f"{path}.name", "Required value: every container needs a name; add it")
     for part in ("command", "args"):
-        value = container.get(part)
-        if value is not None and (not isinstance(value, list) or not all(isinstance(v, str) for v in value)):
-            message = (
-                "must be a list of strings; split it and quote numbers and booleans, for example "
-                '[python, train.py, --lr, "0.1"]'
-            )
-            yield FieldError(f"{path}.{part}", message)
+        yield from _check_arguments(container.get(part), f"{path}.{part}")
     for part in ("env", "envFrom", "ports", "volumeMounts"):
         if not _is_list_of_objects(container.get(part)):
             example = "; write {name: NAME, value: TEXT} for each variable" if part == "env" else ""
@@ -182,6 +179,20 @@ def _check_container_shape(container: Any, path: str) -> Iterator[FieldError]:
                 yield FieldError(f"{path}.{part}.{member}", "must be an object")
             elif member == "capabilities" and not isinstance((value.get(member) or {}).get("add") or [], list):
                 yield FieldError(f"{path}.{part}.{member}.add", "must be a list of strings")
+
+
+def _check_arguments(value: Any, path: str) -> Iterator[FieldError]:
+    """Check the type of a command or its arguments, and the length of each."""
+    if value is not None and (not isinstance(value, list) or not all(isinstance(item, str) for item in value)):
+        message = (
+            "must be a list of strings; split it and quote numbers and booleans, for example "
+            '[python, train.py, --lr, "0.1"]'
+        )
+        yield FieldError(path, message)
+    elif any(len(argument.encode(errors="replace")) >= _MAX_ARGUMENT for argument in value or ()):
+        yield FieldError(
+            path, "has an argument of 128 KiB, and Linux starts no program with one; put it into a file of the image"
+        )
 
 
 def _is_list_of_objects(value: Any) -> bool:
@@ -335,20 +346,24 @@ def check_network_policy(policy: NetworkPolicy) -> Iterator[FieldError]:
             yield FieldError(f"spec.networkPolicy.metricsFrom[{index}]", message, {})
 
 
-def _check_nested_launchers(
-    spec: Spec, command: UserCommand | None, nproc: int | FieldError, path: str
+def check_nested_launchers(
+    spec: Spec, template: ResolvedTemplate, read_script: ReadScript = lambda path: None
 ) -> Iterator[FieldError]:
     """Refuse a launcher inside the command: its ranks would train separately in each rank of the job."""
-    ranks = spec.nodes * nproc if isinstance(nproc, int) else spec.nodes
-    launcher = find_nested_launcher(command) if command is not None else None
-    if launcher is None or (ranks == 1 and spec.elastic is None) or spec.process_group_policy == "Ignore":
+    if (spec.nodes * template.nproc == 1 and spec.elastic is None) or spec.process_group_policy == "Ignore":
         return
-    yield FieldError(
-        f"{path}.command",
-        f"{launcher} would start separate ranks in each of the {ranks} ranks that the operator starts, and these do "
-        "not train together; write the script itself as the command, such as [python, train.py], and set "
-        "spec.procPerNode; for separate runs set spec.processGroupPolicy: Ignore",
-    )
+    trainer = template.trainer
+    line = [*(trainer.get("command") or ()), *(trainer.get("args") or ())]
+    if not template.command.program:
+        line = [template.command.interpreter, *template.command.argv]
+    variables = [str(variable.get("name")) for variable in trainer.get("env") or ()]
+    found = find_nested_launcher(line, variables, read_script)
+    if found is None:
+        return
+    has_args = bool(trainer.get("args"))
+    problem = explain_nested_launcher(found, nodes=spec.nodes, nproc=template.nproc, has_args=has_args)
+    if problem:
+        yield FieldError(f"{_POD}.containers[{template.trainer_index}].command", problem)
 
 
 def _check_log_patterns(spec: Spec, command: UserCommand | None) -> Iterator[FieldError]:

@@ -6,7 +6,6 @@ Job have the same arguments.
 
 import posixpath
 import re
-import shlex
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -18,21 +17,6 @@ from ddp_operator.manifests.exit_codes import add_pipefail
 DEFAULT_INTERPRETER: Final = "python3"
 
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)?)?")
-_SHELLS: Final = ("sh", "bash", "dash", "zsh", "ash")
-# What starts a shell command: the commands between are matched one by one, so that the whole search is linear.
-_COMMAND_START: Final = re.compile(r"[;&|(\n]|\b(?:exec|time|nohup|then|do|else)\s")
-# A launcher at the start of a shell command, and its arguments up to the end of the command.
-_NESTED: Final = re.compile(
-    r"\s*(?:\w+=\S*\s+)*(?:\S*/)?"
-    r"(?P<launcher>torchrun|accelerate\s+launch|deepspeed|mpirun|mpiexec|horovodrun"
-    r"|python[\d.]*\s+(?:-\w+\s+)*-m\s+(?:torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch))"
-    r"(?P<flags>(?:\s[^)]*)?)(?:$|\))"
-)
-_ONE_NODE: Final = re.compile(r"--(?:nnodes|num[_-]machines|num_nodes)[= ]1(?=\s|$)")
-_MANY_NODES: Final = re.compile(
-    r"(?:^|\s)(?:--?(?:nnodes|num[_-]machines|machine[_-]rank|num_nodes|node[_-]rank|master[_-]addr|rdzv\S*|hostfile"
-    r"|machinefile|hosts?|H|f|config_file|config)(?=[= ]|$)|[\"']?\$)"
-)
 TORCHRUN_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch")
 _COMMAND_LINE: Final = "write the script itself as the command: [python, train.py] or [-m, package.module]"
 # torchrun's flags that the operator sets, each with the remedy for the user.
@@ -143,36 +127,6 @@ def split_user_command(command: Sequence[str], args: Sequence[str]) -> UserComma
     if first.startswith("-"):
         raise InvalidCommand(f"starts with the flag {first} instead of a program; {_COMMAND_LINE}")
     return UserCommand(DEFAULT_INTERPRETER, add_pipefail(line), program=True)
-
-
-def find_nested_launcher(command: UserCommand) -> str | None:
-    """Return the launcher in a program's command line that starts separate ranks in its pod; None if there is none.
-
-    A launcher with flags for several machines, or with flags from a variable, is accepted.
-    """
-    if not command.program:
-        return None
-    script = _find_shell_script(command.argv)
-    if script is None:
-        return None
-    for command_text in _COMMAND_START.split(script.replace("\\\n", " ")):
-        match = _NESTED.match(command_text)
-        if match is None:
-            continue
-        flags = _ONE_NODE.sub(" ", match["flags"])
-        if not _MANY_NODES.search(flags):
-            return " ".join(match["launcher"].split())
-    return None
-
-
-def _find_shell_script(argv: Sequence[str]) -> str | None:
-    """Return the text that a shell executes with -c, or the command line of another program. None: a script file."""
-    if posixpath.basename(argv[0]) not in _SHELLS:
-        return shlex.join(argv)
-    for index, argument in enumerate(argv[1:-1], start=1):
-        if re.fullmatch(r"-[a-z]*c[a-z]*", argument):
-            return argv[index + 1]
-    return None
 
 
 def build_torchrun_args(plan: TorchrunPlan, command: UserCommand) -> list[str]:

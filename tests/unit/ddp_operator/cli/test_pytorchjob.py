@@ -216,7 +216,7 @@ class TestDetails:
         assert "resources" not in trainer(spec)
 
     @pytest.mark.parametrize(
-        "script", ["cd /work && python t.py", "for i in 1; do python t.py; done", "torchrun t.py $ARGS"]
+        "script", ["cd /work && python t.py", "for i in 1; do python t.py; done", "python t.py $ARGS"]
     )
     def test_shell_script_is_kept_with_note(self, script: str) -> None:
         def edit(document: Object) -> None:

@@ -31,7 +31,7 @@ class TestNestedLauncher:
             assert message.startswith(
                 "spec.template.spec.containers[0].command: torchrun would start separate ranks in each"
             )
-            assert "spec.procPerNode" in message
+            assert "write [bash, -c, python3 train.py] as the command" in message
 
     def test_nested_launcher_for_one_rank_or_ignored_policy_is_accepted(self) -> None:
         for spec in ({}, {"nodes": 2, "processGroupPolicy": "Ignore"}):

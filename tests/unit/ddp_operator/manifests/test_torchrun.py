@@ -12,7 +12,6 @@ from ddp_operator.manifests.torchrun import (
     UserCommand,
     build_env,
     build_torchrun_args,
-    find_nested_launcher,
     split_user_command,
 )
 
@@ -199,30 +198,3 @@ def test_no_flag_of_torchrun_is_unknown_to_us() -> None:
     unknown = [flag for flag, value in flags if "is no flag" in refusal(["torchrun", flag, *["0"] * value, "train.py"])]
     assert len(flags) > 50
     assert unknown == []
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        (["bash", "-c", "torchrun --nproc_per_node=2 train.py"], "torchrun"),
-        (["bash", "-ec", "cd /app && exec /opt/bin/torchrun --standalone train.py"], "torchrun"),
-        (["sh", "-c", "pip install x\nOMP_NUM_THREADS=2 torchrun --nnodes=1 \\\n  train.py; echo done"], "torchrun"),
-        (["bash", "-c", "python3 -u -m torch.distributed.launch --nproc_per_node=2 x.py"],
-         "python3 -u -m torch.distributed.launch"),
-        (["accelerate", "launch", "train.py"], "accelerate launch"),
-        (["deepspeed", "train.py"], "deepspeed"),
-        (["mpirun", "-np", "2", "python", "train.py"], "mpirun"),
-        (["bash", "-c", "torchrun --nnodes=$DDP_NODES --node_rank=$RANK train.py"], None),
-        (["bash", "-c", "torchrun --rdzv-endpoint=x:1 train.py"], None),
-        (["bash", "-c", "torchrun $FLAGS train.py"], None),
-        (["accelerate", "launch", "--num_machines", "2", "train.py"], None),
-        (["mpirun", "-H", "a,b", "train"], None),
-        (["bash", "-c", "echo torchrun; python train.py --launcher torchrun"], None),
-        (["bash", "-c", "cat torchrun.log"], None),
-        (["bash", "run.sh"], None),
-        (["python", "train.py", "torchrun"], None),
-        (["torchrun", "train.py"], None),
-    ],
-)  # fmt: skip
-def test_launcher_that_would_start_ranks_of_its_own_is_found(line: list[str], expected: str | None) -> None:
-    assert find_nested_launcher(split_user_command(line, [])) == expected
