@@ -325,7 +325,10 @@ def _waiting(status: Mapping[str, Any], scheduled: Mapping[str, Any]) -> tuple[s
         return str(scheduled.get("reason") or "Unschedulable"), str(scheduled.get("message") or "")
     init_containers = status.get("initContainerStatuses") or []
     for container in [*init_containers, *(status.get("containerStatuses") or [])]:
-        waiting = (container.get("state") or {}).get("waiting") or {}
+        state = container.get("state") or {}
+        ended = state.get("terminated") or {}
+        # An init container that failed and is about to be restarted has ended.
+        waiting = state.get("waiting") or (ended if ended.get("exitCode") else {})
         reason = str(waiting.get("reason") or "")
         place = f"init container {container.get('name')}" if container in init_containers else ""
         message = str(waiting.get("message") or "")
@@ -338,7 +341,8 @@ def _waiting(status: Mapping[str, Any], scheduled: Mapping[str, Any]) -> tuple[s
 
 def _describe_last_end(container: Mapping[str, Any]) -> str:
     """Return how a container that is restarted ended last; empty: it has not. The back-off's message has no cause."""
-    ended = (container.get("lastState") or {}).get("terminated")
+    states = (container.get("state") or {}, container.get("lastState") or {})
+    ended = next((state["terminated"] for state in states if state.get("terminated")), None)
     if not ended:
         return ""
     end = _parse_end(ended, KubeletEvidence())

@@ -265,6 +265,11 @@ _MESSAGE_REMEDIES: Final = (
         reason="ImagePull",
     ),
     _MessageRemedy(
+        "invalid reference format",
+        "Correct the image in spec.template: its name is not valid.",
+        reason="ImagePull",
+    ),
+    _MessageRemedy(
         "(?i)unauthorized|authorization failed|access denied|authentication required|403 Forbidden",
         "The registry refuses access without valid credentials, or has no such image: check imagePullSecrets (kubectl "
         "get secrets{option}) and the image's name.",
@@ -315,7 +320,9 @@ _MESSAGE_REMEDIES: Final = (
         "Check {source} and its fields in volumes of spec.template: every node of the job must be able to mount it.",
     ),
     _MessageRemedy(
-        "(?i)subPath", "Correct subPath of the named volumeMount in spec.template.", reason="PodsNotStarting"
+        "subPath for volumeMount|missing value for ",
+        "Correct subPath or subPathExpr of that volumeMount in spec.template.",
+        reason="PodsNotStarting",
     ),
     _MessageRemedy(
         "(?P<what>exec: .*): (executable file )?not found|no such file or directory: unknown",
@@ -326,6 +333,12 @@ _MESSAGE_REMEDIES: Final = (
         r"init container (?P<container>\S+): exit code",
         "Read its log: kubectl logs POD -c {container} --previous{option}.",
         reason="PodsNotStarting",
+    ),
+    _MessageRemedy(
+        r"pod (?P<pod>\S+)( \(and .*?\))? runs init container (?P<container>\S+) since .* startupProbe",
+        "Training starts when that probe succeeds: correct the probe or the sidecar. Its log: kubectl logs {pod} -c "
+        "{container}{option}.",
+        reason="InitContainerRunning",
     ),
     _MessageRemedy(
         r"pod (?P<pod>\S+)( \(and .*?\))? runs init container (?P<container>\S+) since",
@@ -345,7 +358,9 @@ _EVENT_LIMIT: Final = 300
 # Kubernetes repeats the warning of a fault that lasts at least every five minutes.
 _EVENT_AGE: Final = timedelta(minutes=10)
 _EVENT_LATENESS: Final = timedelta(seconds=30)
-_START_WARNINGS: Final = frozenset((*EXPLAINING_EVENTS, "Failed", *BLOCKING))
+_START_WARNINGS: Final = frozenset((*EXPLAINING_EVENTS, *BLOCKING))
+# The cause is in the pod's status.
+_ECHOES: Final = ("BackOff", "Failed")
 # The message of ``status.scheduling`` about a restarted sidecar.
 _SIDECAR: Final = re.compile(r"sidecar (?P<container>[a-z0-9-]+) of pod (?P<pod>[a-z0-9.-]+):")
 # A standby or a new pod takes over within this time after a leader has ended or its Lease has expired.
@@ -655,8 +670,10 @@ def _describe_position(status: Status) -> str:
 
 
 def _find_remedy(status: Status, condition: Condition) -> str:
+    # The name of a job may look like a message.
+    message = re.sub(rf"^{re.escape(status.job_name)}-\S+( \(and \S+ more pods?\))?: ", "", condition.message)
     for entry in _MESSAGE_REMEDIES:
-        match = re.search(entry.pattern, condition.message) if entry.reason in ("", condition.reason) else None
+        match = re.search(entry.pattern, message) if entry.reason in ("", condition.reason) else None
         if match is not None:
             return _insert_names(entry.remedy, match)
     remedy = REMEDIES.get(condition.reason, _DESCRIBE)
@@ -753,7 +770,8 @@ def _advise_on_sidecar(case: _Case) -> str:
     kill = find_kill(about_pod, match["container"])
     if kill is not None:
         remedy = PROBE_REMEDY.format(field=kill.field, container=kill.container)
-        return f"Its {kill.field} fails: {sentence(kill.message)} {_capitalize_sentence(remedy)}"
+        because = f": {kill.message}" if kill.message else ""
+        return f"{sentence(f'Its {kill.field} fails{because}')} {_capitalize_sentence(remedy)}"
     command = f"kubectl logs {match['pod']} -c {match['container']} --previous{case.option}"
     return f"Why the sidecar ended: {command}."
 
@@ -811,7 +829,8 @@ def _describe_last_warning(case: _Case, text: str, since: datetime | None = None
         if time is not None and time < earliest:
             break
         message = " ".join(str(event.get("message") or "").split())
-        if event.get("type") != "Warning" or not message or _is_resolved(case, event):
+        is_news = event.get("type") == "Warning" and event.get("reason") not in _ECHOES
+        if not is_news or not message or _is_resolved(case, event):
             continue
         if _strip_pod_suffixes(message.rstrip(".")) in _strip_pod_suffixes(text):
             return ""

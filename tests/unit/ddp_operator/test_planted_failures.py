@@ -206,6 +206,13 @@ INIT_CONTAINERS = {
         describe=("CrashLoopBackOff: init container mesh: exit code 3: bucket s3://corpus not found",),
         why=("-c mesh --previous",),
     ),
+    "between two restarts": Planted(
+        pods=(child_pod(0), starting_pod(1, "fetch", CRASHED)),
+        status=Status(attempt=1, attempt_nodes=2, job_name="train-1"),
+        get="Pending PodsNotStarting",
+        describe=("Error: init container fetch: exit code 3: bucket s3://corpus not found",),
+        why=("-c fetch --previous",),
+    ),
     "fails": Planted(
         pods=(FAILED_INIT, child_pod(1)),
         jobs=(child_job(conditions={"Failed": "no"}),),

@@ -92,7 +92,8 @@ NO_IMAGE = (
     ('Container image "a:1" is not present with pull policy of Never', "imagePullPolicy: IfNotPresent"),
     ("failed to pull and unpack image: pull access denied, repository does not exist", "imagePullSecrets"),
     ("failed to do request: Head https://r.example/v2: dial tcp: lookup r.example: no such host", "reach the registry"),
-    ('Failed to apply default image tag "A:b:c": invalid reference format', "name and tag"),
+    ('Failed to apply default image tag "A:b:c": invalid reference format', "its name is not valid"),
+    ("failed to resolve reference: r.example/a:1: not found", "name and tag"),
 )
 NO_VOLUME = (
     (
@@ -114,6 +115,7 @@ NOT_STARTING = (
     ('CreateContainerConfigError: failed to prepare subPath for volumeMount "d"', "Correct subPath"),
     ('RunContainerError: exec: "shipp": executable file not found in $PATH: unknown', "Correct command"),
     ("CrashLoopBackOff: init container mesh: exit code 3: no config", "-c mesh --previous"),
+    ("CreateContainerConfigError: missing value for HOME", "subPathExpr"),
 )
 
 
@@ -279,6 +281,19 @@ class TestWhatIsTold:
     )
     def test_known_message_has_its_own_remedy(self, reason: str, message: str, todo: str) -> None:
         assert todo in why(condition(c.SCHEDULED, "False", reason, message), phase="Pending").todo
+
+    def test_name_of_job_is_not_taken_for_message(self) -> None:
+        words = "no-such-host-1-0-abcde (and 1 more pod): manifest unknown"
+        explanation = why(
+            condition(c.SCHEDULED, "False", c.IMAGE_PULL, words), phase="Pending", jobName="no-such-host-1"
+        )
+        assert "name and tag" in explanation.todo
+
+    @pytest.mark.parametrize("reason", ["Failed", "BackOff"])
+    def test_event_that_repeats_status_of_pod_is_no_last_warning(self, reason: str) -> None:
+        pulling = condition(c.SCHEDULED, "False", c.IMAGE_PULL, "x-1-0: manifest unknown")
+        events = (event("no pull secret", reason="FailedToRetrieveImagePullSecret"), event("Error: x", reason=reason))
+        assert "The last warning was FailedToRetrieveImagePullSecret" in why(pulling, events=events).what
 
     def test_version_mismatch_names_helm_rollback(self) -> None:
         assert "helm rollback" in why(condition(c.ACCEPTED, "False", c.VERSION_MISMATCH), phase="Running").todo
