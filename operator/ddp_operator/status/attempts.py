@@ -28,6 +28,7 @@ from ddp_operator.status.diagnosis import (
 )
 from ddp_operator.status.failures import Termination, describe_failure, describe_restart
 from ddp_operator.status.observation import State
+from ddp_operator.status.plausibility import has_plausible_counts
 from ddp_operator.status.progress import drop_eta, record_failed_step, record_final_progress
 from ddp_operator.status.replacement import find_unseen_successor, is_consequence, was_lost_lately, was_resized_lately
 from ddp_operator.status.restart_accounting import count_new_restarts, note_steps
@@ -61,12 +62,14 @@ def start(state: State) -> State:
 
 
 def recover(state: State, newest: JobView) -> Decision:
-    """Record the attempt of the newest Job, whose status was lost or overwritten by another client.
+    """Record the attempt of the newest Job, whose status was lost or replaced by another client.
 
     Past restarts count as failures unless the status records more, so that a crash loop does not start from zero.
     """
     restarts = state.status.restarts
     past = newest.attempt - 1
+    if restarts.total > past or not has_plausible_counts(restarts):
+        restarts = Restarts()
     counted = max(restarts.counted, past - restarts.free)
     status = replace(
         state.status,
@@ -75,6 +78,7 @@ def recover(state: State, newest: JobView) -> Decision:
         job_name=newest.name,
         start_time=state.status.start_time or truncate(state.now),
         attempt_time=truncate(state.now),
+        completion_time=None,
         selector=child_names.pod_selector(state.job.name),
         restarts=replace(restarts, total=past, counted=counted, used=max(restarts.used, counted)),
     )

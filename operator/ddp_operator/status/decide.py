@@ -37,9 +37,10 @@ from ddp_operator.status.failure_policy import Verdict, judge_attempt
 from ddp_operator.status.inputs import fetch_inputs
 from ddp_operator.status.node_health import list_nodes_to_leave
 from ddp_operator.status.observation import Observation, State
+from ddp_operator.status.plausibility import contradicts
 from ddp_operator.status.progress import drop_eta
 from ddp_operator.status.usage import account
-from ddp_operator.status.views import PodView
+from ddp_operator.status.views import JobView, PodView
 from ddp_operator.status.waiting import (
     compute_active_deadline,
     compute_pending_deadline,
@@ -65,9 +66,10 @@ def decide(
     progress_interval: float = 10.0,
 ) -> Decision:
     """Return the status to write and the actions. ``refusal``: why the present spec cannot be carried out."""
-    if is_finished(job.status):
-        return clean_up(job, observation, now)
     state = State(job, observation, now, refusal)
+    newest = _find_newest_job(state)
+    if is_finished(job.status) and (newest is None or not contradicts(state, newest)):
+        return clean_up(job, observation, now)
     decision = _decide(state, progress_interval)
     return dataclasses.replace(decision, status=account(state, decision.status))
 
@@ -87,11 +89,19 @@ def _decide(state: State, progress_interval: float) -> Decision:
 
 
 def _recover_attempt(state: State) -> Decision | None:
-    """Record the attempt of a Job that is newer than the status."""
-    newest = max(state.observation.jobs, key=lambda view: view.attempt, default=None)
-    if newest is None or newest.attempt <= state.status.attempt:
+    """Record the attempt of the newest Job if the status is older, or contradicts it."""
+    newest = _find_newest_job(state)
+    if newest is None:
         return None
-    return attempts.recover(state, newest)
+    if newest.attempt > state.status.attempt:
+        return attempts.recover(state, newest)
+    if contradicts(state, newest):
+        return dataclasses.replace(attempts.recover(state, newest), needs_fresh_read=True)
+    return None
+
+
+def _find_newest_job(state: State) -> JobView | None:
+    return max(state.observation.jobs, key=lambda view: view.attempt, default=None)
 
 
 def _begin_job(state: State, progress_interval: float) -> Decision:

@@ -57,7 +57,8 @@ class TestReportedFailure:
     )
     def test_latest_in_place_failure_is_recorded(self, attempt: int, seconds: float, detail: str) -> None:
         known = LastFailure(attempt=1, category="UserError", message="known", time=NOW)
-        status = replace(STARTED, attempt=attempt, job_name=f"train-{attempt}", last_failure=known)
+        restarts = Restarts(total=attempt - 1)
+        status = replace(STARTED, attempt=attempt, job_name=f"train-{attempt}", restarts=restarts, last_failure=known)
         pods = [child_pod(index, attempt=attempt) for index in range(2)]
         decision = run(*pods, status=status, jobs=[child_job(attempt)], failures_in_place=in_place("in place", seconds))
         assert decision.status.last_failure is not None
