@@ -16,7 +16,7 @@ import msgspec
 
 from ddp_operator.cluster import Key, Object, Snapshot, claim_of
 from ddp_operator.constants import KIND
-from ddp_operator.kube.children import CHILD_KINDS, UNWATCHED_KINDS, key_of, trim_object
+from ddp_operator.kube.children import CHILD_KINDS, METADATA_KINDS, key_of, trim_object
 
 TOMBSTONES: Final = 20_000
 GONE: Final = float("inf")
@@ -104,9 +104,9 @@ class ObjectCache:
             return None
         self._drop(ident, entry)
         if kind == KIND:
-            # The garbage collector deletes its children, and no watch reports that for unwatched kinds.
+            # The garbage collector deletes its children. The watches may report that after a new resource's creation.
             for child in list(self._children.get(entry.key, ())):
-                if child[0] in UNWATCHED_KINDS:
+                if child[0] in METADATA_KINDS:
                     self._drop(child, self._objects[child])
         return entry.key
 

@@ -12,9 +12,9 @@ from ddp_operator.api import child_names
 from ddp_operator.cluster import Key, Object, controller_of
 from ddp_operator.kubeobjects import find_trainer
 
-UNWATCHED_KINDS: Final = ("Service", "ConfigMap", "NetworkPolicy")
-"""Kinds without a watch. Lists and the operator's own writes deliver their metadata."""
-CHILD_KINDS: Final = ("Job", "Pod", *UNWATCHED_KINDS)
+METADATA_KINDS: Final = ("Service", "ConfigMap", "NetworkPolicy")
+"""Kinds of which only the metadata are read, because a ConfigMap contains the launcher."""
+CHILD_KINDS: Final = ("Job", "Pod", *METADATA_KINDS)
 
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 
@@ -57,7 +57,7 @@ def trim_object(kind: str, obj: Object) -> Object:
             meta["annotations"] = {name: text for name, text in annotations.items() if name != LAST_APPLIED}
         return {**obj, "metadata": meta}
     meta = trim_metadata(kind, obj["metadata"])
-    if kind in UNWATCHED_KINDS:
+    if kind in METADATA_KINDS:
         # Lists deliver metadata only, because a ConfigMap contains the launcher.
         return {"apiVersion": "v1", "kind": kind, "metadata": meta}
     spec = obj.get("spec") or {}

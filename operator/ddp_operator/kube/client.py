@@ -186,7 +186,9 @@ class ApiClient:
             return answer
         raise self._error(what, status, answer, retry_after)
 
-    async def watch(self, path: str, params: Mapping[str, str], *, kind: str, silence: float) -> AsyncGenerator[bytes]:
+    async def watch(
+        self, path: str, params: Mapping[str, str], *, kind: str, silence: float, accept: str = "application/json"
+    ) -> AsyncGenerator[bytes]:
         """Yield the lines of a watch until the API server ends it, or sends nothing for ``silence`` seconds.
 
         Raises: ResponseError, ClusterError, as ``request``.
@@ -196,9 +198,10 @@ class ApiClient:
         info = await self._credentials(what)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT, sock_read=silence)
         params = {"watch": "true", "allowWatchBookmarks": "true", **params}
+        headers = {"Accept": accept}
         rest = b""
         with self._count_call(what, "watch", kind, silence) as statuses:
-            async with self._open_call(info, "GET", path, params=params, timeout=timeout) as response:
+            async with self._open_call(info, "GET", path, headers=headers, params=params, timeout=timeout) as response:
                 statuses.append(str(response.status))
                 if response.status >= 400:
                     answer = _decode(await response.read(), response.status)

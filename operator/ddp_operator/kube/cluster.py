@@ -30,7 +30,7 @@ from ddp_operator.constants import (
 )
 from ddp_operator.kube.cache import ObjectCache, build_snapshot
 from ddp_operator.kube.calls import CHUNK, INVALID, ObjectNotFound, call, pages
-from ddp_operator.kube.children import CHILD_KINDS, UNWATCHED_KINDS, key_of, trim_object
+from ddp_operator.kube.children import CHILD_KINDS, METADATA_KINDS, key_of, trim_object
 from ddp_operator.kube.client import ApiClient, ResponseError
 from ddp_operator.kube.events import EventReader, EventWriter
 from ddp_operator.kube.resources import kind_of, list_versions, path, plural, type_of
@@ -125,7 +125,7 @@ class KubeCluster:
         meta = manifest["metadata"]
         params = _WRITE | ({"dryRun": "All"} if dry_run else {})
         # Otherwise the response to a ConfigMap would contain the launcher.
-        brief = dry_run or kind in UNWATCHED_KINDS
+        brief = dry_run or kind in METADATA_KINDS
         try:
             created: Object = await self._client.request(
                 "POST",
@@ -415,7 +415,7 @@ class KubeCluster:
         shared = kind == "ConfigMap"  # the empty value after the comma selects shared ones
         selector = f"{LABEL_JOB_NAME} in ({key.name},)" if shared else f"{LABEL_JOB_NAME}={key.name}"
         params = {"labelSelector": selector, "limit": str(CHUNK)}
-        accept = METADATA_ONLY if kind in UNWATCHED_KINDS else "application/json"
+        accept = METADATA_ONLY if kind in METADATA_KINDS else "application/json"
         children: list[Object] = []
         async for page in pages(self._client, kind, key.namespace, params, accept=accept):
             own = [item for item in page.get("items") or () if key_of(kind, item["metadata"]) is not None]

@@ -1,9 +1,9 @@
 """Compare the store with the API server's lists.
 
 Watches alone are not sufficient. A list after a 410 does not report deletions; a watch can freeze; at the start the
-custom resources may arrive before their Jobs, and a reconcile would create a second Job; and Services and ConfigMaps
-are not watched. A list of metadata for each kind covers all four cases. It is read at the start, at intervals, and soon
-after a watch has restarted with a list.
+custom resources may arrive before their Jobs, and a reconcile would create a second Job; and LAUNCHER_USERS is not
+watched. A list of metadata for each kind covers all four cases. It is read at the start, at intervals, and soon after a
+watch has restarted with a list.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from ddp_operator.cluster import ClusterError, Key, Object
 from ddp_operator.constants import KIND, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY
 from ddp_operator.kube.cache import ObjectCache, version_number
 from ddp_operator.kube.calls import ObjectNotFound, call, pages
-from ddp_operator.kube.children import UNWATCHED_KINDS, key_of, trim_metadata, trim_object
+from ddp_operator.kube.children import METADATA_KINDS, key_of, trim_metadata, trim_object
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.cluster import METADATA_ONLY
 
@@ -79,7 +79,7 @@ class Resync:
                 self._nudged.set()
 
     async def resync(self) -> None:
-        """Compare once: drop deleted objects, store unwatched ones, and read those that a watch did not deliver."""
+        """Compare once: drop deleted objects, store metadata, and read those that a watch did not deliver."""
         lagging = await self._settle(await self._compare())
         if lagging:
             logger.warning("watches lag behind the API server; reading %d objects one by one", len(lagging))
@@ -104,7 +104,7 @@ class Resync:
     async def _compare(self) -> list[Laggard]:
         lagging: list[Laggard] = []
         for scope in self.namespaces or (None,):
-            for kind in (*WATCHED, *UNWATCHED_KINDS):
+            for kind in (*WATCHED, *METADATA_KINDS):
                 lagging += await self._compare_kind(kind, scope)
         return lagging
 
@@ -120,7 +120,7 @@ class Resync:
                     logger.info("%s %s/%s was deleted; the watch missed it", kind, namespace, name)
                     self.on_change(key)
 
-        if kind in UNWATCHED_KINDS:
+        if kind in METADATA_KINDS:
             for item in items:
                 key = self.store.apply(kind, item)
                 if key is not None:
@@ -171,7 +171,7 @@ class Resync:
 
 def _trim_item(kind: str, item: dict[str, Any]) -> Object:
     """Return an item of a list with the fields that are stored or compared."""
-    if kind in UNWATCHED_KINDS:
+    if kind in METADATA_KINDS:
         return trim_object(kind, item)
     meta = item["metadata"] if kind == KIND else trim_metadata(kind, item["metadata"])
     return {"metadata": {name: meta[name] for name in COMPARED if name in meta}}

@@ -1,4 +1,4 @@
-"""Watches of the child Jobs and pods.
+"""Watches of the children. Of Services, ConfigMaps and NetworkPolicies they deliver the metadata.
 
 For each event Kopf creates a task, a memory and several causes, for handlers that change the object. A job may have a
 thousand children, which no handler changes, so their events go directly into the store. ``resync`` finds events that a
@@ -7,15 +7,18 @@ watch misses.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Final
 
 import msgspec
 
 from ddp_operator.cluster import ClusterError
+from ddp_operator.constants import LAUNCHER_USERS
 from ddp_operator.kube.calls import CHUNK, pages
+from ddp_operator.kube.children import METADATA_KINDS
 from ddp_operator.kube.client import ApiClient, ResponseError
+from ddp_operator.kube.cluster import METADATA_ONLY, ONE_METADATA_ONLY
 from ddp_operator.kube.resources import path, plural, type_of
 from ddp_operator.workqueue import backoff
 
@@ -31,20 +34,27 @@ OnEvent = Callable[[str, str | None, Any], None]
 
 
 async def watch(client: ApiClient, kind: str, namespace: str | None, selector: str, on_event: OnEvent) -> None:
-    """Call ``on_event`` for all Jobs or pods with these labels and for their changes, without end.
+    """Call ``on_event`` for all children of a kind with these labels and for their changes, without end.
 
     A watch that ends resumes at its last version. If the API server no longer has that version, all objects are listed
     again; deletions before the list are not reported.
     """
     version = ""
     failures = 0
+    params = {"labelSelector": selector}
+    if kind == "ConfigMap":
+        params["fieldSelector"] = f"metadata.name!={LAUNCHER_USERS}"  # each new job changes its list of owners
+    has_metadata_only = kind in METADATA_KINDS
     while True:
         try:
             if not version:
-                version = await _list(client, kind, namespace, selector, on_event)
-            params = {"labelSelector": selector, "resourceVersion": version}
+                accept = METADATA_ONLY if has_metadata_only else "application/json"
+                version = await _list(client, kind, namespace, params, accept, on_event)
             place = path(kind, namespace)
-            async with aclosing(client.watch(place, params, kind=plural(kind), silence=SILENCE)) as lines:
+            accept = ONE_METADATA_ONLY if has_metadata_only else "application/json"
+            since = params | {"resourceVersion": version}
+            watching = client.watch(place, since, kind=plural(kind), silence=SILENCE, accept=accept)
+            async with aclosing(watching) as lines:
                 async for line in lines:
                     event = msgspec.json.decode(line)
                     obj = event["object"]
@@ -62,10 +72,12 @@ async def watch(client: ApiClient, kind: str, namespace: str | None, selector: s
         await asyncio.sleep(min(LONGEST_BACKOFF, backoff(max(1, failures))))
 
 
-async def _list(client: ApiClient, kind: str, namespace: str | None, selector: str, on_event: OnEvent) -> str:
+async def _list(
+    client: ApiClient, kind: str, namespace: str | None, params: Mapping[str, str], accept: str, on_event: OnEvent
+) -> str:
     """Call ``on_event`` for all existing objects. Returns the resource version of the list."""
     version = ""
-    async for page in pages(client, kind, namespace, {"limit": str(CHUNK), "labelSelector": selector}):
+    async for page in pages(client, kind, namespace, {"limit": str(CHUNK), **params}, accept=accept):
         for item in page.get("items") or ():
             on_event(kind, None, type_of(kind) | item)
         version = str(page["metadata"]["resourceVersion"])

@@ -13,7 +13,7 @@ from ddp_operator.api.status import Profile
 from ddp_operator.cluster import Key
 from ddp_operator.constants import KIND
 from ddp_operator.kube.cache import ObjectCache
-from ddp_operator.kube.children import key_of
+from ddp_operator.kube.children import CHILD_KINDS, key_of
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.cluster import KubeCluster
 from ddp_operator.kube.credentials import login
@@ -56,7 +56,7 @@ class Operator:
         self.settings = settings
         self.store = ObjectCache()
         self.metrics = OperatorMetrics(lambda: float(len(self.queue)), lambda: self.store.bodies(KIND))
-        self._watched = [(kind, where) for kind in ("Job", "Pod") for where in settings.namespaces or (None,)]
+        self._watched = [(kind, where) for kind in CHILD_KINDS for where in settings.namespaces or (None,)]
         self.client = ApiClient(
             self.login,
             qps=settings.qps,
@@ -149,8 +149,12 @@ class Operator:
                 self.sync.nudge()  # a cached object was listed: a watch restarted and may have missed deletions
             key = self.store.apply(kind, obj)
         self._time_start(kind, event_type, obj["metadata"])
-        if key is not None:
-            self._on_change(key)
+        if key is None:
+            return
+        self._on_change(key)
+        if event_type == "DELETED" and not key.name:  # the jobs of the namespace share it
+            for (_, namespace, name), _ in list(self.store.entries(KIND, [key.namespace]).values()):
+                self._on_change(Key(namespace, name))
 
     def _time_start(self, kind: str, event_type: str | None, meta: Any) -> None:
         """Measure the time from the event of a new resource to the event of its first Job."""

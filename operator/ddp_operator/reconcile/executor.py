@@ -223,7 +223,7 @@ class Executor:
     ) -> Outcome:
         """Create missing children. Returns a refusal, or seconds to wait for the garbage collector, or None."""
         present = {("Job", view.name) for view in observation.jobs}
-        if action.attempt == 1:  # later a shared child may have been deleted, and no watch reports that
+        if action.attempt == 1:  # later a watch may be late
             present |= observation.shared
 
         children = memory.built

@@ -472,7 +472,7 @@ def _find_shared(
     if attempt_job is None or not attempt_job.launcher or attempt_job.finished:
         return SharedChildren(frozenset(shared), complete, launcher_lost=False)
 
-    # ConfigMaps are not watched, so the Event of a kubelet may be newer than the cache.
+    # The Event of a kubelet may be newer than the cache.
     launcher = ("ConfigMap", attempt_job.launcher)
     if any(f'configmap "{attempt_job.launcher}" not found' in problem.message for problem in problems.values()):
         shared.discard(launcher)

@@ -1,4 +1,4 @@
-"""The watch of Jobs and pods: its next request after each kind of end."""
+"""The watch of children: its next request after each kind of end."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ class WatchServer:
     def __init__(self, *watches: list[bytes | Exception]) -> None:
         self.watches = list(watches)
         self.asked: list[str] = []
+        self.fields = ""
         self.version = 10
 
     async def request(self, method: str, path: str, *, params: Mapping[str, str], **_: Any) -> Any:
@@ -39,8 +40,10 @@ class WatchServer:
         self.version += 10
         return {"metadata": {"resourceVersion": str(self.version)}, "items": [pod("a", self.version)]}
 
-    async def watch(self, path: str, params: Mapping[str, str], *, kind: str, silence: float) -> AsyncGenerator[bytes]:
-        assert (path, params["labelSelector"]) == ("/api/v1/namespaces/team/pods", "ours")
+    async def watch(self, path: str, params: Mapping[str, str], *, accept: str, **_: Any) -> AsyncGenerator[bytes]:
+        assert (path.rpartition("/")[0], params["labelSelector"]) == ("/api/v1/namespaces/team", "ours")
+        self.fields = params.get("fieldSelector", "")
+        assert ("as=PartialObjectMetadata;" in accept) == path.endswith("configmaps")
         self.asked.append(f"from {params['resourceVersion']}")
         if not self.watches:
             raise asyncio.CancelledError
@@ -51,7 +54,7 @@ class WatchServer:
 
 
 async def follow(
-    server: WatchServer, monkeypatch: pytest.MonkeyPatch
+    server: WatchServer, monkeypatch: pytest.MonkeyPatch, kind: str = "Pod"
 ) -> tuple[list[tuple[str | None, str]], list[float]]:
     """Return the delivered events, and the waits between watches."""
     reports: list[tuple[str | None, str]] = []
@@ -64,7 +67,7 @@ async def follow(
     with pytest.raises(asyncio.CancelledError):
         await watch(
             server,  # type: ignore[arg-type]
-            "Pod",
+            kind,
             "team",
             "ours",
             lambda kind, event, obj: reports.append(
@@ -81,6 +84,13 @@ async def test_watch_starts_with_list_and_resumes_at_its_version(monkeypatch: py
     assert report == [(None, "a Pod"), ("MODIFIED", "a"), ("DELETED", "a")]
     assert server.asked == ["list", "from 20", "from 30", "from 31"]
     assert waits == [0.1, 0.1]
+
+
+async def test_watch_of_config_maps_omits_shared_list_of_owners(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = WatchServer([event("DELETED", pod("a", 31))])
+    report, _ = await follow(server, monkeypatch, "ConfigMap")
+    assert report == [(None, "a ConfigMap"), ("DELETED", "a")]
+    assert server.fields == "metadata.name!=ddp-launcher-users"
 
 
 @pytest.mark.parametrize("gone", [GONE, ResponseError(410)])
