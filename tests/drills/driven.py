@@ -84,7 +84,8 @@ def _start(
     index = int(environment[constants.ENV_COMPLETION_INDEX])
     prefix = os.environ.get(f"DRILL_PREFIX_{index}", "").split("\n")
     if "DRILL_NETWORK" in os.environ:
-        environment = {**environment, constants.ENV_POD_IP: _address(index)}  # the store listens there
+        # The store listens at that address, and gloo on that interface.
+        environment = {**environment, constants.ENV_POD_IP: _address(index), "GLOO_SOCKET_IFNAME": "wire"}
     return inner([*filter(None, prefix), *command], environment, *args, **kwargs)
 
 

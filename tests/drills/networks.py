@@ -64,7 +64,7 @@ def cut(scene: Scene) -> DrillOutcome:
     cable = Cable(scene)
     seconds = 20.0
     arguments = ["--collective-timeout-seconds", str(_TIMEOUT)]
-    run = scene.start(program=PROGRAM, arguments=arguments, env={"GLOO_SOCKET_IFNAME": "wire"})
+    run = scene.start(program=PROGRAM, arguments=arguments)
     scene.until_step(run)
     run.note_ports()
     struck = cable.tell("cut")
@@ -78,7 +78,7 @@ def cut(scene: Scene) -> DrillOutcome:
 @drill("network-blip", "for 3 s no packet passes between the pods: steps wait, nothing restarts")
 def blip(scene: Scene) -> DrillOutcome:
     cable = Cable(scene)
-    run = scene.start(program=PROGRAM, env={"GLOO_SOCKET_IFNAME": "wire"})
+    run = scene.start(program=PROGRAM)
     scene.until_step(run)
     run.note_ports()
     struck = cable.tell("cut")
@@ -92,7 +92,7 @@ def blip(scene: Scene) -> DrillOutcome:
 @drill("network-slow", "each packet takes 30 ms longer, also while a killed worker is started again")
 def slow(scene: Scene) -> DrillOutcome:
     cable = Cable(scene)
-    run = scene.start(program=PROGRAM, env={"GLOO_SOCKET_IFNAME": "wire"})
+    run = scene.start(program=PROGRAM)
     scene.until_step(run)
     cable.tell("slow 0.03")
     scene.until_step(run, 18)

@@ -30,12 +30,13 @@ SHELL = ["bash", "-c", "exec python train.py"]
 ELASTIC = {"elastic": {"minNodes": 2, "maxNodes": 2}}
 COLD = {"recovery": {"warmStart": "Off", "maxRestarts": 0}}
 WARM = {"recovery": {"warmStart": "Auto", "maxRestarts": 0}}
+INTERFACES = {"env": dict.fromkeys(("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), "eth0")}
 
 
 @pytest.mark.parametrize(
     ("command", "spec"),
     [
-        pytest.param(PYTHON, {"nodes": 2, **WARM}, id="two nodes, forked ranks"),
+        pytest.param(PYTHON, {"nodes": 2, **WARM, **INTERFACES}, id="two nodes, forked ranks"),
         pytest.param(PYTHON, {"nodes": 2, **ELASTIC, **COLD}, id="elastic, fresh interpreters"),
         pytest.param(PYTHON, {"nodes": 1, "procPerNode": 2, **WARM}, id="one node"),
         pytest.param(SHELL, {"nodes": 2, **COLD}, id="two nodes, a shell script"),

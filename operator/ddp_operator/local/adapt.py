@@ -18,6 +18,7 @@ from ddp_operator.api.job import JobSize
 from ddp_operator.cluster import Object
 from ddp_operator.kubeobjects import count_pod_gpus, find_trainer, is_gpu
 from ddp_operator.launcher.processes import read_cpu_quota
+from ddp_operator.local.machine import LOOPBACK_VARIABLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,8 @@ def check_template(template: Object, trainer: str | None = None) -> list[Finding
                 findings.append(Finding(f"{where}.resources.{part}"))
         for index, variable in enumerate(container.get("env") or ()):
             visit(f"{where}.env[{index}].valueFrom.", f"{path}env[].valueFrom.", variable.get("valueFrom") or {})
+            if variable.get("name") in LOOPBACK_VARIABLES:
+                findings.append(Finding(f"{where}.env[{variable['name']}]"))
         for index, mount in enumerate(container.get("volumeMounts") or ()):
             visit(f"{where}.volumeMounts[{index}].", f"{path}volumeMounts[].", mount)
     for number, volume in enumerate(spec.get("volumes") or ()):

@@ -24,6 +24,12 @@ _PYTHON_SECONDS: Final = 30.0
 _RELEVANT: Final = re.compile(r"(CUDA|GLOO|KMP|MKL|NCCL|OMP|PYTORCH|TORCH|TORCHINDUCTOR|TRITON)_")
 _SECRET: Final = re.compile(r"KEY|PASS|SECRET|TOKEN")
 
+# Pods communicate over the loopback interface, which no manifest can change; gloo would use the host name's address.
+LOOPBACK_VARIABLES: Final = dict.fromkeys(
+    ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "TP_SOCKET_IFNAME"),
+    "lo" if sys.platform == "linux" else "lo0",
+)
+
 
 ENV_PYTHON: Final = "DDP_PYTHON"
 """The Python of the pods, as set by `ddp run --python`."""

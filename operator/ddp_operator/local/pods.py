@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,7 +15,7 @@ from ddp_operator.kubeobjects import find_trainer, format_time
 from ddp_operator.launcher.pod import loopback_address
 from ddp_operator.local.container import Lookup, build_environment, expand, prepare_volumes, rewrite_paths
 from ddp_operator.local.job_controller import Json
-from ddp_operator.local.machine import VISIBLE_DEVICES, find_interpreter
+from ddp_operator.local.machine import LOOPBACK_VARIABLES, VISIBLE_DEVICES, find_interpreter
 from ddp_operator.manifests.job_pod import LABEL_JOB_NAME
 from ddp_operator.manifests.torchrun import is_interpreter
 
@@ -69,10 +68,9 @@ def plan_pod(pod: Object, place: PodPlace, lookup: Lookup, base: Mapping[str, st
     if line and is_interpreter(line[0]):
         line[0] = find_interpreter(line[0], base)
         base = prepend_path(os.path.dirname(line[0]), base)
-    # Pods communicate over the loopback interface; gloo would use the address of the host name.
-    loopback = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo" if sys.platform == "linux" else "lo0")
-    machine = {VISIBLE_DEVICES: ",".join(place.gpus), **loopback}
+    machine = {VISIBLE_DEVICES: ",".join(place.gpus)}
     fixed = {
+        **LOOPBACK_VARIABLES,
         constants.ENV_METRICS_PORT: str(place.metrics_port),
         constants.ENV_PORT_FILE: str(port_file),
         constants.ENV_RUNTIME_DIR: str(place.folder / "runtime"),

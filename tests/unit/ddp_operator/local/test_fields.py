@@ -114,3 +114,8 @@ def test_scheduling_and_network_give_note_only_if_set() -> None:
     assert check_job(defaults) == check_job({}) == []
     asked = {"scheduling": {"gang": "Volcano"}, "networkPolicy": {"enabled": True}, "network": {"require": True}}
     assert [finding.path for finding in check_job(asked)] == ["spec.scheduling", "spec.networkPolicy", "spec.network"]
+
+
+def test_interface_variable_is_listed_by_its_name() -> None:
+    env = [{"name": "GLOO_SOCKET_IFNAME", "value": "eth9"}, {"name": "A", "value": "1"}]
+    assert check({"env": env}) == {"spec.containers[0].env[GLOO_SOCKET_IFNAME]": "warned about"}
