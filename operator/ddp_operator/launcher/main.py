@@ -104,13 +104,13 @@ def _parse_arguments(argv: Sequence[str]) -> _Arguments:
 
 
 def _prepare_pod(arguments: _Arguments, runtime: RuntimeDirectory, signals: list[int]) -> Pod:
-    """Read the pod, unpack its code and check that the program exists. Raises: PodSetupError, ValueError."""
+    """Read the pod, unpack its code and check that the program can start. Raises: PodSetupError, ValueError."""
     pod = read_pod(os.environ, runtime.path)
     if pod.code is not None:
         importlib.import_module(".transfer.code", __package__).prepare_code(pod.code, signals)
     problem = find_missing_program(arguments.line, arguments.command)
     if problem:
-        raise PodSetupError(problem, advise_on_program(pod.code))
+        raise PodSetupError(problem.message, problem.remedy or advise_on_program(pod.code))
     epochs = find_total(arguments.command, epochs=True)
     steps = find_total(arguments.command, epochs=False)
     return dataclasses.replace(pod, epochs=pod.epochs or epochs, steps=steps)
