@@ -7,8 +7,8 @@ from typing import Final
 
 from ddp_operator.constants import EXIT_USER_ERROR
 from ddp_operator.contract.failure_table import CATEGORIES, EXIT_CODES, PREEMPTED, UNKNOWN
+from ddp_operator.launcher.failures.kinds import KINDS
 from ddp_operator.launcher.failures.text import (
-    ADVICE,
     ARGUMENTS_REMEDY,
     CRASH_REMEDY,
     DISK_REMEDY,
@@ -74,7 +74,7 @@ def list_exit_codes() -> Iterator[str]:
 def list_remedies() -> Iterator[str]:
     """Yield the table of remedies for failures that the launcher recognizes more precisely than by their category."""
     yield from ("| failure | what to do |", "|---|---|")
-    for advice in ADVICE:
-        yield f"| {advice.symptom} | {advice.remedy} |"
+    for kind in KINDS:
+        yield f"| {kind.symptom} | {kind.remedy} |"
     for situation, remedy in _SITUATIONS:
         yield f"| {situation} | {remedy} |"

@@ -15,7 +15,8 @@ from ddp_operator.api.child_names import POD_SUFFIX
 from ddp_operator.api.status import ENDED_PHASES, Condition, LastFailure, PreflightStatus, Progress, Status
 from ddp_operator.constants import MANAGED_BY
 from ddp_operator.kubeobjects import find_foreign_manager, parse_time
-from ddp_operator.launcher.failures.text import HIDDEN_FAILURE_REMEDY, NON_FINITE_REMEDY, PROBE_REMEDY
+from ddp_operator.launcher.failures.kinds import NON_FINITE_REMEDY
+from ddp_operator.launcher.failures.text import HIDDEN_FAILURE_REMEDY, PROBE_REMEDY
 from ddp_operator.status.conditions import (
     BLOCKING,
     CHANGE_PENDING,

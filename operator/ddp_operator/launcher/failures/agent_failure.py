@@ -11,7 +11,8 @@ from ...contract.names import EXIT_PEER_LOST, EXIT_RETRYABLE
 from ..pod import Pod
 from ..processes import count_oom_kills
 from ..rank.tracebacks import describe
-from .rules import FATAL, WorkerEnd, classify, is_lost_rendezvous
+from .kinds import FATAL
+from .rules import WorkerEnd, classify, is_lost_rendezvous
 from .text import (
     FLAGS_REMEDY,
     JOIN_REMEDY,

@@ -1,20 +1,21 @@
 """Texts of failures for users: the line that describes a failure, and its remedy.
 
-The only module with such texts, for the launcher and the operator. The default remedy of a category is in
-``failure_table``. docs/troubleshooting.md prints the tables of both.
+With ``kinds`` the only module with such texts, for the launcher and the operator. The default remedy of a category is
+in ``failure_table``. docs/troubleshooting.md prints the tables of all three.
 """
 
 import os
 import re
 import signal
 import sys
-from typing import Any, Final, Iterable, NamedTuple, Optional, Sequence
+from typing import Any, Final, Iterable, Optional, Sequence
 
-from ...contract.failure_table import CATEGORIES, EXIT_CODES, HANG, KILLED, UNKNOWN, Outcome
+from ...contract.failure_table import CATEGORIES, EXIT_CODES, HANG, KILLED, UNKNOWN
 from ...contract.names import ENV_LOCAL_POD
 from ...contract.rank_end import RankEnd
 from ..pod import CodeConfig, Pod
-from ..rank.tracebacks import PLACE
+from ..rank.tracebacks import PLACE, ExceptionFacts
+from .rules import Judgement, WorkerEnd, complete_facts, find_kind
 
 UNRESOLVED: Final = "name does not resolve yet"
 REFUSED: Final = "nothing listens there yet"
@@ -25,125 +26,6 @@ _MISSING_MODULE: Final = re.compile(r"No module named '?([\w.]+)")
 _USAGE: Final = re.compile(r"^usage: .*: error: ", re.I | re.M | re.S)
 _WRONG_ARGUMENTS: Final = re.compile(r"SystemExit: (\S+: error: |click\.exceptions\.\w+: )")
 _CRASHES: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE)
-
-# The script needs a GPU and the pod has none. The message may name NCCL, but the network is not the cause.
-NO_GPU: Final = re.compile(
-    r"no GPUs found|NCCL built in|not compiled with CUDA|Found no NVIDIA driver|CUDA-capable device is detected"
-    r"|'torch\._C' has no attribute '_cuda_|requires CUDA support|dummy base class \w*(CUDA|Event|Stream)"
-    r"|accelerator device when none is available|on a CUDA device but torch\.cuda\.is_available\(\) is False"
-    r"|accelerator support: None|start of device string: None",
-    re.I,
-)
-NO_DEVICES: Final = re.compile(r"No CUDA GPUs are available")
-# Ranks call different collectives. TORCH_DISTRIBUTED_DEBUG=DETAIL names them; gloo notices only the sizes.
-MISMATCH: Final = re.compile(r"mismatch between collectives|op\.preamble\.length <= op\.nbytes")
-
-
-NON_FINITE_REMEDY: Final = (
-    "the training diverges: return to an earlier checkpoint, then reduce the learning rate, extend the warm-up or clip "
-    "the gradients, and prefer bf16 to fp16; if only one rank is affected, check its data and its GPU"
-)
-
-
-class Advice(NamedTuple):
-    """A remedy for errors whose message matches ``pattern``; ``symptom`` describes them in the documentation."""
-
-    symptom: str
-    pattern: "re.Pattern[str]"
-    remedy: str
-
-
-ADVICE: Final = (
-    Advice(
-        "CUDA or HIP out of memory",
-        re.compile(r"(CUDA|HIP)( error:)? out of memory|STATUS_ALLOC_FAILED", re.I),
-        "the GPU's memory is full; the container's memory limit does not change that: use a smaller batch, gradient "
-        "accumulation, or a narrower number format",
-    ),
-    Advice(
-        "CUDA or NCCL in a pod without a GPU",
-        re.compile(rf"{NO_GPU.pattern}|{NO_DEVICES.pattern}", re.I),
-        "the pod has no GPU: request one in the trainer's resources.limits (nvidia.com/gpu), or train on CPUs with "
-        "the backend gloo",
-    ),
-    Advice(
-        "`device_ids` of a model on the CPU",
-        re.compile(r"device_ids and output_device arguments only work"),
-        "the model is on the CPU: omit device_ids, or first move the model to the GPU of LOCAL_RANK",
-    ),
-    Advice(
-        "Invalid device ordinal",
-        re.compile("invalid device ordinal", re.I),
-        "a rank selects a GPU that its pod does not have: select the GPU of LOCAL_RANK, and set procPerNode to gpu",
-    ),
-    Advice(
-        "Bus error, or no shared memory",
-        re.compile(r"Bus error|shared memory|\(shm\)"),
-        "/dev/shm is full: raise spec.shm.sizeLimit and the memory limit, or use fewer DataLoader workers",
-    ),
-    Advice(
-        "A DataLoader worker is killed",
-        re.compile(r"DataLoader worker .* (killed by signal: Killed|exited unexpectedly)"),
-        "a DataLoader worker was killed, usually for memory: raise the memory limit, or use fewer or smaller workers",
-    ),
-    Advice(
-        "A shared library is missing",
-        re.compile(r"cannot open shared object file"),
-        "install the library in the image (under ddp run in the active environment), or correct the name or "
-        "LD_LIBRARY_PATH",
-    ),
-    Advice(
-        "Address already in use",
-        re.compile("EADDRINUSE|address already in use", re.I),
-        "another process uses that port: use MASTER_ADDR and MASTER_PORT unchanged in the script, and no fixed port",
-    ),
-    Advice(
-        "Mismatch between collectives",
-        MISMATCH,
-        "all ranks must call the same collectives, in the same order and with tensors of the same shape: look for a "
-        "call under a condition such as `if rank == 0`, and for data of unequal length; TORCH_DISTRIBUTED_DEBUG=DETAIL "
-        "names the calls of two ranks that differ",
-    ),
-    Advice(
-        "Builds of torch and torchvision that do not match",
-        re.compile(r"operator torch(vision|audio)::\w+ does not exist|undefined symbol: \w*(c10|torch|at)\w*", re.I),
-        "torch and its extension (torchvision, torchaudio, …) are of different builds: install the versions that "
-        "belong together, from the same index (https://pytorch.org/get-started/locally)",
-    ),
-    Advice(
-        "A loss or a gradient that is not finite",
-        re.compile(
-            r"\b(loss|gradients?)\b[^\n]{0,80}\b(nan|inf|infinite|not finite|not a finite|non-?finite)\b"
-            r"|\b(nan|inf|infinite|non-?finite)\b (loss|gradients?)\b|returned nan values in its",
-            re.I,
-        ),
-        NON_FINITE_REMEDY,
-    ),
-    Advice(
-        "A read-only file system",
-        re.compile(r"Errno 30\]|Read-only file system", re.I),
-        "the path is on a read-only mount: write to a volume that is mounted without readOnly, such as the folder of "
-        "DDP_CHECKPOINT_DIR (spec.checkpoint)",
-    ),
-    Advice(
-        "No space left",
-        re.compile(r"Errno (28|122)\]|No space left|Disk quota exceeded|basic_ios::clear: iostream error"),
-        "the disk or volume is full: enlarge the claim, delete old checkpoints, or raise the limits of "
-        "ephemeral-storage and emptyDir",
-    ),
-    Advice(
-        "torch.save into a folder that does not exist",
-        re.compile(r"Parent directory \S* ?does not exist|open file failed with strerror: No such file"),
-        "torch.save creates no folders: create it before (os.makedirs(folder, exist_ok=True)), or save to the "
-        "folder of DDP_CHECKPOINT_DIR",
-    ),
-    Advice(
-        "Permission denied",
-        re.compile(r"PermissionError: \[Errno 13\]|strerror: Permission denied|File \S+ cannot be opened"),
-        "give the process's user or one of its groups access to that path: for a volume set "
-        "template.spec.securityContext.fsGroup, for files of the image set runAsUser to their owner",
-    ),
-)
 
 EARLY_EXIT_REMEDY: Final = (
     "ranks of one job step together: no rank may leave the loop before its peers (as with data of unequal length), "
@@ -209,8 +91,10 @@ CRASH_REMEDY: Final = "it crashed in native code of a library or a kernel; the l
 
 
 def find_advice(text: str) -> str:
-    """Return the remedy for an error by its message; empty if none is known."""
-    return next((advice.remedy for advice in ADVICE if advice.pattern.search(text)), "")
+    """Return the remedy for an error by its text, as Python prints it; empty if none is known."""
+    exception_type, _, message = text.partition(": ")
+    judgement = find_kind([complete_facts(ExceptionFacts((exception_type,), message))])
+    return judgement.kind.remedy if judgement is not None else ""
 
 
 def advise_on_module(name: str, code: Optional[CodeConfig]) -> str:
@@ -258,35 +142,27 @@ def advise_on_output(text: str, exit_code: int) -> str:
 
 
 def advise(
-    outcome: Outcome,
-    exit_code: int,
-    exception_type: str,
-    message: str,
-    *,
-    only_exit_code: bool,
-    code: Optional[CodeConfig] = None,
+    judgement: Judgement, end: WorkerEnd, *, only_exit_code: bool = False, code: Optional[CodeConfig] = None
 ) -> str:
     """Return the remedy for a worker's failure.
 
     ``only_exit_code``: the worker left no other reason. ``code``: the packed folder that the pod runs, if any.
     """
-    text = f"{exception_type}: {message}"
-    advice = find_advice(text)
-    if advice:
-        return advice
-
-    module = _MISSING_MODULE.search(text)
+    category = judgement.outcome.category
+    module = _MISSING_MODULE.search(end.text)
+    if judgement.kind.remedy:
+        return judgement.kind.remedy
     if module:
         return advise_on_module(module[1], code)
-    if exit_code == 2 and _WRONG_ARGUMENTS.match(text):
+    if end.exit_code == 2 and _WRONG_ARGUMENTS.match(end.text):
         return ARGUMENTS_REMEDY
-    if exception_type == HANG.name:
+    if end.exception_type == HANG.name:
         return HANG_REMEDY
-    if outcome.category == KILLED.name and find_signal(exit_code) != signal.SIGKILL:
+    if category == UNKNOWN.name:
+        return CRASH_REMEDY if is_native_crash(end.exit_code) else SILENT_REMEDY
+    if category == KILLED.name and find_signal(end.exit_code) != signal.SIGKILL:
         return SENDER_REMEDY
-    if outcome.category == UNKNOWN.name:
-        return CRASH_REMEDY if is_native_crash(exit_code) else SILENT_REMEDY
-    return SILENT_REMEDY if only_exit_code else CATEGORIES[outcome.category].remedy
+    return SILENT_REMEDY if only_exit_code else CATEGORIES[category].remedy
 
 
 def _find_number(exit_code: int) -> int:

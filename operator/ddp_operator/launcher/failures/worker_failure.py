@@ -10,7 +10,7 @@ import signal
 import time
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final, Mapping, NamedTuple, Sequence
+from typing import Any, Final, Mapping, NamedTuple, Optional, Sequence
 
 from ...contract.failure_record import (
     EVIDENCE_ERROR,
@@ -26,11 +26,11 @@ from ..files import read_json
 from ..pod import Pod
 from ..processes import count_oom_kills
 from ..progress.output import read_last_lines
-from ..rank.tracebacks import LIBRARY, PLACE, find_exceptions, find_native_exception
-from .rules import SCRIPT_ERROR, WorkerEnd, classify
+from ..rank.tracebacks import LIBRARY, PLACE, ExceptionFacts, find_exceptions, find_native_exception, parse_chain
+from .kinds import FULL_VOLUME, MISMATCH, SCRIPT_ERROR, SHARED_MEMORY
+from .rules import Judgement, WorkerEnd, judge
 from .text import (
     EARLY_EXIT_REMEDY,
-    MISMATCH,
     advise,
     advise_on_output,
     describe_early_exit,
@@ -38,6 +38,7 @@ from .text import (
     find_signal,
     is_native_crash,
 )
+from .volumes import FullVolume, find_full_volume
 
 _CALL: Final = re.compile(
     r"Rank (\d+) is running collective: CollectiveFingerPrint\(.*?OpType=(\w+)(?:, TensorShape=(\[[^\]]*\]))?"
@@ -46,7 +47,11 @@ _CALL: Final = re.compile(
 _HELPER: Final = re.compile(
     r"Caught \S+ in (?P<helper>.*?)\.?\nOriginal Traceback"
     r"|-- (?P<process>Process \d+) terminated with the following error:\nTraceback"
+    r"|Traceback \(most recent call last\): \((?P<rank>RANK \d+)\)"
 )
+_CAUSE_LIMIT: Final = 300  # characters of another exception of the chain in the message
+_CHAIN_LIMIT: Final = 16
+_SHARED_MEMORY: Final = "/dev/shm"
 _TRACEBACK_START: Final = "Traceback (most recent call last):"
 # Signals of a crash of the process itself. Others come from outside, and SIGABRT from NCCL when a peer is lost.
 _CRASHES: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
@@ -87,11 +92,23 @@ def complete_worker_end(reported: WorkerEnd, error: Mapping[str, Any]) -> Worker
         end = end._replace(exit_code=error["exitCode"])  # it had failed before the agent stopped it
 
     exception_type, message = unwrap_helper_error(end.exception_type, end.message)
+    is_helpers = message != end.message
     return end._replace(
         exception_type=exception_type,
         message=shorten_mismatch(message),
+        chain=parse_chain(end.message.splitlines()) if is_helpers else _read_chain(error.get("chain")),
         hang_is_secondary=exception_type == HANG.name and error.get("secondary") is True,
     )
+
+
+def _read_chain(records: Any) -> Sequence[ExceptionFacts]:
+    """Return the chain in a worker's error file; empty if it is malformed."""
+    try:
+        chain = [ExceptionFacts(**record)._replace(types=tuple(record["types"])) for record in records[:_CHAIN_LIMIT]]
+    except (TypeError, KeyError):
+        return ()
+    texts = [text for facts in chain for text in (*facts.types, *facts[1:2], *facts[3:6])]
+    return chain if all(facts.types for facts in chain) and all(isinstance(text, str) for text in texts) else ()
 
 
 def unwrap_helper_error(exception_type: str, message: str) -> tuple[str, str]:
@@ -110,7 +127,7 @@ def unwrap_helper_error(exception_type: str, message: str) -> tuple[str, str]:
         error_lines.pop(0)
 
     helper_type, _, text = "\n".join(error_lines).partition(": ")
-    text = f"{text} (in {helper['helper'] or helper['process']})".lstrip()
+    text = f"{text} (in {helper['helper'] or helper['process'] or helper['rank']})".lstrip()
     if exception_type == "SystemExit":
         return exception_type, f"{helper_type}: {text}" if helper_type else text
     return helper_type, text
@@ -130,7 +147,9 @@ def shorten_mismatch(message: str) -> str:
 
 
 def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers) -> Failure:
-    outcome = classify(end, oom_killed=count_oom_kills() > pod.oom_kills, non_retryable=pod.non_retryable_exit_codes)
+    oom_killed = count_oom_kills() > pod.oom_kills
+    judgement = judge(end, oom_killed=oom_killed, non_retryable=pod.non_retryable_exit_codes)
+    outcome = judgement.outcome
     if outcome.category == HANG.name and pod.watchdog is not None and pod.watchdog.action == "Fail":
         outcome = outcome._replace(exit_code=EXIT_USER_ERROR)
     if end.hang_is_secondary:
@@ -138,15 +157,16 @@ def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers) -> Failure
 
     evidence = _find_evidence(end)
     message = describe_worker_failure(end.exit_code, end.exception_type, end.message, end.traceback)
+    volume = _find_full_volume(judgement)
+    if volume is not None and volume.path == _SHARED_MEMORY:
+        judgement = judgement._replace(kind=SHARED_MEMORY)
+    message += _describe_cause(judgement.cause, message, volume)
     if outcome.secondary and (ended_peers.ranks or ended_peers.pods):
         outcome = SCRIPT_ERROR
         message = describe_early_exit(ended_peers.ranks, ended_peers.pods) + message
         remedy = EARLY_EXIT_REMEDY
     else:
-        only_exit_code = evidence == EVIDENCE_EXIT_CODE
-        remedy = advise(
-            outcome, end.exit_code, end.exception_type, end.message, only_exit_code=only_exit_code, code=pod.code
-        )
+        remedy = advise(judgement, end, only_exit_code=evidence == EVIDENCE_EXIT_CODE, code=pod.code)
     return Failure(
         category=outcome.category,
         container_exit_code=outcome.exit_code,
@@ -165,8 +185,23 @@ def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers) -> Failure
     )
 
 
+def _find_full_volume(judgement: Judgement) -> Optional[FullVolume]:
+    if judgement.kind is SHARED_MEMORY:
+        return find_full_volume(_SHARED_MEMORY)
+    return find_full_volume(judgement.cause.path) if judgement.kind is FULL_VOLUME else None
+
+
+def _describe_cause(cause: ExceptionFacts, message: str, volume: Optional[FullVolume]) -> str:
+    """Return the exception that decides, unless the message contains it, and the full volume; empty without both."""
+    line = cause.message.partition("\n")[0][:_CAUSE_LIMIT]
+    details = [f"caused by {cause.types[0].rpartition('.')[2]}: {line}"] if line not in message else []
+    if volume is not None:
+        details.append(volume.description)
+    return f" ({'; '.join(details)})" if details else ""
+
+
 def _find_evidence(end: WorkerEnd) -> str:
-    if end.exit_code == -signal.SIGTERM and not end.exception_type:
+    if end.stopped and not end.exception_type:
         return EVIDENCE_STOPPED
     has_reason = end.exception_type not in ("", "SystemExit") or end.message not in ("", str(end.exit_code))
     return EVIDENCE_ERROR if has_reason or find_signal(end.exit_code) else EVIDENCE_EXIT_CODE
@@ -227,20 +262,20 @@ def add_last_lines(pod: Pod, failure: Failure) -> Failure:
         exit_code, traceback=traceback, time=failure.time or 0.0, rank=failure.rank or 0, local_rank=local_rank
     )
     candidates = []
-    for exception_type, message in exceptions:
-        end = reported._replace(exception_type=exception_type, message=message)
-        candidates.append(_build_failure(pod, complete_worker_end(end, {}), _NO_PEERS))
+    for chain in exceptions:
+        end = reported._replace(exception_type=chain[0].types[0], message=chain[0].message)
+        candidates.append(_build_failure(pod, complete_worker_end(end, {})._replace(chain=chain), _NO_PEERS))
     return min(candidates, key=lambda candidate: candidate.secondary)
 
 
-def _find_printed_exceptions(output: str, exit_code: int) -> list[tuple[str, str]]:
-    """Return type and message of the exceptions that ended a process, from its output."""
+def _find_printed_exceptions(output: str, exit_code: int) -> list[list[ExceptionFacts]]:
+    """Return the exceptions that ended a process, each as a chain, from its output."""
     if exit_code == 1:
         return find_exceptions(output)
     if not is_native_crash(exit_code):
         return []
     native = find_native_exception(output)
-    return [native] if native is not None else []
+    return [[ExceptionFacts((native[0],), native[1])]] if native is not None else []
 
 
 def find_root_cause(failures: Sequence[Failure]) -> Failure:

@@ -4,12 +4,14 @@ This module is loaded before the program starts: a rank without free file descri
 """
 
 import itertools
+import linecache
 import os
 import re
+import signal
 import sys
 import time
 import traceback
-from typing import Any, Mapping, NamedTuple, Optional
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Optional
 
 from ..files import is_own_file, write_json
 
@@ -19,13 +21,53 @@ _SHORT_TRACEBACK = 15  # lines
 _LIBRARY_CALLS_KEPT = 2
 RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?$")
+# The line between two exceptions of a chain, with the reason of the second.
+_CHAINED = re.compile(r"(During handling of|The above exception was the direct cause)")
+_RAISES = re.compile(r"(^|[:;]) *(raise|assert)\b|\bexit\(")
 # The message of the C++ runtime before it aborts the process.
 _NATIVE_EXCEPTION = re.compile(
     r"terminate called after throwing an instance of '(?P<type>[\w:]{1,200})'(?:\s+what\(\): *(?P<message>[^\n]*))?"
 )
-_MESSAGE_PART = 4096  # characters kept of a long message's beginning, and of its end
+MESSAGE_PART = 4096  # characters kept of a long message's beginning, and of its end
 _LOGGED_LIMIT = 8192  # characters of a traceback that the launcher reports of itself
 _RECORDED_LIMIT = 16384  # characters of a traceback in an error file
+_CHAIN_LIMIT = 16  # exceptions
+_CHAIN_PART = 1024  # characters kept of a message's beginning and end in the chain
+_LINE_LIMIT = 200
+# OSErrors whose number is not the system's.
+_OWN_NUMBERS = ("ssl.SSLError", "socket.gaierror", "socket.herror")
+
+
+class ExceptionFacts(NamedTuple):
+    """One exception of a chain, as the rank records it; from a text without what the text does not show."""
+
+    types: tuple[str, ...] = ("",)
+    """Its class and the base classes, each with its module unless that is builtins or the script."""
+    message: str = ""
+    errno: Optional[int] = None
+    path: str = ""
+    """The file of an OSError."""
+    place: str = ""
+    """The file of the innermost frame."""
+    line: str = ""
+    """The source line there."""
+    handled: bool = False
+    """Whether the outermost exception was raised while this one was handled, rather than because of it."""
+
+    @property
+    def text(self) -> str:
+        """The exception as Python prints it."""
+        return f"{self.types[0]}: {self.message}"
+
+    def is_a(self, name: str) -> bool:
+        """Return whether it is of a class, or with a dot at the end of a class in that package."""
+        return any(kind == name or (name.endswith(".") and kind.startswith(name)) for kind in self.types)
+
+    @property
+    def by_script(self) -> bool:
+        """Whether the script itself chose the message: by raise, assert or exit, or as the key of a lookup."""
+        is_own = bool(self.place) and not LIBRARY.search(self.place)
+        return is_own and bool(_RAISES.search(self.line) or self.is_a("LookupError"))
 
 
 class _Block(NamedTuple):
@@ -80,27 +122,40 @@ def describe(error: BaseException) -> dict[str, str]:
     return {"type": type(error).__name__, "message": str(error), "traceback": trace[-_LOGGED_LIMIT:]}
 
 
-def find_exceptions(output: str) -> list[tuple[str, str]]:
-    """Return type and message of the last exception in a program's output; with rank prefixes, of each rank."""
+def find_exceptions(output: str) -> list[list[ExceptionFacts]]:
+    """Return the chain of the last exception in a program's output; with rank prefixes, of each rank."""
     lines_by_prefix: dict[str, list[str]] = {}
     for line in output.splitlines():
         prefix = RANK_PREFIX.match(line)
         key = prefix[0].strip() if prefix else ""
         lines_by_prefix.setdefault(key, []).append(line[prefix.end() :] if prefix else line)
-    exceptions = [_find_last_exception(lines) for lines in lines_by_prefix.values()]
-    return [exception for exception in exceptions if exception is not None]
+    chains = [parse_chain(lines) for lines in lines_by_prefix.values()]
+    return [chain for chain in chains if chain]
 
 
-def _find_last_exception(lines: list[str]) -> Optional[tuple[str, str]]:
-    frames = [number for number, line in enumerate(lines) if PLACE.match(line)]
-    if not frames:
-        return None
-    for line in lines[frames[-1] + 1 :]:
-        if line.startswith("    "):
-            continue  # the frame's source line
-        match = _EXCEPTION.match(line)
-        return (match[1], match[2] or "") if match else None
-    return None
+def parse_chain(lines: Iterable[str]) -> list[ExceptionFacts]:
+    """Return the exceptions of the last traceback in a text, the outermost first."""
+    chain: list[ExceptionFacts] = []  # the outermost last
+    frame: Optional[ExceptionFacts] = None
+    link = ""  # how the next exception follows the last one
+    for line in lines:
+        place = PLACE.match(line)
+        chained = _CHAINED.match(line)
+        if place:
+            frame = ExceptionFacts(place=place[1])
+        elif chained:
+            link = chained[1]
+        elif frame is not None and line.startswith("    "):
+            frame = frame._replace(line=frame.line or line.strip()[:_LINE_LIMIT])
+        elif frame is not None and line and not line.startswith(" "):
+            exception = _EXCEPTION.match(line)
+            former = chain[-_CHAIN_LIMIT:] if link else []
+            if link.startswith("During"):
+                former = [facts._replace(handled=True) for facts in former]
+            chain = [*former, frame._replace(types=(exception[1],), message=exception[2] or "")] if exception else []
+            frame = None
+            link = ""
+    return chain[::-1] if frame is None else []
 
 
 def find_native_exception(output: str) -> Optional[tuple[str, str]]:
@@ -152,17 +207,23 @@ def record_exception(error: BaseException, path: str, about: Mapping[str, Any]) 
     if code == 0 or os.path.exists(path):
         return
 
+    _drop_child_handler()
+    _free_descriptor()
     kind, message = _describe_exception(error)
     explained = error
     if isinstance(error, SystemExit) and not isinstance(error.code, str):
         message, explained = _explain_exit(error)
-    if isinstance(explained, PermissionError):
-        message += explain_permission(explained)
+    links = list(_walk_chain(explained))
+    for link in links:
+        if isinstance(link.error, PermissionError) and not link.handled:
+            message += explain_permission(link.error)
+            break
     frames = without_own_frames(explained, explained.__traceback__)
     trace = "".join(traceback.format_exception(type(explained), explained, frames))
     record = {
         "type": kind,
         "message": message,
+        "chain": [_build_facts(link)._asdict() for link in links],
         "traceback": fold_libraries(trace)[-_RECORDED_LIMIT:],
         "exitCode": code & 255,
         "rank": about["rank"],
@@ -176,6 +237,75 @@ def record_exception(error: BaseException, path: str, about: Mapping[str, Any]) 
         pass  # a full disk must not hide the exception itself
 
 
+def _drop_child_handler() -> None:
+    """Remove the handler for ended children: the DataLoader's raises again for each of its workers that is killed."""
+    for _ in range(_CHAIN_LIMIT):
+        try:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            return
+        except ValueError:
+            return  # not the main thread, which alone runs handlers
+        except BaseException:  # by the handler of a signal that arrived before
+            continue
+
+
+def _free_descriptor() -> None:
+    """Close stdin if no file descriptor is free: source lines and the error file need one."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        os.close(0)
+
+
+class _Link(NamedTuple):
+    """An exception of a chain; ``handled`` as in ExceptionFacts."""
+
+    error: BaseException
+    handled: bool
+
+
+def _walk_chain(error: BaseException) -> Iterator[_Link]:
+    """Yield an exception and those that it names: causes, members of a group, arguments, and the handled ones."""
+    waiting = [_Link(error, handled=False)]
+    seen: set[int] = set()
+    while waiting and len(seen) < _CHAIN_LIMIT:
+        waiting.sort(key=lambda link: link.handled)
+        link = waiting.pop(0)
+        if id(link.error) in seen:
+            continue
+        seen.add(id(link.error))
+        yield link
+
+        error = link.error
+        named = (error.__cause__, *getattr(error, "exceptions", ())[:_CHAIN_LIMIT], *error.args[:_CHAIN_LIMIT])
+        waiting += [_Link(cause, link.handled) for cause in named if isinstance(cause, BaseException)]
+        if error.__context__ is not None and not error.__suppress_context__:
+            waiting.append(_Link(error.__context__, handled=True))
+
+
+def _build_facts(link: _Link) -> ExceptionFacts:
+    error = link.error
+    bases = [base for base in type(error).__mro__ if base not in (object, BaseException, Exception)]
+    types = tuple(_name_type(base) for base in bases[:_CHAIN_LIMIT]) or ("Exception",)
+    is_numbered = isinstance(error, OSError) and isinstance(error.errno, int) and not set(types) & set(_OWN_NUMBERS)
+    path = getattr(error, "filename", None) if isinstance(error, OSError) else None
+    facts = ExceptionFacts(
+        types,
+        shorten(_describe_exception(error)[1], _CHAIN_PART),
+        error.errno if is_numbered else None,  # type: ignore[attr-defined]
+        path if isinstance(path, str) else "",
+        handled=link.handled,
+    )
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not is_own_file(code.co_filename):
+            line = linecache.getline(code.co_filename, trace.tb_lineno, trace.tb_frame.f_globals)
+            facts = facts._replace(place=code.co_filename, line=line.strip()[:_LINE_LIMIT])
+        trace = trace.tb_next
+    return facts
+
+
 def _find_exit_code(error: BaseException) -> int:
     """Return the exit code with which the interpreter ends for an uncaught exception."""
     if not isinstance(error, SystemExit):
@@ -187,15 +317,21 @@ def _find_exit_code(error: BaseException) -> int:
 
 def _describe_exception(error: BaseException) -> tuple[str, str]:
     """Return an exception's type, with its module unless that is builtins or the script, and its message."""
-    kind = type(error)
-    module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
     try:
         message = str(error)
     except Exception:  # the script's own __str__ may raise anything
         message = "<the exception cannot be shown>"
-    if len(message) > 2 * _MESSAGE_PART:  # a helper's whole traceback has the reason at its end
-        message = f"{message[:_MESSAGE_PART]}\n...\n{message[-_MESSAGE_PART:]}"
-    return module + kind.__qualname__, message
+    return _name_type(type(error)), shorten(message, MESSAGE_PART)
+
+
+def _name_type(kind: type) -> str:
+    module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    return module + kind.__qualname__
+
+
+def shorten(text: str, part: int) -> str:
+    """Return a text without the middle of a long one: a helper's whole traceback has the reason at its end."""
+    return text if len(text) <= 2 * part else f"{text[:part]}\n...\n{text[-part:]}"
 
 
 def _explain_exit(error: SystemExit) -> tuple[str, BaseException]:

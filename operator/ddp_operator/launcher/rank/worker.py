@@ -141,7 +141,7 @@ def main(argv: Sequence[str]) -> NoReturn:
     if kind == "program":
         if slot is not None:
             _count_steps_of_children(runtime, int(local_rank))
-        _execute_program(target, args)
+        _execute_program(target, args, files, about)
     _enable_stacks(files.stacks)
     if slot is not None:
         _count_steps(slot)
@@ -182,10 +182,13 @@ def _remove_stale_files(files: _RankFiles) -> None:
             pass  # the former process left none
 
 
-def _execute_program(target: str, args: list[str]) -> NoReturn:
+def _execute_program(target: str, args: list[str], files: _RankFiles, about: dict[str, Any]) -> NoReturn:
     try:
         os.execvp(target, [target, *args])  # noqa: S606
     except OSError as error:
+        # The launcher has found the program: what does not exist is its loader.
+        number = errno.ENOEXEC if error.errno == errno.ENOENT else error.errno
+        record_exception(OSError(number, error.strerror, target), files.error, about)
         sys.stderr.write(f"{target}: {error.strerror}\n")
         sys.stderr.flush()
         os._exit(127 if error.errno == errno.ENOENT else 126)
@@ -211,11 +214,11 @@ def _run_and_record(kind: str, target: str, args: list[str], files: _RankFiles, 
     try:
         _run_python(kind, target, args)
     except BaseException as error:
+        hide_own_frames()
         if os.getpid() == pid:
             if isinstance(error, SystemExit) and not error.code:
                 groups.close()
             record_exception(error, files.error, about)
-        hide_own_frames()
         raise
     if os.getpid() == pid:
         groups.close()

@@ -10,7 +10,7 @@ import signal
 import socket
 import time
 from contextlib import suppress
-from typing import Any, Iterable, Mapping, Optional, Sequence
+from typing import Any, Collection, Iterable, Mapping, Optional, Sequence
 
 import torch
 from torch.distributed import run as torchrun
@@ -148,7 +148,7 @@ class PodAgent(LocalElasticAgent):
         ended_pods = self._round_state.count_ended_pods()
         self._stop_ranks(signal.SIGTERM, ending)
         result = self._collect_result(worker_group)
-        self._report_failures(result, EndedPeers(sorted(succeeded), ended_pods))
+        self._report_failures(result, EndedPeers(sorted(succeeded), ended_pods), exit_codes)
         return result
 
     def _list_ending_ranks(self) -> list[int]:
@@ -183,9 +183,15 @@ class PodAgent(LocalElasticAgent):
         result: RunResult = super()._monitor_workers(worker_group)
         return result
 
-    def _report_failures(self, result: RunResult, ended_peers: EndedPeers) -> None:
-        """Report the failures to the launcher, and restart the ranks if it decides so."""
-        ends = [read_process_failure(rank, failure, self._ranks.failed_at) for rank, failure in result.failures.items()]
+    def _report_failures(self, result: RunResult, ended_peers: EndedPeers, ended: Collection[int]) -> None:
+        """Report the failures to the launcher, and restart the ranks if it decides so.
+
+        ``ended``: the local ranks that ended before the agent stopped the others.
+        """
+        ends = [
+            read_process_failure(rank, failure, self._ranks.failed_at)._replace(stopped=failure.local_rank not in ended)
+            for rank, failure in result.failures.items()
+        ]
         event = {
             "failures": [end._asdict() for end in ends],
             "ended": ended_peers,

@@ -12,7 +12,7 @@ import pytest
 from ddp_operator.contract.failure_record import Failure
 from ddp_operator.contract.failure_table import CATEGORIES, Outcome
 from ddp_operator.contract.names import ENV_LOCAL_POD
-from ddp_operator.launcher.failures.rules import WorkerEnd, classify
+from ddp_operator.launcher.failures.rules import Judgement, WorkerEnd, classify, judge
 from ddp_operator.launcher.failures.text import ARGUMENTS_REMEDY, advise, advise_on_program, describe_absence
 from ddp_operator.launcher.failures.worker_failure import add_last_lines, shorten_mismatch
 from ddp_operator.launcher.pod import CodeConfig
@@ -31,11 +31,16 @@ MISMATCH = (
 )
 
 
+def advice(code: int, kind: str, message: str, packed: CodeConfig | None = None) -> str:
+    end = WorkerEnd(code, kind, message)
+    return advise(judge(end, oom_killed=False), end, code=packed)
+
+
 @pytest.mark.parametrize("message", [PREAMBLE, MISMATCH], ids=["gloo", "torch"])
 def test_ranks_in_different_collectives_are_the_scripts_error_with_a_remedy(message: str) -> None:
     outcome = classify(WorkerEnd(1, "RuntimeError", message), oom_killed=False)
     assert outcome == Outcome("UserError", 82)
-    assert "the same collectives" in advise(outcome, 1, "RuntimeError", message, only_exit_code=False)
+    assert "the same collectives" in advice(1, "RuntimeError", message)
 
 
 def test_ranks_in_different_collectives_are_named_with_them() -> None:
@@ -55,8 +60,7 @@ def test_a_denied_permission_names_the_path_its_owner_and_the_process(tmp_path: 
     own = f"process of uid {os.geteuid()}, groups "
     assert message.startswith(f"[Errno 13] Permission denied: '{folder}/new/step-1.pt' ({own}")
     assert message.endswith(f"; {folder} is owned by uid {os.geteuid()}, group {folder.stat().st_gid}, mode 0750)")
-    remedy = advise(Outcome("UserError", 82), 1, "PermissionError", message, only_exit_code=False)
-    assert "securityContext.fsGroup" in remedy
+    assert "securityContext.fsGroup" in advice(1, "PermissionError", message)
 
 
 @pytest.mark.parametrize(
@@ -93,16 +97,13 @@ def test_a_pod_zero_that_is_not_found_is_told_by_the_problem(problem: str, remed
     ],
 )
 def test_known_error_message_has_its_remedy(kind: str, message: str, remedy: str) -> None:
-    outcome = classify(WorkerEnd(1, kind, message), oom_killed=False)
-    assert remedy in advise(outcome, 1, kind, message, only_exit_code=False)
+    assert remedy in advice(1, kind, message)
 
 
 def test_hang_that_names_its_rank_does_not_ask_to_find_it() -> None:
-    message = "no step for 10 s: rank 1 is in time.sleep"
-    outcome = classify(WorkerEnd(-9, "Hang", message), oom_killed=False)
-    advice = advise(outcome, -9, "Hang", message, only_exit_code=False)
-    assert "stacks of all ranks" in advice
-    assert "straggler" not in advice
+    remedy = advice(-9, "Hang", "no step for 10 s: rank 1 is in time.sleep")
+    assert "stacks of all ranks" in remedy
+    assert "straggler" not in remedy
 
 
 @pytest.mark.parametrize(
@@ -115,17 +116,17 @@ def test_hang_that_names_its_rank_does_not_ask_to_find_it() -> None:
     ],
 )
 def test_an_exit_code_without_a_reason_has_its_advice(code: int, silent: bool, words: str) -> None:
-    assert words in advise(Outcome("Unknown", 82), code, "", "", only_exit_code=silent)
+    assert words in advise(Judgement(Outcome("Unknown", 82)), WorkerEnd(code), only_exit_code=silent)
 
 
 @pytest.mark.parametrize(("code", "remedy"), [(-9, "dmesg"), (-15, "kubectl exec"), (130, "kubectl exec")])
 def test_signal_that_kernel_never_sends_is_not_blamed_on_memory(code: int, remedy: str) -> None:
-    assert remedy in advise(Outcome("Killed", 82), code, "", "", only_exit_code=False)
+    assert remedy in advice(code, "", "")
 
 
 @pytest.mark.parametrize(("silent", "words"), [(True, "its last lines in the log"), (False, CATEGORIES["OOM"].remedy)])
 def test_a_known_category_has_its_remedy_unless_the_script_said_nothing(silent: bool, words: str) -> None:
-    assert words in advise(Outcome("OOM", 84), 1, "", "", only_exit_code=silent)
+    assert words in advise(Judgement(Outcome("OOM", 84)), WorkerEnd(1), only_exit_code=silent)
 
 
 PACKED = CodeConfig("/code", "0" * 64, "/workspace", None, "/packages")
@@ -151,10 +152,7 @@ def test_missing_module_has_the_remedy_of_where_the_code_comes_from(
     monkeypatch.delenv(ENV_LOCAL_POD, raising=False)
     if local:
         monkeypatch.setenv(ENV_LOCAL_POD, "uid")
-    message = "No module named 'einops'"
-    outcome = classify(WorkerEnd(1, "ModuleNotFoundError", message), oom_killed=False)
-    advice = advise(outcome, 1, "ModuleNotFoundError", message, only_exit_code=False, code=code)
-    assert advice.startswith(remedy)
+    assert advice(1, "ModuleNotFoundError", "No module named 'einops'", code).startswith(remedy)
 
 
 @pytest.mark.parametrize(
@@ -179,9 +177,8 @@ def test_missing_script_has_the_remedy_of_where_the_code_comes_from(
     ["train.py: error: unrecognized arguments: --epoch3 4", "click.exceptions.NoSuchOption: No such option: --epoch3"],
 )
 def test_wrong_arguments_of_the_script_have_the_arguments_as_remedy(message: str) -> None:
-    outcome = classify(WorkerEnd(2, "SystemExit", message), oom_killed=False)
-    assert advise(outcome, 2, "SystemExit", message, only_exit_code=False) == ARGUMENTS_REMEDY
-    assert advise(outcome, 3, "SystemExit", message, only_exit_code=False) != ARGUMENTS_REMEDY
+    assert advice(2, "SystemExit", message) == ARGUMENTS_REMEDY
+    assert advice(3, "SystemExit", message) != ARGUMENTS_REMEDY
 
 
 def test_usage_in_the_last_lines_of_a_program_has_the_arguments_as_remedy(tmp_path: Path) -> None:

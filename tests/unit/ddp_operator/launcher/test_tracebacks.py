@@ -118,4 +118,4 @@ def test_permission_error_names_user_and_owner(tmp_path: Path) -> None:
     ],
 )
 def test_last_exception_of_each_rank_is_found(lines: str, exceptions: list[tuple[str, str]]) -> None:
-    assert find_exceptions(lines) == exceptions
+    assert [(chain[0].types[0], chain[0].message) for chain in find_exceptions(lines)] == exceptions

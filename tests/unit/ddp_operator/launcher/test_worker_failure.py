@@ -244,7 +244,7 @@ def test_what_a_rank_had_said_counts_more_than_how_torchrun_ended_it(tmp_path: P
     assert examine_worker(pod, WorkerEnd(-15)).exit_code == 1
     assert examine_worker(pod, WorkerEnd(-9)).exit_code == 1
     assert examine_worker(pod, WorkerEnd(-11)).exit_code == 139
-    stopped = examine_worker(pod, WorkerEnd(-15, local_rank=1))
+    stopped = examine_worker(pod, WorkerEnd(-15, local_rank=1, stopped=True))
     assert (stopped.exit_code, stopped.evidence) == (143, EVIDENCE_STOPPED)
 
 
@@ -440,7 +440,8 @@ TRACE = (
     ],
 )
 def test_the_exceptions_are_found_in_the_last_lines_of_a_shell(lines: str, found: list[tuple[str, str]]) -> None:
-    assert find_exceptions(lines) == found
+    chains = find_exceptions(lines)
+    assert [(chain[0].types[0], chain[0].message) for chain in chains] == found
 
 
 def test_of_several_ranks_in_a_shell_a_secondary_failure_is_not_the_cause(tmp_path: Path) -> None:
@@ -520,9 +521,11 @@ def test_native_crash_is_judged_by_exception_in_last_lines(
         (WorkerEnd(3, "SystemExit", "no data"), EVIDENCE_ERROR),
         (WorkerEnd(1, "ValueError"), EVIDENCE_ERROR),
         (WorkerEnd(-9), EVIDENCE_ERROR),
-        (WorkerEnd(-15), EVIDENCE_STOPPED),
+        (WorkerEnd(-15), EVIDENCE_ERROR),
+        (WorkerEnd(-15, stopped=True), EVIDENCE_STOPPED),
+        (WorkerEnd(1, stopped=True), EVIDENCE_STOPPED),
         (WorkerEnd(143), EVIDENCE_ERROR),
-        (WorkerEnd(-15, "ValueError", "boom"), EVIDENCE_ERROR),
+        (WorkerEnd(-15, "ValueError", "boom", stopped=True), EVIDENCE_ERROR),
     ],
 )
 def test_evidence_tells_what_a_failure_was_derived_from(end: WorkerEnd, evidence: str, tmp_path: Path) -> None:
