@@ -23,6 +23,7 @@ RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?$")
 # The line between two exceptions of a chain, with the reason of the second.
 _CHAINED = re.compile(r"(During handling of|The above exception was the direct cause)")
+_NATIVE_PLACE = re.compile(r"\.(cc|cpp|cu|h|hpp):\d+")  # in a message of a library that the script quotes
 _RAISES = re.compile(r"(^|[:;]) *(raise|assert)\b|\bexit\(")
 # The message of the C++ runtime before it aborts the process.
 _NATIVE_EXCEPTION = re.compile(
@@ -66,8 +67,8 @@ class ExceptionFacts(NamedTuple):
     @property
     def by_script(self) -> bool:
         """Whether the script itself chose the message: by raise, assert or exit, or as the key of a lookup."""
-        is_own = bool(self.place) and not LIBRARY.search(self.place)
-        return is_own and bool(_RAISES.search(self.line) or self.is_a("LookupError"))
+        is_own = self.place and not LIBRARY.search(self.place) and not _NATIVE_PLACE.search(self.message)
+        return bool(is_own) and bool(_RAISES.search(self.line) or self.is_a("LookupError"))
 
 
 class _Block(NamedTuple):

@@ -169,6 +169,12 @@ LOST = type("DistNetworkError", (RuntimeError,), {"__module__": "torch.distribut
         (chain(type("Much", (MemoryError,), {})("voll")), MEMORY, "memory limit", ""),
         (raise_in_script(KeyError("cuda out of memory, nccl timed out")), SCRIPT, "fix the line", ""),
         (raise_in_script(RuntimeError("nccl or gloo: connection closed by setting")), SCRIPT, "fix the line", ""),
+        (
+            raise_in_script(RuntimeError("[tcp/pair.cc:553] Connection closed by peer in gloo")),
+            Outcome("Network", 86, True),
+            "earliest failure",
+            "",
+        ),
         (raise_in_script(RuntimeError("CUDA error handling: pass --device")), SCRIPT, "fix the line", ""),
         (raise_in_script(ValueError("out of memory budget must be > 0")), SCRIPT, "fix the line", ""),
         (raise_in_script(ValueError("loss is nan")), SCRIPT, "learning rate", ""),
