@@ -115,7 +115,7 @@ DOCUMENTS: Mapping[str, tuple[str, str, tuple[DocumentedValue, ...]]] = {
             DocumentedValue("epochs", "epochs", "1", "Training on a Single GPU"),
             DocumentedValue(
                 "arithmetic",
-                "precision.name precision.channels_last model.small_maps",
+                "precision.name precision.channels_last",
                 "torch's default; fp16 with a scaler in a variant",
                 "Mixed Precision Training",
             ),
@@ -137,9 +137,7 @@ DOCUMENTS: Mapping[str, tuple[str, str, tuple[DocumentedValue, ...]]] = {
             DocumentedValue("optimizer", "optim.name optim.momentum optim.weight_decay"),
             DocumentedValue("learning rate", "optim.lr optim.lr_scaling schedule.name"),
             DocumentedValue("epochs", "epochs"),
-            DocumentedValue(
-                "arithmetic", "precision.name precision.channels_last model.small_maps", "torch's default", "Training"
-            ),
+            DocumentedValue("arithmetic", "precision.name precision.channels_last", "torch's default", "Training"),
             _SEED,
         ),
     ),

@@ -18,7 +18,6 @@ from ddp_trainer.config.unread import refuse_unread
 from ddp_trainer.data import DATASETS, IMAGES, MASKED_IMAGES, DataConfig, download, load_datasets
 from ddp_trainer.data.arrays import Datasets
 from ddp_trainer.data.loader import TrainLoader, ValidationLoader, train_loader, validation_loader
-from ddp_trainer.data.mixing import build_mixing
 from ddp_trainer.data.sampling import derive_seed
 from ddp_trainer.data.sources import Form, Place
 from ddp_trainer.data.streams import StreamLoader, StreamValidation
@@ -119,12 +118,11 @@ def assemble(config: RunConfig, world: World, user_parts: UserParts | None = Non
         example = _check_shapes(model, task, datasets, precision, world.device)
     model = _convert_layers(model, config, world, precision)
     with world.agreed():
-        mix_batch = build_mixing(config.data, datasets, precision.memory_format)
         user_optimizer = _build_user_optimizer(config, world, user_parts, model, loader)
     optimizer = user_optimizer.optimizer if user_optimizer else build_optimizer(config.optim, model.parameters())
     _print_defaults(config, world, precision, optimizer)
 
-    engine = Engine(model, task, optimizer, precision, world, config, user_optimizer, mix_batch)
+    engine = Engine(model, task, optimizer, precision, world, config, user_optimizer)
     record_steps(config, engine, loader.source)
     return Parts(loader, validation, task, engine, checkpointer, example)
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from ddp_trainer.config.run import RunConfig
 from ddp_trainer.data.loader import Batch, Replayed
-from ddp_trainer.data.mixing import MixBatch
 from ddp_trainer.data.sampling import derive_seed
 from ddp_trainer.distributed.ddp import missing_gradients, needs_all_gradients, replicate
 from ddp_trainer.distributed.world import World
@@ -73,14 +72,12 @@ class Engine:
         world: World,
         config: RunConfig,
         user_optimizer: UserOptimizer | None = None,
-        mix_batch: MixBatch | None = None,
     ) -> None:
         self.model = model
         self.task = task
         self.optimizer = optimizer
         # Set if the program builds the optimizer or the schedule.
         self._user_optimizer = user_optimizer
-        self._mix_batch = mix_batch
         self.precision = precision
         self.world = world
         self._config = config
@@ -130,8 +127,6 @@ class Engine:
         seed_generator(derive_seed(self._config.seed, _STREAM, step, self.world.rank), self.world.device)
         self._step = step
         self._set_rates(lr)
-        if self._mix_batch is not None:
-            batch = self._mix_batch(batch)  # draws from the seeded generator
         if isinstance(batch, Replayed):
             assert self.graph is not None
             result = self.graph.step()

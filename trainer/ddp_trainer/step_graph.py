@@ -11,7 +11,6 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer.config.run import RunConfig
-from ddp_trainer.data import MIXES
 from ddp_trainer.data.sampling import samples_per_rank
 from ddp_trainer.data.sources import CachedSource
 from ddp_trainer.distributed.ddp import uses_gloo
@@ -40,14 +39,10 @@ def obstacle(config: RunConfig, source: object, world: World) -> str:
         return "an epoch has no whole batch"
     if ":" in f"{config.model.name}{config.task}" and config.precision.cuda_graph != "on":
         return "your own model or task may run different kernels in each step (if it does not, give --cuda-graph on)"
-    if chosen := {"randaugment", *MIXES} & set(config.data.augment):
-        return f"the host chooses the parameters of {', '.join(sorted(chosen))}"
     if ":" in f"{config.optim.name}{config.schedule.name}":
         return "the host sets the learning rates of your own optimizer or schedule"
     if config.distributed.data_parallel:
         return "torch.nn.DataParallel copies the model in every step"
-    if config.model.gradient_checkpointing:
-        return "--gradient-checkpointing restores the generators on the host"
     return _find_obstacle_of_ranks(config, world) if world.is_distributed else ""
 
 

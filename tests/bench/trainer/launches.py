@@ -37,8 +37,8 @@ BATCHES = 32
 
 def count(preset: str) -> dict[str, float]:
     """Launches in a step of ``preset``: for its batch, alone and of sixteen, for all of it, and as a replay."""
-    plain = {"precision": {"name": "fp32"}, "data": {"batch_size": BATCH}, "model": {"small_maps": False}}
-    config = resolve(preset, None, plain | {"model": {"small_maps": False, "widen": 2}})
+    plain = {"precision": {"name": "fp32"}, "data": {"batch_size": BATCH}}
+    config = resolve(preset, None, plain | {"model": {"widen": 2}})
     shape = SHAPES[config.data.name]
     classes = 21
     images = torch.zeros(BATCH * BATCHES, *shape, dtype=torch.uint8)

@@ -67,11 +67,10 @@ def train(*arguments: str) -> None:
         (
             [
                 "--augment",
-                "crop,flip,randaugment,mixup,cutmix",
+                "crop,flip,rotate,jitter",
                 "--label-smoothing",
                 "0.1",
                 "--train-accuracy",
-                "--gradient-checkpointing",
             ],
             (1, 7, 8, 12),
         ),

@@ -267,10 +267,8 @@ def test_failed_recording_falls_back_to_eager_step(
         ({"distributed": {"find_unused_parameters": True}}, "--find-unused-parameters searches"),
         ({"distributed": {"backend": "gloo"}}, "gloo averages the gradients"),
         ({"distributed": {"data_parallel": True}}, "torch.nn.DataParallel"),
-        ({"data": {"augment": ["randaugment", "mixup"]}}, "the host chooses the parameters of mixup, randaugment"),
         ({"optim": {"name": "mine:build"}}, "the learning rates of your own optimizer"),
         ({"schedule": {"name": "mine:build"}}, "the learning rates of your own optimizer"),
-        ({"model": {"gradient_checkpointing": True}}, "--gradient-checkpointing restores"),
     ],
 )
 def test_obstacle_names_reason(changes: dict[str, Any], word: str) -> None:

@@ -81,7 +81,7 @@ _ALL = (
             "precision": _FAST,
         },
         # The document shows no augmentation.
-        {"data": {"augment": []}, "model": {"small_maps": False}, "precision": _PLAIN},
+        {"data": {"augment": []}, "precision": _PLAIN},
     ),
     Preset(
         "cifar10-resnet50",
@@ -97,7 +97,7 @@ _ALL = (
         {
             # A crop as large as the image, ImageNet's thousand outputs, and augmented test images.
             "data": {"crop_padding": 0, "validation_augment": True},
-            "model": {"num_outputs": 1000, "small_maps": False},
+            "model": {"num_outputs": 1000},
             "precision": _PLAIN,
         },
     ),

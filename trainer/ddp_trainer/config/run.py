@@ -88,12 +88,6 @@ class RunConfig(SettingsGroup):
             "DataParallel copies the model in every step, which torch.compile does not support",
             "omit --data-parallel or --compile",
         )
-        require(
-            not (self.model.gradient_checkpointing and self.precision.compile),
-            "model.gradient_checkpointing",
-            "torch.compile decides itself which values the backward pass computes again",
-            "omit --gradient-checkpointing or --compile",
-        )
 
 
 def resolve(

@@ -18,13 +18,8 @@ AUGMENTATIONS: Mapping[str, tuple[str, ...]] = {
     "flip": (),
     "rotate": ("data.rotation",),
     "affine": ("data.shear", "data.scale_min", "data.scale_max"),
-    "randaugment": ("data.randaugment_magnitude",),
     "jitter": ("data.jitter",),
-    "mixup": ("data.mixup_alpha",),
-    "cutmix": ("data.cutmix_alpha",),
 }
-# Augmentations of a whole batch and its labels.
-MIXES = ("mixup", "cutmix")
 # Where decoded images are held -> the settings that are read then.
 CACHES: Mapping[str, tuple[str, ...]] = {
     "auto": ("data.workers",),
@@ -80,9 +75,6 @@ class DataConfig(SettingsGroup, group="data"):
     scale_min: float = option(0.8, "minimum factor of random scaling", above=0)
     scale_max: float = option(1.2, "maximum factor of random scaling")
     jitter: float = option(0.2, "maximum relative change of brightness, contrast and saturation", at_least=0, at_most=1)
-    randaugment_magnitude: int = option(9, "strength of RandAugment's two operations per image", at_least=0, at_most=30)
-    mixup_alpha: float = option(0.2, "both parameters of the Beta distribution of MixUp's shares", above=0)
-    cutmix_alpha: float = option(1.0, "both parameters of the Beta distribution of CutMix's areas", above=0)
     drop_last: bool = option(False, "drop the last, smaller batch of an epoch")
     validation_fraction: float = option(
         0.2, "share held out for validation, if the data has no validation split", above=0, below=1

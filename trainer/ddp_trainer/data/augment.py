@@ -16,7 +16,6 @@ from torch.nn.functional import pad
 
 from ddp_trainer.data import DataConfig
 from ddp_trainer.data.geometry import PixelMap, between, offsets, zoomed_crops
-from ddp_trainer.data.rand_augment import DRAWS, RandAugment
 from ddp_trainer.errors import require
 
 # Columns of an image's uniform random numbers. The first two are the position of a crop.
@@ -26,18 +25,17 @@ _SHEAR = 4
 _SCALE = 5
 _STRENGTHS = slice(6, 9)
 _ORDER = 9
-_RAND_AUGMENT = slice(10, 10 + DRAWS)
 BRIGHTNESS, CONTRAST, SATURATION = range(3)
 ORDERS = tuple(itertools.permutations((BRIGHTNESS, CONTRAST, SATURATION)))
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """The augmentation of an image, in this order: crop, flip, rotation, shear and scale, RandAugment, color jitter.
+    """The augmentation of an image, in this order: crop, flip, rotation, shear and scale, color jitter.
 
     ``padding`` is the border of black pixels that is added before the crop; 0 disables the crop, which has the image's
     size. ``rotation`` and ``shear`` are maximum angles in degrees, ``scale`` is a range of factors, ``jitter`` a
-    maximum relative change, ``magnitude`` that of RandAugment. ``zoom`` replaces all steps before the jitter: images
+    maximum relative change. ``zoom`` replaces all steps before the jitter: images
     and masks are enlarged by a factor of ``scale``, flipped, and cut to their size, at a random position with ``crop``,
     otherwise in the center.
     """
@@ -47,7 +45,6 @@ class Augmentation:
     rotation: float = 0.0
     shear: float | None = None
     scale: tuple[float, float] = (1.0, 1.0)
-    magnitude: int | None = None
     jitter: float = 0.0
     zoom: bool = False
     crop: bool = False
@@ -57,7 +54,7 @@ class Augmentation:
         """Build what ``config.augment`` names; raises :class:`UserError` for what the data don't support."""
         chosen = set(config.augment)
         zoom = masks or "scale" in chosen
-        mapped = chosen & {"rotate", "affine", "randaugment"}
+        mapped = chosen & {"rotate", "affine"}
         require(
             not (zoom and mapped),
             "data.augment",
@@ -67,8 +64,8 @@ class Augmentation:
         require(
             masks or "scale" not in chosen, "data.augment", "scale needs data with masks", "use affine, crop or flip"
         )
-        for name in chosen & {"jitter", "randaugment"}:
-            require(channels in (1, 3), "data.augment", f"{name} needs 1 or 3 channels, not {channels}", "omit it")
+        if "jitter" in chosen:
+            require(channels in (1, 3), "data.augment", f"jitter needs 1 or 3 channels, not {channels}", "omit it")
         scaled = "affine" in chosen or "scale" in chosen
         return cls(
             padding=config.crop_padding if "crop" in chosen and not zoom else 0,
@@ -76,7 +73,6 @@ class Augmentation:
             rotation=config.rotation if "rotate" in chosen else 0.0,
             shear=config.shear if "affine" in chosen else None,
             scale=(config.scale_min, config.scale_max) if scaled else (1.0, 1.0),
-            magnitude=config.randaugment_magnitude if "randaugment" in chosen else None,
             jitter=config.jitter if "jitter" in chosen else 0.0,
             zoom=bool(zoom and chosen & {"scale", "crop", "flip"}),
             crop=zoom and "crop" in chosen,
@@ -90,8 +86,6 @@ class Augmentation:
     @property
     def draws(self) -> int:
         """Return the count of uniform random numbers that an image needs."""
-        if self.magnitude is not None:
-            return _RAND_AUGMENT.stop
         return 3 if self._sliceable and not self.jitter else 10
 
     @property
@@ -122,17 +116,10 @@ class Augmentation:
             images = images.round_() if self.jitter else images
         else:
             images = self._map(cache[indices], draws)
-        if draws is not None and self.magnitude is not None:
-            images = self._apply_rand_augment(images, draws[:, _RAND_AUGMENT])
         if draws is not None and self.jitter:
             strengths = between(draws[:, _STRENGTHS], max(0.0, 1.0 - self.jitter), 1.0 + self.jitter)
             images = jitter(images.float(), strengths, offsets(draws[:, _ORDER], len(ORDERS)))
         return images, chosen.long()
-
-    def _apply_rand_augment(self, images: Tensor, draws: Tensor) -> Tensor:
-        assert self.magnitude is not None
-        height, width = images.shape[2:]
-        return RandAugment(self.magnitude, height, width)(images, draws)
 
     def _map(self, images: Tensor, draws: Tensor) -> Tensor:
         """Trace every output pixel back through the maps, from the last to the first."""

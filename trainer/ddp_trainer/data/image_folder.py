@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddp_trainer.data import MIXES, DataConfig
+from ddp_trainer.data import DataConfig
 from ddp_trainer.data.arrays import Datasets
 from ddp_trainer.data.published import IMAGENET_MEAN, IMAGENET_STD
 from ddp_trainer.errors import UserError, require
@@ -23,7 +23,7 @@ def load(config: DataConfig) -> Datasets:
     """Open ``train/CLASS/…`` and ``val/CLASS/…`` below ``config.dir`` by torchvision's ImageFolder.
 
     With crop in ``config.augment`` training images are cropped by RandomResizedCrop, with flip they are mirrored at
-    random, with randaugment changed by RandAugment; all others are resized and center-cropped. Raises
+    random; all others are resized and center-cropped. Raises
     :class:`UserError` if the folders do not exist.
     """
     import_torchvision()
@@ -32,22 +32,19 @@ def load(config: DataConfig) -> Datasets:
         CenterCrop,
         Compose,
         PILToTensor,
-        RandAugment,
         RandomHorizontalFlip,
         RandomResizedCrop,
         Resize,
     )
 
     size = config.image_size or _SIZE
-    unknown = ", ".join(set(config.augment) - {"crop", "flip", "randaugment", *MIXES})
-    remedy = "use crop, flip, randaugment, mixup and cutmix"
+    unknown = ", ".join(set(config.augment) - {"crop", "flip"})
+    remedy = "use crop and flip"
     require(not unknown, "data.augment", f"imagefolder does not support {unknown}", remedy)
     center_crop = [Resize(round(size * _MARGIN)), CenterCrop(size)]
     augmented = [RandomResizedCrop(size)] if "crop" in config.augment else list(center_crop)
     if "flip" in config.augment:
         augmented.append(RandomHorizontalFlip())
-    if "randaugment" in config.augment:
-        augmented.append(RandAugment(magnitude=config.randaugment_magnitude))
     parts = []
     for name, steps in (("train", augmented), ("val", augmented if config.validation_augment else center_crop)):
         folder = Path(config.dir) / name

@@ -39,9 +39,6 @@ class ModelConfig(SettingsGroup, group="model"):
     num_outputs: int | None = option(
         None, "outputs of the last layer, if more than the data has classes", flag="--model-outputs", at_least=1
     )
-    small_maps: bool = option(
-        True, "on CPUs, compute convolutions of images of a few pixels as matrix products (resnet18, resnet50)"
-    )
     init_from: str | None = option(
         None,
         "initial weights: a file of torch.save or safetensors, or torchvision's such as ResNet50_Weights.DEFAULT; "
@@ -49,9 +46,6 @@ class ModelConfig(SettingsGroup, group="model"):
         flag="--init-from",
     )
     sync_batchnorm: bool = option(False, "batch norm statistics over the batches of all ranks")
-    gradient_checkpointing: bool = option(
-        False, "keep only the inputs of the network's blocks for the backward pass, which computes them again"
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,17 +54,16 @@ class ModelConfig(SettingsGroup, group="model"):
 
 
 _IMAGES = ("precision.channels_last",)
-_BLOCKS = ("model.gradient_checkpointing",)
-_BATCH_NORM = (*_IMAGES, *_BLOCKS, "model.sync_batchnorm")
+_BATCH_NORM = (*_IMAGES, "model.sync_batchnorm")
 
 # name -> module:function(config, in_channels, num_classes) -> torch.nn.Module
 MODELS = {
     "small-resnet": Component(
         "ddp_trainer.models.small_resnet:build", (*_BATCH_NORM, "model.width", "model.norm", "model.dropout")
     ),
-    "resnet18": Component("ddp_trainer.models.torchvision_models:build", (*_BATCH_NORM, "model.small_maps")),
-    "resnet50": Component("ddp_trainer.models.torchvision_models:build", (*_BATCH_NORM, "model.small_maps")),
-    "gpt": Component("ddp_trainer.models.gpt:build", ("model.width", *_BLOCKS)),
+    "resnet18": Component("ddp_trainer.models.torchvision_models:build", _BATCH_NORM),
+    "resnet50": Component("ddp_trainer.models.torchvision_models:build", _BATCH_NORM),
+    "gpt": Component("ddp_trainer.models.gpt:build", ("model.width",)),
     "wide-resnet": Component(
         "ddp_trainer.models.wide_resnet:build",
         (*_BATCH_NORM, "model.widen", "model.dropout", "model.pool"),

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from ddp_trainer.errors import UserError, require
 from ddp_trainer.files import replacing, writable
-from ddp_trainer.models.cpu_convolutions import SlicedConv2d, SmallMapConv2d
+from ddp_trainer.models.cpu_convolutions import SlicedConv2d
 
 # File suffix -> the modules that writing needs besides torch.
 _FORMATS = {".safetensors": ["safetensors"], ".pt2": [], ".onnx": ["onnx", "onnxscript"]}
@@ -40,7 +40,7 @@ def export_model(model: nn.Module, inputs: Any, paths: Sequence[str]) -> None:
     """
     model = copy.deepcopy(model).cpu().eval().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     for module in model.modules():
-        if isinstance(module, SmallMapConv2d | SlicedConv2d):  # they depend on the input's size
+        if isinstance(module, SlicedConv2d):  # it depends on the input's size
             module.__class__ = nn.Conv2d  # type: ignore[assignment]
     # torch.export treats a batch size of one as a constant.
     pair = tree_map_only(Tensor, lambda tensor: torch.cat([tensor, tensor])[:2].cpu().contiguous(), inputs)

@@ -8,7 +8,6 @@ from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from ddp_trainer.errors import require
 from ddp_trainer.models import ModelConfig
-from ddp_trainer.models.recomputed_blocks import recompute_blocks
 
 _BLOCKS = 4
 # Channels of an attention head.
@@ -64,7 +63,4 @@ def build(config: ModelConfig, in_channels: int, num_classes: int) -> nn.Module:
     require(
         config.width % _HEAD == 0, "model.width", f"{config.width} is not a multiple of {_HEAD} (gpt)", "give 32 or 128"
     )
-    model = Gpt(in_channels, num_classes, config.width)
-    if config.gradient_checkpointing:
-        recompute_blocks(model, Block)
-    return model
+    return Gpt(in_channels, num_classes, config.width)

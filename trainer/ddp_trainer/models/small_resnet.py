@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from ddp_trainer.models import ModelConfig
-from ddp_trainer.models.recomputed_blocks import recompute_blocks
 
 
 def _norm(kind: str, channels: int) -> nn.Module:
@@ -65,7 +64,4 @@ class SmallResNet(nn.Module):
 
 def build(config: ModelConfig, in_channels: int, num_classes: int) -> nn.Module:
     """Build the network that ``config`` describes."""
-    model = SmallResNet(in_channels, num_classes, config.width, config.norm, config.dropout)
-    if config.gradient_checkpointing:
-        recompute_blocks(model, BasicBlock)
-    return model
+    return SmallResNet(in_channels, num_classes, config.width, config.norm, config.dropout)

@@ -5,8 +5,6 @@ from torch import Tensor, nn
 from ddp_trainer.errors import require
 from ddp_trainer.imports import import_torchvision
 from ddp_trainer.models import ModelConfig
-from ddp_trainer.models.cpu_convolutions import use_matrix_products
-from ddp_trainer.models.recomputed_blocks import recompute_blocks
 
 
 def build(config: ModelConfig, in_channels: int, num_classes: int) -> nn.Module:
@@ -19,9 +17,6 @@ def build(config: ModelConfig, in_channels: int, num_classes: int) -> nn.Module:
         old = model.conv1
         assert isinstance(old, nn.Conv2d)
         model.conv1 = nn.Conv2d(in_channels, old.out_channels, 7, 2, 3, bias=False)
-    if config.small_maps:
-        use_matrix_products(model)
-    _recompute_blocks_if_set(model, config)
     return model
 
 
@@ -50,12 +45,4 @@ def build_deeplab(config: ModelConfig, in_channels: int, num_classes: int) -> nn
     from torchvision import models
 
     network = models.get_model(config.name, weights=None, weights_backbone=None, num_classes=num_classes)
-    _recompute_blocks_if_set(network, config)
     return PixelLogits(network)
-
-
-def _recompute_blocks_if_set(model: nn.Module, config: ModelConfig) -> None:
-    from torchvision.models.resnet import BasicBlock, Bottleneck
-
-    if config.gradient_checkpointing:
-        recompute_blocks(model, BasicBlock, Bottleneck)

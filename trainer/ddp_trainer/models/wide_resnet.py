@@ -8,7 +8,6 @@ and ReLU after every convolution, and a sum with the shortcut without an activat
 from torch import Tensor, nn
 
 from ddp_trainer.models import ModelConfig
-from ddp_trainer.models.recomputed_blocks import recompute_blocks
 
 STEM = 16
 
@@ -69,7 +68,4 @@ class WideResNet(nn.Module):
 
 def build(config: ModelConfig, in_channels: int, num_classes: int) -> nn.Module:
     """Build the network that ``config`` describes."""
-    model = WideResNet(config, in_channels, num_classes)
-    if config.gradient_checkpointing:
-        recompute_blocks(model, WideBlock)
-    return model
+    return WideResNet(config, in_channels, num_classes)

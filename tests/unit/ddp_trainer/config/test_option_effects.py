@@ -21,7 +21,6 @@ from ddp_trainer.distributed import ddp
 from ddp_trainer.distributed.world import RankEnv
 from ddp_trainer.errors import UserError
 from ddp_trainer.exporter import Exporter
-from ddp_trainer.models import recomputed_blocks
 from tests.support.tiny_datasets import write_cifar10
 from tests.support.trainer_plugins import COLOURED
 
@@ -63,9 +62,6 @@ CASES: dict[str, tuple[str, ...]] = {
     "data.shear": ("45", "--augment", "affine"),
     "data.scale_min": ("0.5", "--augment", "affine"),
     "data.scale_max": ("1.9", "--augment", "affine"),
-    "data.randaugment_magnitude": ("30", "--augment", "randaugment"),
-    "data.mixup_alpha": ("2", "--augment", "mixup"),
-    "data.cutmix_alpha": ("0.3", "--augment", "cutmix"),
     "data.jitter": ("0.9", "--augment", "jitter"),
     "data.drop_last": ("true",),
     "data.validation_fraction": ("0.5", "--data", "digits", "--max-steps", "1"),
@@ -80,8 +76,6 @@ CASES: dict[str, tuple[str, ...]] = {
     "model.pool": ("2", *WIDE),
     "model.num_outputs": ("4",),
     "model.init_from": ("nowhere.pt",),
-    "model.gradient_checkpointing": ("true", *WIDE),
-    "model.small_maps": ("false", "--model", "resnet18", "--max-steps", "1"),
     "optim.name": ("adamw",),
     "optim.lr": ("0.1",),
     "optim.momentum": ("0.5",),
@@ -195,9 +189,6 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CallRecorder:
     monkeypatch.setattr(assembly, "download", call_recorder.note("download"))
     monkeypatch.setattr(
         assembly, "record_steps", lambda config, *_: call_recorder.append(f"graph {config.precision.cuda_graph}")
-    )
-    monkeypatch.setattr(
-        recomputed_blocks, "checkpoint", lambda function, *inputs, **_: call_recorder.append("x2") or function(*inputs)
     )
     monkeypatch.setattr(Exporter, "_serve", lambda self, port, folder: call_recorder.append(f"port {port}"))
     validation = assembly.validation_loader

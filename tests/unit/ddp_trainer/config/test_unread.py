@@ -261,7 +261,7 @@ RESNET = ["--preset", "cifar10-resnet18"]
     [
         ([*GPT, "--label-smoothing", "0.5"], "task ddp_trainer.tasks:LanguageModel does not read --label-smoothing"),
         ([*GPT, "--dropout", "0.5"], "model gpt does not read --dropout; leave it out, or give --model small-resnet or "
-         "wide-resnet, which read it; gpt reads --gradient-checkpointing, --model-width"),
+         "wide-resnet, which read it; gpt reads --model-width"),
         ([*GPT, "--momentum", "0.1"], "optimizer adamw does not read --momentum; leave it out, or give --optimizer "
          "sgd, which reads it; adamw reads --beta1, --beta2, --lr, --norm-bias-decay, --weight-decay"),
         ([*GPT, "--momentum", "0.9"], "optim.momentum: optimizer adamw"),  # given, although it is the default
