@@ -13,7 +13,7 @@ from ddp_operator.client.errors import ClientError
 from ddp_operator.client.packing.files import CannotPack
 from ddp_operator.client.packing.packed import PackedCode, pack_code
 from ddp_operator.client.validation import check_manifest
-from ddp_operator.manifests.exit_codes import describe_hidden_exit
+from ddp_operator.manifests.advice import list_warnings
 from ddp_operator.manifests.template import check_nested_launchers, resolve_template
 
 _MAX_SCRIPT: Final = 64 << 10
@@ -107,9 +107,8 @@ def check_job(
         errors = list(check_nested_launchers(manifest.job.spec, template, ScriptReader(folder).read))
         if errors:
             raise InvalidManifest(errors)
-    hidden = describe_hidden_exit(template.command.argv) if template.command.program else ""
-    if hidden:
-        note(f"warning: the command of container {template.trainer['name']} hides failures: {hidden}")
+    for warning in list_warnings(template, in_cluster=in_cluster):
+        note(f"warning: {warning}")
     if code is not None:
         try:
             if in_cluster:
