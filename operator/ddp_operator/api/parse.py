@@ -437,8 +437,11 @@ def load_documents(text: str) -> list[dict[str, Any]]:
         raise InvalidManifest([FieldError(where, f"not valid YAML: {problem}; fix the file there")]) from None
     except (ValueError, RecursionError, UnicodeError) as error:
         raise InvalidManifest([FieldError("the file", f"not valid YAML: {error}")]) from None
+    objects: list[Any] = []
     for document in documents:
-        if not isinstance(document, dict):
-            message = "contains a document that is not a Kubernetes object; remove it, or pass the path of a job's YAML"
-            raise InvalidManifest([FieldError("the file", message)])
-    return documents
+        is_list = isinstance(document, dict) and isinstance(document.get("items"), list)
+        objects += document["items"] if is_list and str(document.get("kind")).endswith("List") else [document]
+    if not all(isinstance(document, dict) for document in objects):
+        message = "contains a document that is not a Kubernetes object; remove it, or pass the path of a job's YAML"
+        raise InvalidManifest([FieldError("the file", message)])
+    return objects

@@ -23,13 +23,19 @@ def run(arguments: argparse.Namespace) -> int:
     from ddp_operator.api.errors import FieldError, InvalidManifest
     from ddp_operator.api.parse import load_documents
     from ddp_operator.cli.io import read_file
-    from ddp_operator.cli.pytorchjob import convert
+    from ddp_operator.cli.pytorchjob import convert, explain_other_kind
     from ddp_operator.client.validation import check_manifest
 
     documents = load_documents(read_file(arguments.file, "a PyTorchJob's YAML"))
+    refusals = [FieldError("kind", text) for text in map(explain_other_kind, documents) if text]
     if not any(document.get("kind") == "PyTorchJob" for document in documents):
-        raise InvalidManifest([FieldError("kind", "the file has no kubeflow.org/v1 PyTorchJob")])
+        kinds = ", ".join(sorted({str(document.get("kind")) for document in documents})) or "nothing"
+        message = f"the file has no kubeflow.org/v1 PyTorchJob (found: {kinds})"
+        raise InvalidManifest(refusals or [FieldError("kind", message)])
     code = ExitCode.OK
+    for refusal in refusals:
+        code = ExitCode.FAILED
+        print_text(f"ddp convert: {refusal}", file=sys.stderr)
     parts = []
     for document in documents:
         if document.get("kind") != "PyTorchJob":

@@ -46,6 +46,7 @@ class NestedLauncher(NamedTuple):
     """Whether its options concern several machines."""
     processes: str
     """The number of ranks in its options; empty without one."""
+    options: Mapping[str, str]
     typed: str
     """The launcher with its options and the script."""
     instead: str
@@ -290,6 +291,7 @@ def _read_launcher(name: str, start: int, line: _Line, first: int, python: Seque
         name,
         _concerns_several_nodes(launcher, values),
         next((values[option] for option in launcher.processes if option in values), ""),
+        values,
         typed=" ".join(word.text for word in words[first : end + 1]),
         instead=" ".join([*new, *(word.text for word in words[end : end + 1])]),
         result=line.replace(first, end, new),

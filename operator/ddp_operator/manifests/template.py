@@ -120,7 +120,7 @@ def _check_metadata(metadata: Any) -> Iterator[FieldError]:
         if part == "annotations" or problem:
             continue
         for key in metadata.get("labels") or ():
-            if key.startswith(f"{constants.GROUP}/") or key == constants.LABEL_MANAGED_BY:
+            if key.startswith(f"{constants.GROUP}/"):
                 yield FieldError(f"spec.template.metadata.labels[{key}]", "is set by the operator; remove it")
 
 

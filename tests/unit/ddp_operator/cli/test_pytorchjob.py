@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +181,7 @@ class TestManifests:
     def test_torchrun_in_shell_becomes_command(self) -> None:
         spec, notes = converted(LLM)
         assert (spec["nodes"], spec["procPerNode"]) == (4, 8)
-        assert trainer(spec)["command"] == ["torchrun", "finetune.py", "--config", "cfg.yaml"]
+        assert trainer(spec)["command"] == ["python3", "finetune.py", "--config", "cfg.yaml"]
         assert "args" not in trainer(spec)
         assert spec["recovery"] == {"nonRetryableExitCodes": [1, 2, 126, 127], "maxRestarts": 3}
         assert (spec["ttlSecondsAfterFinished"], spec["activeDeadlineSeconds"], spec["suspend"]) == (
@@ -289,7 +290,164 @@ class TestDetails:
         assert words in str(refused.value)
 
 
+def with_container(**members: Any) -> str:
+    """Return a job whose pods have these members of the container, without those that are None."""
+
+    def edit(document: Object) -> None:
+        for replica in document["spec"]["pytorchReplicaSpecs"].values():
+            container = replica["template"]["spec"]["containers"][0]
+            container.update(members)
+            for name in [name for name in container if container[name] is None]:
+                del container[name]
+
+    return change(MNIST, edit)
+
+
+class TestLaunchers:
+    @pytest.mark.parametrize(
+        ("command", "expected", "procs"),
+        [
+            ("bash -lc 'cd /app && torchrun --nproc_per_node=8 --nnodes=$WORLD_SIZE --node_rank=$RANK t.py --lr 1e-4'",
+             ["bash", "-lc", "cd /app && python3 t.py --lr 1e-4"], 8),
+            ("bash -c 'exec torchrun --nproc_per_node=2 t.py'", ["python3", "t.py"], 2),
+            ("env A=1 torchrun --nproc_per_node=auto --max_restarts 3 t.py", ["env", "A=1", "python3", "t.py"], "auto"),
+            ("bash -c 'torchrun a.py && torchrun --nproc_per_node 4 b.py'",
+             ["bash", "-c", "python3 a.py && python3 b.py"], 4),
+            ("accelerate launch --num_machines 2 --machine_rank $RANK t.py", ["python3", "t.py"], None),
+            ("trl sft --config x", ["python3", "-m", "trl.scripts.sft", "--config", "x"], None),
+        ],
+    )  # fmt: skip
+    def test_launcher_in_command_is_left_out(self, command: str, expected: list[str], procs: Any) -> None:
+        spec, notes = converted(with_container(command=shlex.split(command)))
+        assert trainer(spec)["command"] == expected
+        assert spec.get("procPerNode") == procs
+        assert "left out, the operator starts the ranks" in notes
+        assert "does not run torchrun" not in notes
+
+    def test_shell_that_may_start_launcher_keeps_one_process_per_pod(self) -> None:
+        spec, notes = converted(with_container(command=["/usr/bin/env", "bash", "-c"], args=["cd /x && bash run.sh"]))
+        assert spec["procPerNode"] == 1
+        assert "a shell starts the training" in notes
+        assert "does not run torchrun" not in notes
+
+    def test_set_up_and_variables_of_each_rank_are_noted(self) -> None:
+        def edit(document: Object) -> None:
+            document["spec"]["nprocPerNode"] = "4"
+
+        line = "git clone x; mkdir -p y; [ -f z ] || wget z; python t.py --rank $RANK"
+        _, notes = converted(change(with_container(command=["bash", "-c", line]), edit))
+        assert "runs once in each rank now, also `git clone x`: " in notes
+        assert "GROUP_RANK and GROUP_WORLD_SIZE count pods" in notes
+        assert "runs once in each rank" not in converted(with_container(command=["bash", "-c", line]))[1]
+
+
+class TestFields:
+    @pytest.mark.parametrize(
+        ("more", "initial", "kept"),
+        [
+            ([], [], False),
+            ([{"name": "dshm", "mountPath": "/ramdisk"}], [], True),
+            ([], [{"name": "warm", "image": "b:1", "volumeMounts": [{"name": "dshm", "mountPath": "/cache"}]}], True),
+        ],
+    )
+    def test_shared_memory_that_is_mounted_twice_is_kept(self, more: Any, initial: Any, kept: bool) -> None:
+        def edit(document: Object) -> None:
+            for replica in document["spec"]["pytorchReplicaSpecs"].values():
+                pod = replica["template"]["spec"]
+                pod["volumes"] = [{"name": "dshm", "emptyDir": {"medium": "Memory"}}]
+                pod["containers"][0]["volumeMounts"] = [{"name": "dshm", "mountPath": "/dev/shm"}, *more]
+                pod["initContainers"] = initial
+
+        spec, _ = converted(change(MNIST, edit))
+        assert ("volumes" in spec["template"]["spec"]) is kept
+
+    def test_labels_of_training_operator_are_replaced_or_noted(self) -> None:
+        field = "metadata.labels['training.kubeflow.org/{}']"
+        env = [
+            {"name": name, "valueFrom": {"fieldRef": {"fieldPath": field.format(label)}}}
+            for name, label in (("INDEX", "replica-index"), ("ROLE", "replica-type"))
+        ]
+        spec, notes = converted(with_container(env=env))
+        path = trainer(spec)["env"][0]["valueFrom"]["fieldRef"]["fieldPath"]
+        assert path == "metadata.labels['batch.kubernetes.io/job-completion-index']"
+        assert "training.kubeflow.org/replica-index is batch.kubernetes.io/job-completion-index now" in notes
+        assert "refers to the label training.kubeflow.org/replica-type" in notes
+
+    def test_every_other_field_is_noted(self) -> None:
+        def edit(document: Object) -> None:
+            document["metadata"] |= {"finalizers": ["x/y"], "uid": "1", "ownerReferences": [{"name": "x"}]}
+            document["status"] = {"conditions": []}
+            spec = document["spec"]
+            spec["elasticPolicy"] = {"rdzvPort": 80, "futureA": 1}
+            spec["runPolicy"] = {"managedBy": "x", "futureB": 1, "schedulingPolicy": {"futureC": 1}}
+            spec["pytorchReplicaSpecs"]["Launcher"] = {"replicas": 3}
+            spec["pytorchReplicaSpecs"]["Worker"] |= {"futureD": 1}
+            metadata = spec["pytorchReplicaSpecs"]["Worker"]["template"]["metadata"]
+            metadata |= {"name": "x", "creationTimestamp": None, "labels": {"app.kubernetes.io/managed-by": "Helm"}}
+
+        spec, notes = converted(change(MNIST, edit))
+        assert spec["nodes"] == 2
+        assert set(spec["template"]["metadata"]) == {"labels", "annotations"}
+        for field in (
+            "metadata.finalizers", "metadata.ownerReferences", "spec.elasticPolicy.rdzvPort",
+            "spec.elasticPolicy.futureA", "spec.runPolicy.managedBy", "spec.runPolicy.futureB",
+            "spec.runPolicy.schedulingPolicy.futureC", "spec.pytorchReplicaSpecs.Launcher",
+            "spec.pytorchReplicaSpecs.Worker.futureD", "template.metadata.name",
+        ):  # fmt: skip
+            assert f"{field}: " in notes
+        assert "uid" not in notes
+
+    @pytest.mark.parametrize(
+        ("old", "new", "names"),
+        [
+            ("replicas: 1", "replicas: $N", "$N"),
+            ("name: pytorch-mnist", "name: ${JOB}-1", "${JOB}"),
+            ("v1beta1-45c5727", "{{ .Values.tag }}", "{{ .Values.tag }}"),
+        ],
+    )
+    def test_template_with_variables_is_refused(self, old: str, new: str, names: str) -> None:
+        with pytest.raises(InvalidManifest, match=r"is a template with shell variables") as refused:
+            convert(yaml.safe_load(MNIST.replace(old, new)))
+        assert names in str(refused.value)
+
+    def test_variables_of_container_and_shell_are_kept(self) -> None:
+        env = [{"name": "A", "value": "$(B)/$C"}]
+        spec, _ = converted(with_container(command=["bash", "-c", "python t.py ${X} $Y"], env=env))
+        assert trainer(spec)["command"][2] == "python t.py ${X} $Y"
+        assert trainer(spec)["env"] == env
+
+
 class TestConvertedCommand:
+    def test_items_of_lists_are_converted(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        items = [yaml.safe_load(MNIST), yaml.safe_load(MNIST.replace("name: pytorch-mnist", "generateName: sweep-"))]
+        path = tmp_path / "list.yaml"
+        path.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": items}))
+        assert main(["convert", str(path)]) == 0
+        output = capsys.readouterr().out
+        names = [document["metadata"]["name"] for document in yaml.safe_load_all(output)]
+        assert names == ["pytorch-mnist", "sweep"]
+        assert output.count("metadata.generateName: the name is sweep now") == 1
+
+    @pytest.mark.parametrize(
+        ("kind", "advice"),
+        [
+            ("trainer.kubeflow.org/v1alpha1 TrainJob", "trainer.numNodes is spec.nodes"),
+            ("batch.volcano.sh/v1alpha1 Job", "spec.scheduling.gang: Volcano"),
+            ("kubeflow.org/v2beta1 MPIJob", "there is no launcher pod"),
+            ("batch/v1 Job", "found: Job"),
+        ],
+    )
+    def test_job_of_other_kind_is_refused_by_its_kind(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, advice: str
+    ) -> None:
+        version, _, name = kind.partition(" ")
+        path = tmp_path / "job.yaml"
+        path.write_text(yaml.safe_dump({"apiVersion": version, "kind": name, "metadata": {"name": "x"}}))
+        assert main(["convert", str(path)]) == 2
+        assert advice in capsys.readouterr().err
+        path.write_text(f"{path.read_text()}---\n{MNIST}")
+        assert main(["convert", str(path)]) == (0 if kind == "batch/v1 Job" else 1)
+
     def test_other_objects_of_file_are_printed_unchanged(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

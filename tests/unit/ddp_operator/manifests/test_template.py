@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.constants import MANAGED_BY
 from ddp_operator.launcher.pod import decode_config
 from ddp_operator.local.container import expand
 from ddp_operator.manifests import log_patterns
@@ -228,15 +229,17 @@ class TestReserved:
                 "is the port of spec.metrics",
             ),
             (template(metadata={"labels": {"ddp-operator.dev/job-name": "x"}}), "is set by the operator; remove it"),
-            (
-                template(metadata={"labels": {"app.kubernetes.io/managed-by": "me"}}),
-                "is set by the operator; remove it",
-            ),
         ],
     )
     def test_operator_owned_fields_are_refused(self, made: Any, words: str) -> None:
         [message] = refusal(made)
         assert words in message
+
+    def test_managed_by_label_of_chart_is_replaced(self) -> None:
+        made = template(metadata={"labels": {"app.kubernetes.io/managed-by": "Helm", "helm.sh/chart": "x-1"}})
+        pod = build_children(job(template=made), attempt=1, nodes=1)[-1]["spec"]["template"]
+        assert pod["metadata"]["labels"]["app.kubernetes.io/managed-by"] == MANAGED_BY
+        assert pod["metadata"]["labels"]["helm.sh/chart"] == "x-1"
 
     def test_mount_at_checkpoint_path_is_refused(self) -> None:
         made = template(trainer(volumeMounts=[{"name": "v", "mountPath": "/ckpt/"}]), volumes=[{"name": "v"}])
