@@ -522,10 +522,10 @@ class Spec(SpecFields, frozen=True, kw_only=True):
     process_group_policy: Annotated[
         Literal["Warn", "Fail", "Ignore"] | None,
         Meta(
-            description="Action if all pods succeed, but no process group (torch.distributed) spanned all ranks: they "
-            "did not train together. Warn: the operator sets the condition Distributed to False and emits an Event. "
-            "Fail: the job fails. Ignore: none, and launchers inside the command (bash -c 'torchrun …') are accepted. "
-            "Unset: Warn."
+            description="Action if ranks make steps, or succeed, although no process group (torch.distributed) spans "
+            "all of them: they do not train together. Warn: the operator sets the condition Distributed to False and "
+            "emits an Event. Fail: the job fails, while it runs too. Ignore: none, and launchers inside the command "
+            "(bash -c 'torchrun …') are accepted. Unset: Warn."
         ),
     ] = None
     clean_pod_policy: Annotated[

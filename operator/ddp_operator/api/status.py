@@ -379,3 +379,8 @@ class Status(StatusFields, frozen=True, kw_only=True):
         """Return whether a condition exists and is True."""
         condition = self.condition(kind)
         return condition is not None and condition.status == "True"
+
+    def is_false(self, kind: str) -> bool:
+        """Return whether a condition exists and is False."""
+        condition = self.condition(kind)
+        return condition is not None and condition.status == "False"

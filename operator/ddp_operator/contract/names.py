@@ -35,6 +35,7 @@ ENV_AGENT_PID: Final = "DDP_AGENT_PID"  # removed by the shim
 # Files of the runtime directory.
 STOPPING_FILE: Final = "stopping"  # exists after the pod has received a stop signal
 STALL_REPORT_FILE: Final = "stall.json"  # the watchdog's report, which the agent shares with peer pods
+GROUP_WAIT_FILE: Final = "group-wait.json"  # this pod's ranks in a wait for the process group, shared with peer pods
 RUN_STEP_FILE: Final = "step.json"  # the run's step in pod 0, which its agent shares with peer pods
 TRAINER_STATUS_FILE: Final = "trainer-status.json"  # where a rank posts progress: {"port": …, "token": path of a file}
 COUNTERS_FILE: Final = "counters"  # the ranks' counters of optimizer steps: memory that the launcher reads
@@ -114,6 +115,8 @@ COMMENT_UPLOAD_PROBLEM: Final = "# ddp_checkpoint_upload_problem "
 """Prefix of the line with the reason, in quotation marks, why checkpoints are not uploaded."""
 COMMENT_STEP_HINT: Final = "# ddp_launcher_step_hint "
 """Prefix of the line with the reason why no step is visible, and the remedy, as a JSON text."""
+COMMENT_GROUPS: Final = "# ddp_launcher_groups "
+"""Prefix of the line with the process groups of the pod's ranks, as JSON: see group_facts."""
 LAUNCHER_PHASES: Final = ("Starting", "WaitingForMaster", "Rendezvous", "Running", "Stopping", "Done")
 """Values of the label ``phase`` of METRIC_LAUNCHER_PHASE, in the order in which a pod passes them."""
 STALLED_STATES: Final = ("Stopped", "Behind", "Busy", "Waiting")

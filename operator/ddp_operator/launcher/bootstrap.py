@@ -65,8 +65,8 @@ def main() -> int:
     return 0
 
 
-def count_steps_of_child(runtime: str, local_rank: int) -> None:
-    """Count the steps of this process, which a rank's program has started. Its sitecustomize calls this."""
+def observe_child(runtime: str, local_rank: int) -> None:
+    """Observe this process, which a rank's program has started. Its sitecustomize calls this."""
     _register_package()
     _import("rank.child").ChildHook(runtime, local_rank).start()
 

@@ -38,7 +38,7 @@ VISIBILITY = 13
 RANK = 14
 WORLD_SIZE = 15
 PID = 16
-OWNER = 17  # process that counts, if the rank's own one is no Python program
+OWNER = 17  # process that has made a step: the rank's own, or one that its program has started
 LOST_LOSS_STEP = 18  # the step since which the loss is not finite; 0: it is finite
 
 # Values of VISIBILITY.
@@ -160,16 +160,22 @@ def claim_slot(runtime: str, local_rank: int) -> Optional[Any]:
         owner = _read_count(slot[OWNER])
         if owner and os.path.exists(f"/proc/{owner}"):
             return None
+        return take_slot(slot)
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # the mapping keeps the lock beyond the descriptor
+        os.close(descriptor)
+
+
+def take_slot(slot: Any) -> Any:
+    """Return a rank's slot for this process, which has made a step, without the counts of a former owner."""
+    if slot[OWNER]:
         kept = {index: slot[index] for index in (RANK, WORLD_SIZE, PID)}
         slot[:] = create_private_slot()
         for index, number in kept.items():
             slot[index] = number
-        slot[OWNER] = os.getpid()
-        slot[VISIBILITY] = COUNTED
-        return slot
-    finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # the mapping keeps the lock beyond the descriptor
-        os.close(descriptor)
+    slot[OWNER] = os.getpid()
+    slot[VISIBILITY] = COUNTED
+    return slot
 
 
 def _open_counters(runtime: str) -> int:

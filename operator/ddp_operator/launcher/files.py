@@ -37,11 +37,11 @@ def try_write_json(path: str, value: Any) -> None:
         log(f"cannot write {path}: {error.strerror}")
 
 
-def read_json(path: str) -> dict[str, Any]:
-    """Return the JSON object in a file; an empty one if the file is missing or contains no object."""
+def read_json(path: str, limit: int = _FILE_LIMIT) -> dict[str, Any]:
+    """Return the JSON object in a file of ``limit`` characters; an empty one if it is missing or contains none."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            value = json.loads(file.read(_FILE_LIMIT))
+            value = json.loads(file.read(limit))
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -301,7 +301,11 @@ def _prepare_runtime_dir(path: str) -> None:
 
 
 class WorkerRecord(NamedTuple):
-    """The record of a worker's process, written by its shim. ``kind``: script, module, code or program."""
+    """The record of a worker's process, written by its shim.
+
+    ``kind``: script, module, code or program; ``started``: Unix time; ``store``: address of torchrun's store, and
+    ``run``: its id, as the environment has them.
+    """
 
     pid: int
     rank: int
@@ -309,6 +313,9 @@ class WorkerRecord(NamedTuple):
     restart: int
     world_size: Optional[int] = None
     kind: str = ""
+    started: float = 0.0
+    store: str = ""
+    run: str = ""
 
 
 def read_worker(pod: Pod, local_rank: int) -> Optional[WorkerRecord]:
@@ -328,6 +335,7 @@ def _read_worker(path: str) -> Optional[WorkerRecord]:
     if not all(isinstance(raw.get(key), int) for key in ("pid", "rank", "localRank", "restart")):
         return None
     world_size = raw.get("worldSize")
+    started = raw.get("started")
     return WorkerRecord(
         pid=raw["pid"],
         rank=raw["rank"],
@@ -335,19 +343,7 @@ def _read_worker(path: str) -> Optional[WorkerRecord]:
         restart=raw["restart"],
         world_size=world_size if isinstance(world_size, int) else None,
         kind=str(raw.get("kind", "")),
+        started=started if isinstance(started, float) else 0.0,
+        store=str(raw.get("store", "")),
+        run=str(raw.get("run", "")),
     )
-
-
-def measure_groups(pod: Pod) -> dict[str, int]:
-    """Return the job's number of ranks and the size of this pod's smallest process group; empty if unknown."""
-    world_sizes = []
-    group_sizes = []
-    for worker in list_workers(pod):
-        group_size = read_json(os.path.join(pod.runtime, "groups", f"{worker.local_rank}.json")).get("size")
-        if worker.world_size is None or not isinstance(group_size, int):
-            return {}
-        world_sizes.append(worker.world_size)
-        group_sizes.append(group_size)
-    if not world_sizes:
-        return {}
-    return {"worldSize": max(world_sizes), "groupSize": min(group_sizes)}

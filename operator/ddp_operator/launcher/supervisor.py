@@ -1,6 +1,7 @@
 """Supervise one pod: start torchrun's agent, watch it, forward signals, and report how it ended."""
 
 import dataclasses
+import json
 import math
 import os
 import select
@@ -10,7 +11,9 @@ import time
 from typing import Any, Callable, NamedTuple, Optional, Sequence
 
 from ..contract.failure_record import Failure, encode_message
+from ..contract.group_facts import parse_group_facts
 from ..contract.names import (
+    COMMENT_GROUPS,
     ENV_CHECKPOINT_DIR,
     ENV_LIFELINE_FD,
     ENV_PORT_FILE,
@@ -52,6 +55,7 @@ from .torchrun.channel import RELEASE, AgentEvent
 from .transfer.checkpoints import NEWEST, CheckpointMirror
 from .transfer.memory import build_memory_rows, find_memory_folder, remove_memory, save_copies
 from .transfer.shards import has_shards, wait_for_shards
+from .watchdog.groups import GroupMonitor
 from .watchdog.monitor import StallMonitor
 from .watchdog.stall import decode_job_stall
 
@@ -108,6 +112,7 @@ class Supervisor:
         self.metrics.comments = self._build_comments
         self._restarts = InPlaceRestarts(pod, self.metrics)
         self._stalls = StallMonitor(pod, self.metrics, is_stopping=lambda: self._stop_deadline is not None)
+        self._groups = GroupMonitor(pod, self.metrics)
         self._wake, self._wake_end = os.pipe()
         os.set_blocking(self._wake, False)
         os.set_blocking(self._wake_end, False)
@@ -120,6 +125,7 @@ class Supervisor:
             "store": self._on_store,
             "snapshot": self._on_snapshot,
             "board": self._on_job_stall,
+            "wait": self._on_group_wait,
             "failures": self._on_failures,
             "peers": self._on_peers,
             "count": self._on_count,
@@ -142,6 +148,7 @@ class Supervisor:
         self._start_agent()
         self._serve_metrics()
         threading.Thread(target=self._stalls.run, daemon=True, name="watchdog").start()
+        threading.Thread(target=self._groups.run, daemon=True, name="process groups").start()
         self._unreachable.start()
         if self._mirror is not None and self.pod.node != 0:
             threading.Thread(target=self._wait_for_shards, daemon=True, name="shards").start()
@@ -174,6 +181,7 @@ class Supervisor:
             uploads=self._mirror.values() if self._mirror is not None else {},
             remaining=remaining,
             finished=self._has_finished,
+            groups=self._groups.finish(),
         )
 
     @property
@@ -379,9 +387,13 @@ class Supervisor:
     def _on_job_stall(self, event: AgentEvent) -> None:
         self._stalls.job_stall = decode_job_stall(event["board"])
 
+    def _on_group_wait(self, event: AgentEvent) -> None:
+        self._groups.job_wait = parse_group_facts(event["wait"])
+
     def _on_failures(self, event: AgentEvent) -> None:
         ended_peers = EndedPeers() if self.pod.elastic else EndedPeers(*event["ended"])
         failures = [examine_worker(self.pod, WorkerEnd(**end), ended_peers) for end in event["failures"]]
+        failures = [self._groups.explain(failure) for failure in failures]
         stopping = self._stop_deadline is not None
         restarts = self._restarts.observe(failures, stopping=stopping, run_step=event["step"])
         # Pods that have ended join no further round: it would only time out.
@@ -413,6 +425,7 @@ class Supervisor:
             root_cause = find_root_cause(failures)
             self._publish_failure(complete_worker_failure(root_cause, self._restarts, self.metrics, progress={}))
         self._restarts.forget()
+        self._groups.forget()
         self._agent.reply({"delay": delay})
 
     def _on_result(self, event: AgentEvent) -> None:
@@ -471,7 +484,9 @@ class Supervisor:
 
     def _build_comments(self) -> str:
         problem = self._mirror.build_comment() if self._mirror is not None else ""
-        return problem + self._unreachable.build_comment()
+        facts = self._groups.facts
+        groups = f"{COMMENT_GROUPS}{json.dumps(facts.to_json())}\n" if facts is not None else ""
+        return problem + self._unreachable.build_comment() + groups
 
     def _own_page(self) -> str:
         phases = [f'{METRIC_LAUNCHER_PHASE}{{phase="{name}"}} {int(name == self._phase)}' for name in LAUNCHER_PHASES]

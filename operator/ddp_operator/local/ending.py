@@ -40,6 +40,9 @@ def describe_run(name: str, status: Status, folder: RunFolder, *, seconds: float
     for doubt in doubts:
         lines.append(f"  warning:    {doubt.reason}: {doubt.message}")
         lines.append(f"  hint:       {REMEDIES[doubt.reason].format(name=name)}")
+    distributed = status.condition(conditions.DISTRIBUTED)
+    if status.phase == "Succeeded" and distributed is not None and distributed.status == "Unknown":
+        lines.append(f"  note:       {distributed.message}")
     if status.phase != "Succeeded":
         lines += _explain(status, folder)
     lines.append(f"  run folder: {_relative(folder.path)}")

@@ -372,6 +372,8 @@ class Run:
         waits_for = "" if self._is_over() else describe_wait(status, page, processes, spoken=spoken)
         if waits_for:
             progress = drop_pace(progress)
+        elif not self._is_over() and status.is_false(conditions.DISTRIBUTED):
+            waits_for = "its ranks do not train together"
         phase = conditions.INTERRUPTED if self._was_interrupted() else status.phase or "Pending"
         reason = status.reason if status.phase == "Succeeded" else waits_for
         return View(phase, status.attempt, reason, progress)

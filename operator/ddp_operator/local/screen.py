@@ -117,10 +117,13 @@ def describe_wait(status: Status, page: Page, processes: int, *, spoken: bool) -
         ("Restarting", "True"),
         ("Scheduled", "False"),
         ("Rendezvoused", "False"),
+        ("Distributed", "False"),
         ("Progressing", "False"),
     ):
         condition = status.condition(kind)
         if condition is not None and condition.status == waiting_status and condition.message:
+            if kind == conditions.DISTRIBUTED and condition.reason != conditions.WAITING_FOR_GROUP:
+                continue  # they train, but not together
             if condition.reason != conditions.WAITING_FOR_WORKERS or page.in_place_restarts:
                 return condition.message.splitlines()[0]
             loading = _LOADING.get(page.launcher_phase or "", "importing torch")

@@ -49,6 +49,7 @@ def describe_conditions(attempt: ObservedAttempt, accounting: RestartAccounting,
         rendezvous,
         _add_lost_contact(progressing, lost_contact, status),
         restarting,
+        _describe_groups(attempt),
         describe_idle(state),
         describe_nodes(state),
         _describe_uploads(attempt, status),
@@ -151,6 +152,19 @@ def _describe_progressing(attempt: ObservedAttempt, rendezvous: Fact) -> Fact:
         c.NO_STEP_YET,
         _describe_absent_step(page),
     )
+
+
+def _describe_groups(attempt: ObservedAttempt) -> Fact | None:
+    """Return Distributed by pod 0's page; None: it does not change."""
+    state = attempt.state
+    page = state.observation.page
+    if page is None or state.spec.process_group_policy == "Ignore":
+        return None
+    if page.groups is not None:
+        return c.describe_groups(page.groups)
+    if not state.status.is_false(c.DISTRIBUTED):
+        return None
+    return Fact(c.DISTRIBUTED, "Unknown", c.GROUP_UNKNOWN, "the ranks have shown no process group since their restart")
 
 
 def _describe_absent_step(page: Page | None) -> str:

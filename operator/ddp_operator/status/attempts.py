@@ -292,7 +292,7 @@ def succeed(state: State) -> Decision:
     policy = state.spec.process_group_policy or "Warn"
     distributed = None if policy == "Ignore" else c.describe_distribution(state.pods)
     if policy == "Fail" and distributed is not None and distributed.status == "False":
-        return fail(state, None, c.NO_PROCESS_GROUP, distributed.message)
+        return fail(state, None, distributed.reason, distributed.message)
     facts = [
         *([distributed] if distributed is not None else []),
         describe_completion(

@@ -1,14 +1,16 @@
 """Conditions: types and reasons, how they are merged into a status, and the one reason that sums them up. Pure."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from datetime import datetime, timedelta
-from typing import Final, NamedTuple
+from typing import Final
 
 from msgspec.structs import replace
 
 from ddp_operator.api.job import JobSize
 from ddp_operator.api.status import Condition, ConditionStatus, Status
+from ddp_operator.contract.group_facts import ALONE, SEPARATE, TOGETHER, UNKNOWN, WAITING, GroupFacts
 from ddp_operator.kubeobjects import format_time, truncate
 from ddp_operator.status.metrics_page import Page
 from ddp_operator.status.observation import Observation, Pods
@@ -131,9 +133,12 @@ NOT_RESTARTING: Final = "NotRestarting"
 # CheckpointsUploaded: only of a job with checkpoint.url
 SNAPSHOT_UPLOADED: Final = "SnapshotUploaded"
 UPLOAD_FAILING: Final = "UploadFailing"
-# Distributed: only of a job whose pods have succeeded, and only where it is known
+# Distributed: only of a job with several ranks
 PROCESS_GROUP_OF_ALL_RANKS: Final = "ProcessGroupOfAllRanks"
-NO_PROCESS_GROUP: Final = "NoProcessGroup"  # of Failed too
+NO_PROCESS_GROUP: Final = "NoProcessGroup"  # of Failed too, as the next
+SEPARATE_GROUPS: Final = "SeparateGroups"
+WAITING_FOR_GROUP: Final = "WaitingForGroup"
+GROUP_UNKNOWN: Final = "GroupUnknown"
 # TrainingComplete: only of a job that has succeeded
 ALL_STEPS_MADE: Final = "AllStepsMade"
 TOTAL_UNKNOWN: Final = "TotalUnknown"
@@ -142,7 +147,15 @@ PROCESSES_LEFT: Final = "ProcessesLeft"
 ENDED_SHORT: Final = "EndedShort"
 NO_STEP: Final = "NoStep"
 LOSS_NOT_FINITE: Final = "LossNotFinite"
-DOUBTS: Final = (TRACEBACK_AT_END, PROCESSES_LEFT, NO_PROCESS_GROUP, ENDED_SHORT, NO_STEP, LOSS_NOT_FINITE)
+DOUBTS: Final = (
+    TRACEBACK_AT_END,
+    PROCESSES_LEFT,
+    NO_PROCESS_GROUP,
+    SEPARATE_GROUPS,
+    ENDED_SHORT,
+    NO_STEP,
+    LOSS_NOT_FINITE,
+)
 """Reasons why a job that succeeded may not have trained as intended, the most important first."""
 # Idle: only where spec.idle is set
 NO_STEPS: Final = "NoSteps"
@@ -180,10 +193,20 @@ _OBSTACLES: Final = (
     (RESTARTING, "True"),
     (SCHEDULED, "False"),
     (RENDEZVOUSED, "False"),
+    (DISTRIBUTED, "False"),
     (PROGRESSING, "False"),
     (RENDEZVOUSED, "Unknown"),
     (PROGRESSING, "Unknown"),
 )
+
+
+_GROUP_CONDITIONS: Final[Mapping[str, tuple[ConditionStatus, str]]] = {
+    TOGETHER: ("True", PROCESS_GROUP_OF_ALL_RANKS),
+    ALONE: ("False", NO_PROCESS_GROUP),
+    SEPARATE: ("False", SEPARATE_GROUPS),
+    WAITING: ("False", WAITING_FOR_GROUP),
+    UNKNOWN: ("Unknown", GROUP_UNKNOWN),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,47 +348,24 @@ def may_have_joined(rendezvoused: Condition | None) -> bool:
     return rendezvoused is not None and rendezvoused.status != "False"
 
 
+def describe_groups(facts: GroupFacts) -> Fact:
+    """Return Distributed by the process groups that a pod has observed."""
+    status, reason = _GROUP_CONDITIONS[facts.state]
+    remedy = f"; {facts.remedy}" if facts.remedy else ""
+    return Fact(DISTRIBUTED, status, reason, facts.message + remedy)
+
+
 def describe_distribution(pods: Pods) -> Fact | None:
-    """Return Distributed of pods that have succeeded: whether a process group spanned all ranks; None: unknown."""
-    groups = _read_process_groups(pods)
-    world = max((group.world_size for group in groups), default=0)
-    if world <= 1:
-        return None
-
-    incomplete = [group for group in groups if group.group_size < group.world_size]
-    if not incomplete:
-        succeeded = sum(pod.phase == "Succeeded" for pod in pods.newest.values())
-        if len(groups) < succeeded:
-            return None
-        message = f"a torch.distributed process group spanned all {world} ranks"
-        return Fact(DISTRIBUTED, "True", PROCESS_GROUP_OF_ALL_RANKS, message)
-
-    largest = max(group.group_size for group in incomplete)
-    ended = f"had a process group of only {largest} ranks" if largest else "ended without a process group"
-    plural = "s" if len(incomplete) > 1 else ""
-    indexes = list_indexes([group.pod for group in incomplete])
-    message = (
-        f"no process group spanned all {world} ranks: the ranks of pod{plural} {indexes} {ended} and trained alone; "
-        "the script has to call torch.distributed.init_process_group() in every rank"
-    )
-    return Fact(DISTRIBUTED, "False", NO_PROCESS_GROUP, message)
-
-
-class _ProcessGroup(NamedTuple):
-    """The largest process group of a pod's ranks."""
-
-    pod: int
-    world_size: int
-    group_size: int
-
-
-def _read_process_groups(pods: Pods) -> list[_ProcessGroup]:
-    groups = []
-    for index, pod in pods.newest.items():
-        end = pod.termination if pod.phase == "Succeeded" else None
-        if end is not None and end.world_size is not None and end.group_size is not None:
-            groups.append(_ProcessGroup(index, end.world_size, end.group_size))
-    return groups
+    """Return Distributed of pods that have succeeded; None: no pod reports its process groups."""
+    ends = {index: pod.termination for index, pod in pods.newest.items() if pod.phase == "Succeeded"}
+    known = {index: end.groups for index, end in ends.items() if end is not None and end.groups is not None}
+    for state in (SEPARATE, ALONE, TOGETHER):
+        indexes = [index for index, facts in known.items() if facts.state == state]
+        if indexes:
+            fact = describe_groups(known[indexes[0]])
+            more = f" (the same in pods {list_indexes(indexes)})" if len(indexes) > 1 else ""
+            return fact if fact.status == "True" else replace_fields(fact, message=fact.message + more)
+    return describe_groups(next(iter(known.values()))) if known else None
 
 
 def set_conditions(status: Status, facts: Iterable[Fact], now: datetime, generation: int) -> Status:

@@ -18,6 +18,7 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_status
 from ddp_operator.api.size import OversizeSpec
 from ddp_operator.api.status import Status
+from ddp_operator.contract.group_facts import ALONE, SEPARATE
 from ddp_operator.status import attempts, lost_nodes
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact, set_conditions
@@ -146,6 +147,16 @@ def _judge_failure(state: State) -> Decision | None:
     return None if verdict is None else _apply_verdict(state, verdict)
 
 
+def _check_process_groups(state: State) -> Decision | None:
+    """Fail a job whose ranks do not train together, if spec.processGroupPolicy requires it."""
+    page = state.observation.page
+    groups = page.groups if page is not None else None
+    if state.spec.process_group_policy != "Fail" or groups is None or groups.state not in (ALONE, SEPARATE):
+        return None
+    fact = c.describe_groups(groups)
+    return attempts.fail(state, None, fact.reason, fact.message)
+
+
 def _check_active_deadline(state: State) -> Decision | None:
     """Fail a job that has run for longer than spec.activeDeadlineSeconds."""
     deadline = compute_active_deadline(state.job, state.attempt_job, state.now)
@@ -199,6 +210,7 @@ _STEPS: Final[tuple[Callable[[State], Decision | None], ...]] = (
     attempts.note_restart_in_place,
     _record_lost_nodes,
     _judge_failure,
+    _check_process_groups,
     _check_active_deadline,
     _check_pending_deadline,
     _resize,

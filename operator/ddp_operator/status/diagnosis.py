@@ -96,7 +96,7 @@ def diagnose(
             return loss
     if roots:
         pod, end = min(roots, key=_order)
-        failure = build_last_failure(attempt, pod, end)
+        failure = build_last_failure(attempt, _find_named_pod(pods, pod, end), end)
         return Diagnosis(failure, permanent=end.permanent, repeated=end.permanent and end.repeated)
 
     wait = _wait_for_peers(pods, fatal, first, now)
@@ -125,6 +125,12 @@ def _find_hidden_failure(attempt: int, pods: Iterable[PodView], fatal: Sequence[
         traceback="",
         hint=HIDDEN_FAILURE_REMEDY,
     )
+
+
+def _find_named_pod(pods: Iterable[PodView], reporter: PodView, end: Termination) -> PodView:
+    """Return the pod whose rank a report names as the cause: that rank is not a local one of the pod that reports."""
+    names_other = end.rank is not None and end.local_rank is None
+    return next((pod for pod in pods if names_other and pod.index == end.pod_index), reporter)
 
 
 def _list_failed_ends(pods: Iterable[PodView]) -> list[PodEnd]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -18,6 +18,7 @@ from ddp_operator import constants
 from ddp_operator.api.status import CheckpointStatus, Condition, LastFailure
 from ddp_operator.contract.failure_record import EVIDENCE, EVIDENCE_ERROR, JSON_NAMES, TYPE_LIMIT, Failure
 from ddp_operator.contract.failure_table import CATEGORIES, KILLED, OOM, PREEMPTED, UNKNOWN, USER_ERROR, judge_exit_code
+from ddp_operator.contract.group_facts import TEXT_LIMIT, GroupFacts, parse_group_facts
 from ddp_operator.contract.rank_end import MOST_RANK_ENDS, RANK_END_TEXT, RankEnd
 from ddp_operator.launcher.failures.text import (
     DISK_REMEDY,
@@ -144,7 +145,7 @@ class _Message(
     msgspec.Struct,
     frozen=True,
     kw_only=True,
-    rename={**JSON_NAMES, "world_size": "worldSize", "group_size": "groupSize", "last_failure": "lastFailure"},
+    rename={**JSON_NAMES, "last_failure": "lastFailure"},
 ):
     """A termination message. The container's exit code is not among its members: the kubelet reports it."""
 
@@ -165,8 +166,7 @@ class _Message(
     repeated: bool = False
     progress: dict[str, float] = {}
     evidence: str = EVIDENCE_ERROR
-    world_size: int | None = None
-    group_size: int | None = None
+    groups: Any = None
     inputs: tuple[InputReport, ...] = ()
     last_failure: str = ""
     ends: tuple[RankEnd, ...] = ()
@@ -182,8 +182,8 @@ class Termination(Failure):
     """Whether another attempt would fail as well."""
     ended_by_probe: bool = False
     """Whether the kubelet killed the training container for a probe or a hook."""
-    world_size: int | None = None
-    group_size: int | None = None
+    groups: GroupFacts | None = None
+    """Only of a pod that succeeded: whether the ranks formed one process group."""
     inputs: tuple[InputReport, ...] = ()
     """Only of a pod that fetches inputs."""
     last_failure: str = ""
@@ -332,8 +332,7 @@ def _sanitize(message: _Message, exit_code: int, finished_at: datetime | None) -
         progress=_sane_progress(message.progress),
         evidence=message.evidence if message.evidence in EVIDENCE else EVIDENCE_ERROR,
         permanent=exit_code == constants.EXIT_USER_ERROR,
-        world_size=_sane_int(message.world_size),
-        group_size=_sane_int(message.group_size),
+        groups=sanitize_groups(message.groups),
         inputs=_sane_inputs(message.inputs),
         last_failure=message.last_failure,
         ends=tuple(_sane_end(end) for end in message.ends[:MOST_RANK_ENDS]),
@@ -361,6 +360,16 @@ def _sane_end(end: RankEnd) -> RankEnd:
 
 def _sane_step(step: float | None) -> float | None:
     return step if step is not None and 0 <= step <= _MAX_STEP else None
+
+
+def sanitize_groups(members: object) -> GroupFacts | None:
+    """Return a pod's record of its process groups; None if it has none."""
+    facts = parse_group_facts(members)
+    if facts is None:
+        return None
+    return facts._replace(
+        message=sanitize_text(facts.message, TEXT_LIMIT), remedy=sanitize_text(facts.remedy, TEXT_LIMIT)
+    )
 
 
 def parse_inputs(text: str) -> tuple[InputReport, ...]:

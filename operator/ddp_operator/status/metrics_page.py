@@ -16,8 +16,9 @@ import msgspec
 
 from ddp_operator import constants
 from ddp_operator.api.status import CheckpointStatus, PreflightStatus, Progress, SlowestPair
+from ddp_operator.contract.group_facts import GroupFacts
 from ddp_operator.kubeobjects import truncate
-from ddp_operator.status.failures import InputReport, parse_inputs, sanitize_text
+from ddp_operator.status.failures import InputReport, parse_inputs, sanitize_groups, sanitize_text
 from ddp_operator.texts import format_duration
 
 _SERIES = frozenset({
@@ -57,6 +58,7 @@ _COMMENTS = {
     constants.COMMENT_UPLOAD_PROBLEM.encode(): 4096,
     constants.COMMENT_UNREACHABLE.encode(): 4096,
     constants.COMMENT_STEP_HINT.encode(): 2048,
+    constants.COMMENT_GROUPS.encode(): 4096,
 }
 _BY_RANK = {
     constants.METRIC_GLOBAL_STEP: "step",
@@ -228,6 +230,8 @@ class Page:
     """What the pod cannot reach, in its message: pod 0 before training, or peers."""
     step_hint: str = ""
     """Why no step of the script is visible, and the remedy, in the message of the pod."""
+    groups: GroupFacts | None = None
+    """Whether the ranks form one process group."""
 
     @property
     def joining(self) -> bool:
@@ -298,6 +302,7 @@ class PageParser:
         problem = self._comments.get(constants.COMMENT_UPLOAD_PROBLEM.encode(), "")
         unreachable = self._comments.get(constants.COMMENT_UNREACHABLE.encode(), "")
         hint = self._comments.get(constants.COMMENT_STEP_HINT.encode(), "")
+        groups = self._comments.get(constants.COMMENT_GROUPS.encode(), "")
         return Page(
             {name: value for name, (_, value) in self._chosen.items()},
             self._phase,
@@ -311,6 +316,7 @@ class PageParser:
             upload_problem=sanitize_text(problem.strip('"'), _MAX_WORDS),
             unreachable=sanitize_text(unreachable.strip('"'), _MAX_PROBLEM),
             step_hint=sanitize_text(_decode_text(hint), _MAX_HINT),
+            groups=sanitize_groups(_decode_json(groups)),
         )
 
     def _read_samples(self, data: bytes, end: int) -> None:
@@ -401,12 +407,17 @@ class PageParser:
             self._chosen[name] = (rank, value)
 
 
+def _decode_json(text: str) -> object:
+    """Return a JSON value of a pod; None if it is none."""
+    try:
+        return json.loads(text) if text else None
+    except (ValueError, RecursionError):
+        return None
+
+
 def _decode_text(text: str) -> str:
     """Return a JSON text of a pod; empty if it is none."""
-    try:
-        value = json.loads(text or '""')
-    except (ValueError, RecursionError):
-        return ""
+    value = _decode_json(text)
     return value if isinstance(value, str) else ""
 
 

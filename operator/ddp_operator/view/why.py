@@ -143,6 +143,9 @@ REMEDIES: Final = {
     "NoStep": "No action if the script does not train, or if its steps are invisible (docs/your-script.md); otherwise "
     "its output shows why it ended: ddp logs {name}.",
     "LossNotFinite": f"{_capitalize(NON_FINITE_REMEDY)}.",
+    "SeparateGroups": "The operator runs torchrun itself: write the script as the command, without torchrun or another "
+    "launcher, and set spec.procPerNode; let it use RANK and WORLD_SIZE unchanged. If ranks are meant to work "
+    "independently, set spec.processGroupPolicy: Ignore.",
     "RestartBudgetExhausted": "A failed job is not restarted: fix the cause, or raise spec.recovery.maxRestarts in the "
     "file if the cause no longer exists; then ddp delete {name}, and submit the file.",
     "RepeatedFailure": "Another attempt would fail in the same way: fix the cause, then ddp delete {name}, and submit "
@@ -171,6 +174,7 @@ class _MessageRemedy(NamedTuple):
 
 _MESSAGE_REMEDIES: Final = (
     _MessageRemedy("^no step is visible: ", "", reason="NoStepYet"),  # the message has its own remedy
+    _MessageRemedy("", "", reason="WaitingForGroup"),  # likewise
     _MessageRemedy(
         "request > maximum capacity",
         "It does not start automatically: the queue's quota is smaller than the job. Run on fewer nodes (ddp scale "
@@ -518,7 +522,7 @@ def _explain_success(case: _Case) -> Why | None:
     success = _describe_success(case)
     doubts = find_doubts(case.status)
     if not doubts:
-        return case.conclude("", success)
+        return case.conclude("", success + _describe_unknown_groups(case.status))
     what = " ".join(
         [f"{success} But {sentence(doubts[0].message)}", *(sentence(doubt.message) for doubt in doubts[1:])]
     )
@@ -658,6 +662,7 @@ def _describe_waiting(case: _Case, condition: Condition) -> str:
         "InputsReady": f"has waited{lasting} for its inputs, before it requests GPUs ({condition.reason})",
         "Scheduled": f"has waited{lasting} for its pods to be scheduled and started ({condition.reason})",
         "Rendezvoused": f"has waited{lasting} for its ranks to join the rendezvous ({condition.reason})",
+        "Distributed": f"is running but not as one job{lasting}{_describe_position(case.status)} ({condition.reason})",
         "Progressing": f"is running but makes no step{lasting}{_describe_position(case.status)} ({condition.reason})",
     }
     return f"{case.name} {states[condition.type]}"
@@ -725,6 +730,7 @@ def _describe_success(case: _Case) -> str:
 def _describe_training(case: _Case) -> str:
     status = case.status
     remarks = _describe_aside(status) + _describe_preflight(status.preflight) + _describe_survived_failure(status)
+    remarks += _describe_unknown_groups(status)
     progress = status.progress
     if progress is None:
         return f"{case.name} is running; nothing blocks it.{remarks}"
@@ -775,6 +781,13 @@ def _advise_on_sidecar(case: _Case) -> str:
         return f"{sentence(f'Its {kill.field} fails{because}')} {_capitalize_sentence(remedy)}"
     command = f"kubectl logs {match['pod']} -c {match['container']} --previous{case.option}"
     return f"Why the sidecar ended: {command}."
+
+
+def _describe_unknown_groups(status: Status) -> str:
+    distributed = status.condition("Distributed")
+    if distributed is None or distributed.status != "Unknown":
+        return ""
+    return f" But {sentence(distributed.message)}"
 
 
 def _describe_preflight(preflight: PreflightStatus | None) -> str:

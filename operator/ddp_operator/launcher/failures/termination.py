@@ -3,14 +3,15 @@
 import os
 import time
 from dataclasses import replace
-from typing import Any, Final, Mapping, Sequence
+from typing import Any, Final, Mapping, Optional, Sequence
 
 from ...contract.failure_record import EVIDENCE_EXIT_CODE, Failure, encode_message
 from ...contract.failure_table import EXIT_CODES, NETWORK
+from ...contract.group_facts import GroupFacts
 from ...contract.names import ENV_TERMINATION_LOG, EXIT_OK, EXIT_PREEMPTED, EXIT_RETRYABLE, EXIT_USER_ERROR
 from ...contract.rank_end import RankEnd
 from ..files import log
-from ..pod import Pod, measure_groups
+from ..pod import Pod
 from ..progress.counted_pages import complete_progress
 from ..progress.metrics import MetricsEndpoint
 from .agent_failure import MASTER_NOT_FOUND, RENDEZVOUS_CLOSED, STORE_PROBLEMS, AgentEnd, examine_agent_exit
@@ -82,13 +83,15 @@ def conclude(
     uploads: Mapping[str, float],
     remaining: Mapping[int, Sequence[RemainingProcess]],
     finished: bool = False,
+    groups: Optional[GroupFacts] = None,
 ) -> int:
     """Write the termination message and the last lines of the log. Returns the exit code.
 
     ``end`` is the agent's own report and ``status`` the end of its process; ``final`` are failures of workers that
     had decided the end before the pod was asked to stop; ``unsaved`` describes the missing
     upload to ``checkpoint.url``, and ``uploads`` are the series of its uploads; ``remaining`` are the processes of each
-    local rank that still ran when its program ended; ``finished``: all ranks of this pod have exited with 0.
+    local rank that still ran when its program ended; ``finished``: all ranks of this pod have exited with 0;
+    ``groups``: of the ranks, if known.
     """
     progress = {**metrics.progress(), **uploads}
     succeeded = end.result == "ok"
@@ -103,7 +106,7 @@ def conclude(
     if succeeded:
         completed = replace(pod_end, progress=complete_progress(progress))
         ends = examine_rank_ends(pod, metrics, remaining) if end.result == "ok" else []
-        return finish(completed, _collect_success_members(pod, restarts, ends))
+        return finish(completed, _collect_success_members(groups, restarts, ends))
 
     has_store_problem = end.reason in STORE_PROBLEMS
     if stopped and not final and not has_store_problem:
@@ -119,8 +122,10 @@ def conclude(
     return finish(_build_agent_failure(pod, end, status, restarts, progress))
 
 
-def _collect_success_members(pod: Pod, restarts: InPlaceRestarts, ends: Sequence[RankEnd]) -> dict[str, Any]:
-    extra: dict[str, Any] = dict(measure_groups(pod))
+def _collect_success_members(
+    groups: Optional[GroupFacts], restarts: InPlaceRestarts, ends: Sequence[RankEnd]
+) -> dict[str, Any]:
+    extra: dict[str, Any] = {} if groups is None else {"groups": groups.to_json()}
     extra.update(_collect_ends(ends))
     if restarts.last_failure is not None:  # for an operator that has not read the page since
         extra["lastFailure"] = encode_message(restarts.last_failure.to_json(), _LAST_FAILURE_LIMIT).decode()

@@ -16,6 +16,10 @@ _SECONDS = 15.0  # of a rank's process, after which invisible steps are reported
 _SECONDS_WITHOUT_STEP = 45.0  # the same if its steps would be visible: it may still load data
 _MOST_LINES = 2000  # searched for a pattern
 _MOST_KEYS = 64
+# A frame of a stack: of Python, C++ (also by gdb and glog), Java. Its numbers grow, but are no steps.
+_STACK_FRAME = re.compile(
+    r"^\W*(frame )?#\d+\b|0x[0-9a-f]{4}|\bFile \"|\.(py|cc|cpp|cu|h|c|java|so)[:(]|^\s+(at|@) |^[IWEC]\d{4} ", re.I
+)
 _WORDS = re.compile(r"[A-Za-z_][\w ]*\W*$")
 _EXPORTER = (
     "exporter = ddp_trainer.exporter.Exporter.start(total_steps=…)  # before the loop, "
@@ -51,7 +55,7 @@ class StepHint:
             self._searched += 1
             if self._searched > _MOST_LINES:
                 return
-            for count in find_counts(line):
+            for count in () if _STACK_FRAME.search(line) else find_counts(line):
                 self._observe(count)
 
     def _observe(self, count: Count) -> None:

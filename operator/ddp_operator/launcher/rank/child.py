@@ -1,7 +1,8 @@
-"""Count the optimizer steps of Python processes that a rank's program starts, as ``bash train.sh`` does.
+"""Observe the Python processes that a rank's program starts, as ``bash train.sh`` and ``mp.spawn`` do.
 
-The shim of such a rank puts a folder with a ``sitecustomize.py`` first in PYTHONPATH. The first process whose optimizer
-steps counts in the rank's slot. Interpreters that ignore PYTHONPATH (``python -E``, ``-I``) count nothing.
+The shim puts a folder with a ``sitecustomize.py`` first in PYTHONPATH. Each process records its process group. The
+first one whose optimizer steps counts in the rank's slot, unless the rank's own process does. Interpreters that ignore
+PYTHONPATH (``python -E``, ``-I``) stay invisible.
 """
 
 import os
@@ -9,6 +10,7 @@ from typing import Any, Optional
 
 from .. import counters
 from ..files import BOOTSTRAP
+from .groups import GroupRecorder
 from .import_hook import ImportHook
 
 _OPTIMIZERS = "torch.optim.optimizer"
@@ -25,14 +27,14 @@ try:
     spec = importlib.util.spec_from_file_location("ddp_launcher_bootstrap", {bootstrap!r})
     bootstrap = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(bootstrap)
-    bootstrap.count_steps_of_child({runtime!r}, {local_rank!r})
-except Exception:  # another Python: its steps stay invisible
+    bootstrap.observe_child({runtime!r}, {local_rank!r})
+except Exception:  # another Python: it stays invisible
     pass
 """
 
 
 def set_python_path(runtime: str, local_rank: int) -> None:
-    """Have the Python processes of the program that this rank becomes count their steps. Raises: OSError."""
+    """Have the Python processes that this rank starts observe themselves. Raises: OSError."""
     folder = os.path.join(runtime, "site", str(local_rank))
     os.makedirs(folder, mode=0o700, exist_ok=True)
     text = _SITECUSTOMIZE.format(folder=folder, bootstrap=BOOTSTRAP, runtime=runtime, local_rank=local_rank)
@@ -42,12 +44,18 @@ def set_python_path(runtime: str, local_rank: int) -> None:
 
 
 class ChildHook(ImportHook):
-    """Counts the steps of this process once it has imported PyTorch's optimizers."""
+    """Counts the steps of this process once it has imported PyTorch's optimizers. Records its process group."""
 
     def __init__(self, runtime: str, local_rank: int) -> None:
         super().__init__(_OPTIMIZERS)
         self._runtime = runtime
         self._local_rank = local_rank
+        self._groups = GroupRecorder(runtime, local_rank)
+
+    def start(self) -> None:
+        """Watch for the imports of PyTorch."""
+        self._groups.start()
+        super().start()
 
     def watch(self, module: Any) -> None:
         """Start to count."""
@@ -60,6 +68,7 @@ class ChildHook(ImportHook):
         from .steps import StepCounter
 
         def claim() -> Optional[Any]:
+            self._groups.note_step()
             return counters.claim_slot(self._runtime, self._local_rank)
 
         counters.announce(self._runtime, self._local_rank)

@@ -141,11 +141,13 @@ class StepCounter(ImportHook):
             return False
 
         key = id(optimizer)
-        if self._followed() is not None and key not in self._peers:
-            if len(self._peers) >= _MOST_OPTIMIZERS:
-                self._peers.clear()
-            self._peers.add(key)
-            return False
+        if self._followed() is not None:
+            if key not in self._peers:
+                if len(self._peers) >= _MOST_OPTIMIZERS:
+                    self._peers.clear()
+                self._peers.add(key)
+                return False
+            self._steps += 1.0  # its first one
 
         self._followed = weakref.ref(optimizer)
         self._is_nested = _count_hooked_steps(type(optimizer)) > 1

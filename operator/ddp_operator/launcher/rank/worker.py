@@ -1,9 +1,9 @@
-"""The worker shim: every rank starts here and becomes the user's program. It records the size of process groups."""
+"""The worker shim: every rank starts here and becomes the user's program."""
 
 import errno
+import glob
 import importlib
 import os
-import resource
 import sys
 import time
 from typing import Any, NamedTuple, NoReturn, Sequence
@@ -12,81 +12,13 @@ from ...contract.names import ENV_AGENT_PID, ENV_RUNTIME_DIR, ENV_TRACKING_RUN, 
 from .. import counters
 from ..files import read_json, write_json
 from ..processes import STACK_SIGNAL, set_parent_death_signal
-from .import_hook import ImportHook
+from .groups import GroupRecorder, read_address
 from .tracebacks import hide_own_frames, record_exception
 
-_GROUPS_MODULE = "torch.distributed.distributed_c10d"
-# With these a program may communicate outside of this process, or without torch: then no group proves nothing.
-_UNOBSERVED_MODULES = (
-    "multiprocessing.popen_spawn_posix",
-    "multiprocessing.popen_forkserver",
-    "jax",
-    "mpi4py",
-    "horovod",
-    "ray",
-)
 # The names that Kubeflow's Trainer uses.
 _ENV_STATUS_URL = "KUBEFLOW_TRAINER_SERVER_URL"
 _ENV_STATUS_TOKEN = "KUBEFLOW_TRAINER_SERVER_TOKEN"  # noqa: S105 # nosec B105
 _PROXY_VARIABLES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
-
-
-class GroupRecorder(ImportHook):
-    """Records the size of the default process group that a rank's program initializes, without importing torch.
-
-    Forked children of the rank record as well. ``path``: of the record; ``pipe``: where the launcher requests a report
-    of the group's collectives.
-    """
-
-    def __init__(self, path: str, pipe: str) -> None:
-        super().__init__(_GROUPS_MODULE)
-        self._path = path
-        self._pipe = pipe
-        self._pid = os.getpid()
-
-    def watch(self, module: Any) -> None:
-        """Record the default group whenever the program sets it."""
-        update = getattr(module, "_update_default_pg", None)
-        if update is None:
-            self._blind = True
-            return
-
-        def update_and_record(group: Any) -> Any:
-            result = update(group)
-            try:
-                size = int(group.size())
-                if size > read_json(self._path).get("size", 0):
-                    write_json(self._path, {"size": size})
-            except (AttributeError, TypeError, ValueError, OSError):
-                pass  # the group was destroyed, or this rank is no member
-            self._report_collectives()
-            return result
-
-        module._update_default_pg = update_and_record
-
-    def _report_collectives(self) -> None:
-        """Start to report collectives with the first group. A forked child does not: it shares the pipe."""
-        if not self._pipe or os.getpid() != self._pid:
-            return
-        path = self._pipe
-        self._pipe = ""
-        try:
-            importlib.import_module(f"{__package__}.collectives").start_reporter(path)
-        except (OSError, RuntimeError):
-            pass  # no pipe, or no thread: the stack shows where the rank waits
-
-    def close(self) -> None:
-        """Record that a program which succeeded created no group, if that is certain."""
-        if self._blind or os.path.exists(self._path) or any(name in sys.modules for name in _UNOBSERVED_MODULES):
-            return
-        own = resource.getrusage(resource.RUSAGE_SELF)
-        children = resource.getrusage(resource.RUSAGE_CHILDREN)
-        if children.ru_utime + children.ru_stime > own.ru_utime + own.ru_stime:
-            return  # child processes did the work
-        try:
-            write_json(self._path, {"size": 0})
-        except OSError:
-            pass  # the group's size stays unknown
 
 
 class _RankFiles(NamedTuple):
@@ -94,7 +26,7 @@ class _RankFiles(NamedTuple):
 
     worker: str
     error: str
-    group: str
+    groups: str
     collectives: str
     metrics: str
     stacks: str
@@ -105,7 +37,7 @@ def _name_files(runtime: str, local_rank: str) -> _RankFiles:
     return _RankFiles(
         worker=os.path.join(runtime, "workers", f"{local_rank}.json"),
         error=os.path.join(runtime, "errors", f"{local_rank}.json"),
-        group=os.path.join(runtime, "groups", f"{local_rank}.json"),
+        groups=os.path.join(runtime, "groups", local_rank),
         collectives=os.path.join(runtime, "groups", f"{local_rank}.collectives"),
         metrics=os.path.join(runtime, "metrics", local_rank),
         stacks=os.path.join(runtime, "stacks", local_rank),
@@ -131,6 +63,8 @@ def main(argv: Sequence[str]) -> NoReturn:
         "restart": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
         "started": time.time(),
         "kind": kind,
+        "store": read_address(),
+        "run": os.environ.get("TORCHELASTIC_RUN_ID", ""),
     }
     write_json(files.worker, about)
     slot = _open_slot(runtime, about)
@@ -138,14 +72,15 @@ def main(argv: Sequence[str]) -> NoReturn:
     if ENV_TRACKING_RUN in os.environ:
         importlib.import_module(f"{__package__}.tracking").set_rank_variables()
 
+    _observe_children(runtime, int(local_rank))
     if kind == "program":
-        if slot is not None:
-            _count_steps_of_children(runtime, int(local_rank))
         _execute_program(target, args, files, about)
     _enable_stacks(files.stacks)
+    groups = GroupRecorder(runtime, int(local_rank), files.collectives)
+    groups.start()
     if slot is not None:
-        _count_steps(slot)
-    _run_and_record(kind, target, args, files, about)
+        _count_steps(slot, groups)
+    _run_and_record(kind, target, args, files, about, groups)
 
 
 def _open_slot(runtime: str, about: dict[str, Any]) -> Any:
@@ -160,22 +95,27 @@ def _open_slot(runtime: str, about: dict[str, Any]) -> Any:
     return slot
 
 
-def _count_steps(slot: Any) -> None:
+def _count_steps(slot: Any, groups: GroupRecorder) -> None:
     """Count this rank's optimizer steps. The import takes milliseconds, which a job without counters does not need."""
     from .steps import StepCounter
 
-    StepCounter(slot).start()
+    def claim() -> Any:
+        groups.note_step()
+        return counters.take_slot(slot)
+
+    StepCounter(slot, claim).start()
 
 
-def _count_steps_of_children(runtime: str, local_rank: int) -> None:
+def _observe_children(runtime: str, local_rank: int) -> None:
     try:
         importlib.import_module(f"{__package__}.child").set_python_path(runtime, local_rank)
     except OSError:
-        pass  # the folder is full: the steps stay invisible
+        pass  # the folder is full: their steps and groups stay invisible
 
 
 def _remove_stale_files(files: _RankFiles) -> None:
-    for path in (files.error, files.group, files.collectives, *(f"{files.metrics}.{page}" for page in PAGES)):
+    groups = glob.glob(f"{glob.escape(files.groups)}.*")
+    for path in (files.error, *groups, *(f"{files.metrics}.{page}" for page in PAGES)):
         try:
             os.unlink(path)
         except OSError:
@@ -206,11 +146,11 @@ def _enable_stacks(path: str) -> None:
         faulthandler.enable()
 
 
-def _run_and_record(kind: str, target: str, args: list[str], files: _RankFiles, about: dict[str, Any]) -> NoReturn:
-    """Run the user's program; record its exception and its process group, but not those of forked children."""
+def _run_and_record(
+    kind: str, target: str, args: list[str], files: _RankFiles, about: dict[str, Any], groups: GroupRecorder
+) -> NoReturn:
+    """Run the user's program; record its exception, but not those of forked children."""
     pid = os.getpid()
-    groups = GroupRecorder(files.group, files.collectives)
-    groups.start()
     try:
         _run_python(kind, target, args)
     except BaseException as error:

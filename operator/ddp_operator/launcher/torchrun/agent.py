@@ -66,6 +66,7 @@ class PodAgent(LocalElasticAgent):
         self._cause_deadline: Optional[float] = None  # while a rank of this pod may be the cause of lost peers
         self._peers_wait = False  # whether other pods have requested a restart of the present ranks
         self._delay = 0.0  # seconds before the next round
+        self._wait: Any = None  # of the job's ranks for their process group, as reported last
         handle_stop_signals()
 
     # -- start
@@ -79,6 +80,7 @@ class PodAgent(LocalElasticAgent):
                 rendezvous.request_restart(knows_cause=rendezvous.knows_cause)
             time.sleep(self._delay)
         super()._rendezvous(worker_group)
+        self._wait = None
         self._round_state = RoundState(self._pod, rendezvous.share(), len(rendezvous.current.members))
         self._restarts = rendezvous.current.restarts
         event = {"count": self._restarts, "explained": rendezvous.current.explained}
@@ -135,9 +137,7 @@ class PodAgent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         if self._pod.is_multi_node:
-            job_stall = self._round_state.exchange(time.monotonic())
-            if job_stall is not None:
-                self._launcher.report({"board": job_stall})
+            self._report_job(self._round_state.exchange(time.monotonic()))
         exit_codes = dict(self._ranks.poll())
         ending = self._list_ending_ranks()
         if not any(exit_codes.values()) and not ending:
@@ -175,6 +175,14 @@ class PodAgent(LocalElasticAgent):
         if self._cause_deadline is None:
             self._cause_deadline = time.monotonic() + _SECONDS_FOR_CAUSE
         return not self._pod_rendezvous.is_cause_known and time.monotonic() < self._cause_deadline
+
+    def _report_job(self, job: Mapping[str, Any]) -> None:
+        """Report to the launcher what keeps ranks of the job from training."""
+        if job.get("stall") is not None:
+            self._launcher.report({"board": job["stall"]})
+        if job and job.get("wait") != self._wait:
+            self._wait = job.get("wait")
+            self._launcher.report({"wait": self._wait})
 
     def _collect_result(self, worker_group: WorkerGroup) -> RunResult:
         """Return the state of the ranks. torchrun itself reaps those that it has started."""

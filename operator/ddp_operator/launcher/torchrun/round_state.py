@@ -5,14 +5,16 @@ import os
 import time
 from typing import Any, Callable, Mapping, Optional
 
-from ...contract.names import RUN_STEP_FILE, STALL_REPORT_FILE
+from ...contract.names import GROUP_WAIT_FILE, RUN_STEP_FILE, STALL_REPORT_FILE
 from ..files import read_json
 from ..pod import Pod
+from ..watchdog.group_waits import Joiner, decode_joiners, explain_wait
 from ..watchdog.stall import combine_reports
 from .store import SignedStore, query_store
 
 _SHORTEST_PAUSE = 0.5  # seconds between two exchanges
 _LONGEST_PAUSE = 5.0
+_MOST_CHANGES = 32  # of a pod's ranks that wait, in one round: each is kept in the store
 
 
 class RoundState:
@@ -28,41 +30,59 @@ class RoundState:
         self._pods = pods
         self._exchanged_at = -math.inf
         self._has_stalled = False
+        self._joiners: Any = []
+        self._shared_joiners = 0
         self._published: Mapping[str, Any] = {}
 
-    def exchange(self, now: float) -> Any:
-        """Share this pod's part, and return the stall of the job as encoded by ``JobStall``.
+    def exchange(self, now: float) -> Mapping[str, Any]:
+        """Share this pod's part, and return the state of the job: ``stall`` and ``wait``, as pod 0 publishes them.
 
-        None: no pod has stalled, the store does not respond, or the last exchange was just before ``now``.
+        Empty: the store does not respond, this pod takes no part, or the last exchange was just before ``now``.
         """
         if now - self._exchanged_at < max(_SHORTEST_PAUSE, min(_LONGEST_PAUSE, self._pods / 100)):
-            return None
+            return {}
         self._exchanged_at = now
         report = read_json(os.path.join(self._pod.runtime, STALL_REPORT_FILE))
-        if not (report or self._has_stalled or self._pod.node == 0):
-            return None
-        return query_store(lambda: self._exchange(report))
+        wait = read_json(os.path.join(self._pod.runtime, GROUP_WAIT_FILE))
+        if not (report or wait or self._has_stalled or self._pod.node == 0):
+            return {}
+        return query_store(lambda: self._exchange(report, wait)) or {}
 
-    def _exchange(self, report: Mapping[str, Any]) -> Any:
+    def _exchange(self, report: Mapping[str, Any], wait: Mapping[str, Any]) -> Mapping[str, Any]:
         if report and not self._has_stalled:
             self._store.append("stalled", self._pod.node)
             self._has_stalled = True
         if self._has_stalled:
             self._store.write(f"stall/{self._pod.node}", report)
+        joiners = wait.get("joiners", [])
+        if joiners != self._joiners and self._shared_joiners < _MOST_CHANGES:
+            self._store.append("joiners", [self._pod.node, joiners])
+            self._joiners = joiners
+            self._shared_joiners += 1
         if self._pod.node == 0:
-            self._publish()
-        return self._read_job().get("stall")
+            self._publish(waits=bool(wait))
+        return self._read_job()
 
-    def _publish(self) -> None:
+    def _publish(self, *, waits: bool) -> None:
         stalled = sorted(set(self._store.read_log("stalled")))
         reports = [self._store.read(f"stall/{pod}") or {} for pod in stalled]
         job = {
             "step": read_json(os.path.join(self._pod.runtime, RUN_STEP_FILE)).get("step"),
             "stall": combine_reports(reports, self._pods) if stalled else None,
+            "wait": self._explain_wait() if waits else None,
         }
         if job != self._published:
             self._store.write("job", job)
             self._published = job
+
+    def _explain_wait(self) -> Optional[dict[str, Any]]:
+        """Return why ranks of the job wait for their process group; None if none does."""
+        joiners: list[Joiner] = []
+        for parts in dict(self._store.read_log("joiners")).values():
+            joiners += decode_joiners(parts)
+        world_size = self._pods * self._pod.nproc_per_node
+        wait = explain_wait(joiners, world_size, is_local=self._pod.local)
+        return None if wait is None else wait.to_json()
 
     def _read_job(self) -> Mapping[str, Any]:
         return self._store.read("job") or {}

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import resource
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,7 +34,6 @@ from ddp_operator.launcher.pod import (
     read_pod,
 )
 from ddp_operator.launcher.progress.metrics import MetricsEndpoint, fetch_page, merge_pages, read_progress
-from ddp_operator.launcher.rank.worker import _UNOBSERVED_MODULES, GroupRecorder
 from ddp_operator.launcher.supervisor import Supervisor
 from ddp_operator.status.metrics_page import parse_page
 from tests.support.launcher_config import CONFIG, encoded_config, launcher_pod
@@ -415,63 +411,3 @@ def test_stop_signal_reaches_workers_on_full_disk(
     pod._on_signal(signal.SIGTERM)
     assert sent == [signal.SIGTERM]
     assert "stopping: No such file or directory" in capsys.readouterr().err
-
-
-FAKE_TORCH = """
-world = None
-def _update_default_pg(group):
-    global world
-    world = group
-def init_process_group(size):
-    _update_default_pg(type("Group", (), {"size": lambda self: size})())
-def destroy_process_group():
-    _update_default_pg(None)
-"""
-
-
-def recorded(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str, module: str = FAKE_TORCH) -> Any:
-    """Run a program with a recorder of process groups; return the recorded size."""
-    (folder / "fake_groups.py").write_text(module)
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr("ddp_operator.launcher.rank.worker._GROUPS_MODULE", "fake_groups")
-    for name in ("fake_groups", *_UNOBSERVED_MODULES):
-        monkeypatch.setitem(sys.modules, name, sys)  # restored at the end of the test
-        del sys.modules[name]
-    monkeypatch.setattr(
-        resource, "getrusage", lambda who: SimpleNamespace(ru_utime=float(who == resource.RUSAGE_SELF), ru_stime=0.0)
-    )
-    path = folder / "0.json"
-    recorder = GroupRecorder(str(path), "")
-    monkeypatch.setattr(sys, "meta_path", [recorder, *sys.meta_path])
-    before = len(sys.meta_path)
-    exec(program, {"sys": sys, "resource": resource})
-    assert ("fake_groups" not in sys.modules) or len(sys.meta_path) == before - 1, "it has stepped aside"
-    recorder.close()
-    return json.loads(path.read_text())["size"] if path.exists() else None
-
-
-INIT = "import fake_groups as dist\ndist.init_process_group(4)\n"
-
-
-@pytest.mark.parametrize(
-    ("program", "size"),
-    [
-        (INIT, 4),
-        (f"{INIT}dist.destroy_process_group()", 4),
-        (f"{INIT}dist.destroy_process_group()\ndist.init_process_group(2)", 4),
-        ("from fake_groups import init_process_group as begin\nbegin(4)", 4),
-        ("import fake_groups", 0),
-        ("pass", 0),
-        ("sys.modules['multiprocessing.popen_spawn_posix'] = sys", None),
-        ("resource.getrusage = lambda who: type('Usage', (), {'ru_utime': float(who == -1), 'ru_stime': 0.0})", None),
-    ],
-    ids=["group", "destroyed", "smaller later", "by another name", "none", "no torch", "spawns", "children work"],
-)
-def test_size_of_process_group_or_its_absence_is_recorded(
-    program: str, size: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert recorded(tmp_path, monkeypatch, program) == size
-
-
-def test_torch_without_hook_records_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert recorded(tmp_path, monkeypatch, "import fake_groups", module="") is None

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from ddp_operator.contract.names import RUN_STEP_FILE, STALL_REPORT_FILE
+from ddp_operator.contract.group_facts import parse_group_facts
+from ddp_operator.contract.names import GROUP_WAIT_FILE, RUN_STEP_FILE, STALL_REPORT_FILE
 from ddp_operator.launcher.files import write_json
+from ddp_operator.launcher.rank.groups import JOINING
 from ddp_operator.launcher.torchrun.round_state import RoundState
 from ddp_operator.launcher.torchrun.store import SignedStore
+from ddp_operator.launcher.watchdog.group_waits import Joiner
 from ddp_operator.launcher.watchdog.stall import (
     JobStall,
     RankActivity,
@@ -70,7 +73,7 @@ class RoundPods:
 
     def exchange(self, index: int, now: float) -> JobStall | None:
         """Return the stall of the job as one pod receives it."""
-        stall = self.states[index].exchange(now)
+        stall = self.states[index].exchange(now).get("stall")
         return None if stall is None else decode_job_stall(stall)
 
 
@@ -153,6 +156,37 @@ class TestStall:
         pods = RoundPods(tmp_path, LOST)
         pods.report(0, report_stall(SILENT, [WAITS]))
         assert pods.exchange(0, 1) is None
+
+
+class TestWait:
+    """Ranks that wait for the process group, as the launchers of two pods share them."""
+
+    def share(self, pods: RoundPods, index: int, *joiners: Joiner) -> None:
+        write_json(str(pods.folders[index] / GROUP_WAIT_FILE), {"joiners": joiners})
+
+    def test_pods_learn_the_late_rank_and_forget_it(self, pods: RoundPods) -> None:
+        waits = Joiner(0, 0, JOINING, 5.0, 0, 2, "job:1", "train.py:9", job_store="job:1")
+        self.share(pods, 0, waits)
+        self.share(pods, 1)
+        pods.states[1].exchange(1)
+        assert pods.states[0].exchange(1)["wait"]["isMistake"] is False
+        assert pods.states[1].exchange(2)["wait"] is not None, "so it looks where its own rank is"
+        self.share(pods, 1, Joiner(1, 1, place="load (data.py:3)", job_store="job:1"))
+        pods.states[1].exchange(3)
+        wait = parse_group_facts(pods.states[0].exchange(3)["wait"])
+        assert wait is not None
+        assert (wait.rank, wait.pod, wait.is_mistake, wait.world_size) == (1, 1, True, 2)
+        assert "data.py:3" in wait.message
+        self.share(pods, 0)
+        assert pods.states[0].exchange(4)["wait"] is None
+
+    @pytest.mark.parametrize("joiners", [{"rank": 0}, [3], [[0]], [[0, 0, "Joining"]], None])
+    def test_invalid_part_of_a_peer_is_ignored(self, tmp_path: Path, joiners: Any) -> None:
+        store = round_store()
+        store.append("joiners", [1, joiners])
+        pods = RoundPods(tmp_path, store)
+        self.share(pods, 0)
+        assert pods.states[0].exchange(1)["wait"] is None
 
 
 class TestSnapshot:

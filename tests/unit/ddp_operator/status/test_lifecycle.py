@@ -1,5 +1,7 @@
 """Deadlines, the pods that must succeed, the acknowledgement of a suspension, and the objects that remain."""
 
+import json
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -8,6 +10,8 @@ from msgspec.structs import replace
 
 from ddp_operator import constants
 from ddp_operator.api.status import Status
+from ddp_operator.constants import COMMENT_GROUPS
+from ddp_operator.contract.group_facts import ALONE, SEPARATE, TOGETHER, UNKNOWN, WAITING, GroupFacts
 from ddp_operator.kubeobjects import format_time
 from ddp_operator.manifests.children import build_children
 from ddp_operator.status.decide import decide
@@ -147,43 +151,81 @@ def succeeded(index: int, **known: Any) -> Any:
     return child_pod(index, "Succeeded", message=last_words(**known))
 
 
+def groups(state: str, message: str = "how the ranks train", **values: Any) -> dict[str, Any]:
+    return {"groups": GroupFacts(state, 2, message, **values).to_json()}
+
+
+def with_groups(facts: Mapping[str, Any]) -> str:
+    """Return the page of a pod that makes steps, with a record of its process groups."""
+    return f"{page(ddp_step=3, phase='Running')}{COMMENT_GROUPS}{json.dumps(facts['groups'])}\n"
+
+
 class TestProcessGroup:
-    """Did the ranks of pods that have all succeeded train together?"""
+    """Do the ranks train together?"""
 
     COMPLETE = child_job(conditions={"Complete": ""})
-    TOGETHER = {"worldSize": 2, "groupSize": 2}
-    ALONE = {"worldSize": 2, "groupSize": 0}
 
     @pytest.mark.parametrize(
         ("ends", "result"),
         [
-            ((TOGETHER, TOGETHER), "True"),
-            ((ALONE, ALONE), "False"),
-            (({"worldSize": 4, "groupSize": 2}, {"worldSize": 4, "groupSize": 2}), "False"),
-            ((ALONE, {}), "False"),
-            ((TOGETHER, {}), None),
+            ((groups(TOGETHER), groups(TOGETHER)), ("True", "ProcessGroupOfAllRanks")),
+            ((groups(ALONE), groups(ALONE)), ("False", "NoProcessGroup")),
+            ((groups(ALONE), groups(SEPARATE)), ("False", "SeparateGroups")),
+            ((groups(TOGETHER), groups(ALONE)), ("False", "NoProcessGroup")),
+            ((groups(ALONE), {}), ("False", "NoProcessGroup")),
+            ((groups(TOGETHER), {}), ("True", "ProcessGroupOfAllRanks")),
+            ((groups(UNKNOWN), groups(UNKNOWN)), ("Unknown", "GroupUnknown")),
             (({}, {}), None),
-            (({"worldSize": 1, "groupSize": 0}, {"worldSize": 1, "groupSize": 0}), None),
+            (({"groups": {"state": "Other", "worldSize": 2}}, {"groups": []}), None),
         ],
-        ids=["together", "apart", "a group in each pod", "one known to be apart", "one not known", "unknown", "lone"],
     )  # fmt: skip
-    def test_known_process_group_is_condition(self, ends: Any, result: str | None) -> None:
+    def test_group_at_the_end_is_condition(self, ends: Any, result: tuple[str, str] | None) -> None:
         decision = run(*(succeeded(index, **known) for index, known in enumerate(ends)), jobs=[self.COMPLETE])
         assert decision.status.phase == "Succeeded"
         distributed = decision.status.condition("Distributed")
-        assert (distributed.status if distributed else None) == result
+        assert ((distributed.status, distributed.reason) if distributed else None) == result
         events = [event.reason for event in list_transition_events(STARTED, decision.status)]
-        assert ("NoProcessGroup" in events) is (result == "False")
+        assert (result is not None and result[1] in events) is (distributed is not None and result[0] == "False")
 
-    def test_process_group_policy_fails_or_ignores(self) -> None:
-        pods = succeeded(0, **self.ALONE), succeeded(1, **self.ALONE)
+    @pytest.mark.parametrize(
+        ("facts", "result", "reason"),
+        [
+            (groups(TOGETHER), "True", ""),
+            (groups(ALONE), "False", "NoProcessGroup"),
+            (groups(SEPARATE), "False", "SeparateGroups"),
+            (groups(WAITING, remedy="use RANK"), "False", "WaitingForGroup"),
+            (groups(UNKNOWN), "Unknown", ""),
+        ],
+    )
+    def test_group_is_condition_while_it_trains(self, facts: Any, result: str, reason: str) -> None:
+        status = run(child_pod(0), child_pod(1), text=with_groups(facts)).status
+        distributed = status.condition("Distributed")
+        assert distributed is not None
+        assert distributed.status == result
+        assert distributed.message.startswith("how the ranks train")
+        assert ("use RANK" in distributed.message) is (reason == "WaitingForGroup")
+        assert (status.phase, status.reason) == ("Running", reason)
+
+    def test_group_of_former_ranks_is_forgotten_with_their_restart(self) -> None:
+        before = run(child_pod(0), child_pod(1), text=with_groups(groups(ALONE))).status
+        after = run(child_pod(0), child_pod(1), text=page(phase="Rendezvous"), status=before).status
+        distributed = after.condition("Distributed")
+        assert distributed is not None
+        assert (distributed.status, distributed.reason) == ("Unknown", "GroupUnknown")
+
+    @pytest.mark.parametrize("state", [ALONE, SEPARATE, WAITING, TOGETHER, UNKNOWN])
+    def test_policy_fails_running_job_whose_ranks_train_apart(self, state: str) -> None:
+        text = with_groups(groups(state))
+        status = run(child_pod(0), child_pod(1), text=text, processGroupPolicy="Fail").status
+        assert (status.phase == "Failed") is (state in (ALONE, SEPARATE))
+
+    def test_process_group_policy_fails_or_ignores_at_the_end(self) -> None:
+        pods = succeeded(0, **groups(ALONE)), succeeded(1, **groups(ALONE))
         failed = run(*pods, jobs=[self.COMPLETE], processGroupPolicy="Fail")
         assert failed.status.phase == "Failed"
         status, reason, message = condition(failed, "Failed")
         assert (status, reason) == ("True", "NoProcessGroup")
-        assert message.startswith(
-            "no process group spanned all 2 ranks: the ranks of pods 0, 1 ended without a process group"
-        )
+        assert message == "how the ranks train (the same in pods 0, 1)"
         ignored = run(*pods, jobs=[self.COMPLETE], processGroupPolicy="Ignore")
         assert (ignored.status.phase, ignored.status.condition("Distributed")) == ("Succeeded", None)
 
