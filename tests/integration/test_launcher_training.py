@@ -81,13 +81,13 @@ def test_two_pods_train_plain_script(pods: PodsFactory) -> None:
     assert "rank 0 is done: [0, 1, 4, 9]" in first.log
     assert first.message["category"] == ""
     assert first.message["version"] == 1
-    assert (second.message["worldSize"], second.message["groupSize"]) == (2, 2)
+    assert second.message["groups"]["state"] == "Together"
 
 
-def test_script_without_process_group_reports_size_zero(pods: PodsFactory) -> None:
+def test_script_without_group_and_step_reports_unknown(pods: PodsFactory) -> None:
     job = pods("python", "train.py", script="import torch.distributed; print('no GPU'); raise SystemExit(0)")
     for end in job.run():
-        assert (end.code, end.message["worldSize"], end.message["groupSize"]) == (0, 2, 0), end.log
+        assert (end.code, end.message["groups"]["state"]) == (0, "Unknown"), end.log
 
 
 def test_failed_pod_reports_cause_and_peer_fails_secondarily(pods: PodsFactory) -> None:

@@ -35,6 +35,11 @@ HIDDEN_FAILURE_REMEDY: Final = (
     "its exit code 0 hides the failure: let the exception end the script, without a try that only prints it and "
     "without || true, and write set -o pipefail before a pipe"
 )
+_LOCAL_RANK: Final = re.compile(r"unrecognized arguments: [^\n]{0,200}--local[-_]rank|No such option: --local[-_]rank")
+LOCAL_RANK_REMEDY: Final = (
+    "torch.distributed.launch passes --local-rank: accept both spellings, add_argument('--local-rank', '--local_rank', "
+    "type=int), or run the script without that launcher and read LOCAL_RANK from the environment"
+)
 ARGUMENTS_REMEDY: Final = (
     "correct the arguments of the script: args in spec.template, or those after -- on the command line; the script's "
     "--help lists them"
@@ -155,7 +160,7 @@ def advise(
     if module:
         return advise_on_module(module[1], code)
     if end.exit_code == 2 and _WRONG_ARGUMENTS.match(end.text):
-        return ARGUMENTS_REMEDY
+        return LOCAL_RANK_REMEDY if _LOCAL_RANK.search(end.text) else ARGUMENTS_REMEDY
     if end.exception_type == HANG.name:
         return HANG_REMEDY
     if category == UNKNOWN.name:

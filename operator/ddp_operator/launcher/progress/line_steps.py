@@ -149,6 +149,7 @@ class LineSteps:
         self._streams: OrderedDict[tuple[str, Optional[float]], NumberSeries] = OrderedDict()
         self._step: Optional[NumberSeries] = None  # of the last validated line
         self._epoch: Optional[NumberSeries] = None  # beside it
+        self._repeats = 1.0  # of all epochs, as in cross-validation
 
     def read(self, line: str, counter: float) -> bool:
         """Search a line. Returns whether it has a validated step or epoch."""
@@ -159,12 +160,19 @@ class LineSteps:
             self._step = max(steps, key=_rank_stream)
             unnamed = [stream for stream in streams[: streams.index(self._step)] if stream.may_be_epoch]
             self._epoch = next(iter(epochs or unnamed), None)
+            self._repeats = self._find_repeats(streams)
             return True
         valid = [stream for stream in epochs if stream.scale is not None]
         if valid and (self._step is None or not self._step.advances):
             self._epoch = valid[0]
             return True
         return False
+
+    def _find_repeats(self, streams: Sequence[NumberSeries]) -> float:
+        """Return the total of a number before the epoch, as in ``Fold 1/5 Epoch 2/3``; 1 without one."""
+        before = streams[: streams.index(self._epoch)] if self._epoch is not None else ()
+        outer = [stream for stream in before if stream is not self._step and stream.may_be_epoch and stream.total]
+        return (outer[0].total if outer else None) or 1.0
 
     def _observe(self, count: Count, counter: float) -> NumberSeries:
         key = count.key, count.total  # a validation's bar has another total
@@ -237,8 +245,8 @@ class LineSteps:
         # The last step of an epoch may have a smaller batch: DataLoader keeps it by default.
         steps = math.ceil(stream.total / scale)
         if not is_of_epoch:
-            return steps
-        return epochs * steps if epochs else self._planned
+            return self._repeats * steps
+        return self._repeats * epochs * steps if epochs else self._planned
 
 
 def _rank_stream(stream: NumberSeries) -> tuple[bool, bool, int]:

@@ -143,6 +143,18 @@ def test_step_of_an_epoch_becomes_a_step_of_the_run(shape: Format) -> None:
     assert LineRun(epochs=EPOCHS).train(shape, range(10, 251, 10)).shown == (250, 1000, "1.234")
 
 
+def test_total_of_cross_validation_is_that_of_all_folds() -> None:
+    run = LineRun()
+    totals = set()
+    for step in range(2, 601, 2):
+        fold, rest = divmod(step - 1, 200)
+        epoch, batch = divmod(rest, 100)
+        run.print(f"Fold {fold + 1}/3 Epoch [{epoch + 1}/2], Step [{batch + 1}/100], Loss: 1.234", step)
+        totals.add((run.shown or (0, None))[1])
+    assert run.shown == (600, 600, "1.234")
+    assert totals == {None, 600}
+
+
 @pytest.mark.parametrize("shape", OF_AN_EPOCH.values(), ids=OF_AN_EPOCH)
 def test_step_of_an_epoch_is_no_total_before_the_second_epoch(shape: Format) -> None:
     shown = LineRun().train(shape, range(10, 101, 10)).shown

@@ -85,9 +85,24 @@ def test_suggested_pattern_matches_the_next_line(
     assert hint.suggest_pattern() in build_late(hint, clock, SHELL, None)
 
 
-def test_lines_without_a_growing_number_suggest_the_exporter(tmp_path: Path, clock: list[float]) -> None:
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["working", "still working", "...."],
+        ["frame #3: <unknown function> + 0x163b752 (0x7f98 in /lib/a.so)", "frame #4: __libc_start_main + 0x85 (0x7f)"],
+        ["#0  0x00007f c10d::TCPStore () from a.so", "#1  main () at a.cc:5"],
+        ["    @     0x7f98f5a4524a  42 (unknown)", "    @     0x7f98f5a45305  43 main"],
+        ["[W1127 21:00:20 TCPStore.cpp:340] try 1", "[W1127 21:00:21 TCPStore.cpp:340] try 2"],
+        ['  File "train.py", line 3, in f', '  File "train.py", line 9, in g'],
+        ["train.py:3: UserWarning: slow 4", "train.py:9: UserWarning: slow 5"],
+        ["\tat Main.run(Main.java:3)", "\tat Main.run(Main.java:5)"],
+    ],
+)
+def test_lines_without_a_growing_number_suggest_the_exporter(
+    tmp_path: Path, clock: list[float], lines: list[str]
+) -> None:
     hint = StepHint(launcher_pod(tmp_path), 0)
-    hint.feed(b"working\nstill working\n....\n")
+    hint.feed(("\n".join(lines) + "\n").encode())
     assert "exporter.step(samples=" in build_late(hint, clock, SHELL, None)
 
 

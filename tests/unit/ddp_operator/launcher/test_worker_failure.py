@@ -150,6 +150,7 @@ def test_the_outcome_of_a_worker(code: int, kind: str, message: str, expected: O
             "DistributedDataParallel device_ids and output_device arguments only work with",
             "LOCAL_RANK",
         ),
+        (2, "SystemExit", "train.py: error: unrecognized arguments: --local-rank=0", "'--local-rank', '--local_rank'"),
         (3, "SystemExit", "3", "its last lines in the log"),
         (3, "SystemExit", "KeyError: 'lr'", "fix the line of the script"),
         (4, "", "", "its last lines in the log"),
