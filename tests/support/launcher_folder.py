@@ -16,7 +16,8 @@ from ddp_operator.manifests.children import load_launcher
 
 RANK_MODULES = [
     "contract", "contract.names", "launcher", "launcher.counters", "launcher.files", "launcher.processes",
-    "launcher.rank", "launcher.rank.import_hook", "launcher.rank.tracebacks", "launcher.rank.worker",
+    "launcher.rank", "launcher.rank.child", "launcher.rank.groups", "launcher.rank.import_hook",
+    "launcher.rank.tracebacks", "launcher.rank.worker",
 ]  # fmt: skip
 """The launcher's packages and modules that every rank imports, sorted by name, below ``ddp_launcher``."""
 

@@ -165,7 +165,8 @@ def _build_worker_failure(
     progress: Mapping[str, float],
 ) -> Failure:
     root_cause = find_root_cause(failures)
-    if not root_cause.traceback or root_cause.evidence == EVIDENCE_EXIT_CODE:
+    is_local = root_cause.local_rank is not None
+    if is_local and (not root_cause.traceback or root_cause.evidence == EVIDENCE_EXIT_CODE):
         root_cause = add_last_lines(pod, root_cause)
     failure = complete_worker_failure(root_cause, restarts, metrics, progress)
     if restarts.repeated and failure.signature:
