@@ -22,14 +22,20 @@ try:
     import sitecustomize  # the environment's own one
 except ImportError:
     sys.modules["sitecustomize"] = own
-try:
-    import importlib.util
-    spec = importlib.util.spec_from_file_location("ddp_launcher_bootstrap", {bootstrap!r})
-    bootstrap = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(bootstrap)
-    bootstrap.observe_child({runtime!r}, {local_rank!r})
-except Exception:  # another Python: it stays invisible
-    pass
+class BeforeTorch(object):
+    def find_spec(self, name, path=None, target=None):
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        try:
+            import importlib.util
+            spec = importlib.util.spec_from_file_location("ddp_launcher_bootstrap", {bootstrap!r})
+            bootstrap = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(bootstrap)
+            bootstrap.observe_child({runtime!r}, {local_rank!r})
+        except Exception:  # another Python: it stays invisible
+            pass
+sys.meta_path.insert(0, BeforeTorch())
 """
 
 
