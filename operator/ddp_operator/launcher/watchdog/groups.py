@@ -11,7 +11,7 @@ from ...contract.failure_record import EVIDENCE_EXIT_CODE, Failure
 from ...contract.failure_table import NCCL, NETWORK
 from ...contract.group_facts import ALONE, SEPARATE, TOGETHER, UNKNOWN, GroupFacts
 from ...contract.names import GROUP_WAIT_FILE
-from ..failures.rules import FATAL
+from ..failures.kinds import FATAL
 from ..files import log, read_json, try_write_json
 from ..pod import Pod, WorkerRecord, list_workers
 from ..processes import process_state
