@@ -218,6 +218,14 @@ KINDS: Final = (
         remedy="correct the JSON, YAML or TOML file that the script reads, at the line in the message; an empty file "
         "or a web page is a failed download"),
     FailureKind(
+        "An environment variable that is not set", types=("KeyError",), where=r"<frozen os>|[/\\]os\.py",
+        remedy="set the variable in env of the trainer (`--env NAME=VALUE` for a script), or give it a default"),
+    FailureKind(
+        "A file that hides a module", types=("ImportError", "AttributeError"), outcome=FATAL,
+        where="partially initialized module|circular import",
+        remedy="modules import each other, or a file in the script's folder has the name of a library's module (such "
+        "as random.py or torch.py): rename the file that the traceback shows"),
+    FailureKind(
         "A program that the script started failed", types=("subprocess.CalledProcessError",),
         remedy="see the program's own output above in the log; a negative exit status is the signal that killed it"),
     FailureKind(

@@ -78,6 +78,8 @@ REFUSED = ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
         ("ValueError: Default process group has not been initialized", SCRIPT, "init_process_group()"),
         ("RuntimeError: Expected to have finished reduction in the prior", SCRIPT, "find_unused_parameters"),
         ("AttributeError: Can't pickle local object 'main.<locals>.f'", SCRIPT, "pickled"),
+        ("AttributeError: partially initialized module 'torch' has no attribute 'Tensor'", FATAL, "rename the file"),
+        ("ImportError: cannot import name 'a' (most likely due to a circular import)", FATAL, "rename the file"),
         ("KeyError: 'getpwuid(): uid not found: 1000680000'", SCRIPT, "set USER"),
         ("OSError: No username set in the environment", SCRIPT, "set USER"),
         ("RuntimeError: [enforce fail at gloo/x.cc:84] Unable to find address for: eth9", FATAL, "GLOO_SOCKET_IFNAME"),
@@ -187,6 +189,11 @@ def test_chain_of_exceptions_decides_by_its_most_certain_evidence(
     assert failure.outcome == outcome
     assert remedy in failure.remedy
     assert cause in failure.message
+
+
+def test_missing_environment_variable_has_its_remedy(tmp_path: Path) -> None:
+    assert "set the variable in env" in examine(lambda: os.environ["DDP_NO_SUCH_VARIABLE"], tmp_path).remedy
+    assert "set the variable in env" not in examine(lambda: {}["key"], tmp_path).remedy
 
 
 def test_suppressed_exception_explains_nothing(tmp_path: Path) -> None:
