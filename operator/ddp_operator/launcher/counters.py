@@ -40,6 +40,9 @@ WORLD_SIZE = 15
 PID = 16
 OWNER = 17  # process that has made a step: the rank's own, or one that its program has started
 LOST_LOSS_STEP = 18  # the step since which the loss is not finite; 0: it is finite
+EPOCH = 19  # from 1; 0: unknown, as of the following ones
+EPOCHS = 20
+TOTAL_STEPS = 21
 
 # Values of VISIBILITY.
 UNKNOWN = 0.0  # the rank has not imported PyTorch's optimizers, or it is no Python program
@@ -55,7 +58,7 @@ class RankCounters(NamedTuple):
     the time between steps, without long pauses; ``longest_step``: the longest time between two steps, with pauses;
     ``work_seconds``: host time from each step to the next backward; ``first_step``: the run's step before the first one
     of this process, from the optimizer's state; ``lost_loss_step``: the process's step since which the loss is not
-    finite; ``owner``: the process that counts, if the rank's own one is no Python program.
+    finite; ``owner``: the process that counts, if the rank's own one is no Python program; ``epoch``: from 1.
     """
 
     pid: int
@@ -74,6 +77,9 @@ class RankCounters(NamedTuple):
     first_step: Optional[int]
     lost_loss_step: Optional[int] = None
     owner: int = 0
+    epoch: Optional[int] = None
+    epochs: Optional[int] = None
+    total_steps: Optional[int] = None
 
     @property
     def shows_steps(self) -> bool:
@@ -213,6 +219,9 @@ def _parse_slot(numbers: list[float]) -> Optional[RankCounters]:
         first_step=_read_count(first_step) if math.isfinite(first_step) else None,
         lost_loss_step=_read_count(numbers[LOST_LOSS_STEP]) or None,
         owner=_read_count(numbers[OWNER]),
+        epoch=_read_count(numbers[EPOCH]) or None,
+        epochs=_read_count(numbers[EPOCHS]) or None,
+        total_steps=_read_count(numbers[TOTAL_STEPS]) or None,
     )
 
 

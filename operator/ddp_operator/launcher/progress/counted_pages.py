@@ -63,8 +63,10 @@ def merge_counters(values: Mapping[str, float], counters: RankCounters, *, is_al
     merged = dict(values)
     if METRIC_GLOBAL_STEP not in merged:
         _add_steps(merged, counters)
+        _add_plan(merged, counters)
     elif is_aligned:
         _continue_steps(merged, counters)
+        _add_plan(merged, counters)
 
     merged[METRIC_LAST_STEP] = time.time() - (time.monotonic() - counters.last_step_time)
     merged[METRIC_WORLD_SIZE] = float(counters.world_size)
@@ -89,6 +91,17 @@ def _add_steps(values: dict[str, float], counters: RankCounters) -> None:
     position = find_position(counters)
     if position is not None:
         values[METRIC_GLOBAL_STEP] = position
+
+
+def _add_plan(values: dict[str, float], counters: RankCounters) -> None:
+    """Add the epoch and the totals that the rank knows; the log may show the epoch as the script counts it."""
+    for name, number in ((METRIC_EPOCH, counters.epoch), (METRIC_EPOCHS, counters.epochs)):
+        if number is not None:
+            values.setdefault(name, float(number))
+    if counters.total_steps is not None and METRIC_GLOBAL_STEP in values:
+        values.pop(METRIC_TOTAL_MARGIN, None)
+        values[METRIC_TOTAL_STEPS] = float(counters.total_steps)
+        values[METRIC_PROGRESS] = min(1.0, values[METRIC_GLOBAL_STEP] / counters.total_steps)
 
 
 def find_position(counters: RankCounters) -> Optional[float]:
@@ -146,6 +159,7 @@ def complete_progress(progress: Mapping[str, float]) -> dict[str, float]:
     if METRIC_TOTAL_STEPS in completed:
         completed[METRIC_TOTAL_STEPS] = step
     epochs = completed.get(METRIC_EPOCHS, 0.0)
-    if completed.get(METRIC_EPOCH) == epochs - 1.0:  # of a script that counts epochs from 0
+    # The script counts epochs from 0, or its last one took less than a second.
+    if completed.get(METRIC_EPOCH) == epochs - 1.0 or (epochs and METRIC_TOTAL_STEPS in completed):
         completed[METRIC_EPOCH] = epochs
     return completed

@@ -43,7 +43,9 @@ class LineProgress:
 
     def restarted(self) -> "LineProgress":
         """Return the initial progress of the process that replaces this one."""
-        return LineProgress(self._read_counters, self._epochs, self._steps)
+        successor = LineProgress(self._read_counters, self._epochs, self._steps)
+        successor._finder.epoch_base = self._finder.epoch_base
+        return successor
 
     def feed(self, chunk: bytes, now: float) -> bool:
         """Search output. ``now``: Unix time. Returns whether it showed progress."""
@@ -66,7 +68,7 @@ class LineProgress:
 
     def _read(self, line: str, counters: RankCounters) -> bool:
         """Search one line. Returns whether it showed progress."""
-        if self._finder.read(line, float(counters.steps)):
+        if self._finder.read(line, float(counters.steps), counters.epoch):
             self._counters = counters
         elif self._counters is None or not _RECORD.match(line):
             return False

@@ -77,25 +77,32 @@ class NumberSeries:
         self.restarts = 0  # how often the number restarted, as with each epoch
         self.advances = 0
         self._counter: Optional[float] = None  # of the last line
-        self._gain = 0.0  # of the value while the counter advanced
+        self._base_value = 0.0  # of the last line in which both had advanced, or the number had restarted
+        self._base_counter = 0.0
+        self._gain = 0.0  # of the value while both advanced
         self._steps = 0.0  # of the counter meanwhile
         self._most_ahead = -math.inf  # of the counter; a line is late, never early
         self.largest_gain = 1.0  # between two lines
 
     def observe(self, value: float, total: Optional[float], counter: float) -> None:
-        """Record the number of a line. ``counter``: the rank's steps when the line was read."""
+        """Record the number of a line. ``counter``: the rank's steps when the line was read.
+
+        A line may be printed twice, and several lines may be read at once: the number and the counter then advance in
+        turn, and are compared where both have.
+        """
         if self._counter is None:
             self.first = value
-        elif value < self.value:
-            self.restarts += 1
-        elif counter > self._counter:
-            self.advances += value > self.value
-            self._gain += value - self.value
-            self._steps += counter - self._counter
-        elif self._steps:
-            self._gain += value - self.value  # several lines were read at once
-        if self._counter is not None:
+        else:
+            self.restarts += value < self.value
             self.largest_gain = max(self.largest_gain, value - self.value)
+        is_advance = value > self._base_value and counter > self._base_counter
+        if is_advance and self._counter is not None and value >= self.value:
+            self.advances += 1
+            self._gain += value - self._base_value
+            self._steps += counter - self._base_counter
+        if is_advance or self._counter is None or value < self.value:
+            self._base_value = value
+            self._base_counter = counter
         self.value = value
         self.total = total if total is not None and total >= value else None
         self._counter = counter
@@ -104,6 +111,9 @@ class NumberSeries:
     @property
     def scale(self) -> Optional[float]:
         """How much the number grows in one optimizer step; None: it does not follow the counter."""
+        if not self.advances and not self.restarts and self.is_step and self.value == self._counter:
+            # A short run, all of whose lines were read at once.
+            return 1.0 if self.value - self.first >= _SURE_STEPS else None
         if not self._gain or not self._steps or self.restarts > self.advances:
             return None
         error = abs(self._gain - self._steps)
@@ -150,9 +160,10 @@ class LineSteps:
         self._step: Optional[NumberSeries] = None  # of the last validated line
         self._epoch: Optional[NumberSeries] = None  # beside it
         self._repeats = 1.0  # of all epochs, as in cross-validation
+        self.epoch_base: Optional[float] = None  # 0 or 1, with which the script starts to count epochs
 
-    def read(self, line: str, counter: float) -> bool:
-        """Search a line. Returns whether it has a validated step or epoch."""
+    def read(self, line: str, counter: float, epoch: Optional[int] = None) -> bool:
+        """Search a line. ``epoch``: of its sampler, from 1. Returns whether it has a validated step or epoch."""
         streams = [self._observe(count, counter) for count in find_counts(line)]
         steps = [stream for stream in streams if not stream.is_epoch and stream.scale is not None]
         epochs = [stream for stream in streams if stream.is_epoch]
@@ -161,6 +172,7 @@ class LineSteps:
             unnamed = [stream for stream in streams[: streams.index(self._step)] if stream.may_be_epoch]
             self._epoch = next(iter(epochs or unnamed), None)
             self._repeats = self._find_repeats(streams)
+            self._find_epoch_base(epoch)
             return True
         valid = [stream for stream in epochs if stream.scale is not None]
         if valid and (self._step is None or not self._step.advances):
@@ -173,6 +185,14 @@ class LineSteps:
         before = streams[: streams.index(self._epoch)] if self._epoch is not None else ()
         outer = [stream for stream in before if stream is not self._step and stream.may_be_epoch and stream.total]
         return (outer[0].total if outer else None) or 1.0
+
+    def _find_epoch_base(self, epoch: Optional[int]) -> None:
+        """Compare the shown epoch with the sampler's: a line is late, never early."""
+        if self._epoch is None or (epoch is None and self.epoch_base is not None):
+            return
+        base = self._epoch.first if epoch is None else self._epoch.value - epoch + 1
+        if base in (0.0, 1.0):
+            self.epoch_base = max(base, self.epoch_base or 0.0)
 
     def _observe(self, count: Count, counter: float) -> NumberSeries:
         key = count.key, count.total  # a validation's bar has another total
@@ -230,10 +250,11 @@ class LineSteps:
     def _find_offset(self, stream: NumberSeries, scale: float, is_of_epoch: Optional[bool]) -> float:
         if stream is self._epoch or not is_of_epoch:
             return stream.find_offset(scale)
-        if self._epoch is None or not stream.total or self._epoch.first <= 1:
+        if self._epoch is None or not stream.total:
             return 0.0
-        # The process started in a later epoch; epochs count from 1 here, as in most scripts.
-        return (self._epoch.first - 1) * stream.total / scale
+        # The process may have started in a later epoch. Most scripts count from 1.
+        base = 1.0 if self.epoch_base is None else self.epoch_base
+        return max(0.0, self._epoch.first - base) * stream.total / scale
 
     def _find_total(
         self, stream: NumberSeries, scale: float, epochs: Optional[float], is_of_epoch: Optional[bool]
@@ -303,21 +324,23 @@ def _find_series(name: str) -> Optional[str]:
     return None
 
 
-_EPOCHS = re.compile(r"--?(?:\w+\.)*(?:num[-_])?(?:train[-_])?(?:max[-_])?epochs?", re.IGNORECASE)
-_STEPS = re.compile(r"--?(?:\w+\.)*(?:max|total|train)[-_]?(?:train[-_])?(?:steps|iters|updates?)", re.IGNORECASE)
+_EPOCHS = re.compile(r"(?:\w+\.)*(?:num[-_])?(?:train[-_])?(?:max[-_])?epochs?", re.IGNORECASE)
+_STEPS = re.compile(r"(?:\w+\.)*(?:max|total|train)[-_]?(?:train[-_])?(?:steps|iters|updates?)", re.IGNORECASE)
 
 
 def find_total(command: Sequence[str], *, epochs: bool) -> Optional[int]:
     """Return the epochs, or the steps, of the run if an option of the script's command sets them.
 
-    The command of a shell (``bash -c "python train.py --epochs 3"``) is searched too.
+    The command of a shell (``bash -c "python train.py --epochs 3"``) is searched too, and options without dashes, as
+    Hydra has them (``trainer.max_epochs=3``).
     """
     pattern = _EPOCHS if epochs else _STEPS
-    words = [word for text in command for word in text.split()]
+    words = [word.strip("'\"") for text in command for word in text.split()]
     total = None
     for index, word in enumerate(words):
         flag, sign, value = word.partition("=")
         value = value if sign else "".join(words[index + 1 : index + 2])
-        if pattern.fullmatch(flag) and value.isascii() and value.isdigit() and 0 < int(value) < 2**31:
+        is_option = (sign or flag.startswith("-")) and pattern.fullmatch(flag.lstrip("-+"))
+        if is_option and value.isascii() and value.isdigit() and 0 < int(value) < 2**31:
             total = int(value)
     return total

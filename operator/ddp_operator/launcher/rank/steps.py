@@ -9,12 +9,14 @@ import os
 import sys
 import time
 import weakref
+from contextlib import suppress
 from typing import Any, Callable, Optional
 
 from .. import counters
 from .batches import BatchMeter
 from .import_hook import ImportHook
 from .losses import LossReader
+from .plans import EpochHook, read_lightning_plan
 
 _MODULE = "torch.optim.optimizer"
 _LOOK_SECONDS = 1.0  # between two readings of the other values
@@ -78,6 +80,7 @@ class StepCounter(ImportHook):
             self._hook = module.register_optimizer_step_post_hook(self._build_hook())
             self._losses = LossReader(self._torch, self._slot, self._on_backward)
             self._batches = BatchMeter(self._torch)
+            EpochHook(lambda: self._slot).start()
         except Exception:  # another version of PyTorch: the script runs without counters
             self.stop()
             return
@@ -164,6 +167,7 @@ class StepCounter(ImportHook):
         if slot is None:
             self.stop()
             return False
+        slot[counters.EPOCH] = self._slot[counters.EPOCH]
         self._slot = slot
         if self._losses is not None:
             self._losses.move_to(slot)
@@ -216,6 +220,8 @@ class StepCounter(ImportHook):
             slot[counters.LEARNING_RATE] = float(rate)
         if self._losses is not None:
             self._losses.collect(self._steps)
+        with suppress(Exception):  # another Trainer than Lightning's
+            read_lightning_plan(slot)
 
     def _finish_batch(self) -> None:
         """End the measurement of the batch size, which took one iteration."""

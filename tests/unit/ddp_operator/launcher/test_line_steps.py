@@ -11,6 +11,7 @@ from ddp_operator.api.status import Progress
 from ddp_operator.launcher.counters import RankCounters
 from ddp_operator.launcher.progress.line_progress import LineProgress
 from ddp_operator.launcher.progress.line_steps import find_metrics, find_total
+from ddp_operator.launcher.progress.metrics import read_progress
 from ddp_operator.status.metrics_page import build_progress, parse_page
 
 NOW = 1_700_000_000.0
@@ -41,6 +42,7 @@ class LineRun:
     def __init__(self, epochs: int | None = None, steps: int | None = None, first_step: int | None = None) -> None:
         self.counted = 0
         self.first_step = first_step
+        self.epoch: int | None = None
         self.progress = LineProgress(self._read, epochs, steps)
 
     def _read(self) -> RankCounters:
@@ -59,6 +61,7 @@ class LineRun:
             learning_rate=None,
             loss=None,
             first_step=self.first_step,
+            epoch=self.epoch,
         )
 
     def print(self, line: str, counted: int) -> bool:
@@ -272,6 +275,62 @@ def test_last_small_batch_of_each_epoch_counts_as_step() -> None:
     assert run.shown == (59, 94, "1.234")
 
 
+def test_bar_that_prints_each_step_twice_keeps_epoch_total_and_loss() -> None:
+    run = LineRun(epochs=EPOCHS)
+    for step in range(1, 251):
+        at = Moment(step)
+        # The reader holds a line back until the next one begins.
+        run.print(f"Epoch {at.epoch}: {as_bar(at.batch, 100)}, train_loss={step - 1}]", step)
+        run.print(f"Epoch {at.epoch}: {as_bar(at.batch, 100)}, train_loss={step}]", min(step + 1, 250))
+        run.progress._second = 0
+    assert run.shown == (250, 1000, "250")
+    assert run.status is not None
+    assert (run.status.epoch, run.status.epochs) == (2, 10)
+
+
+def test_lines_of_a_short_run_that_are_read_at_once_show_step_and_total() -> None:
+    run = LineRun()
+    run.print("\n".join(f"step {step}/30 loss 0.5" for step in range(1, 11)), 10)
+    assert run.shown == (10, 30, "0.5")
+
+
+@pytest.mark.parametrize("base", [0, 1])
+def test_resumed_run_shows_its_true_step_with_the_epoch_of_its_sampler(base: int) -> None:
+    run = LineRun(epochs=EPOCHS)
+    for step in range(310, 451, 10):
+        at = Moment(step)
+        run.epoch = Moment(step + 3).epoch + 1  # a line may be read in the next epoch
+        run.print(f"Epoch: [{at.epoch + base}]  [ {at.batch}/100]  loss: 1.234", step - 300)
+    assert run.shown == (450, 1000, "1.234")
+
+
+def test_restarted_rank_counts_epochs_as_its_former_process() -> None:
+    run = LineRun(epochs=EPOCHS).train(OF_AN_EPOCH["metric logger"], range(10, 151, 10))
+    run.progress = run.progress.restarted()
+    assert run.train(OF_AN_EPOCH["metric logger"], range(110, 251, 10), resumed=100).shown == (250, 1000, "1.234")
+
+
+@pytest.mark.parametrize(
+    ("lines", "since"),
+    [(["loss 0.5", "loss nan", "loss nan"], 9), (["loss nan", "loss 0.5"], None), (["loss 0.5", "loss inf"], 9)],
+)
+def test_page_has_the_step_since_which_the_loss_is_not_finite(lines: list[str], since: int | None) -> None:
+    run = LineRun()
+    for step in range(1, 8):
+        run.print(f"step {step}/30 loss 0.5", step)
+    for number, line in enumerate(lines):
+        run.print(f"step {number + 8}/30 {line}", number + 8)
+    page = run.progress.page(0)
+    values = read_progress(page)
+    assert values.get("ddp_loss_not_finite_step") == since
+
+
+def test_estimated_total_has_a_margin_and_a_stated_one_has_none() -> None:
+    samples = LineRun(epochs=1).train(OF_AN_EPOCH["mnist"], range(10, 61, 10))
+    assert 'ddp_planned_steps_margin{rank="0"} 10.0' in samples.progress.page(0)
+    assert "margin" not in LineRun().train(OF_THE_RUN["step of total"], range(10, 61, 10)).progress.page(0)
+
+
 def test_new_process_is_validated_anew() -> None:
     run = LineRun().train(OF_THE_RUN["step of total"], range(10, 61, 10))
     run.progress = run.progress.restarted()
@@ -324,6 +383,9 @@ def test_named_numbers_are_metrics(line: str, metrics: dict[str, float]) -> None
         (["train.py", "--max_iters=600", "--trainer.max_epochs=4"], 4, 600),
         (["pretrain_gpt.py", "--train-iters", "500000"], None, 500000),
         (["bash", "-c", "cd /work && python train.py --epochs 3 --max_steps=90"], 3, 90),
+        (["train.py", "trainer.max_steps=200", "+train.num_epochs=4"], 4, 200),
+        (["sh", "-c", "EPOCHS=2 python train.py 'trainer.max_steps=200'"], 2, 200),
+        (["train.py", "epochs", "3"], None, None),
         (["train.py", "--epochs"], None, None),
         (["train.py", "--warmup-epochs", "5", "--epochs", "many"], None, None),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 import time
@@ -11,8 +12,13 @@ from pathlib import Path
 import pytest
 
 from ddp_operator.launcher import counters as slots
-from ddp_operator.launcher.counters import CounterMemory, open_slot
-from ddp_operator.launcher.progress.counted_pages import complete_progress, find_missing_steps
+from ddp_operator.launcher.counters import CounterMemory, RankCounters, open_slot
+from ddp_operator.launcher.progress.counted_pages import (
+    complete_progress,
+    drop_lost_loss,
+    find_missing_steps,
+    merge_counters,
+)
 from ddp_operator.launcher.progress.metrics import MetricsEndpoint, fetch_page, merge_pages, read_progress
 
 
@@ -332,6 +338,18 @@ def test_success_completes_the_progress_unless_many_steps_are_missing(
     assert find_missing_steps(progress) == missing
     completed = {**progress, "ddp_planned_steps": step, "ddp_progress_ratio": 1.0}
     assert complete_progress(progress) == (progress if missing else completed)
+
+
+def test_plan_and_lost_loss_of_a_rank_are_on_its_page() -> None:
+    known = dict.fromkeys(RankCounters._fields, None) | {"steps": 10, "step_seconds": 1.0, "last_step_time": 0.0}
+    counters = RankCounters(**{**known, "world_size": 2, "epoch": 2, "epochs": 8, "total_steps": 40, "first_step": 0})
+    values = merge_counters({"ddp_loss": 1.0}, counters, is_aligned=False)
+    names = ("ddp_epoch", "ddp_planned_epochs", "ddp_step", "ddp_planned_steps", "ddp_progress_ratio", "ddp_loss")
+    assert [values[name] for name in names] == [2.0, 8.0, 10.0, 40.0, 0.25, 1.0]
+    lost = merge_counters({"ddp_loss": 1.0}, counters._replace(lost_loss_step=7), is_aligned=False)
+    assert math.isnan(lost["ddp_loss"])
+    finite = drop_lost_loss(lost)
+    assert (finite.get("ddp_loss"), finite["ddp_loss_not_finite_step"]) == (None, 7.0)
 
 
 def test_progress_without_a_step_is_not_completed() -> None:

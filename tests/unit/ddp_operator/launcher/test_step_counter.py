@@ -7,11 +7,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DistributedSampler
 
 from ddp_operator.launcher.counters import CounterMemory, RankCounters, open_slot
 from ddp_operator.launcher.rank import losses, steps
@@ -30,12 +32,14 @@ def counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StepCou
     slot = open_slot(str(tmp_path), 1)
     slot[steps.counters.PID] = float(os.getpid())
     backward = torch.Tensor.backward
+    set_epoch = DistributedSampler.set_epoch
     found = StepCounter(slot)
     vars(found)["memory"] = memory
     found.watch(sys.modules["torch.optim.optimizer"])
     yield found
     found.stop()
     torch.Tensor.backward = backward  # type: ignore[method-assign]
+    DistributedSampler.set_epoch = set_epoch  # type: ignore[method-assign]
 
 
 @pytest.fixture
@@ -221,6 +225,38 @@ def test_state_without_steps_leaves_the_first_step_unknown(counter: StepCounter,
     model = build_model()
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), 2)
     assert read().first_step is None
+
+
+def test_epoch_of_the_sampler_is_published(counter: StepCounter, read: Read) -> None:
+    assert read().epoch is None
+    DistributedSampler(range(4), num_replicas=2, rank=0).set_epoch(3)  # type: ignore[arg-type]
+    assert read().epoch == 4
+
+
+def test_plan_of_lightning_is_published(counter: StepCounter, read: Read, tmp_path: Path) -> None:
+    """A loop of Lightning is recognized by the place of its file."""
+    source = "class Loop:\n    def __init__(self, trainer): self.trainer = trainer\n    def run(self, work): work()\n"
+    names: dict[str, Any] = {}
+    exec(compile(source, str(tmp_path / "lightning" / "pytorch" / "loops" / "fit_loop.py"), "exec"), names)
+    trainer = SimpleNamespace(current_epoch=2, max_epochs=8, estimated_stepping_batches=400, global_step=100)
+    model = build_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    names["Loop"](trainer).run(lambda: train(model, optimizer, 2))
+    assert (read().epoch, read().epochs, read().total_steps, read().first_step) == (3, 8, 400, 100)
+    endless = SimpleNamespace(current_epoch=3, max_epochs=-1, estimated_stepping_batches=math.inf, global_step=0)
+    names["Loop"](endless).run(lambda: train(model, optimizer, 1))
+    assert (read().epoch, read().total_steps) == (4, 400)
+
+
+def test_loss_that_is_not_finite_is_published_with_its_step(counter: StepCounter, read: Read) -> None:
+    model = build_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, optimizer, 2)
+    assert read().lost_loss_step is None
+    for _ in range(2):
+        (model(torch.randn(4, 8)).sum() * math.nan).backward()
+        optimizer.step()
+    assert read().lost_loss_step == 3
 
 
 def test_exception_in_a_hook_does_not_reach_the_script(
