@@ -34,6 +34,8 @@ _GROUP_PREFIX: Final = re.compile(r"^  \| ?")  # of the lines of an ExceptionGro
 _QUOTE: Final = re.compile(r'(?<!\\)"')
 _ENVIRONMENT_BYTES: Final = 1 << 17
 _MOST_PROCESSES: Final = 2  # in a record
+# Helpers of PyTorch and multiprocessing that end by themselves, shortly after the process that they serve.
+_HELPERS: Final = re.compile(r"torch_shm_manager\b|multiprocessing\.(resource_tracker|forkserver)\b")
 
 
 class PrintedTraceback(NamedTuple):
@@ -102,7 +104,8 @@ def find_remaining_processes(pids: Iterable[int]) -> dict[int, list[RemainingPro
             continue  # it has just ended
         if local_rank is not None and process_state(pid):
             command = b" ".join(words).strip().decode("utf-8", "replace")
-            found.setdefault(int(local_rank[1]), []).append(RemainingProcess(pid, command))
+            if not _HELPERS.search(command):
+                found.setdefault(int(local_rank[1]), []).append(RemainingProcess(pid, command))
     return found
 
 

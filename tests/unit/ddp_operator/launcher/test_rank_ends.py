@@ -213,6 +213,8 @@ def test_processes_of_ranks_are_found_by_their_environment() -> None:
     command = [sys.executable, "-c", "input()"]
     environments = [{**os.environ, "LOCAL_RANK": "1"}, {**os.environ, "OTHER": "1"}]
     started = [subprocess.Popen(command, env=env, stdin=subprocess.PIPE) for env in environments]
+    helper = [*command, "/x/torch/bin/torch_shm_manager"]
+    started.append(subprocess.Popen(helper, env=environments[0], stdin=subprocess.PIPE))
     try:
         pids = [process.pid for process in started]
         found = find_remaining_processes([*pids, 2**22 + 1])
