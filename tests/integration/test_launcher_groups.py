@@ -100,6 +100,7 @@ def test_ranks_that_end_report_whether_they_trained_together(
 @pytest.mark.parametrize(
     ("mode", "culprit", "words"),
     [
+        ("wrapper", None, ["127.0.0.1:1, which is not the job's store"]),
         ("late", 1, ["rank 1 has not called init_process_group", "train.py:"]),
         ("local", 1, ["joined as rank 0", "none as rank 1"]),
         ("multiplied", None, ["waits for 4 ranks, the job has 2"]),
@@ -109,7 +110,10 @@ def test_ranks_that_end_report_whether_they_trained_together(
 def test_wait_that_the_script_causes_ends_as_user_error(
     pods: PodsFactory, mode: str, culprit: int | None, words: list[str]
 ) -> None:
-    job = pods("python", "train.py", mode, max_restarts=3, config={"restarts_without_progress": 3})
+    command = ["python", "train.py", mode]
+    if mode == "wrapper":
+        command = ["bash", "-c", "export MASTER_PORT=1; python train.py together"]
+    job = pods(*command, max_restarts=3, config={"restarts_without_progress": 3})
     job.start()
     end = job.wait(0)  # the operator ends the other pod
     message = end.message

@@ -37,7 +37,8 @@ class GroupRecord(NamedTuple):
     """The default process group of one process.
 
     ``size``, ``rank``, ``store``, ``place``: of the last call of init_process_group, at a line of the script;
-    ``assigned``: the line that sets the store's address; ``changed``: whether that address is not the launcher's;
+    ``assigned``: the line that sets the store's address; ``from_environment``: whether MASTER_ADDR and
+    MASTER_PORT have it;
     ``largest``, ``largest_rank``: of the largest group so far; ``run``: torchrun's id; ``library``: which may
     communicate instead; ``option``: of the script, which would have enabled training in a group.
     """
@@ -50,7 +51,7 @@ class GroupRecord(NamedTuple):
     store: str = ""
     place: str = ""
     assigned: str = ""
-    changed: bool = False
+    from_environment: bool = False
     largest: int = 0
     largest_rank: int = 0
     run: str = ""
@@ -132,17 +133,17 @@ class GroupRecorder(ImportHook):
     def _note_call(self, url: str, rank: str = "", size: str = "") -> None:
         """Record that the process connects to a store. ``rank``, ``size``: negative if the environment has them."""
         address = read_address()
-        store = address if url.startswith("env:") else url.partition("?")[0].replace("tcp://", "")
         call = _find_call()
-        changed = address != self._address
+        from_environment = url.startswith("env:")
+        store = address if from_environment else url.partition("?")[0].replace("tcp://", "")
         self._note(
             CONNECTING,
             size=int(size if size.isdecimal() else os.environ["WORLD_SIZE"]),
             rank=int(rank if rank.isdecimal() else os.environ["RANK"]),
             store=store[:_TEXT_LIMIT],
             place=call.place,
-            assigned=call.find_assignment() if changed and store == address else "",
-            changed=changed,
+            assigned=call.find_assignment() if from_environment and address != self._address else "",
+            from_environment=from_environment,
         )
 
     def _note_store(self, size: int, rank: int, ranks: Any, backend: Any, store: Any) -> None:

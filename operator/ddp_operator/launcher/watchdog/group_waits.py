@@ -34,7 +34,7 @@ class Joiner(NamedTuple):
     store: str = ""
     place: str = ""
     assigned: str = ""
-    changed: bool = False
+    from_environment: bool = False
     job_store: str = ""
     ended: bool = False
 
@@ -95,7 +95,7 @@ def _explain_other_store(waiting: Sequence[Joiner], *, is_complete: bool, is_loc
     message = f"rank {cause.rank} waits for {cause.store}, which is not the job's store ({cause.job_store})"
     if cause.assigned:
         remedy = f"remove MASTER_ADDR and MASTER_PORT from {cause.assigned}: the launcher sets them"
-    elif cause.changed:
+    elif cause.from_environment:
         remedy = "do not set MASTER_ADDR and MASTER_PORT, in the script or a wrapper: the launcher sets them"
     else:
         remedy = f"omit init_method and store in {cause.place}: the launcher sets MASTER_ADDR and MASTER_PORT"

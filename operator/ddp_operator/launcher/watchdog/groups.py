@@ -7,15 +7,16 @@ import time
 from contextlib import suppress
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Optional, Sequence
 
-from ...contract.failure_record import EVIDENCE_EXIT_CODE, Failure
+from ...contract.failure_record import EVIDENCE_ERROR, EVIDENCE_EXIT_CODE, Failure
 from ...contract.failure_table import NCCL, NETWORK
-from ...contract.group_facts import ALONE, SEPARATE, TOGETHER, UNKNOWN, GroupFacts
+from ...contract.group_facts import ALONE, SEPARATE, TOGETHER, UNKNOWN, WAITING, GroupFacts
 from ...contract.names import GROUP_WAIT_FILE
 from ..failures.kinds import FATAL
 from ..files import log, read_json, try_write_json
 from ..pod import Pod, WorkerRecord, list_workers
 from ..processes import process_state
 from ..progress.metrics import MetricsEndpoint
+from ..progress.output import read_last_lines
 from ..rank.groups import MEMBER, SLOTS, STEPPING, GroupRecord
 from .group_waits import MOST_JOINERS, Joiner, explain_wait
 from .stacks import collect_stacks
@@ -215,8 +216,11 @@ class GroupMonitor:
             category=FATAL.category,
             container_exit_code=FATAL.exit_code,
             secondary=False,
+            exception_type=failure.exception_type or WAITING,
             message=f"{wait.message}; rank {failure.rank} gave up: {failure.message}",
+            traceback=failure.traceback or read_last_lines(self._pod, failure.local_rank or 0),
             remedy=wait.remedy,
+            evidence=EVIDENCE_ERROR,
         )
         if wait.rank in (None, failure.rank):
             return explained
@@ -252,7 +256,7 @@ class GroupMonitor:
                 store=record.store,
                 place=record.place,
                 assigned=record.assigned,
-                changed=record.changed,
+                from_environment=record.from_environment,
             )
 
     def _locate(self, workers: Sequence[WorkerRecord], now: float) -> None:

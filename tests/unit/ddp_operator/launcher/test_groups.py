@@ -117,10 +117,13 @@ INIT = "import fake_groups as dist\ndist.init_process_group()\n"
         (f"{INIT}dist.new_group([0, 1])", {"phase": MEMBER, "size": 4}),
         ("from fake_groups import init_process_group as begin\nbegin(rank=1, world_size=2)", {"largest": 2}),
         ("import fake_groups as d\nd.init_process_group(store=d.Store(), rank=0, world_size=2)", {"store": "store:7"}),
-        ("import fake_groups as d\nd.init_process_group('tcp://h:5', 0, 2)", {"store": "h:5", "changed": False}),
+        (
+            "import fake_groups as d\nd.init_process_group('tcp://h:5', 0, 2)",
+            {"store": "h:5", "from_environment": False},
+        ),
         (
             "import fake_groups as d\nos.environ['MASTER_PORT'] = '2'\n\nd.init_process_group()",
-            {"store": "a:2", "changed": True, "assigned": "train.py:2"},
+            {"store": "a:2", "from_environment": True, "assigned": "train.py:2"},
         ),
         (
             "import fake_groups as d\nos.environ.update(MASTER_ADDR='b')\nif os.environ['MASTER_ADDR'] == 'b':\n"
@@ -164,7 +167,7 @@ def test_forked_child_has_own_record(record: Any, tmp_path: Path) -> None:
     assert sorted(phases) == [MEMBER, STEPPING]
 
 
-@pytest.mark.parametrize("raw", [{"pid": "1"}, {"size": 1.5}, {"changed": 1}, {"store": 3}, {"since": None}])
+@pytest.mark.parametrize("raw", [{"pid": "1"}, {"size": 1.5}, {"from_environment": 1}, {"store": 3}, {"since": None}])
 def test_invalid_record_is_ignored(raw: dict[str, Any]) -> None:
     assert parse_record(raw) is None
     assert parse_record({"store": "x" * 9999, "unknown": 1}) == GroupRecord(store="x" * 160)
@@ -276,7 +279,7 @@ def late(number: int, **values: Any) -> Joiner:
     return Joiner(number, number, job_store=JOB, **values)
 
 
-OWN = {"store": "localhost:12355", "changed": True, "phase": CONNECTING}
+OWN = {"store": "localhost:12355", "from_environment": True, "phase": CONNECTING}
 FREE = {"store": "tracker:23456", "phase": CONNECTING}
 
 
@@ -357,5 +360,6 @@ def test_failure_of_a_wait_is_the_mistake_that_causes_it(
         assert (after.category, after.container_exit_code, after.secondary) == ("UserError", 81, False)
         assert (after.rank, after.local_rank, after.pod_index, after.remedy) == (1, None, 1, "be in time")
         assert after.message == "rank 1 is late; rank 0 gave up: timed out"
+        assert after.evidence == EVIDENCE_ERROR, "the last lines of the output do not replace it"
     monitor.job_wait = monitor.job_wait._replace(is_mistake=False)
     assert monitor.explain(before) == before
