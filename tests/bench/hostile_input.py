@@ -48,9 +48,11 @@ from ddp_operator.reconcile.page_budget import PageBudget
 from ddp_operator.settings import Settings
 from ddp_operator.status.views import PodView, view_pod
 from tests.bench.figures import ratio, table
-from tests.support.builders import child_job, child_pod, job, resource
+from tests.support.builders import child_job, child_pod, job, resource, template, trainer
+from tests.support.control_plane import free_ports
 from tests.support.limit_specs import list_specs
-from tests.support.standin import StandIn
+from tests.support.operator_process import OperatorProcess
+from tests.support.standin import ClusterActors, StandIn
 
 BEAT = 0.005
 SETTLE = 3.0
@@ -85,10 +87,10 @@ async def measure(work: Callable[[], Awaitable[None]]) -> tuple[float, float]:
     return measured.pause, read_peak()
 
 
-def read_peak() -> float:
-    """Return the peak resident memory of this process in MiB; ``getrusage`` would include the parent's."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    [peak] = [line for line in lines if line.startswith("VmHWM:")]
+def read_peak(process: int | str = "self", name: str = "VmHWM") -> float:
+    """Return the peak resident memory of a process in MiB; ``getrusage`` would include the parent's."""
+    lines = Path(f"/proc/{process}/status").read_text(encoding="ascii").splitlines()
+    [peak] = [line for line in lines if line.startswith(f"{name}:")]
     return int(peak.split()[1]) / 1024
 
 
@@ -275,6 +277,39 @@ ATTACKS: dict[str, Callable[[int], Awaitable[None]]] = {
 
 
 ROWS = (IDLE, *ATTACKS)
+ORDINARY = 200
+HOSTILE: dict[str, Any] = {
+    "specs of 240 KB": {"template": template(trainer(args=["x" * 240_000]))},
+    "specs of 9,600 values": {
+        "template": template(trainer(env=[{"name": f"V{number}", "value": "x"} for number in range(3200)]))
+    },
+    "specs of 1.4 MB": {"template": {"spec": {"containers": [trainer()], "a": [[]] * 460_000}}},
+}
+
+
+def measure_jobs(api: StandIn, folder: Path) -> Iterator[str]:
+    """Measure the memory of one operator: with ordinary jobs, then with further suspended ones of each kind."""
+    kubeconfig = api.write_kubeconfig(folder)
+    (port,) = free_ports(1)
+    with OperatorProcess(kubeconfig, folder / "operator.log", port=port) as operator:
+        assert operator.process is not None
+        process = operator.process.pid
+        yield f"no job: {read_peak(process, 'VmRSS'):.0f} MiB"
+        asyncio.run(create_jobs(kubeconfig, "ordinary", {"template": template()}, ORDINARY))
+        yield f"{ORDINARY} ordinary jobs: {read_peak(process, 'VmRSS'):.0f} MiB"
+        for number, (name, spec) in enumerate(HOSTILE.items()):
+            count = ORDINARY // (1 + 9 * (number > 0))  # the stand-in needs seconds for each of the others
+            asyncio.run(create_jobs(kubeconfig, f"hostile-{number}", {**spec, "suspend": True}, count))
+            yield f"and {count} {name}: {read_peak(process, 'VmRSS'):.0f} MiB"
+        yield f"maximum: {read_peak(process):.0f} MiB"
+
+
+async def create_jobs(kubeconfig: Path, name: str, spec: dict[str, Any], count: int) -> None:
+    """Create jobs, and give the operator time for them."""
+    async with ClusterActors(kubeconfig) as actors:
+        for number in range(count):
+            await actors.create(resource(f"{name}-{number}", **spec))
+    await asyncio.sleep(2 * SETTLE)
 
 
 def run_row(name: str, port: int, env: dict[str, str]) -> tuple[float, float]:
@@ -310,6 +345,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if f"{name}, before" in ROWS:
             print(ratio(f"{name} / before", pauses[name], pauses[f"{name}, before"]))
     print(table("most resident memory", memory, "MiB", 1))
+    with StandIn() as api, tempfile.TemporaryDirectory() as folder:
+        print("\nmemory of the operator", *measure_jobs(api, Path(folder)), sep="\n")
 
 
 if __name__ == "__main__":

@@ -48,13 +48,8 @@ def parse_status(raw: Mapping[str, Any]) -> Status:
         return Status()
 
 
-def parse_resource(raw: Mapping[str, Any], spec: Spec | None = None, locked: tuple[str, ...] = ()) -> DDPTrainingJob:
-    """Return the typed resource.
-
-    ``spec``: the parsed spec of this generation, if it is known. ``locked``: the fields that the job's profile locks.
-
-    Raises: InvalidManifest.
-    """
+def parse_resource(raw: Mapping[str, Any], locked: tuple[str, ...] = ()) -> DDPTrainingJob:
+    """Return the typed resource. ``locked``: the fields that the job's profile locks. Raises: InvalidManifest."""
     metadata = raw.get("metadata")
     if not isinstance(metadata, Mapping):
         raise InvalidManifest([FieldError("metadata", "Required value: add metadata.name")])
@@ -68,7 +63,7 @@ def parse_resource(raw: Mapping[str, Any], spec: Spec | None = None, locked: tup
         annotations=metadata.get("annotations") or {},
         deleting="deletionTimestamp" in metadata,
         created=metadata.get("creationTimestamp") or "",
-        spec=spec or _parse_spec(raw.get("spec")),
+        spec=_parse_spec(raw.get("spec")),
         status=parse_status(raw),
         locked=locked,
     )

@@ -18,7 +18,11 @@ MAX_DEPTH: Final = 64
 """Maximum levels of lists and objects. A pod template needs about 15."""
 _SEARCH_DEPTH: Final = 8
 """Levels in which the largest value is searched. One argument of a container is at the sixth."""
-_REMEDY: Final = "put scripts into the image or spec.code, and data into a ConfigMap or a volume"
+REMEDY: Final = "put scripts into the image or spec.code, and data into a ConfigMap or a volume"
+
+
+OVERSIZE: Final = "$oversize"
+"""Member of a spec that the cache keeps instead of one that is too large: path and message of its refusal."""
 
 
 class OversizeSpec(InvalidManifest):
@@ -27,6 +31,8 @@ class OversizeSpec(InvalidManifest):
 
 def refuse_oversize(spec: Any, path: str = "spec") -> None:
     """Check the size of a spec, or of a part of it at ``path``. Raises: OversizeSpec."""
+    if isinstance(spec, dict) and OVERSIZE in spec:
+        raise OversizeSpec([FieldError(*map(str, spec[OVERSIZE][:2]))])
     values = 0
     level = [spec]
     for _ in range(MAX_DEPTH):
@@ -35,7 +41,7 @@ def refuse_oversize(spec: Any, path: str = "spec") -> None:
         if values > MAX_VALUES:
             largest = _find_largest(spec, path, _count)
             problem = f"{path} has more than {MAX_VALUES} values, {_count(largest.value)} of them here"
-            raise OversizeSpec([FieldError(largest.path, f"{problem}; {_REMEDY}")])
+            raise OversizeSpec([FieldError(largest.path, f"{problem}; {REMEDY}")])
     if level:
         message = f"has more than {MAX_DEPTH} levels of lists and objects; remove the inner ones"
         raise OversizeSpec([FieldError(path, message)])
@@ -44,7 +50,7 @@ def refuse_oversize(spec: Any, path: str = "spec") -> None:
     if size > MAX_BYTES:
         largest = _find_largest(spec, path, _measure)
         limit = f"{path} has {_format(size)} as JSON, and the limit is {_format(MAX_BYTES)}"
-        message = f"{limit}; {_format(_measure(largest.value))} are here: {_REMEDY}"
+        message = f"{limit}; {_format(_measure(largest.value))} are here: {REMEDY}"
         raise OversizeSpec([FieldError(largest.path, message)])
 
 

@@ -9,7 +9,7 @@ memory, and makes them immutable.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
@@ -17,8 +17,11 @@ import msgspec
 from ddp_operator.cluster import Key, Object, Snapshot, claim_of
 from ddp_operator.constants import KIND
 from ddp_operator.kube.children import CHILD_KINDS, METADATA_KINDS, key_of, trim_object
+from ddp_operator.kube.incoming import LARGE
 
 TOMBSTONES: Final = 20_000
+LARGE_TOTAL: Final = 32 << 20
+"""Maximum bytes of all large resources. Beyond it, the specs of those that change least are read when needed."""
 GONE: Final = float("inf")
 
 Id = tuple[str, str, str]
@@ -47,6 +50,8 @@ class ObjectCache:
         self._children: dict[Key, set[Id]] = {}
         self._shared: dict[Id, Object] = {}
         """Parsed shared objects: they may have a thousand owners, and are part of each snapshot in the namespace."""
+        self._large: OrderedDict[Id, int] = OrderedDict()
+        """Bytes of the large resources, the one that changed last at the end."""
         self._tombstones: OrderedDict[str, float] = OrderedDict()
 
     def __len__(self) -> int:
@@ -73,9 +78,13 @@ class ObjectCache:
                 return None
             self._drop(ident, old)
         kept = trim_object(kind, obj)
-        claim = claim_of(kept) if kind == KIND else None
+        body = _encode(kept)
+        claim = claim_of(msgspec.json.decode(body)) if kind == KIND else None
         claimant = _describe_claimant(kept) if claim is not None else None
-        self._objects[ident] = Entry(uid, version, key, msgspec.json.encode(kept), claim, claimant)
+        self._objects[ident] = Entry(uid, version, key, body, claim, claimant)
+        if kind == KIND and len(body) > LARGE:
+            self._large[ident] = len(body)
+            self._limit_large()
         if not key.name:
             self._shared[ident] = kept
         if kind != KIND:
@@ -111,7 +120,10 @@ class ObjectCache:
         return entry.key
 
     def snapshot(self, key: Key) -> Snapshot | None:
-        """Return the cached resource and its children, children in the order of their names."""
+        """Return the cached resource and its children, children in the order of their names.
+
+        The resource has no spec if all large ones together exceed their limit.
+        """
         resource = self._objects.get((KIND, key.namespace, key.name))
         if resource is None:
             return None
@@ -168,8 +180,18 @@ class ObjectCache:
         self._drop(ident, entry)
         return entry.key
 
+    def _limit_large(self) -> None:
+        """Drop the specs of large resources that have not changed for longest, down to the limit for all together."""
+        while sum(self._large.values()) > LARGE_TOTAL:
+            ident, _ = self._large.popitem(last=False)
+            entry = self._objects[ident]
+            members = msgspec.json.decode(entry.body, type=dict[str, msgspec.Raw])
+            del members["spec"]
+            self._objects[ident] = replace(entry, body=msgspec.json.encode(members))
+
     def _drop(self, ident: Id, entry: Entry) -> None:
         del self._objects[ident]
+        self._large.pop(ident, None)
         self._shared.pop(ident, None)
         siblings = self._children.get(entry.key)
         if siblings is not None:
@@ -188,6 +210,12 @@ def build_snapshot(resource: Object, children: Mapping[str, Iterable[Object]]) -
         pods=tuple(children["Pod"]),
         policies=tuple(children["NetworkPolicy"]),
     )
+
+
+def _encode(obj: Object) -> bytes:
+    """Return an object as JSON. The spec of a large resource may already be JSON in a string."""
+    spec = obj.get("spec")
+    return msgspec.json.encode({**obj, "spec": msgspec.Raw(spec.encode())} if isinstance(spec, str) else obj)
 
 
 def _describe_claimant(resource: Object) -> Object:

@@ -5,6 +5,7 @@ bounded.
 """
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any, Final
 
 from ddp_operator import constants
@@ -15,8 +16,6 @@ from ddp_operator.kubeobjects import find_trainer
 METADATA_KINDS: Final = ("Service", "ConfigMap", "NetworkPolicy")
 """Kinds of which only the metadata are read, because a ConfigMap contains the launcher."""
 CHILD_KINDS: Final = ("Job", "Pod", *METADATA_KINDS)
-
-LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 
 _METADATA: Final = (
     *("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp"),
@@ -51,11 +50,7 @@ def key_of(kind: str, meta: Mapping[str, Any]) -> Key | None:
 def trim_object(kind: str, obj: Object) -> Object:
     """Return the object with the fields that the operator reads."""
     if kind == constants.KIND:
-        meta = {name: value for name, value in obj["metadata"].items() if name != "managedFields"}
-        annotations = meta.get("annotations")
-        if annotations and LAST_APPLIED in annotations:
-            meta["annotations"] = {name: text for name, text in annotations.items() if name != LAST_APPLIED}
-        return {**obj, "metadata": meta}
+        return {**obj, "metadata": trim_metadata(kind, obj["metadata"])}
     meta = trim_metadata(kind, obj["metadata"])
     if kind in METADATA_KINDS:
         # Lists deliver metadata only, because a ConfigMap contains the launcher.
@@ -68,13 +63,15 @@ def trim_object(kind: str, obj: Object) -> Object:
 
 
 def trim_metadata(kind: str, meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a child's metadata with the fields that the operator reads."""
+    """Return the metadata of a resource or a child with the fields that the operator reads."""
     trimmed = _choose(meta, _METADATA)
     if trimmed.get("finalizers"):
         trimmed["finalizers"] = trimmed["finalizers"][:_MAX_ITEMS]
     for part in ("labels", "annotations"):
         if meta.get(part):
             trimmed[part] = _choose_keys(meta[part])
+    if kind == constants.KIND and meta.get("labels"):  # children may get them
+        trimmed["labels"] = trimmed["labels"] | dict(islice(meta["labels"].items(), _MAX_ITEMS))
     owners = meta.get("ownerReferences")
     if owners:
         trimmed["ownerReferences"] = _trim_owners(kind, meta, owners)

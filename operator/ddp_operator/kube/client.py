@@ -18,9 +18,9 @@ import kopf
 import msgspec
 
 from ddp_operator._version import __version__
-from ddp_operator.api.nesting import limit_nesting
 from ddp_operator.cluster import ClusterError
 from ddp_operator.constants import GROUP
+from ddp_operator.kube.incoming import limit_response
 
 Login = Callable[[], Awaitable[kopf.ConnectionInfo]]
 OnCall = Callable[[str, str, str], None]
@@ -245,7 +245,7 @@ class ApiClient:
                     raw = await _read(response, max_bytes, f"{method} {path}")
                     statuses.append(str(response.status))
                     # Only our custom resources have fields without a schema.
-                    answer = _decode(limit_nesting(raw) if GROUP in path else raw, response.status)
+                    answer = _decode(limit_response(raw) if GROUP in path else raw, response.status)
                     return response.status, answer, _seconds(response.headers.get("Retry-After"))
         finally:
             self.under_way -= 1

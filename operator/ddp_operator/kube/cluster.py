@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
 from ddp_operator.cluster import (
@@ -90,7 +91,13 @@ class KubeCluster:
 
     async def observe(self, key: Key) -> Snapshot | None:
         """Return the resource and its children from the store; without one, from the API server."""
-        return await self.fetch(key) if self._store is None else self._store.snapshot(key)
+        if self._store is None:
+            return await self.fetch(key)
+        snapshot = self._store.snapshot(key)
+        if snapshot is None or "spec" in snapshot.resource:
+            return snapshot
+        resource = await self._get(KIND, key.namespace, key.name)
+        return None if resource is None else replace(snapshot, resource=trim_object(KIND, resource))
 
     async def fetch(self, key: Key) -> Snapshot | None:
         """Read the resource and its children from the API server, with one call for each kind."""

@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import kopf
 
-from ddp_operator.api.nesting import limit_nesting
+from ddp_operator.kube.incoming import limit_response
 
 
 def open_kopf_session(info: kopf.ConnectionInfo) -> kopf.AiohttpSession:
@@ -38,7 +38,7 @@ class _LimitedResponse(aiohttp.ClientResponse):
 
     async def json(self, **_: Any) -> Any:
         """Return the decoded body."""
-        return json.loads(limit_nesting(await self.read()))
+        return json.loads(limit_response(await self.read(), specs_as_text=True))
 
 
 class _LimitedLines:
@@ -60,6 +60,6 @@ class _LimitedLines:
             *lines, last = bytes(rest).split(b"\n")
             rest = bytearray(last)
             for line in lines:
-                yield limit_nesting(line) + b"\n"
+                yield limit_response(line, specs_as_text=True) + b"\n"
         if rest:
-            yield limit_nesting(bytes(rest))
+            yield limit_response(bytes(rest), specs_as_text=True)

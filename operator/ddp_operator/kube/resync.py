@@ -173,5 +173,5 @@ def _trim_item(kind: str, item: dict[str, Any]) -> Object:
     """Return an item of a list with the fields that are stored or compared."""
     if kind in METADATA_KINDS:
         return trim_object(kind, item)
-    meta = item["metadata"] if kind == KIND else trim_metadata(kind, item["metadata"])
+    meta = trim_metadata(kind, item["metadata"])
     return {"metadata": {name: meta[name] for name in COMPARED if name in meta}}

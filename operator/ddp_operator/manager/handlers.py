@@ -25,8 +25,8 @@ from ddp_operator.settings import Settings, SettingsError
 logger = logging.getLogger(__name__)
 
 WATCH_CONNECT_TIMEOUT = 10.0
-RESOURCES_A_PAGE = 25
-"""Objects in one page of a list: Kopf parses a page at once, and a resource may have a megabyte."""
+RESOURCES_A_PAGE = 10
+"""Objects in one page of a list: Kopf reads a page at once, and a resource may have a megabyte."""
 KOPF_REQUEST_TIMEOUT = 30.0
 
 # `kopf run` has no option for the identity. Without this variable it reads the login name, which a pod may not have.

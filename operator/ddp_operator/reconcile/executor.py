@@ -102,17 +102,18 @@ class Executor:
         if job.status.attempt > 0:
             return None
 
-        memory.built = children
         claim = exclusive_claim(job)
         if claim is not None:
             resources = await self._cluster.resources_on_claim(job.namespace, claim)
             refusal = refuse_second(job, claim, resources)
             if refusal is not None:
                 return refusal
-        if _creates_job_first(job, children):
-            return None
-        outcome = await self._catch_refusal(memory, self._dry_run(job, children, memory))
-        return outcome if isinstance(outcome, Refusal) else None
+        if not _creates_job_first(job, children):
+            outcome = await self._catch_refusal(memory, self._dry_run(job, children, memory))
+            if isinstance(outcome, Refusal):
+                return outcome
+        memory.built = children
+        return None
 
     async def execute(
         self, job: DDPTrainingJob, observation: Observation, actions: Iterable[Action], memory: Memory

@@ -4,6 +4,7 @@ Nodes, Events, Workloads and pages are read only if the decision needs them, at 
 """
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -11,9 +12,11 @@ from datetime import datetime
 from math import inf
 from typing import Any, NamedTuple
 
+import msgspec
+
 from ddp_operator import constants
 from ddp_operator.api import child_names
-from ddp_operator.api.errors import FieldError, InvalidManifest
+from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.profile import complete_spec
@@ -98,45 +101,38 @@ class Memory:
     """Time of the last refusal of the status by the API server."""
     status_shortened: bool = False
     """Whether the API server accepts only a shortened status."""
-    last_parsed: DDPTrainingJob | None = None
-    parsed_key: tuple[Any, ...] | None = None
-    """Metadata and profile of the last parsed spec; None: it must be parsed again."""
-    locked: tuple[FieldError, ...] = ()
+    compared: str | None = None
+    """Digest of spec, metadata and profile of the last job whose pods have the profile's locked values."""
+    locked: tuple[str, ...] = ()
     """Errors of the parsed spec: fields that differ from the profile's locked values."""
 
     def parse(self, resource: Object, profile: Profile | None = None) -> DDPTrainingJob:
-        """Return the typed resource, completed by its profile. A spec is parsed once, unless its metadata changes.
+        """Return the typed resource, completed by its profile. It is parsed in each pass, so that no memory has it.
 
         Raises: InvalidManifest.
         """
-        last = self.last_parsed
-        metadata = resource["metadata"]
-        locked = profile.locked if profile is not None else ()
-        names = ("uid", "generation", "labels", "annotations")
-        key = (*(metadata.get(name) for name in names), profile)
-        if last is not None and key == self.parsed_key:
-            job = parse_resource(resource, last.spec, locked)
-            self.last_parsed = replace(job, annotations=last.annotations)
-            return self.last_parsed
-
         refuse_oversize(resource.get("spec"))
-        self.parsed_key = None
-        errors: list[FieldError] = []
-        compared = True
-        if profile is not None:
-            spec, errors = complete_spec(resource["spec"], profile)
-            resource = {**resource, "spec": spec}
+        if profile is None:
+            self.locked = ()
+            return parse_resource(resource)
+
+        spec, errors = complete_spec(resource["spec"], profile)
+        metadata = resource["metadata"]
+        resource = {**resource, "spec": spec}
+        read = [metadata.get(name) for name in ("uid", "generation", "labels", "annotations")]
+        digest = hashlib.sha256(msgspec.json.encode([read, profile.digest])).hexdigest()
+        if digest != self.compared:
+            self.compared = None
             try:
                 resource, changes = keep_locked_pods(resource, profile)
                 errors += changes
+                self.compared = None if changes else digest
             except OversizeSpec:
                 raise
             except InvalidManifest:
-                compared = False  # the executor reports the error; the next pass compares again
-        self.last_parsed = parse_resource(resource, locked=locked)
-        self.locked = tuple(errors)
-        self.parsed_key = key if compared else None
-        return self.last_parsed
+                pass  # the executor reports the error; the next pass compares again
+        self.locked = tuple(map(str, errors))
+        return parse_resource(resource, locked=profile.locked)
 
 
 def seconds_since(last: datetime | None, now: datetime) -> float:

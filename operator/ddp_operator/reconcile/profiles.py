@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ddp_operator.api.errors import FieldError, InvalidManifest, unknown_member
+from ddp_operator.api.errors import InvalidManifest, unknown_member
 from ddp_operator.api.parse import parse_resource, parse_status
 from ddp_operator.api.profile import profile_reference, read_profile
 from ddp_operator.api.status import Profile
@@ -74,8 +74,6 @@ async def find_profile(cluster: Cluster, snapshot: Snapshot, defaults: Profile |
         return refuse_invalid(error, subject)
 
 
-def refuse_changes(errors: Sequence[FieldError]) -> Refusal | None:
+def refuse_changes(errors: Sequence[str]) -> Refusal | None:
     """Return the refusal of a spec that changes locked fields; None: there are no such errors."""
-    if not errors:
-        return None
-    return Refusal(c.PROFILE_LOCKED, "\n".join(map(str, errors)))
+    return Refusal(c.PROFILE_LOCKED, "\n".join(errors)) if errors else None

@@ -201,7 +201,10 @@ class Reconciler:
             # Watches may deliver the end of the Job before that of the pod with the root cause or the last step.
             return await self._run_pass(current.key, fresh=True)
 
-        refusal, wait = await self._executor.execute(job, observation, decision.actions, memory)
+        try:
+            refusal, wait = await self._executor.execute(job, observation, decision.actions, memory)
+        finally:
+            memory.built = None
         if refusal is not None:
             decision = run_limited(decide, job, observation, self._clock(), refusal, self._progress_interval)
 

@@ -1,14 +1,16 @@
 """The operator's cache, filled from several sources in any order."""
 
 import itertools
+import json
 from typing import Any
 
 import pytest
 
 from ddp_operator.cluster import Key
 from ddp_operator.constants import API_VERSION, KIND, LABEL_JOB_NAME
+from ddp_operator.kube import cache
 from ddp_operator.kube.cache import TOMBSTONES, ObjectCache
-from ddp_operator.kube.children import LAST_APPLIED
+from ddp_operator.kube.incoming import LARGE
 
 KEY = Key("team", "digits")
 
@@ -143,16 +145,46 @@ def test_tombstones_are_bounded() -> None:
     assert len(store._tombstones) == TOMBSTONES
 
 
-def test_managed_fields_and_last_applied_are_not_kept() -> None:
+def test_metadata_of_resource_is_bounded() -> None:
     store = ObjectCache()
     obj = resource(5)
-    obj["metadata"] |= {"managedFields": [{}] * 9, "annotations": {LAST_APPLIED: "x" * 999, "mine": "kept"}}
+    queue = {"kueue.x-k8s.io/queue-name": "q"}
+    obj["metadata"] |= {
+        "managedFields": [{}] * 9,
+        "annotations": {"mine": "x" * 999, "kueue.x-k8s.io/podset-topology": "rack"},
+        "labels": {str(number): "x" for number in range(999)} | queue,
+        "finalizers": ["a/b"] * 999,
+        "ownerReferences": [{"uid": str(number), "controller": False} for number in range(999)],
+    }
     store.apply(KIND, obj)
     snapshot = store.snapshot(KEY)
     assert snapshot is not None
     assert "managedFields" not in snapshot.resource["metadata"]
-    assert snapshot.resource["metadata"]["annotations"] == {"mine": "kept"}
+    assert snapshot.resource["metadata"]["annotations"] == {"kueue.x-k8s.io/podset-topology": "rack"}
+    assert snapshot.resource["metadata"]["labels"].items() >= {"0": "x", **queue}.items()
+    assert len(str(snapshot.resource["metadata"])) < 10_000
     assert "managedFields" in obj["metadata"]
+
+
+def test_large_resources_share_a_limit_and_small_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "LARGE_TOTAL", 5 * 2 * LARGE)
+    store = ObjectCache()
+    small = resource(5)
+    small["spec"] = {}
+    store.apply(KIND, {**small, "metadata": {**small["metadata"], "name": "small", "uid": "small"}})
+    for number in range(9):
+        large = resource(10 + number)
+        large["metadata"] |= {"name": f"large-{number}", "uid": str(number)}
+        large["spec"] = json.dumps({"args": "x" * (2 * LARGE - 999), "checkpoint": {"claimName": "c"}})
+        store.apply(KIND, large)
+    has_spec = {}
+    for (_, namespace, name), entry in store.entries(KIND).values():
+        snapshot = store.snapshot(Key(namespace, name))
+        assert snapshot is not None
+        has_spec[name] = isinstance(snapshot.resource.get("spec"), dict)
+        assert entry.claim == (None if name == "small" else "c")
+    assert has_spec == {"small": True, **{f"large-{number}": number > 3 for number in range(9)}}
+    assert sum(map(len, store.bodies(KIND))) < 6 * 2 * LARGE
 
 
 def test_config_map_is_kept_without_its_data() -> None:

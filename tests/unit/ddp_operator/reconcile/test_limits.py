@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import sys
 import time
 from contextlib import suppress
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ import pytest
 from ddp_operator.api.size import MAX_BYTES
 from ddp_operator.reconcile import executor, observer, time_limit
 from ddp_operator.reconcile.time_limit import StepTooLong, run_limited
-from tests.support.builders import page, template, trainer
+from tests.support.builders import page, profile, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
 
 OVERSIZE = template(trainer(command=["bash", "-c", "\n" * MAX_BYTES]))
@@ -83,3 +86,24 @@ def test_step_that_catches_interruption_is_interrupted_again(monkeypatch: pytest
     monkeypatch.setattr(time_limit, "MAX_SECONDS", 0.1)
     with pytest.raises(StepTooLong):
         run_limited(catch_once)
+
+
+def measure(root: object) -> int:
+    """Return the bytes of all objects that an object refers to, without modules, classes and functions."""
+    seen: dict[int, object] = {}
+    waiting = [root]
+    while waiting:
+        item = waiting.pop()
+        if id(item) not in seen and not isinstance(item, type | ModuleType | FunctionType):
+            seen[id(item)] = item
+            waiting += gc.get_referents(item)
+    return sum(map(sys.getsizeof, seen.values()))
+
+
+@pytest.mark.parametrize("own", [{"suspend": True}, {}, {"profileRef": {"name": "gpu"}}, {"nodes": 0}], ids=str)
+async def test_spec_is_not_kept_after_pass(own: dict[str, Any]) -> None:
+    variables = [{"name": f"V{number}", "value": "x" * 40} for number in range(3000)]
+    harness = ReconcilerHarness(template=template(trainer(env=variables)), **own)
+    harness.cluster.add(profile({"securityProfile": "Default"}, "template.spec.volumes"))
+    await harness.settle()
+    assert measure(harness.reconciler._memory) < 20_000

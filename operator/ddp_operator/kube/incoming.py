@@ -1,0 +1,76 @@
+"""Limit custom resources in responses of the API server before they are decoded.
+
+Anyone who may create a job may store 1.5 MB in it. Decoded, many small values take 45 times their size. A resource that
+is too large therefore gets a short spec that only has the reason, and the spec of a large one can stay text.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+from ddp_operator.api.errors import FieldError
+from ddp_operator.api.nesting import limit_nesting
+from ddp_operator.api.size import MAX_BYTES, MAX_VALUES, OVERSIZE, REMEDY, OversizeSpec, refuse_oversize
+from ddp_operator.constants import KIND
+from ddp_operator.kube.children import trim_metadata
+
+LARGE: Final = 16 << 10
+"""Bytes from which a resource is limited."""
+_MOST_COUNTED: Final = 100_000
+"""Values up to which the largest part of a spec is searched. More would take too much memory."""
+_MAX_KEPT: Final = 1024
+"""Maximum bytes of a member of a spec that is too large: its checkpoint, its profile and so on."""
+
+Members = dict[str, msgspec.Raw]
+
+
+def limit_response(raw: bytes, *, specs_as_text: bool = False) -> bytes:
+    """Return a response in which each resource is limited: the object itself, items of a list, or that of an event."""
+    return bytes(_limit(limit_nesting(raw), specs_as_text=specs_as_text))
+
+
+def _limit(raw: bytes | msgspec.Raw, *, specs_as_text: bool) -> msgspec.Raw:
+    raw = bytes(raw)
+    try:
+        members = msgspec.json.decode(raw, type=Members) if len(raw) > LARGE else {}
+    except msgspec.DecodeError:  # no object, or a part of one
+        members = {}
+    kind = bytes(members.get("kind", b""))
+    if "object" in members:
+        members["object"] = _limit(members["object"], specs_as_text=specs_as_text)
+    elif kind == b'"%sList"' % KIND.encode():
+        items = msgspec.json.decode(members["items"], type=list[msgspec.Raw])
+        limited = [bytes(_limit(item, specs_as_text=specs_as_text)) for item in items]
+        members["items"] = msgspec.Raw(b"[%s]" % b",".join(limited))
+    elif kind == b'"%s"' % KIND.encode():
+        members["metadata"] = _limit_metadata(members["metadata"])
+        spec = _limit_spec(bytes(members.get("spec", b"null")))
+        members["spec"] = msgspec.Raw(msgspec.json.encode(spec.decode()) if specs_as_text else spec)
+    else:
+        return msgspec.Raw(raw)
+    return msgspec.Raw(msgspec.json.encode(members))
+
+
+def _limit_metadata(raw: msgspec.Raw) -> msgspec.Raw:
+    members = msgspec.json.decode(raw, type=Members)
+    members.pop("managedFields", None)
+    metadata: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(members))
+    return msgspec.Raw(msgspec.json.encode(trim_metadata(KIND, metadata)))
+
+
+def _limit_spec(raw: bytes) -> bytes:
+    """Return a spec or, if it exceeds a limit, its small members and the reason."""
+    values = raw.count(b",") + raw.count(b"[") + raw.count(b"{")
+    if len(raw) <= MAX_BYTES and values <= MAX_VALUES:
+        return raw
+    try:
+        if len(raw) > MAX_BYTES and values > _MOST_COUNTED:
+            size = f"has {len(raw) >> 10} KiB as JSON, and the limit is {MAX_BYTES >> 10} KiB"
+            raise OversizeSpec([FieldError("spec", f"{size}; {REMEDY}")])
+        refuse_oversize(msgspec.json.decode(raw))
+    except OversizeSpec as error:
+        members = msgspec.json.decode(raw, type=Members)
+        kept: dict[str, Any] = {name: value for name, value in members.items() if len(bytes(value)) <= _MAX_KEPT}
+        [reason] = error.errors
+        return msgspec.json.encode(kept | {OVERSIZE: [reason.path, reason.message]})
+    return raw
