@@ -100,7 +100,7 @@ LIMITS: Final = (
     Limit("seconds until the first step", Watchdog().start_seconds, "a failure (Hang)", f"{_WATCHDOG}.startSeconds"),
     Limit("seconds without a step", Watchdog().stall_seconds, "a failure (Hang)", f"{_WATCHDOG}.stallSeconds"),
     Limit(
-        "seconds without a step while a checkpoint is saved",
+        "seconds without a step while a checkpoint is saved, or the ranks wait for one that is in I/O",
         Watchdog().checkpoint_seconds,
         "a failure (Hang)",
         f"{_WATCHDOG}.checkpointSeconds",

@@ -178,7 +178,7 @@ def hang_rank(scene: Scene) -> DrillOutcome:
     run = scene.start(
         env={"DRILL_FAULT": f"hang:1:{STRIKE}:1"},
         recovery={"inPlaceRestarts": 0, "maxRestarts": 2},
-        watchdog={"startSeconds": 240, "stallSeconds": int(stall)},
+        watchdog={"startSeconds": 240, "stallSeconds": int(stall), "checkpointSeconds": int(stall)},
     )
     status = run.succeed(restarts=1)
     check_blamed(status, 1)

@@ -357,7 +357,7 @@ def test_failure_keeps_workload_and_healthy_pods(cluster: UserNamespace, queue: 
         script=TRAINING.replace("while True:\n", OBEY),
         annotations={f"{KUEUE}/elastic-job": "true"} if elastic else {},
         recovery={"maxRestarts": 10},
-        watchdog={"stallSeconds": 10, "startSeconds": 120, "checkpointSeconds": 120},
+        watchdog={"stallSeconds": 10, "startSeconds": 120, "checkpointSeconds": 10},
         **({"elastic": {"minNodes": 1, "maxNodes": 2}} if elastic else {}),
     )
     done = job.trained()

@@ -383,7 +383,7 @@ for step in range(1, 1000):
     print(f"step {step}", flush=True)
 """
     recovery = {"inPlaceRestarts": 0, "maxRestarts": 0}
-    watchdog = {"stallSeconds": 10, "startSeconds": 120, "checkpointSeconds": 120}
+    watchdog = {"stallSeconds": 10, "startSeconds": 120, "checkpointSeconds": 10}
     Training(cluster, "hangs", script=script, recovery=recovery, watchdog=watchdog)
 
     def stalled() -> str | None:

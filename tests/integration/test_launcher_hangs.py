@@ -96,8 +96,8 @@ STOP = TRAIN.replace("MEET", FILES).replace("HANG", "os.kill(os.getpid(), signal
 # a busy machine gives a rank no CPU for so long, the budget ends too early; the tests allow for this.
 
 
-def watchdog(action: str, *, stall: float = 4, start: float = 500) -> dict[str, WatchdogConfig]:
-    return {"watchdog": WatchdogConfig(start, stall, start, action)}
+def watchdog(action: str, *, stall: float = 4, start: float = 500, io: float = 0) -> dict[str, WatchdogConfig]:
+    return {"watchdog": WatchdogConfig(start, stall, max(io, stall), action)}
 
 
 def test_sleeping_rank_is_root_cause_and_workers_restart_in_place(pods: PodsFactory, tmp_path: Path) -> None:
@@ -271,6 +271,42 @@ def test_deadlock_names_each_ranks_collective(pods: PodsFactory, nodes: int, fau
     assert re.search(rf"waits (for other ranks )?in .*{SECOND_GROUP}", cause), cause
     assert re.search(rf"waits (for other ranks )?in .*{others}", cause), cause
     assert cause.endswith(": all ranks have to call the same collectives in the same order")
+
+
+# Rank 0 waits for a silent socket, or for a lock, while its peer is in a collective.
+RECEIVES = "if rank == 0 and not os.path.exists('enough'): socket.create_connection(silent.getsockname()).recv(1)"
+LOCKED = "if rank == 0: lock.acquire()"
+OUTSIDE = """
+import os, socket, threading
+silent = socket.create_server(("127.0.0.1", 0))
+lock = threading.Lock()
+lock.acquire()
+"""
+REPORTS = "from ddp_trainer.exporter import Exporter\nexporter = Exporter.start()\n"
+
+
+@pytest.mark.parametrize(
+    "reports", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["counted", "heartbeats"]
+)
+def test_rank_in_io_is_named_and_not_killed_before_its_limit(pods: PodsFactory, reports: bool) -> None:
+    script = OUTSIDE + COUNTED.replace("FAULT", RECEIVES)
+    if reports:
+        script = REPORTS + script.replace("optimizer.step()", "optimizer.step(); exporter.step(samples=1, loss=1.0)")
+    job = pods(script, max_restarts=2, config=watchdog("Restart", io=500))
+    job.start()
+    job.until_logged(0, "hang: other pods wait for rank 0")
+    job.until_logged(1, "hang: in another pod, rank 0 is in")
+    named = 'rank="0",state="IO",what="rank 0 is in train_step (train.py:'
+    assert re.search(named.replace("(", r"\("), job.page()), job.page()
+    age = heartbeat_age(job)
+    job.until(lambda: heartbeat_age(job) > age + (30 if reports else 5), "more checks, in which pods would act")
+    assert all("killing" not in job.log(index) for index in range(2)), "".join(job.log(index) for index in range(2))
+
+
+@pytest.mark.parametrize(("fault", "io"), [(RECEIVES, 8), (LOCKED, 500)], ids=["I/O", "lock"])
+def test_rank_that_stays_in_io_or_waits_for_lock_is_named_as_hang(pods: PodsFactory, fault: str, io: float) -> None:
+    job = pods(OUTSIDE + COUNTED.replace("FAULT", fault), config=watchdog("Fail", io=io))
+    assert re.search(r"rank 0 is in train_step \(train.py:", find_cause(job.run()))
 
 
 def test_long_validation_by_rank_0_is_reported_only(pods: PodsFactory, tmp_path: Path) -> None:

@@ -144,7 +144,11 @@ class Watchdog(SpecFields, frozen=True, kw_only=True):
         ),
     ] = 300
     checkpoint_seconds: Annotated[
-        int, Meta(description="As stallSeconds, while a rank reports that it is saving a checkpoint.")
+        int,
+        Meta(
+            description="As stallSeconds, while a rank reports that it is saving a checkpoint, or is in I/O while its "
+            "peers wait for it: an upload, a download, a file, a subprocess."
+        ),
     ] = 1800
     action: Annotated[
         Literal["Restart", "Fail", "Report"],

@@ -119,7 +119,7 @@ COMMENT_GROUPS: Final = "# ddp_launcher_groups "
 """Prefix of the line with the process groups of the pod's ranks, as JSON: see group_facts."""
 LAUNCHER_PHASES: Final = ("Starting", "WaitingForMaster", "Rendezvous", "Running", "Stopping", "Done")
 """Values of the label ``phase`` of METRIC_LAUNCHER_PHASE, in the order in which a pod passes them."""
-STALLED_STATES: Final = ("Stopped", "Behind", "Busy", "Waiting")
+STALLED_STATES: Final = ("Stopped", "Behind", "IO", "Busy", "Waiting")
 """Values of the label ``state`` of METRIC_STALLED_RANK; ranks for which their peers wait come first."""
 PREFLIGHT_CHECKS: Final = ("dns", "tcp", "allreduce", "transport", "pairs")
 STACK_LIMIT: Final = 64 * 1024  # characters kept of a worker's stacks

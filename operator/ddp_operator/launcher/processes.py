@@ -10,6 +10,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # Makes a worker write its stack. Scripts use SIGUSR1 themselves, for example to save before Slurm's time limit.
 STACK_SIGNAL = int(signal.SIGRTMAX) - 2 if hasattr(signal, "SIGRTMAX") else int(signal.SIGUSR1)
 STOPPED_STATES = ("T", "t")  # process states: stopped by a signal, by a debugger
+SLEEPING_STATES = ("S", "D")  # for an event, for a device
 
 
 def read_cpu_quota() -> Optional[float]:

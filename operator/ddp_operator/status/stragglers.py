@@ -27,7 +27,9 @@ MAX_PODS = 16
 RATIO = 1.3
 _MAX_STRAGGLERS = 8
 _MAX_PLACES = 4
+_IO = constants.STALLED_STATES.index("IO")
 _BUSY = constants.STALLED_STATES.index("Busy")
+_SLOW_REMEDY = "if this is slow by design, raise spec.watchdog.stallSeconds or call exporter.heartbeat()"
 
 
 def sample_pods(pods: Sequence[PodView], most: int = MAX_PODS) -> tuple[PodView, ...]:
@@ -129,7 +131,11 @@ def is_explained(places: Iterable[StalledRank]) -> bool:
 def _choose_places(places: Sequence[StalledRank]) -> list[str]:
     """Return the states of the ranks that explain a stall: missing ones, else computing ones, else all that wait."""
     first = min((place.order for place in places), default=0)
-    last = _BUSY - 1 if first < _BUSY else first
+    last = _IO if first < _IO else first
+    if first in (_IO, _BUSY):
+        slow = [place.what for place in places if place.order == first][: _MAX_PLACES - 1]
+        waiting = [place.what for place in places if place.order > _BUSY][:1]
+        return [*slow, *waiting, _SLOW_REMEDY]
     return list(dict.fromkeys(place.what for place in places if place.order <= last))[:_MAX_PLACES]
 
 

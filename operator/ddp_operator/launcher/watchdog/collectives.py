@@ -54,6 +54,11 @@ class RankCollectives(NamedTuple):
         return next((group.pending for group in self.groups if group.pending is not None), None)
 
     @property
+    def are_over(self) -> bool:
+        """Whether the rank reports its operations, and all have ended."""
+        return bool(self.groups) and self.pending is None
+
+    @property
     def last(self) -> Optional[Collective]:
         """The operation that the rank has called last."""
         return self.groups[0].last if self.groups else None

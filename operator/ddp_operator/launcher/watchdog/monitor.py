@@ -12,7 +12,7 @@ from ...contract.names import METRIC_HANGS, METRIC_HEARTBEAT_AGE, RUN_STEP_FILE,
 from ..clock import AwakeClock
 from ..files import log, try_write_json
 from ..pod import Pod, WatchdogConfig, WorkerRecord, list_workers
-from ..processes import STOPPED_STATES, count_cpu_seconds, find_family, kill, process_state
+from ..processes import SLEEPING_STATES, STOPPED_STATES, count_cpu_seconds, find_family, kill, process_state
 from ..progress.metrics import PAGE_TIMEOUT, MetricsEndpoint, read_step
 from .collectives import CollectivesRequest, RankCollectives
 from .stacks import Stack, collect_stacks
@@ -37,6 +37,8 @@ from .stall import (
 )
 
 _SECONDS_BETWEEN_CHECKS = 5.0
+_SAMPLES = 10  # of a rank's state
+_SECONDS_BETWEEN_SAMPLES = 0.01
 _KILLED = 128 + signal.SIGKILL
 
 
@@ -70,6 +72,7 @@ class StallMonitor:
         self._remote_cause: Optional[RankActivity] = None  # in another pod, which kills its workers first
         self._killed = False
         self._peers_wait = False  # whether the log has that other pods wait for this one
+        self._examine_at = math.inf  # when a rank in I/O is examined again
         self._steps_known = False  # whether some pod has seen steps: only then does the ranks' inactivity count
         self._kill_at = math.inf
         self._give_up_at = math.inf
@@ -181,6 +184,8 @@ class StallMonitor:
         elif self.job_stall is not None and self.job_stall.known and not self._steps_known:
             self._steps_known = True
             self._open_stall(stall, workers, now)  # idleness before the job had stalled does not count
+        elif now >= self._examine_at:
+            self._open_stall(stall, workers, now)
         self._stall = stall
         self._log_waiting_peers()
 
@@ -260,7 +265,7 @@ class StallMonitor:
 
     def _open_stall(self, stall: RankStall, workers: Sequence[WorkerRecord], now: float) -> None:
         """Log the stacks, and report the ranks' activity to the operator and the other pods."""
-        self._hangs += stall.certain
+        self._hangs += stall.certain and self._stall is None
         kind = "hang" if stall.known else "idle"
         note = "" if stall.known else "; no process is killed, because no step was counted (docs/your-script.md)"
         log(f"{kind}: {stall.message}{note}; the stacks of this pod's ranks follow")
@@ -272,6 +277,12 @@ class StallMonitor:
         self._peers_wait = False
         self._kill_at = math.inf
         self._give_up_at = now + self._grace_seconds(has_cause=False)
+        self._examine_at = math.inf
+        if self._pod.watchdog is not None and any(activity.state == "IO" for activity in self._activities):
+            limit = stall.since + self._pod.watchdog.checkpoint_seconds
+            self._examine_at = min(limit, now + max(_SECONDS_BETWEEN_CHECKS, self._pod.watchdog.stall_seconds))
+            seconds = self._pod.watchdog.checkpoint_seconds
+            log(f"it may be in I/O: the limit is {seconds:g} s (spec.watchdog.checkpointSeconds)")
         report = self._report(stall) if self._steps_known else NO_REPORT
         try_write_json(self._path(STALL_REPORT_FILE), report.encode())
 
@@ -313,6 +324,8 @@ class StallMonitor:
             self._give_up_at = now + self._grace_seconds(has_cause=False)
             log(f"hang: in another pod, {cause.what if cause else 'no rank blocks its peers any more'}")
         is_job_stuck = job_stall is not None and job_stall.is_stuck
+        if any(activity is not None and activity.behind and not activity.hangs for activity in (report.cause, cause)):
+            return False  # a rank in I/O, for which the others wait
         given_up = stall.certain or (cause is not None and report.stuck and is_job_stuck)
         return now >= self._kill_at or (given_up and now >= self._give_up_at)
 
@@ -323,13 +336,26 @@ class StallMonitor:
         # A rank that does not respond this time still waits where it did, or its stack shows that it does not.
         known = {stalled.worker.local_rank: stalled.collectives for stalled in self._stalled if quiet}
         reports = {**known, **request.read()}
+        in_io = {stalled.worker.pid: stalled for stalled in self._stalled if stalled.activity.state == "IO"}
         stalled = []
         for worker in workers:
             stack = stacks.get(worker.local_rank)
+            if worker.pid in in_io and not (stack and stack.frames):
+                stalled.append(in_io[worker.pid])  # it may respond next time
+                continue
             collectives = reports.get(worker.local_rank, RankCollectives())
             activity = _describe_activity(stall, worker, stack, collectives)
+            if activity.state == "Behind" and stack is not None and self._is_in_io(stall, worker, stack):
+                activity = activity._replace(state="IO")
             stalled.append(StalledWorker(worker, activity, stack.text if stack else "", collectives))
         return stalled
+
+    def _is_in_io(self, stall: RankStall, worker: WorkerRecord, stack: Stack) -> bool:
+        """Return whether a rank outside of collectives sleeps, without a lock, for less than a checkpoint may take."""
+        plan = self._pod.watchdog
+        if plan is None or stack.waits_for_lock or not _sleeps(worker.pid):
+            return False
+        return self._clock.read(time.monotonic()) - stall.since < plan.checkpoint_seconds
 
     # -- the end of the workers
 
@@ -389,6 +415,15 @@ def _find_interval(plan: Optional[WatchdogConfig]) -> float:
     return max(0.1, min(_SECONDS_BETWEEN_CHECKS, plan.start_seconds / 4, plan.stall_seconds / 4))
 
 
+def _sleeps(pid: int) -> bool:
+    """Return whether a process's main thread sleeps, at least now and then as in an upload."""
+    for _ in range(_SAMPLES):
+        if process_state(pid) in SLEEPING_STATES:
+            return True
+        time.sleep(_SECONDS_BETWEEN_SAMPLES)
+    return False
+
+
 def _sum_up(report: StallReport) -> JobStall:
     """Return the reports of a job with one pod, without a remote root cause."""
     return JobStall(int(report.known), int(report.stuck), int(report.idle), 1, None)
@@ -405,12 +440,11 @@ def _describe_activity(
     elif stack is None or not stack.frames:
         state = "Waiting" if stall.certain or is_idle else "Busy"
         what = f"rank {worker.rank} {'uses no CPU' if is_idle else 'shows no Python stack'}"
-    elif stack.waits_for_peers:
+    elif stack.is_in_torch or (stack.waits_for_peers and not collectives.are_over):
         state = "Waiting"
         what = f"rank {worker.rank} waits for other ranks in {stack.place}"
     else:
-        is_behind = stall.certain or (is_idle and not stack.saves)
-        state = "Behind" if is_behind else "Busy"
+        state = "Behind" if stall.certain or is_idle else "Busy"
         what = f"rank {worker.rank} is in {stack.place}"
     what += _describe_collective(state, collectives)
     return RankActivity(worker.rank, worker.local_rank, state, what[:ACTIVITY_LIMIT])

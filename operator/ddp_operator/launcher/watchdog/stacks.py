@@ -14,14 +14,18 @@ from ..progress.metrics import MetricsEndpoint
 from ..rank.tracebacks import LIBRARY
 
 _FRAME = re.compile(r'  File "([^"]*)", line (\d+) in (.*)')
-# A rank waits for its peers in one of torch's modules, or on a line of the script that calls one of these.
+# A rank waits for its peers in one of torch's modules, or on a line that calls one of these. Torch's send() and recv()
+# have frames of their own; without one it is a socket's.
 _COLLECTIVE_FILES = re.compile(
     r"/torch/(distributed/|nn/parallel/distributed\.py|autograd/graph\.py|cuda/__init__\.py)"
 )
 _COLLECTIVE_CALLS = re.compile(
-    r"\b(wait|all_\w+|broadcast\w*|barrier|reduce\w*|gather|scatter|send|recv|synchronize|backward|item|tolist|cpu)\("
+    r"\b(wait|all_\w+|broadcast\w*|barrier|reduce\w*|gather|scatter|synchronize|backward|item|tolist|cpu)\("
 )
-_SAVE_FILES = re.compile(r"/torch/(serialization|distributed/checkpoint/)")
+# A lock that no call of the standard library acquires, such as a queue's, which waits for the work of another thread.
+_LOCK = re.compile(r"\bacquire\(|^\s*(async )?with [\w.\[\]\"']+( as \w+)?:")
+_STANDARD_LIBRARY = re.compile(r"[/\\]lib(64)?[/\\]python3[^/\\]*[/\\](?!(site|dist)-packages)|^<frozen ")
+_CALL = re.compile(r"([A-Za-z_][\w.]*)\(")
 _SHIM_FUNCTION = "_run_and_record"  # of worker.py, below which the script runs
 SECONDS_FOR_STACKS = 5.0
 _SECONDS_UNCHANGED = 1.0  # after which an incomplete stack is taken as final
@@ -44,11 +48,24 @@ class Stack(NamedTuple):
     @property
     def waits_for_peers(self) -> bool:
         """Whether the innermost frame is in a collective operation, as far as Python shows."""
-        if not self.frames:
+        return self.is_in_torch or bool(self.frames and _COLLECTIVE_CALLS.search(self.innermost_line))
+
+    @property
+    def is_in_torch(self) -> bool:
+        """Whether the innermost frame is in a module of torch that calls collective operations."""
+        return bool(self.frames and _COLLECTIVE_FILES.search(self.frames[-1].path))
+
+    @property
+    def waits_for_lock(self) -> bool:
+        """Whether the innermost call acquires a lock, other than to wait for another thread."""
+        if not self.frames or _STANDARD_LIBRARY.search(self.frames[-1].path):
             return False
-        innermost = self.frames[-1]
-        source = linecache.getline(innermost.path, innermost.line)
-        return bool(_COLLECTIVE_FILES.search(innermost.path) or _COLLECTIVE_CALLS.search(source))
+        return bool(_LOCK.search(self.innermost_line))
+
+    @property
+    def innermost_line(self) -> str:
+        """The source of the innermost frame's line."""
+        return linecache.getline(self.frames[-1].path, self.frames[-1].line)
 
     @property
     def place(self) -> str:
@@ -60,12 +77,17 @@ class Stack(NamedTuple):
         shown = own[-1:]
         if not own or own[-1] != innermost:
             shown.append(innermost)
+        elif innermost.function == "<module>" and self._native_call:
+            shown = [innermost._replace(function=self._native_call)]
         return ", in ".join(f"{frame.function} ({os.path.basename(frame.path)}:{frame.line})" for frame in shown)
 
     @property
-    def saves(self) -> bool:
-        """Whether it writes a checkpoint with torch's functions."""
-        return any(_SAVE_FILES.search(frame.path) for frame in self.frames)
+    def _native_call(self) -> str:
+        """The call of native code in the innermost frame, such as ``upload.recv``; empty if it is not certain."""
+        names = set(_CALL.findall(self.innermost_line))
+        attributes = [name for name in names if "." in name]
+        candidates = attributes or list(names)
+        return candidates[0] if len(candidates) == 1 else ""
 
 
 def read_stack(text: str) -> Stack:

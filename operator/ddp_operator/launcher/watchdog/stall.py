@@ -46,7 +46,10 @@ class RankStall(NamedTuple):
 
 
 class RankActivity(NamedTuple):
-    """The activity of a rank of a stalled pod. ``state``: one of STALLED_STATES; ``what``: its description."""
+    """The activity of a rank of a stalled pod. ``state``: one of STALLED_STATES; ``what``: its description.
+
+    A rank in the state ``IO`` sleeps, or waits for a socket, a file, a process or another thread.
+    """
 
     rank: int
     local_rank: int
@@ -56,7 +59,12 @@ class RankActivity(NamedTuple):
     @property
     def behind(self) -> bool:
         """Whether its peers wait for it."""
-        return self.state in ("Stopped", "Behind")
+        return self.state in ("Stopped", "Behind", "IO")
+
+    @property
+    def hangs(self) -> bool:
+        """Whether it is also the reason to kill its pod's workers."""
+        return self.behind and self.state != "IO"
 
 
 class RankWait(NamedTuple):
@@ -69,8 +77,9 @@ class RankWait(NamedTuple):
 class StallReport(NamedTuple):
     """The report of one pod to its peers.
 
-    ``known``: steps were made and have stopped. ``stuck``: no rank of the pod computes. ``idle``: no rank uses the CPU.
-    ``cause``: a rank of the pod for which its peers wait. ``wait``: of the pod's first rank that waits in a collective.
+    ``known``: steps were made and have stopped. ``stuck``: no rank of the pod computes or is in I/O. ``idle``: no rank
+    uses the CPU. ``cause``: a rank of the pod for which its peers wait. ``wait``: of the pod's first rank that waits in
+    a collective.
     """
 
     known: bool
@@ -131,7 +140,7 @@ def combine_reports(reports: Sequence[Mapping[str, Any]], pods: int) -> JobStall
         stuck=sum(bool(report.get("stuck")) for report in reports),
         idle=sum(bool(report.get("idle")) for report in reports),
         pods=pods,
-        cause=next((cause for cause in causes if cause is not None), None),
+        cause=next(iter(sorted(filter(None, causes), key=lambda cause: not cause.hangs)), None),
         waits=tuple(waits.values())[:MOST_WAITS],
     )
 
@@ -160,10 +169,10 @@ def describe_waits(waits: Sequence[RankWait]) -> str:
 
 def report_stall(stall: RankStall, ranks: Sequence[RankActivity], waits: Sequence[RankWait] = ()) -> StallReport:
     """Return a pod's report on its own stall. ``waits``: of its ranks."""
-    busy = any(rank.state == "Busy" for rank in ranks)
+    busy = any(rank.state in ("Busy", "IO") for rank in ranks)
     idle = all(rank.local_rank in stall.idle or rank.state == "Stopped" for rank in ranks)
-    behind = [rank for rank in ranks if rank.behind]
-    cause = behind[0] if behind and not busy else None
+    behind = [rank for rank in ranks if rank.behind and rank.hangs is not busy]
+    cause = behind[0] if behind else None
     return StallReport(stall.known, not busy, idle, cause, waits[0] if waits else None)
 
 
@@ -173,7 +182,7 @@ def should_kill_workers(report: StallReport, job_stall: Optional[JobStall], *, c
     A rank for which its peers wait ends its own pod, so that the job's failure names it. An uncertain stall counts only
     if some pod has seen steps and no rank of any pod computes: it may be a long validation.
     """
-    if certain and report.cause:
+    if certain and report.cause and report.cause.hangs:
         return True
     if not report.stuck or job_stall is None or not job_stall.is_stuck:
         return False
@@ -197,7 +206,7 @@ def stall_grace_seconds(nodes: int, interval: float, *, has_cause: bool) -> floa
 def build_stall_rows(stall: RankStall, ranks: Sequence[RankActivity], now: float) -> list[str]:
     """Return a stall's series; none if a rank may just compute while its peers wait."""
     report = report_stall(stall, ranks)
-    if not (report.known or (report.stuck and (report.idle or report.cause))):
+    if not (report.known or report.cause or (report.stuck and report.idle)):
         return []
     rows = [
         f"# HELP {METRIC_STALLED} For how long this pod's ranks have made no step; only while they make none.",
@@ -317,7 +326,7 @@ class StepPulse:
         made = _count_new_steps(self._marks, marks)
         if not marks or made is None:
             self._since = now if marks else None
-            self._pauses = 0.0
+            self._pauses = sum(max(0.0, mark.steps - 1) for mark in marks.values())  # since the start of new processes
         elif made:
             self._record_steps(made, now)
         self._longest = max([self._longest, *(mark.longest for mark in marks.values())])

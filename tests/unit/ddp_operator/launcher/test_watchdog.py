@@ -6,6 +6,8 @@ import dataclasses
 import json
 import os
 import signal
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,9 @@ from ddp_operator.launcher.pod import Pod, WatchdogConfig, WorkerRecord
 from ddp_operator.launcher.processes import catches, count_cpu_seconds, count_oom_kills, find_family, process_state
 from ddp_operator.launcher.progress.metrics import PAGE_TIMEOUT, MetricsEndpoint
 from ddp_operator.launcher.rank import worker
-from ddp_operator.launcher.watchdog.stacks import SECONDS_FOR_STACKS, Stack, collect_stacks, read_stack
+from ddp_operator.launcher.watchdog import monitor
+from ddp_operator.launcher.watchdog.collectives import Collective, GroupState, RankCollectives
+from ddp_operator.launcher.watchdog.stacks import SECONDS_FOR_STACKS, Stack, StackFrame, collect_stacks, read_stack
 from ddp_operator.launcher.watchdog.stall import (
     HeartbeatWatchdog,
     Idleness,
@@ -187,6 +191,13 @@ class TestStepPulse:
         pulse.observe(mark(5.0), 21)
         assert pulse.measure_silence(22, 10) is None
 
+    def test_steps_of_new_process_before_first_check_count(self) -> None:
+        pulse = self.with_steps(0, 2, 4, 6)
+        pulse.observe(mark(100.0, pid=2), 8)
+        assert pulse.measure_silence(20, 10) == 12
+        pulse.observe(mark(1.0, pid=3), 21)
+        assert pulse.measure_silence(99, 10) is None
+
     def test_no_silence_without_workers(self) -> None:
         pulse = self.with_steps(0, 2, 4, 6)
         pulse.observe({}, 7)
@@ -251,6 +262,13 @@ class TestPodsAgree:
         assert self.agree(self.IDLE, waits, (self.SILENT, self.WAITS))
         assert self.agree(self.HUNG, self.WAITS, (self.HUNG, waits))
 
+    @pytest.mark.parametrize("stall", [SILENT, IDLE, HUNG])
+    def test_rank_in_io_prevents_kill(self, stall: RankStall) -> None:
+        receives = self.SLEEPS._replace(state="IO")
+        assert not self.agree(stall, receives, (self.SILENT, self.WAITS))
+        assert not self.agree(stall, self.WAITS, (self.IDLE, receives))
+        assert not self.agree(stall, receives, pods=1)
+
     def test_spinning_collectives_are_not_killed(self) -> None:
         spins = self.SILENT._replace(idle=frozenset())
         assert not self.agree(spins, self.WAITS, (spins, self.WAITS._replace(rank=1)))
@@ -296,6 +314,9 @@ def test_only_first_eight_ranks_are_shown() -> None:
         (["Waiting", "Behind"], True, True, False, 1),
         (["Waiting", "Stopped"], True, True, True, 1),
         (["Behind", "Busy"], True, False, False, None),
+        (["IO", "Waiting"], True, False, False, 0),
+        (["Behind", "IO"], True, False, False, 1),
+        (["Busy", "IO"], True, False, False, 1),
         (["Waiting"], True, True, True, None),
     ],
 )
@@ -342,15 +363,111 @@ def test_stack_has_no_frames_of_launcher() -> None:
     assert seen.place == "load (data.py:1)"
 
 
-def test_waiting_for_peers_is_detected(tmp_path: Path) -> None:
-    (tmp_path / "waits.py").write_text("work.wait()\n")
-    (tmp_path / "reads.py").write_text("time.sleep(600)\n")
+def test_waiting_for_peers_is_detected() -> None:
     assert stack("/site-packages/torch/distributed/distributed_c10d.py").waits_for_peers
     assert stack("/site-packages/torch/autograd/graph.py").waits_for_peers
-    assert stack(str(tmp_path / "waits.py")).waits_for_peers
-    assert not stack(str(tmp_path / "reads.py")).waits_for_peers
     assert not read_stack("").waits_for_peers
     assert read_stack("rubbish").frames == []
+
+
+CALL = Collective("all_reduce", 7, "the default group", ())
+PENDING = RankCollectives([GroupState(CALL, CALL)])
+OVER = RankCollectives([GroupState(CALL, None)])
+
+
+@pytest.mark.parametrize(
+    ("line", "collectives", "seconds", "state"),
+    [
+        ("work.wait()", RankCollectives(), 20, "Waiting"),
+        ("work.wait()", PENDING, 20, "Waiting"),
+        ("work.wait()", OVER, 20, "IO"),
+        ("loss.item()", PENDING, 20, "Waiting"),
+        ("upload.recv(1)", RankCollectives(), 20, "IO"),
+        ("upload.recv(int(1))", OVER, 999, "IO"),
+        ("upload.recv(1)", PENDING, 1001, "Behind"),
+        ("time.sleep(600)", OVER, 20, "IO"),
+        ("json.loads(socket.recv(9))", OVER, 20, "IO"),
+        ("x = y", OVER, 20, "IO"),
+        ("lock.acquire()", RankCollectives(), 20, "Behind"),
+        ("with self.lock:", OVER, 20, "Behind"),
+        ("with open(path) as file:", OVER, 20, "IO"),
+    ],
+)
+@pytest.mark.parametrize("certain", [False, True])
+def test_state_of_sleeping_rank_follows_from_line_collectives_and_time(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    certain: bool,
+    line: str,
+    collectives: RankCollectives,
+    seconds: float,
+    state: str,
+) -> None:
+    (tmp_path / "data.py").write_text(f"{line}\n")
+    seen = stack(str(tmp_path / "data.py"))
+    with subprocess.Popen(["sleep", "600"]) as process:
+        try:
+            while process_state(process.pid) != "S":
+                time.sleep(0.01)
+            examined = examine(tmp_path, monkeypatch, seen, collectives, seconds, process.pid, certain)
+        finally:
+            process.kill()
+    assert examined.state == state
+    assert ("waits for other ranks" in examined.what) is (state == "Waiting")
+    assert examined.what.startswith("rank 3 ")
+
+
+def test_computing_rank_is_not_in_io(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = stack("/app/validate.py")
+    assert examine(tmp_path, monkeypatch, seen, OVER, 20, os.getpid(), certain=True).state == "Behind"
+
+
+@pytest.mark.parametrize(
+    ("line", "place"),
+    [
+        ("upload.recv(int(1))", "upload.recv"),
+        ("sleep(1)", "sleep"),
+        ("json.loads(socket.recv(9))", "<module>"),
+        ("x = y", "<module>"),
+    ],
+)
+def test_native_call_of_main_module_is_named_if_it_is_certain(tmp_path: Path, line: str, place: str) -> None:
+    (tmp_path / "train.py").write_text(f"{line}\n")
+    assert Stack([StackFrame(str(tmp_path / "train.py"), 1, "<module>")], "").place == f"{place} (train.py:1)"
+    assert Stack([StackFrame(str(tmp_path / "train.py"), 1, "load")], "").place == "load (train.py:1)"
+
+
+@pytest.mark.parametrize("library", ["threading.py", "concurrent/futures/thread.py", "queue.py"])
+def test_rank_that_waits_for_another_thread_waits_for_no_lock(library: str) -> None:
+    assert not stack(f"/usr/lib/python3.11/{library}").waits_for_lock
+
+
+def examine(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seen: Stack,
+    collectives: RankCollectives,
+    seconds: float,
+    pid: int,
+    certain: bool,
+) -> RankActivity:
+    """Return the state of a rank in a stall of ``seconds``."""
+
+    class Request:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def read(self) -> dict[int, RankCollectives]:
+            return {0: collectives}
+
+    monkeypatch.setattr(monitor, "CollectivesRequest", Request)
+    monkeypatch.setattr(monitor, "collect_stacks", lambda *_, **__: {0: seen})
+    config = launcher_pod(folder, nodes=2, watchdog=WatchdogConfig(30, 10, 1000, "Restart"))
+    stalls = monitor.StallMonitor(config, MetricsEndpoint(str(folder), lambda: ""), is_stopping=lambda: False)
+    now = stalls._clock.read(time.monotonic())
+    stall = RankStall(now - seconds, "no step", certain=certain, idle=frozenset({0}))
+    (examined,) = stalls._examine(stall, [WorkerRecord(pid, 3, 0, 0)], quiet=True)
+    return examined.activity
 
 
 def test_partially_written_stack_is_awaited(
