@@ -54,6 +54,23 @@ ANNOTATION_SPEC: Final = f"{GROUP}/spec"
 """On a Job: a digest of those fields of its spec that users may change until a pod has run."""
 # On a child Job: the value of spec.suspend that the operator wrote last. If they differ, a queue controls the Job.
 ANNOTATION_SUSPEND: Final = f"{GROUP}/suspend"
+# Proxies that service meshes inject: the container, and the pod annotation that keeps it out. A proxy would intercept
+# the rendezvous, and never end, so that the Job would not end.
+MESH_PROXIES: Final = {
+    "istio-proxy": ("sidecar.istio.io/inject", "false"),
+    "linkerd-proxy": ("linkerd.io/inject", "disabled"),
+    "consul-dataplane": ("consul.hashicorp.com/connect-inject", "false"),
+    "kuma-sidecar": ("kuma.io/sidecar-injection", "disabled"),
+}
+# Domains of labels with a meaning for Kubernetes, a mesh or a deployment tool, which children must not inherit.
+PRIVATE_LABEL_DOMAINS: Final = tuple(
+    f".{domain}"
+    for domain in (
+        *("kubernetes.io", "k8s.io", "x-k8s.io", GROUP, "istio.io", "linkerd.io", "hashicorp.com", "kuma.io"),
+        *("helm.sh", "argoproj.io", "fluxcd.io", "volcano.sh"),
+    )
+)
+INHERITED_LABELS: Final = tuple(f"app.kubernetes.io/{name}" for name in ("name", "component", "part-of", "version"))
 # Written by the Job controller on every pod of an Indexed Job.
 ANNOTATION_COMPLETION_INDEX: Final = "batch.kubernetes.io/job-completion-index"
 JOB_TRACKING_FINALIZER: Final = "batch.kubernetes.io/job-tracking"

@@ -146,6 +146,17 @@ def kueue_metadata(job: DDPTrainingJob) -> dict[str, dict[str, str]]:
     return {"labels": labels, "annotations": annotations}
 
 
+def inherited_labels(job: DDPTrainingJob) -> dict[str, str]:
+    """Return the resource's labels that its children get too, because policies demand labels of all objects."""
+    return {
+        key: value
+        for key, value in job.labels.items()
+        if key in constants.INHERITED_LABELS
+        or "/" not in key
+        or not f".{key.partition('/')[0]}".endswith(constants.PRIVATE_LABEL_DOMAINS)
+    }
+
+
 def _select_kueue_keys(pairs: Mapping[str, str]) -> dict[str, str]:
     """Return the pairs whose key has Kueue's domain, or a subdomain of it."""
     suffix = f".{constants.KUEUE_DOMAIN}"

@@ -9,6 +9,7 @@ from ddp_operator import constants
 from ddp_operator.client.api import Api, Object, api_path
 from ddp_operator.client.errors import ApiError, ClientError
 from ddp_operator.client.packing.packed import PackedCode
+from ddp_operator.manifests.inputs import build_small_resources
 from ddp_operator.manifests.template import ResolvedTemplate
 
 # A shell script: the job's Python may need volumes or variables that this pod lacks.
@@ -56,7 +57,7 @@ def build_pod(code: PackedCode, template: ResolvedTemplate) -> Object:
         "name": "code",
         "image": trainer["image"],
         "command": ["sleep", str(_POD_SECONDS)],
-        "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}},
+        "resources": build_small_resources(trainer, {"cpu": "100m", "memory": "64Mi"}),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
         | (trainer.get("securityContext") or {}),
         "volumeMounts": [{"name": constants.CODE_VOLUME, "mountPath": constants.CODE_MOUNT_PATH}],
@@ -69,7 +70,7 @@ def build_pod(code: PackedCode, template: ResolvedTemplate) -> Object:
         "metadata": {
             "generateName": f"ddp-code-{code.archive.digest[:8]}-",
             "labels": {constants.LABEL_MANAGED_BY: constants.MANAGED_BY_CLI},
-            "annotations": {"sidecar.istio.io/inject": "false"},
+            "annotations": dict(constants.MESH_PROXIES.values()),
         },
         "spec": {
             **pod,

@@ -25,7 +25,7 @@ import msgspec
 
 from ddp_operator import constants
 from ddp_operator.api import child_names
-from ddp_operator.api.job import DDPTrainingJob, kueue_metadata, owner_reference
+from ddp_operator.api.job import DDPTrainingJob, inherited_labels, kueue_metadata, owner_reference
 from ddp_operator.manifests.inputs import build_fetch_job_spec
 from ddp_operator.manifests.pod import build_fetch_template, build_pod_template
 from ddp_operator.manifests.scheduling import build_pod_group
@@ -143,7 +143,7 @@ def build_launcher_users(job: DDPTrainingJob) -> dict[str, Any]:
     metadata = {
         "name": constants.LAUNCHER_USERS,
         "namespace": job.namespace,
-        "labels": child_names.child_labels(""),
+        "labels": inherited_labels(job) | child_names.child_labels(""),
         "ownerReferences": [owner_reference(job, controller=False)],
     }
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
@@ -160,7 +160,7 @@ def build_launcher_config_map(
     metadata = {
         "name": child_names.launcher_config_map_name(launcher.digest),
         "namespace": job.namespace,
-        "labels": child_names.child_labels(""),
+        "labels": inherited_labels(job) | child_names.child_labels(""),
         "ownerReferences": [owner],
     }
     return {
@@ -250,7 +250,7 @@ def _metadata(
     return {
         "name": name,
         "namespace": job.namespace,
-        "labels": dict(extra or {}) | child_names.child_labels(job.name, attempt),
+        "labels": inherited_labels(job) | dict(extra or {}) | child_names.child_labels(job.name, attempt),
         "ownerReferences": [owner_reference(job)],
     }
 

@@ -20,11 +20,13 @@ from ddp_operator.api.inputs import Input
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.profile import find_locked_part
 from ddp_operator.api.spec import Spec
+from ddp_operator.kubeobjects import parse_quantity
 from ddp_operator.launcher.transfer.storage import has_credentials
 
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 _MOUNT_PATH: Final = "/opt/ddp-inputs"
-_RESOURCES: Final = {"requests": {"cpu": "250m", "memory": "256Mi"}}
+_REQUESTS: Final = {"cpu": "250m", "memory": "256Mi"}
+_LIMITED: Final = ("cpu", "memory", "ephemeral-storage")
 _GRACE_SECONDS: Final = 5
 _RETRIES: Final = 3
 """Failed pods that are replaced before the job fails. Each pod retries for minutes."""
@@ -87,7 +89,7 @@ def _keep_zone_selectors(fetch_pod: dict[str, Any], pod: Mapping[str, Any]) -> N
 
 def build_cache_check(trainer: Mapping[str, Any], inputs: Sequence[Input], interpreter: str) -> dict[str, Any]:
     """Return the init container that fetches inputs which the cache of a training pod's node lacks."""
-    kept = ("image", "imagePullPolicy", "securityContext", "env", "envFrom", "volumeMounts")
+    kept = ("image", "imagePullPolicy", "securityContext", "env", "envFrom", "volumeMounts", "resources")
     container = {
         "name": constants.INPUTS_VOLUME,
         **{name: copy.deepcopy(trainer[name]) for name in kept if name in trainer},
@@ -99,7 +101,7 @@ def build_cache_check(trainer: Mapping[str, Any], inputs: Sequence[Input], inter
 def set_fetch_command(container: dict[str, Any], inputs: Sequence[Input], interpreter: str) -> None:
     """Make a container fetch these inputs to their volumes, which it mounts completely."""
     container["command"] = [interpreter, f"{constants.LAUNCHER_MOUNT_PATH}/{constants.LAUNCHER_FILE}", "fetch"]
-    container["resources"] = copy.deepcopy(_RESOURCES)
+    container["resources"] = build_small_resources(container, _REQUESTS)
 
     orders = []
     sources = list(container.get("envFrom") or [])
@@ -126,6 +128,17 @@ def set_fetch_command(container: dict[str, Any], inputs: Sequence[Input], interp
     volume_names = dict.fromkeys(map(_volume_name, inputs))
     mounts = [{"name": name, "mountPath": f"{_MOUNT_PATH}/{name}"} for name in volume_names]
     container["volumeMounts"] = [*(container.get("volumeMounts") or []), *mounts]
+
+
+def build_small_resources(trainer: Mapping[str, Any], requests: Mapping[str, str]) -> dict[str, Any]:
+    """Return these requests, and the training container's limits without devices, because a quota may demand limits."""
+    resources: Mapping[str, Any] = trainer.get("resources") or {}
+    limits = {name: value for name, value in (resources.get("limits") or {}).items() if name in _LIMITED}
+    lower = {
+        name: min(value, limits.get(name, value), key=lambda text: parse_quantity(text) or 0)
+        for name, value in requests.items()
+    }
+    return {"requests": lower} | ({"limits": limits} if limits else {})
 
 
 def list_volumes(inputs: Sequence[Input]) -> list[dict[str, Any]]:

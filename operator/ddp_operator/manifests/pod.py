@@ -10,7 +10,7 @@ from typing import Any
 
 from ddp_operator import constants
 from ddp_operator.api import child_names
-from ddp_operator.api.job import CRASH_LOOP_FAILURES, DDPTrainingJob
+from ddp_operator.api.job import CRASH_LOOP_FAILURES, DDPTrainingJob, inherited_labels
 from ddp_operator.api.spec import Code
 from ddp_operator.kubeobjects import cpu_limit
 from ddp_operator.launcher.pod import (
@@ -42,9 +42,6 @@ def build_pod_template(
     pod: dict[str, Any] = copy.deepcopy(dict(template.training["spec"]))
     metadata = _build_metadata(job, attempt, template.training["metadata"])
     pod["subdomain"] = child_names.service_name(job.name)
-    if pod.get("hostNetwork"):
-        # The default for such a pod is the node's resolver, which cannot resolve the name of pod 0.
-        pod.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
     pod.setdefault("terminationGracePeriodSeconds", _grace_seconds(job) + _LAUNCHER_GRACE_SECONDS)
     add_scheduling(metadata, pod, job, attempt=attempt)
 
@@ -80,15 +77,17 @@ def build_fetch_template(job: DDPTrainingJob, template: ResolvedTemplate, launch
 def _build_metadata(job: DDPTrainingJob, attempt: int, written: Mapping[str, Any]) -> dict[str, Any]:
     """Return the pods' metadata. ``written``: the template's metadata."""
     metadata = copy.deepcopy(dict(written))
-    metadata["labels"] = {**(metadata.get("labels") or {}), **child_names.child_labels(job.name, attempt)}
+    own = child_names.child_labels(job.name, attempt)
+    has_lock = any(path.startswith("template.metadata") for path in job.locked)
+    inherited = {} if has_lock else inherited_labels(job)
+    metadata["labels"] = {**inherited, **(metadata.get("labels") or {}), **own}
     kueue_annotations = {}
     if attempt:
         for key, value in job.annotations.items():
             if key.startswith(constants.KUEUE_POD_SET_PREFIX):
                 kueue_annotations[key] = value
     metadata["annotations"] = {
-        # Istio's proxy would intercept the rendezvous, and never exit, so that the Job would not end.
-        "sidecar.istio.io/inject": "false",
+        **dict(constants.MESH_PROXIES.values()),
         **kueue_annotations,
         **(metadata.get("annotations") or {}),
     }
@@ -98,6 +97,9 @@ def _build_metadata(job: DDPTrainingJob, attempt: int, written: Mapping[str, Any
 def _finish_pod(pod: dict[str, Any], job: DDPTrainingJob) -> None:
     """Set the fields that all pods of a job have."""
     pod["restartPolicy"] = "Never"
+    if pod.get("hostNetwork") and pod.get("dnsPolicy") in (None, "ClusterFirst"):
+        # Kubernetes would use the node's resolver, which cannot resolve the name of pod 0.
+        pod["dnsPolicy"] = "ClusterFirstWithHostNet"
     pod.setdefault("enableServiceLinks", False)
     pod.setdefault("automountServiceAccountToken", False)
     _secure_pod(pod, job.spec.security_profile)
@@ -324,7 +326,8 @@ def _secure_pod(pod: dict[str, Any], profile: str) -> None:
 
 def _secure_container(container: dict[str, Any], profile: str) -> None:
     context = dict(container.get("securityContext") or {})
-    if not context.get("privileged") and "SYS_ADMIN" not in ((context.get("capabilities") or {}).get("add") or []):
+    capabilities = (context.get("capabilities") or {}).get("add") or []
+    if not context.get("privileged") and not {"SYS_ADMIN", "CAP_SYS_ADMIN"} & {*map(str, capabilities)}:
         context.setdefault("allowPrivilegeEscalation", False)
     if profile == "Restricted":
         context.setdefault("capabilities", {"drop": ["ALL"]})

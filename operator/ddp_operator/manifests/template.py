@@ -412,6 +412,7 @@ def check_containers(pod: Mapping[str, Any], path: str) -> Iterator[FieldError]:
         for index, container in enumerate(pod.get(part) or ()):
             here = f"{path}.{part}[{index}]"
             yield from _check_resources(container.get("resources") or {}, f"{here}.resources")
+            yield from _check_privileges(container.get("securityContext") or {}, f"{here}.securityContext")
             for number, variable in enumerate(container.get("env") or ()):
                 if not isinstance(variable.get("value"), str | None):
                     yield FieldError(f"{here}.env[{number}].value", "must be a string; quote it", variable["value"])
@@ -420,6 +421,15 @@ def check_containers(pod: Mapping[str, Any], path: str) -> Iterator[FieldError]:
                 if isinstance(name, str) and name not in volumes:
                     message = f"the volume does not exist; add it to {path}.volumes"
                     yield FieldError(f"{here}.volumeMounts[{number}].name", message, name)
+
+
+def _check_privileges(context: Mapping[str, Any], path: str) -> Iterator[FieldError]:
+    """Refuse what the API server refuses when it validates the Job."""
+    capabilities = (context.get("capabilities") or {}).get("add") or ()
+    is_privileged = context.get("privileged") or "CAP_SYS_ADMIN" in capabilities
+    if is_privileged and context.get("allowPrivilegeEscalation") is False:
+        message = "must not be false beside privileged or the capability CAP_SYS_ADMIN; remove it"
+        yield FieldError(f"{path}.allowPrivilegeEscalation", message)
 
 
 def _check_resources(resources: Mapping[str, Any], path: str) -> Iterator[FieldError]:

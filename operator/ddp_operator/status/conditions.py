@@ -340,6 +340,9 @@ def describe_finished_training(pods: Pods) -> Fact:
     more = format_more_pods(len(running) - 1)
     containers = ", ".join(running[0].remaining_containers[:_MAX_LISTED]) or "the kubelet"
     message = f"all ranks have ended with exit code 0; pod {running[0].name}{more} waits for {containers}"
+    injected = running[0].injected_containers
+    if injected:
+        message += f"; an admission webhook or policy of the cluster injected {injected[0]}"
     return Fact(PROGRESSING, "False", FINISHED, message)
 
 

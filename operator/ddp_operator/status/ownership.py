@@ -19,7 +19,7 @@ def explain_launcher_conflict(manifest: Mapping[str, Any], existing: Mapping[str
     meta = manifest["metadata"]
     existing_labels = existing["metadata"].get("labels") or {}
     same = all(existing.get(part) == manifest.get(part) for part in ("data", "binaryData", "immutable"))
-    labelled = meta["labels"].items() <= existing_labels.items()
+    labelled = child_names.child_labels("").items() <= existing_labels.items()
     if same and labelled and (owner_uids(existing) or meta["name"] == constants.LAUNCHER_USERS):
         return None
     return Refusal(

@@ -156,6 +156,13 @@ class PodView:
         return self.trained and self.termination is not None and self.termination.container_exit_code == 0
 
     @property
+    def injected_containers(self) -> tuple[str, ...]:
+        """The containers that run beside the training container, which a template cannot have: a webhook added them."""
+        statuses = (self.raw.get("status") or {}).get("containerStatuses") or ()
+        running = (str(item["name"]) for item in statuses if not (item.get("state") or {}).get("terminated"))
+        return tuple(name for name in running if name != find_trainer(self.raw).get("name"))
+
+    @property
     def remaining_containers(self) -> tuple[str, ...]:
         """The containers and native sidecars that have not ended."""
         status = self.raw.get("status") or {}

@@ -13,7 +13,7 @@ import msgspec
 
 from ddp_operator.api.child_names import POD_SUFFIX
 from ddp_operator.api.status import ENDED_PHASES, Condition, LastFailure, PreflightStatus, Progress, Status
-from ddp_operator.constants import MANAGED_BY
+from ddp_operator.constants import MANAGED_BY, MESH_PROXIES
 from ddp_operator.kubeobjects import find_foreign_manager, parse_time
 from ddp_operator.launcher.failures.kinds import NON_FINITE_REMEDY
 from ddp_operator.launcher.failures.text import HIDDEN_FAILURE_REMEDY, PROBE_REMEDY
@@ -173,6 +173,22 @@ class _MessageRemedy(NamedTuple):
 
 
 _MESSAGE_REMEDIES: Final = (
+    *(
+        _MessageRemedy(
+            f"injected {container}$",
+            f"Keep it out by the annotation {annotation}: {value!r} in spec.template.metadata, or let the mesh add "
+            "native sidecars; then submit the job again.",
+            reason="Finished",
+        )
+        for container, (annotation, value) in MESH_PROXIES.items()
+    ),
+    _MessageRemedy(
+        r"injected (?P<container>\S+)$",
+        "Find the injector (kubectl get mutatingwebhookconfigurations,mutatingadmissionpolicies), and set the label or "
+        "annotation by which it leaves pods out in spec.template.metadata, or have it add {container} as a native "
+        "sidecar; then submit the job again.",
+        reason="Finished",
+    ),
     _MessageRemedy("^no step is visible: ", "", reason="NoStepYet"),  # the message has its own remedy
     _MessageRemedy("", "", reason="WaitingForGroup"),  # likewise
     _MessageRemedy(

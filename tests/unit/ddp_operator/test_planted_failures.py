@@ -249,6 +249,27 @@ SIDECARS = {
 }
 
 
+def meshed_pod(container: str) -> dict[str, Any]:
+    """Return a pod whose training container has ended with 0, beside an injected container."""
+    pod = finished_pod(0, {"terminated": {"exitCode": 0}})
+    pod["status"]["containerStatuses"].append({"name": container, "state": {"running": {}}})
+    return pod
+
+
+SIDECARS |= {
+    f"injected {container}": Planted(
+        pods=(meshed_pod(container), child_pod(1, "Succeeded", message=last_words(node=1))),
+        get="Running Finished",
+        describe=(f"waits for {container}; an admission webhook or policy of the cluster injected {container}",),
+        why=(remedy,),
+    )
+    for container, remedy in {
+        "linkerd-proxy": "Keep it out by the annotation linkerd.io/inject: 'disabled' in spec.template.metadata",
+        "filebeat": "kubectl get mutatingwebhookconfigurations,mutatingadmissionpolicies",
+    }.items()
+}
+
+
 @pytest.mark.parametrize("planted", SIDECARS.values(), ids=SIDECARS)
 def test_sidecar_that_outlives_ranks_is_named(planted: Planted) -> None:
     check(planted)

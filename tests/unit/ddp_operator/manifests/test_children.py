@@ -2,6 +2,7 @@
 
 import base64
 import copy
+import dataclasses
 import io
 import json
 import zipfile
@@ -198,10 +199,38 @@ class TestChildJob:
         assert made["kueue.x-k8s.io/podset-required-topology"] == "rack"
         assert made["kueue.x-k8s.io/podset-slice-size"] == "4", "the template's own comes first"
 
-    def test_job_gets_only_queue_labels(self) -> None:
-        labels = children(labels={"kueue.x-k8s.io/queue-name": "q", "team": "a"})["Job"]["metadata"]["labels"]
-        assert labels["kueue.x-k8s.io/queue-name"] == "q"
-        assert "team" not in labels
+    def test_children_inherit_labels_that_mean_nothing_to_other_tools(self) -> None:
+        own = {"team": "vision", "corp.example/cost": "7", "app.kubernetes.io/part-of": "gpt"}
+        private = {
+            "kueue.x-k8s.io/queue-name": "q",
+            "app.kubernetes.io/instance": "argo",
+            "app.kubernetes.io/managed-by": "Helm",
+            "argocd.argoproj.io/instance": "x",
+            "helm.sh/chart": "x-1",
+            "kustomize.toolkit.fluxcd.io/name": "x",
+            "istio.io/rev": "canary",
+            "ddp-operator.dev/job-name": "other",
+        }
+        made = children(labels=own | private, networkPolicy={"enabled": True})
+        written = [child["metadata"]["labels"] for child in made.values()]
+        written.append(made["Job"]["spec"]["template"]["metadata"]["labels"])
+        for labels in written:
+            assert own.items() <= labels.items()
+            assert not [key for key, value in private.items() if labels.get(key) == value and "queue" not in key]
+        assert [labels.get("kueue.x-k8s.io/queue-name") for labels in written] == [
+            "q" if child["kind"] == "Job" else None for child in made.values()
+        ] + [None]
+
+    def test_pods_inherit_no_label_beside_locked_metadata(self) -> None:
+        typed = dataclasses.replace(job(labels={"team": "a"}), locked=("template.metadata.labels",))
+        pods = build_children(typed, attempt=1, nodes=2)[-1]["spec"]["template"]["metadata"]["labels"]
+        assert "team" not in pods
+
+    def test_label_of_template_wins_over_inherited_one(self) -> None:
+        labels = {"team": "pods", "app.kubernetes.io/managed-by": "Helm"}
+        made = children(labels={"team": "job"}, template=template(metadata={"labels": labels}))
+        pod = made["Job"]["spec"]["template"]["metadata"]["labels"]
+        assert (pod["team"], pod["app.kubernetes.io/managed-by"]) == ("pods", "ddp-operator")
 
     def test_pod_zero_is_master_by_its_name(self) -> None:
         made = children(attempt=3)
@@ -230,7 +259,13 @@ class TestPodOfAttempt:
         assert pod["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
     @pytest.mark.parametrize(
-        "own", [{"privileged": True}, {"capabilities": {"add": ["SYS_ADMIN"]}}, {"allowPrivilegeEscalation": True}]
+        "own",
+        [
+            {"privileged": True},
+            {"capabilities": {"add": ["SYS_ADMIN"]}},
+            {"capabilities": {"add": ["IPC_LOCK", "CAP_SYS_ADMIN"]}},
+            {"allowPrivilegeEscalation": True},
+        ],
     )
     def test_security_settings_of_user_are_kept(self, own: dict[str, Any]) -> None:
         made = pod_of(securityProfile="Restricted", template=template(trainer(securityContext=own)))
@@ -249,6 +284,30 @@ class TestPodOfAttempt:
         )
         assert (pod["automountServiceAccountToken"], pod["terminationGracePeriodSeconds"]) == (True, 7)
         assert [e["value"] for e in pod["containers"][0]["env"] if e["name"] == "OMP_NUM_THREADS"] == ["3"]
+
+    def test_proxies_of_meshes_are_kept_out_unless_template_wants_them(self) -> None:
+        wanted = {"linkerd.io/inject": "enabled"}
+        metadata = children(template=template(metadata={"annotations": wanted}))["Job"]["spec"]["template"]["metadata"]
+        assert metadata["annotations"] == {
+            "sidecar.istio.io/inject": "false",
+            "linkerd.io/inject": "enabled",
+            "consul.hashicorp.com/connect-inject": "false",
+            "kuma.io/sidecar-injection": "disabled",
+        }
+
+    @pytest.mark.parametrize(
+        ("written", "built"),
+        [
+            (None, "ClusterFirstWithHostNet"),
+            ("ClusterFirst", "ClusterFirstWithHostNet"),
+            ("Default", "Default"),
+            ("None", "None"),
+        ],
+    )
+    def test_pods_of_host_network_resolve_names_of_cluster(self, written: str | None, built: str) -> None:
+        policy = {"dnsPolicy": written} if written else {}
+        assert pod_of(template=template(hostNetwork=True, **policy))["dnsPolicy"] == built
+        assert pod_of(template=template(**policy)).get("dnsPolicy") == written
 
     @pytest.mark.parametrize(
         ("cpu", "processes", "threads"), [("8", 2, "4"), ("1", 4, "1"), ("3500m", 1, "3"), (None, 1, None)]

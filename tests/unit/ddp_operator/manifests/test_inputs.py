@@ -69,6 +69,37 @@ class TestFetchPod:
         mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
         assert {"/etc/ssl", constants.LAUNCHER_MOUNT_PATH} < mounts
 
+    @pytest.mark.parametrize(
+        ("limits", "expected"),
+        [
+            ({}, {"requests": {"cpu": "250m", "memory": "256Mi"}}),
+            (
+                {"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": 8},
+                {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}},
+            ),
+            (
+                {"cpu": 0.1, "memory": "128Mi", "ephemeral-storage": "1Gi"},
+                {
+                    "requests": {"cpu": 0.1, "memory": "128Mi"},
+                    "limits": {"cpu": 0.1, "memory": "128Mi", "ephemeral-storage": "1Gi"},
+                },
+            ),
+        ],
+    )
+    @pytest.mark.parametrize("has_node_cache", [False, True])
+    def test_fetching_containers_have_limits_of_trainer(
+        self, limits: Json, expected: Json, has_node_cache: bool
+    ) -> None:
+        """A ResourceQuota on limits refuses pods with a container that has none."""
+        store = {"nodeCache": {"path": "/cache"}} if has_node_cache else {"claimName": "c"}
+        made = template(trainer(resources={"limits": limits}))
+        typed = job(template=made, inputs=[{"url": "https://h/f", "mountPath": "/in", **store}])
+        built = [build_children(typed, attempt=0, nodes=2)[-1]["spec"]["template"]["spec"]["containers"][0]]
+        if has_node_cache:
+            pod = build_children(typed, attempt=1, nodes=2)[-1]["spec"]["template"]["spec"]
+            built += [container for container in pod["initContainers"] if container["name"] == "ddp-inputs"]
+        assert [container["resources"] for container in built] == [expected] * len(built)
+
     def test_fetch_job_fails_on_final_errors_and_replaces_stopped_pods(self) -> None:
         spec = fetch_job(CLAIM)["spec"]
         assert (spec["completions"], spec["backoffLimit"]) == (1, 3)

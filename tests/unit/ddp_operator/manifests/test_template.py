@@ -229,6 +229,13 @@ class TestReserved:
                 "is the port of spec.metrics",
             ),
             (template(metadata={"labels": {"ddp-operator.dev/job-name": "x"}}), "is set by the operator; remove it"),
+            *(
+                (
+                    template(trainer(securityContext=context | {"allowPrivilegeEscalation": False})),
+                    "allowPrivilegeEscalation: must not be false beside privileged or the capability CAP_SYS_ADMIN",
+                )
+                for context in ({"privileged": True}, {"capabilities": {"add": ["CAP_SYS_ADMIN"]}})
+            ),
         ],
     )
     def test_operator_owned_fields_are_refused(self, made: Any, words: str) -> None:

@@ -26,8 +26,8 @@ class Namespace:
         self.cluster = FakeCluster(SteppedClock())
         self.launchers = Launchers(self.cluster)
 
-    def submit(self, name: str) -> DDPTrainingJob:
-        return parse_resource(self.cluster.add(resource(name)))
+    def submit(self, name: str, **labels: str) -> DDPTrainingJob:
+        return parse_resource(self.cluster.add(resource(name, labels=labels)))
 
     def delete(self, kind: str, name: str) -> None:
         self.cluster.store.delete(self.get(name, kind))
@@ -44,6 +44,14 @@ class Namespace:
         self.cluster.calls.clear()
         assert await self.launchers.ensure(typed, seen=seen) is None
         return self.cluster.calls
+
+
+async def test_jobs_with_other_labels_share_launcher() -> None:
+    space = Namespace()
+    assert await space.launchers.ensure(space.submit("first", team="a"), seen=False) is None
+    space.launchers = Launchers(space.cluster)  # an operator that has not verified the launcher
+    assert await space.launchers.ensure(space.submit("second", team="b"), seen=False) is None
+    assert {space.get(name)["metadata"]["labels"]["team"] for name in (NAME, constants.LAUNCHER_USERS)} == {"a"}
 
 
 async def test_second_job_of_namespace_needs_one_patch() -> None:
