@@ -6,16 +6,16 @@ the API server (schema, defaults, CEL rules), for tools that work without one.
 
 import math
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import msgspec
-import yaml
 
 from ddp_operator import constants
 from ddp_operator.api.crd import build_schema, build_spec_schema
+from ddp_operator.api.documents import load_documents
 from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings, unknown_member
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.profile import complete_spec, profile_reference, read_profile
@@ -327,116 +327,3 @@ def _with_defaults(value: Any, schema: Mapping[str, Any]) -> Any:
         if name in filled:
             filled[name] = _with_defaults(filled[name], child)
     return filled
-
-
-_MOST_TEXT = 16 << 20  # characters of a file; the API server takes 3 MiB of one object
-_MOST_NODES = 200_000
-_MOST_CHARACTERS = 32 << 20
-_MOST_DEPTH = 100
-
-
-def _refuse_expansion() -> InvalidManifest:
-    message = (
-        f"not valid YAML: expands to more than {_MOST_NODES} values, {_MOST_CHARACTERS >> 20} MiB or {_MOST_DEPTH} "
-        "levels; use fewer aliases (*name), or split the file"
-    )
-    return InvalidManifest([FieldError("the file", message)])
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """Loader that refuses equal keys, as kubectl does; PyYAML uses the last of them silently.
-
-    It bounds the expanded size of the file: a node counts each time that an alias or a merge refers to it.
-    """
-
-    def __init__(self, stream: Any) -> None:
-        super().__init__(stream)
-        self._depth = 0
-        self._nodes = 0
-        self._expanded: dict[int, tuple[int, int]] = {}  # nodes and characters by the identity of a node
-        self._nodes_left = _MOST_NODES
-        self._characters_left = _MOST_CHARACTERS
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        """Read a node, which may be an alias. Raises: InvalidManifest."""
-        self._depth += 1
-        self._nodes += 1
-        if self._depth > _MOST_DEPTH or self._nodes > _MOST_NODES:
-            raise _refuse_expansion()
-        node = super().compose_node(parent, index)
-        self._depth -= 1
-        return node
-
-    def compose_document(self) -> Any:
-        """Read a document and count its expanded size. Raises: InvalidManifest."""
-        self._expanded = {}
-        document = super().compose_document()
-        nodes, characters = self._measure(document)
-        self._nodes_left -= nodes
-        self._characters_left -= characters
-        if self._nodes_left < 0 or self._characters_left < 0:
-            raise _refuse_expansion()
-        return document
-
-    def _measure(self, node: Any) -> tuple[int, int]:
-        """Return the expanded size of a node, in nodes and characters. Its depth is bounded already."""
-        known = self._expanded.get(id(node))
-        if known is not None:
-            return known
-        if isinstance(node, yaml.ScalarNode):
-            return 1, len(node.value)
-        self._expanded[id(node)] = (_MOST_NODES + 1, 0)  # an alias to a node around it never ends
-        nodes = 1
-        characters = 0
-        for item in node.value:
-            for member in item if isinstance(item, tuple) else (item,):
-                more = self._measure(member)
-                nodes += more[0]
-                characters += more[1]
-        self._expanded[id(node)] = nodes, characters
-        return nodes, characters
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            line = f"line {key_node.start_mark.line + 1}"
-            if not isinstance(key, str):
-                raise InvalidManifest([FieldError(line, f"the key {key!r} is not a string; quote it")])
-            if key in seen and key != "<<":
-                raise InvalidManifest([FieldError(line, f'key "{key}" is duplicated; remove one')])
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-# An unquoted date stays a string, as in kubectl.
-_UniqueKeyLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-
-
-def load_documents(text: str) -> list[dict[str, Any]]:
-    """Return the objects of a YAML file, as kubectl reads them. Raises: InvalidManifest."""
-    if len(text) > _MOST_TEXT:
-        message = f"has more than {_MOST_TEXT >> 20} MiB; pass the path of a manifest, and store data elsewhere"
-        raise InvalidManifest([FieldError("the file", message)])
-    try:
-        documents = [document for document in yaml.load_all(text, Loader=_UniqueKeyLoader) if document is not None]
-    except InvalidManifest:
-        raise
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"
-        problem = getattr(error, "problem", None) or "cannot be parsed"
-        raise InvalidManifest([FieldError(where, f"not valid YAML: {problem}; fix the file there")]) from None
-    except (ValueError, RecursionError, UnicodeError) as error:
-        raise InvalidManifest([FieldError("the file", f"not valid YAML: {error}")]) from None
-    objects: list[Any] = []
-    for document in documents:
-        is_list = isinstance(document, dict) and isinstance(document.get("items"), list)
-        objects += document["items"] if is_list and str(document.get("kind")).endswith("List") else [document]
-    if not all(isinstance(document, dict) for document in objects):
-        message = "contains a document that is not a Kubernetes object; remove it, or pass the path of a job's YAML"
-        raise InvalidManifest([FieldError("the file", message)])
-    return objects

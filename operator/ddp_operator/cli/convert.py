@@ -20,8 +20,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the converted jobs, and the file's other objects unchanged. Raises: CommandError, InvalidManifest."""
     import yaml
 
+    from ddp_operator.api.documents import load_documents
     from ddp_operator.api.errors import FieldError, InvalidManifest
-    from ddp_operator.api.parse import load_documents
     from ddp_operator.cli.io import read_file
     from ddp_operator.cli.pytorchjob import convert, explain_other_kind
     from ddp_operator.client.validation import check_manifest

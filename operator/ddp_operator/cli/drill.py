@@ -27,8 +27,9 @@ import yaml
 
 from ddp_operator import constants
 from ddp_operator.api.defaults import MAX_RESTARTS
+from ddp_operator.api.documents import load_documents
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.api.parse import load_documents, parse_manifest, parse_resource
+from ddp_operator.api.parse import parse_manifest, parse_resource
 from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.cli import probe
 from ddp_operator.cli.arguments import add_cluster_arguments, add_output_argument, open_client

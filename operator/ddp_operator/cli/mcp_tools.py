@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
-from ddp_operator.api.parse import load_documents
+from ddp_operator.api.documents import load_documents
 from ddp_operator.cli.list_jobs import format_table
 from ddp_operator.cli.render import omit_data
 from ddp_operator.cli.usage import choose_group, format_usage, sum_up

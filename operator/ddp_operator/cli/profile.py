@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from ddp_operator.api.crd import build_schema
-from ddp_operator.api.parse import FindProfile, find_among, load_documents
+from ddp_operator.api.documents import load_documents
+from ddp_operator.api.parse import FindProfile, find_among
 from ddp_operator.api.profile import describe_values, read_profile
 from ddp_operator.api.spec import Spec
 from ddp_operator.cli.arguments import add_cluster_arguments

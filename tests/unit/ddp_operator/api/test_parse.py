@@ -1,6 +1,5 @@
 """From text to a typed job: accepted and refused manifests, and the messages of refusals."""
 
-import math
 from typing import Any
 
 import msgspec
@@ -61,14 +60,14 @@ class TestDefaults:
 
 class TestJobFile:
     def test_other_objects_are_returned(self) -> None:
-        text = yaml.safe_dump_all([{"kind": "ConfigMap", "metadata": {"name": "c"}}, resource(), None])
+        text = yaml.safe_dump_all([{"kind": "ConfigMap", "metadata": {"name": "c"}}, resource()]) + "---\n"
         assert [second["kind"] for second in parse_manifest(text).others] == ["ConfigMap"]
 
     def test_merge_keys_and_anchors_work(self) -> None:
         text = yaml.safe_dump(resource()) + "x-base: &base {a: 1}\n"
         assert refusal(text) == ['unknown field "x-base"; known fields: apiVersion, kind, metadata, spec, status']
 
-    @pytest.mark.parametrize("number", [2**63, -(10**400), 1e22, math.nan])
+    @pytest.mark.parametrize("number", [2**63, 2**64, 1e22])
     def test_number_beyond_64_bits_is_no_integer(self, number: float) -> None:
         (message,) = refusal(yaml.safe_dump(resource(elastic={"minNodes": number, "maxNodes": 4})))
         assert 'spec.elastic.minNodes in body must be of type integer: "number"' in message
@@ -92,17 +91,23 @@ class TestJobFile:
             ("kind: Job\n", "kind: the file has no kind DDPTrainingJob (found: Job); it must have exactly one"),
             ("- 1\n", NO_OBJECT),
             ("just words\n", NO_OBJECT),
-            ("a: [1\n", "line 2, column 1: not valid YAML: expected ',' or ']', but got '<stream end>'"),
+            ("a: [1\n", "line 2, column 1: not valid YAML: did not find expected ',' or ']'"),
             ("a: 1\nb: 2\na: 3\n", 'line 3: key "a" is duplicated; remove one'),
-            ("1: 2\n", "line 1: the key 1 is not a string; quote it"),
-            ("{? [a] : 1}\n", "line 1: the key ['a'] is not a string; quote it"),
-            ("a: !!python/object:os.system x\n", "not valid YAML"),
+            ("{? [a] : 1}\n", "line 1: the key is not a string; quote it"),
+            ("~: 1\n", "line 1: the key is not a string; quote it"),
+            ("a:\n  - .inf\n", "line 2: .inf is no number in JSON; quote it"),
+            ("a: 1\n--- {b: 2}\n", "line 2: not valid YAML: text after ---"),
+            ("x: {yes: 1, on: 2}\n", 'line 1: key "true" is duplicated; remove one'),
+            ("<<: [{a: 1}, 2]\n", "line 1: << must name an object or a list of objects"),
+            ("a: !!int x\n", "line 1: the value is no !!int"),
+            ("a: !!python/object:os.system x\n", "no kind DDPTrainingJob"),
             ("a: \x00\n", "not valid YAML"),
             ("a: &a [*a]\n", ""),
         ],
         ids=[
-            "empty", "another kind", "list", "scalar", "unclosed", "duplicate key", "number as key", "list as key",
-            "python object", "control character", "recursion",
+            "empty", "another kind", "list", "scalar", "unclosed", "duplicate key", "list as key", "null as key",
+            "infinite", "separator", "duplicate boolean", "merge", "tag", "python object", "control character",
+            "recursion",
         ],
     )  # fmt: skip
     def test_malformed_file_is_refused_in_one_sentence(self, text: str, words: str) -> None:

@@ -105,7 +105,7 @@ ROWS = [
     BrokenManifest("reader that is nobody", "operator", job(networkPolicy={"enabled": True, "metricsFrom": [{}]}), "spec.networkPolicy.metricsFrom[0]: Invalid value: must have namespaceSelector, podSelector or ipBlock; write it as in a NetworkPolicy's `from`"),
     BrokenManifest("reader that is none", "crd", job(networkPolicy={"enabled": True, "metricsFrom": [{"namespace": "monitoring"}]}), 'unknown field "spec.networkPolicy.metricsFrom[0].namespace"; did you mean namespaceSelector?'),
     BrokenManifest("duplicate key", "crd", yaml.safe_dump(resource()) + "kind: Job\n", 'line 15: key "kind" is duplicated; remove one'),
-    BrokenManifest("not YAML", "crd", "kind: [DDPTrainingJob\n", "line 2, column 1: not valid YAML: expected ',' or ']', but got '<stream end>'; fix the file there"),
+    BrokenManifest("not YAML", "crd", "kind: [DDPTrainingJob\n", "line 2, column 1: not valid YAML: did not find expected ',' or ']'; fix the file there"),
     BrokenManifest("two jobs in one file", "crd", yaml.safe_dump_all([resource("a"), resource("b")]), "kind: the file has 2 objects of kind DDPTrainingJob (found: DDPTrainingJob); it must have exactly one"),
     BrokenManifest("no job in the file", "crd", "kind: Job\n", "kind: the file has no kind DDPTrainingJob (found: Job); it must have exactly one"),
     BrokenManifest("wrong apiVersion", "crd", resource() | {"apiVersion": "ddp-operator.dev/v1"}, 'apiVersion: Invalid value: "ddp-operator.dev/v1": must be ddp-operator.dev/v1alpha1; change it'),
