@@ -24,6 +24,7 @@ from ddp_operator.status.attempts import fail
 from ddp_operator.status.failures import describe_detail, describe_end, describe_place
 from ddp_operator.status.observation import Observation, State
 from ddp_operator.texts import format_duration
+from ddp_operator.view.local_advice import omit_cluster_advice
 from ddp_operator.view.why import REMEDIES
 
 _TRACEBACK_LINES = 15
@@ -39,7 +40,7 @@ def describe_run(name: str, status: Status, folder: RunFolder, *, seconds: float
     lines += _results(status, folder)
     for doubt in doubts:
         lines.append(f"  warning:    {doubt.reason}: {doubt.message}")
-        lines.append(f"  hint:       {REMEDIES[doubt.reason].format(name=name)}")
+        lines.append(f"  hint:       {omit_cluster_advice(REMEDIES[doubt.reason]).format(name=name)}")
     distributed = status.condition(conditions.DISTRIBUTED)
     if status.phase == "Succeeded" and distributed is not None and distributed.status == "Unknown":
         lines.append(f"  note:       {distributed.message}")
@@ -74,9 +75,8 @@ def _results(status: Status, folder: RunFolder) -> list[str]:
     column, unit = choose_rate(rows)
     rates = [row[column] for row in rows if row.get(column, 0.0) > 0]
     if rates:
-        mean = _format_rate(sum(rates) / len(rates))
-        last = f", {progress.throughput} at the end" if progress is not None and progress.throughput else ""
-        lines.append(f"  throughput: {mean} {unit} mean, {_format_rate(max(rates))} maximum{last}")
+        mean, most, last = map(_format_rate, (sum(rates) / len(rates), max(rates), rates[-1]))
+        lines.append(f"  throughput: {mean} {unit} mean, {most} maximum, {last} at the end")
     return lines
 
 
@@ -86,12 +86,12 @@ def _format_rate(rate: float) -> str:
 
 def _explain(status: Status, folder: RunFolder) -> list[str]:
     failure = status.last_failure
-    lines = []
+    lines = _describe_failure(failure, folder) if failure is not None else []
     for condition in status.conditions:
         if (condition.type, condition.status) in (("Failed", "True"), ("Accepted", "False")):
             text = describe_end(condition, failure) if condition.type == "Failed" else condition.message
             lines += [f"  {condition.reason}: {text}"] if text else []
-    return lines + _describe_failure(failure, folder) if failure is not None else lines
+    return lines
 
 
 def _describe_failure(failure: LastFailure, folder: RunFolder) -> list[str]:
@@ -106,7 +106,7 @@ def _describe_failure(failure: LastFailure, folder: RunFolder) -> list[str]:
         head = "traceback" if any('  File "' in line for line in tail) else "last lines"
         lines += [f"  {head}:", *(f"    {line}" for line in tail)]
     if failure.hint:
-        lines.append(f"  hint:       {failure.hint}")
+        lines.append(f"  hint:       {omit_cluster_advice(failure.hint)}")
     log = folder.logs / f"attempt-{failure.attempt}-pod-{failure.node}.log"
     if log.exists():
         lines.append(f"  log:        {_relative(log)}")

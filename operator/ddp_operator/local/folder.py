@@ -282,7 +282,9 @@ class RunFolder:
         derived = {
             "time": f"{moment.timestamp():.3f}",
             "attempt": attempt,
-            "samples_per_second": rates.samples or page.values.get(constants.METRIC_GLOBAL_RATE),
+            "samples_per_second": page.values.get(constants.METRIC_GLOBAL_RATE)
+            if rates.samples is None
+            else rates.samples,
             "steps_per_second": rates.steps,
         }
         new = not self.metrics.exists() or not self.metrics.stat().st_size

@@ -13,7 +13,7 @@ from ddp_operator.local.folder import RunFolder
 from ddp_operator.local.job_controller import completion_index
 from ddp_operator.local.kubelet import name_file
 from ddp_operator.status.failures import parse_termination
-from ddp_operator.status.metrics_page import Page, RateMeter, parse_page
+from ddp_operator.status.metrics_page import STALLED, Page, RateMeter, parse_page
 
 _EVERY_SECONDS: Final = 1.0
 # Before the first page exists it is read more often: a user waits for it, and training has not started.
@@ -29,7 +29,7 @@ class Recorder:
         self._cluster = cluster
         self._folder = folder
         self._clock = clock
-        self._last_row: Mapping[str, float] = {}
+        self._last_row: tuple[Mapping[str, float], bool] = {}, False
         self._meter = RateMeter()
         self._stepped: set[str] = set()
         self.page = Page()
@@ -81,7 +81,8 @@ class Recorder:
         process = pod["metadata"]["uid"], page.in_place_restarts
         rates = self._meter.measure(process, page.values, self._clock().timestamp())
         self.page = page = replace(page, rates=rates)
-        if page.training and page.values != self._last_row:
-            self._last_row = page.values
+        row = page.values, rates == STALLED
+        if page.training and row != self._last_row:
+            self._last_row = row
             labels = pod["metadata"].get("labels") or {}
             self._folder.write_row(self._clock(), int(labels.get(constants.LABEL_ATTEMPT, 1)), page)

@@ -102,7 +102,12 @@ def split_rank(line: str, node: int, procs: int) -> tuple[int | None, str]:
     return rank, line[start:].rstrip("\r").rpartition("\r")[2]
 
 
-_LOADING: Final = {"WaitingForMaster": "waiting for all pods", "Rendezvous": "connecting"}
+_LOADING: Final = {
+    "": "importing torch",
+    "Starting": "importing torch",
+    "WaitingForMaster": "waiting for all pods",
+    "Rendezvous": "connecting",
+}
 # In a pod with one rank, the lines of the launcher and of torchrun have no prefix of a rank.
 _NOT_THE_SCRIPT: Final = re.compile(r"\[launcher\] |[IWE]\d{4} .* torch/distributed/elastic/")
 
@@ -126,8 +131,9 @@ def describe_wait(status: Status, page: Page, processes: int, *, spoken: bool) -
                 continue  # they train, but not together
             if condition.reason != conditions.WAITING_FOR_WORKERS or page.in_place_restarts:
                 return condition.message.splitlines()[0]
-            loading = _LOADING.get(page.launcher_phase or "", "importing torch")
-            return f"starting {count(processes, 'process', 'es')}: {loading} …"
+            loading = "" if page.training else _LOADING.get(page.launcher_phase, "")  # the status may be older
+            if loading:
+                return f"starting {count(processes, 'process', 'es')}: {loading} …"
     if page.in_place_restarts and not page.training and status.progress is not None:
         return "restarted in the same pods; no step since"
     has_step = status.progress is not None or page.training

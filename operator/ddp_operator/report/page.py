@@ -7,6 +7,8 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
+from msgspec.structs import replace
+
 from ddp_operator._version import __version__
 from ddp_operator.api.status import LastFailure, Progress
 from ddp_operator.local.ending import explain_interruption
@@ -17,6 +19,7 @@ from ddp_operator.status.conditions import find_doubts
 from ddp_operator.status.failures import describe_detail, describe_place
 from ddp_operator.status.stragglers import RATIO
 from ddp_operator.texts import format_duration
+from ddp_operator.view.local_advice import omit_cluster_advice
 from ddp_operator.view.why import explain_why
 
 # Blue, orange and green that colour-blind readers can distinguish, in a shade for each theme.
@@ -81,10 +84,14 @@ def build_page(run: RecordedRun, now: datetime) -> str:
     """Return the page of a run. Its Content-Security-Policy forbids external resources."""
     status = run.status
     phase = "Interrupted" if run.interrupted else status.phase or "Unknown"
-    summary = str(explain_why(run.resource, (), now))
+    why = explain_why(run.resource, (), now)
+    summary = f"{why.what} {omit_cluster_advice(why.todo)}" if run.command else str(why)
     if run.interrupted:
         summary = explain_interruption(run.resource, status, run.command)
-    failure = _failure(status.last_failure) if status.last_failure else ""
+    last_failure = status.last_failure
+    if last_failure is not None and run.command:
+        last_failure = replace(last_failure, hint=omit_cluster_advice(last_failure.hint))
+    failure = _failure(last_failure) if last_failure else ""
     succeeded = phase == "Succeeded"
     is_doubtful = bool(find_doubts(status))
     kind = "" if is_doubtful else phase

@@ -76,6 +76,7 @@ _MAX_REST = 40960  # of an incomplete line; no line that is parsed is longer
 _MAX_INT = 2**31 - 1
 # Rates are measured over this many seconds, if there are readings: one step is too short, an hour too long.
 _RATE_WINDOW = 10.0
+_LATE_STEPS = 10.0  # usual steps, after which a missing one is no slow step
 _MAX_READINGS = 64
 _MAX_STALLED = 8  # ranks of one pod
 _MAX_WORDS = 200
@@ -114,6 +115,10 @@ class Rates:
     samples: float | None = None
 
 
+STALLED = Rates(0.0, 0.0)
+"""The rates of a process that makes no steps any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Reading:
     """Counters of a rank's process at a moment. ``seconds``: time spent in its steps, None if not reported."""
@@ -138,7 +143,7 @@ class RateMeter:
         """Return the rates at this reading; None: they are unknown yet.
 
         ``process`` is equal for two readings of the same process. The rates of the first reading are its averages.
-        While no step ends the last rates remain: the next step may take long.
+        While no step ends the last rates remain, because a step may take long. After ten usual steps they are STALLED.
         """
         reading = _read_counters(values, now)
         if reading.steps is None and reading.samples is None:
@@ -155,7 +160,9 @@ class RateMeter:
                 self._readings.popleft()
             self._rates = _derive_rates(self._readings[0], reading) or self._rates
         else:
-            return self._rates
+            usual = self._rates.steps if self._rates is not None else None
+            is_late = usual is not None and now - last.time > max(_RATE_WINDOW, _LATE_STEPS / usual)
+            return STALLED if is_late else self._rates
         self._readings.append(reading)
         return self._rates
 
@@ -442,11 +449,11 @@ def build_progress(
     before = previous or Progress()
     if rates is None:
         rates = Rates() if before.steps_per_second else average_rates(values) or Rates()
-    step_rate = _number(rates.steps) or before.steps_per_second
+    step_rate = _number(rates.steps or None) or before.steps_per_second
     # The script's own value (metrics.logPatterns) is used if its samples are not counted.
     sample_rate = _number(rates.samples or values.get(constants.METRIC_GLOBAL_RATE)) or before.samples_per_second
     total = values.get(constants.METRIC_TOTAL_STEPS)
-    eta = _eta(steps, total, step_rate)
+    eta = None if rates == STALLED else _eta(steps, total, step_rate)
     return Progress(
         epoch=_whole(values.get(constants.METRIC_EPOCH)),
         epochs=_whole(values.get(constants.METRIC_EPOCHS)),
@@ -458,7 +465,7 @@ def build_progress(
         loss=_number(values.get(constants.METRIC_LOSS)),
         samples_per_second=sample_rate,
         steps_per_second=step_rate,
-        throughput=_format_throughput(sample_rate, step_rate),
+        throughput=None if rates == STALLED else _format_throughput(sample_rate, step_rate),
         learning_rate=_number(values.get(constants.METRIC_LEARNING_RATE)),
         val_accuracy=_number(values.get(constants.METRIC_VAL_ACCURACY)) or before.val_accuracy,
         val_loss=_number(values.get(constants.METRIC_VAL_LOSS)) or before.val_loss,

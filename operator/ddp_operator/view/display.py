@@ -124,10 +124,8 @@ def describe_progress(progress: Progress | None, *, percent: bool = True) -> lis
         texts.append(f"loss {progress.loss}")
     if progress.val_accuracy is not None:
         texts.append(f"val acc {progress.val_accuracy}")
-    if progress.samples_per_second is not None:
-        texts.append(f"{progress.samples_per_second} samples/s")
-    if not progress.samples_per_second and progress.steps_per_second is not None:
-        texts.append(f"{progress.steps_per_second} steps/s")
+    if progress.throughput is not None:
+        texts.append(progress.throughput)
     return texts
 
 

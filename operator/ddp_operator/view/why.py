@@ -21,6 +21,7 @@ from ddp_operator.status.conditions import (
     BLOCKING,
     CHANGE_PENDING,
     SIDECAR_RESTARTED,
+    STALLED,
     WAITING_FOR_RANKS,
     find_blocker,
     find_doubts,
@@ -560,9 +561,8 @@ def _explain_failure(case: _Case) -> Why | None:
     remedy = REMEDIES.get(reason, "")
     if failure is None:
         return case.conclude(reason, what, remedy or _READ_LOGS)
-
-    is_cause = failure.conclusion or failure.category == reason
-    what += f" The {'cause' if is_cause else 'last failure'} was {_describe_cause(failure)}"
+    if not _is_cause(failure, reason):
+        what += f" The last failure was {_describe_cause(failure)}"
     # The hint explains the error; the reason only explains why there was no further attempt.
     if not remedy and not failure.hint:
         remedy = _READ_LOGS
@@ -575,8 +575,17 @@ def _describe_end(case: _Case, failed: Condition | None) -> str:
     what = f"{case.name} has failed{attempts}"
     if failed is None:
         return f"{what}."
-    message = describe_end(failed, case.status.last_failure)
+    failure = case.status.last_failure
+    message = describe_end(failed, failure)
+    if failure is not None and _is_cause(failure, failed.reason):
+        end = f" It was given up ({failed.reason}): {sentence(message)}" if message else ""
+        return f"{what}: {_describe_cause(failure)}{end}"
     return f"{what} ({failed.reason}): {sentence(message)}" if message else f"{what} ({failed.reason})."
+
+
+def _is_cause(failure: LastFailure, reason: str) -> bool:
+    """Return whether the last failure, and not a deadline, ended the job."""
+    return bool(failure.conclusion) or failure.category == reason
 
 
 def _explain_unseen(case: _Case) -> Why | None:
@@ -662,8 +671,15 @@ def _describe_obstacle(case: _Case, condition: Condition) -> str:
 
 
 def _describe_waiting(case: _Case, condition: Condition) -> str:
+    since = condition.last_transition_time
+    joined = case.status.condition("Rendezvoused")
+    if condition.type == "Scheduled" and joined is not None and joined.status == "False":
+        since = min(since, joined.last_transition_time)  # pods that start and fail again keep the job waiting
+    progress = case.status.progress
+    if condition.reason == STALLED and progress is not None and progress.last_step_time is not None:
+        since = progress.last_step_time
     # The job did not wait while it was suspended.
-    since = max(filter(None, (condition.last_transition_time, case.status.attempt_time)))
+    since = max(filter(None, (since, case.status.attempt_time)))
     lasting = ""
     if since <= case.now:
         lasting = f" for {format_duration((case.now - since).total_seconds())}"
@@ -673,13 +689,13 @@ def _describe_waiting(case: _Case, condition: Condition) -> str:
         return f"{case.name} has finished training{lasting} but its pods have not ended"
     states = {
         "Accepted": f"is not accepted ({condition.reason})",
-        "Suspended": f"is suspended{lasting}",
-        "Restarting": f"is restarting{lasting} ({condition.reason})",
+        "Suspended": f"has been suspended{lasting}",
+        "Restarting": f"has been restarting{lasting} ({condition.reason})",
         "InputsReady": f"has waited{lasting} for its inputs, before it requests GPUs ({condition.reason})",
         "Scheduled": f"has waited{lasting} for its pods to be scheduled and started ({condition.reason})",
         "Rendezvoused": f"has waited{lasting} for its ranks to join the rendezvous ({condition.reason})",
         "Distributed": f"is running but not as one job{lasting}{_describe_position(case.status)} ({condition.reason})",
-        "Progressing": f"is running but makes no step{lasting}{_describe_position(case.status)} ({condition.reason})",
+        "Progressing": f"is running without a step{lasting}{_describe_position(case.status)} ({condition.reason})",
     }
     return f"{case.name} {states[condition.type]}"
 

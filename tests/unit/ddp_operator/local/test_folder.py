@@ -22,7 +22,7 @@ from ddp_operator.local.folder import COLUMNS, RunFolder, choose_rate, replace_f
 from ddp_operator.local.recorder import Recorder
 from ddp_operator.local.screen import Tail, find_logs
 from ddp_operator.local.store import Store
-from ddp_operator.status.metrics_page import Page, Rates
+from ddp_operator.status.metrics_page import STALLED, Page, Rates
 from tests.support.builders import hand_over
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
@@ -200,7 +200,10 @@ def test_throughput_of_run_is_in_steps_where_no_samples_are_reported(
 ) -> None:
     folder.write_row(NOW, 1, Page({"ddp_step": 1.0}))
     folder.write_row(NOW, 1, Page({"ddp_step": 5.0}, rates=rates))
-    assert choose_rate(folder.read_rows()) == chosen
+    folder.write_row(NOW, 1, Page({"ddp_step": 5.0, "ddp_global_samples_per_second": 7.0}, rates=STALLED))
+    rows = folder.read_rows()
+    assert choose_rate(rows) == chosen
+    assert (rows[-1]["samples_per_second"], rows[-1]["steps_per_second"]) == (0.0, 0.0), "a chart shows the stall"
 
 
 def test_failed_write_is_reported_once_and_retried(folder: RunFolder) -> None:

@@ -30,6 +30,11 @@ def test_line_names_loading_step_before_workers_start(phase: str, description: s
     )
 
 
+@pytest.mark.parametrize("page", [Page({"ddp_step": 3.0}, "Running"), Page(launcher_phase="Done")])
+def test_loading_is_over_when_the_page_shows_it_before_the_status(page: Page) -> None:
+    assert describe_wait(LOADING, page, 4, spoken=True) == ""
+
+
 def test_screen_waits_for_first_output_of_script() -> None:
     joined = running("Rendezvoused", "True", "AllRanksJoined")
     assert describe_wait(joined, Page(), 1, spoken=False) == "1 process started; no output of the script yet"

@@ -9,6 +9,7 @@ import pytest
 
 from ddp_operator.api.status import Progress
 from ddp_operator.status.metrics_page import (
+    STALLED,
     Page,
     PageParser,
     RateMeter,
@@ -188,11 +189,15 @@ class TestRates:
         result = meter.measure("a", counters(100, ddp_last_step_timestamp_seconds=1025.0), 1029.0)
         assert result == Rates(steps=2.0)
 
-    def test_rates_are_kept_while_no_step_ends(self) -> None:
+    def test_rates_are_kept_while_no_step_ends_until_steps_have_stopped(self) -> None:
         meter = RateMeter()
-        for now, steps in ((0.0, 10), (10.0, 20), (20.0, 20), (30.0, 20)):
+        for now, steps in ((0.0, 10), (10.0, 20), (20.0, 20)):
             result = meter.measure("a", counters(steps), now)
         assert result == Rates(steps=1.0)
+        assert meter.measure("a", counters(20), 30.0) == STALLED
+        progress = build_progress({"ddp_step": 20, "ddp_planned_steps": 40}, Progress(steps_per_second="1"), STALLED)
+        assert progress is not None
+        assert (progress.throughput, progress.eta, progress.steps_per_second) == (None, None, "1")
         assert meter.measure("a", counters(21), 40.0) == Rates(steps=1 / 30)
 
     def test_are_of_last_seconds_where_readings_are_many(self) -> None:

@@ -27,7 +27,7 @@ from ddp_operator.view.display import (
 
 PROGRESS = Progress(
     epoch=3, epochs=8, step=71, total_steps=184, percent="38.6%", eta="7s", eta_seconds=7, loss="0.11",
-    samples_per_second="1024", val_accuracy="0.96",
+    throughput="1024 samples/s", val_accuracy="0.96",
 )  # fmt: skip
 
 
@@ -55,11 +55,8 @@ def test_view_has_one_line() -> None:
     assert statement == (
         "Running  attempt 2  epoch 3/8  step 71/184  38.6%  ETA 7s  loss 0.11  val acc 0.96  1024 samples/s"
     )
-    both = replace(PROGRESS, steps_per_second="16")
-    assert describe_view(View("Running", 2, "", both)) == statement
-    assert describe_view(View("Running", 2, "", replace(both, samples_per_second=None))).endswith(
-        "val acc 0.96  16 steps/s"
-    )
+    stalled = replace(PROGRESS, throughput=None, samples_per_second="1024", steps_per_second="16")
+    assert describe_view(View("Running", 2, "", stalled)).endswith("val acc 0.96"), "no rate while steps have stopped"
 
 
 def test_plain_lines_are_printed_at_phase_changes_and_intervals() -> None:
@@ -176,10 +173,11 @@ def test_success_is_summarized_with_results_and_paths(folder: RunFolder) -> None
     assert "200 samples/s mean, 300 maximum" in text
     folder.metrics.write_text("time,samples_per_second,steps_per_second\n1,,0.5\n2,,2.5\n")
     text = describe_run("digits", status, folder, seconds=75, interrupted=False)
-    assert "1.5 steps/s mean, 2.5 maximum\n" in text
+    assert "1.5 steps/s mean, 2.5 maximum, 2.5 at the end\n" in text
+    folder.metrics.write_text("time,samples_per_second,steps_per_second\n1,100,0.5\n2,300,2.5\n3,200,1\n4,0,0\n")
     trained = replace(status, progress=replace(PROGRESS, throughput="2.2 steps/s"))
     text = describe_run("digits", trained, folder, seconds=75, interrupted=False)
-    assert "1.5 steps/s mean, 2.5 maximum, 2.2 steps/s at the end\n" in text
+    assert "200 samples/s mean, 300 maximum, 200 at the end\n" in text, "one unit, and no maximum below the end"
     assert f"run folder: {os.path.join('runs', 'x')}" in text
     assert "metrics.csv, logs/" in text
 
@@ -208,6 +206,7 @@ def test_failure_is_summed_up_with_cause_place_traceback_hint_and_log(folder: Ru
     assert "where:      rank 1, pod x-2-1-abcde, exit code 1, attempt 2" in text
     assert "line 39" in text
     assert "line 24" not in text, "only the tail"
+    assert text.index("cause:") < text.index("RestartBudgetExhausted:")
     assert "hint:       check the data" in text
     assert f"log:        {os.path.join('runs', 'x', 'logs', 'attempt-2-pod-1.log')}" in text
 
