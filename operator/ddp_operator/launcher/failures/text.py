@@ -23,6 +23,11 @@ REFUSED: Final = "nothing listens there yet"
 _SIGNALS_END: Final = 160  # shells report 128 + the number of a signal
 _MISSING_MODULE: Final = re.compile(r"No module named '?([\w.]+)")
 # The usage that argparse prints before it exits with code 2, and the exceptions of click and typer.
+# Messages of shell commands and installers that run at the same time.
+_COLLISION: Final = re.compile(
+    r"File exists|already exists and is not an empty directory|Directory not empty|Text file busy|Could not get lock"
+    r"|[Uu]nable to (?:create|acquire|lock) .*lock|could not lock config file|Waiting for cache lock"
+)
 _USAGE: Final = re.compile(r"^usage: .*: error: ", re.I | re.M | re.S)
 _WRONG_ARGUMENTS: Final = re.compile(r"SystemExit: (\S+: error: |click\.exceptions\.\w+: )")
 _CRASHES: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE)
@@ -86,6 +91,10 @@ INIT_CONTAINER_REMEDY: Final = "see its log: kubectl logs {pod} -c {container}"
 _IGNORED_FILES: Final = (
     "if it is a file of the packed folder, .gitignore or .ddpignore may exclude it (--include PATH packs it)"
 )
+REPEATED_COMMAND_REMEDY: Final = (
+    "the command of the container runs once in each of the {ranks} ranks of the pod, so commands in it that create or "
+    "install files collide: move them to the image or to an init container, or let them accept what exists (mkdir -p)"
+)
 SILENT_REMEDY: Final = "the script ended itself: see its last lines in the log"
 HANG_REMEDY: Final = (
     "the log has the stacks of all ranks; if a phase is slow by design, raise its limit in spec.watchdog or call "
@@ -138,10 +147,15 @@ def is_native_crash(exit_code: int) -> bool:
     return _find_number(exit_code) in _CRASHES
 
 
-def advise_on_output(text: str, exit_code: int) -> str:
-    """Return the remedy for a program without an exception by its last lines; empty if none is known."""
+def advise_on_output(text: str, exit_code: int, ranks: int = 1) -> str:
+    """Return the remedy for a program without an exception by its last lines; empty if none is known.
+
+    ``ranks``: those of the pod, each of which runs the program.
+    """
     if is_usage(text, exit_code):
         return ARGUMENTS_REMEDY
+    if ranks > 1 and _COLLISION.search(text):
+        return REPEATED_COMMAND_REMEDY.format(ranks=ranks)
     is_silent = exit_code not in EXIT_CODES and not find_signal(exit_code)
     return find_advice(text) if is_silent or is_native_crash(exit_code) else ""
 

@@ -255,7 +255,7 @@ def add_last_lines(pod: Pod, failure: Failure) -> Failure:
     traceback = last_lines or failure.traceback
     exceptions = [] if failure.exception_type else _find_printed_exceptions(last_lines, exit_code)
     if not exceptions:
-        remedy = advise_on_output(last_lines, exit_code) or failure.remedy
+        remedy = advise_on_output(last_lines, exit_code, pod.nproc_per_node) or failure.remedy
         return replace(failure, traceback=traceback, remedy=remedy)
 
     reported = WorkerEnd(

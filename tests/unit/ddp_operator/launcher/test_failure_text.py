@@ -13,7 +13,13 @@ from ddp_operator.contract.failure_record import Failure
 from ddp_operator.contract.failure_table import CATEGORIES, Outcome
 from ddp_operator.contract.names import ENV_LOCAL_POD
 from ddp_operator.launcher.failures.rules import Judgement, WorkerEnd, classify, judge
-from ddp_operator.launcher.failures.text import ARGUMENTS_REMEDY, advise, advise_on_program, describe_absence
+from ddp_operator.launcher.failures.text import (
+    ARGUMENTS_REMEDY,
+    advise,
+    advise_on_output,
+    advise_on_program,
+    describe_absence,
+)
 from ddp_operator.launcher.failures.worker_failure import add_last_lines, shorten_mismatch
 from ddp_operator.launcher.pod import CodeConfig
 from ddp_operator.launcher.rank.tracebacks import record_exception
@@ -198,3 +204,19 @@ def test_known_message_in_last_lines_of_silent_exit_has_its_remedy(tmp_path: Pat
     assert "learning rate" in add_last_lines(pod, Failure(local_rank=0, exit_code=3, remedy="the log")).remedy
     for code in (82, 137):  # chosen by the script, killed from outside
         assert add_last_lines(pod, Failure(local_rank=0, exit_code=code, remedy="the log")).remedy == "the log"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mkdir: cannot create directory 'work': File exists",
+        "fatal: destination path 'x' already exists and is not an empty directory.",
+        "E: Could not get lock /var/lib/apt/lists/lock. It is held by process 12 (apt-get)",
+        "fatal: Unable to create '/x/.git/index.lock': File exists.",
+        "mv: cannot move 'a' to 'b/a': Directory not empty",
+    ],
+)
+def test_collision_of_commands_that_each_rank_runs_is_explained(text: str) -> None:
+    assert "runs once in each of the 4 ranks of the pod" in advise_on_output(text, 1, 4)
+    assert "in each of" not in advise_on_output(text, 1, 1)
+    assert "in each of" not in advise_on_output("exit 3", 3, 4)
