@@ -61,7 +61,7 @@ from .watchdog.stall import decode_job_stall
 
 _OUTPUT_FLAGS = ("--tee", "-t", "--redirects", "-r", "--logs-specs")
 _ENV_LOG_PREFIX = "DDP_LOG_PREFIX"  # set by the user: 0 writes lines without the rank as prefix
-_SECONDS_AFTER_GRACE = 5.0
+_SECONDS_AFTER_GRACE = 30.0  # by which the pod's grace period is longer than the workers', or a quarter of the whole
 _SECONDS_WITHOUT_WORKERS = 1.0  # after which a stopping agent is killed
 _SECONDS_TO_LEAVE = 5.0  # the same in an elastic job, whose agent first leaves the rendezvous
 _LINGER_SECONDS = 3.0
@@ -95,7 +95,9 @@ class Supervisor:
         self._resumed = 0  # the last restart during which the agent was killed
         self._master_checks: list[_MasterCheck] = []  # finished and not handled yet
         self._finds_shards = False  # whether a pod other than pod 0 has shards, which it must upload
-        self._stop_deadline: Optional[float] = None
+        self._signalled_at: Optional[float] = None  # the first stop signal
+        self._stop_deadline: Optional[float] = None  # for the workers
+        self._finish_by: Optional[float] = None  # before the kubelet kills the pod
         self._idle_since: Optional[float] = None  # since when the stopping agent has had no worker
         self._agent = AgentProcess(pod, entry, warm=warm)
         self._store = 0
@@ -138,7 +140,7 @@ class Supervisor:
         """Run the pod to its end. Returns the exit code."""
         signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
         for number in (*STOP_SIGNALS, signal.SIGUSR1):
-            signal.signal(number, lambda received, frame: self._signals.append(received))
+            signal.signal(number, self._receive_signal)
         signal.signal(signal.SIGCHLD, lambda received, frame: None)
         os.write(self._wake_end, b"\0")  # handle signals received before
         if self._reads_output:
@@ -319,6 +321,18 @@ class Supervisor:
         limit = _SECONDS_TO_LEAVE if self.pod.regroups else _SECONDS_WITHOUT_WORKERS
         return self._idle_since is not None and now - self._idle_since > limit
 
+    def _receive_signal(self, number: int, frame: Any) -> None:
+        self._signals.append(number)
+        if number in STOP_SIGNALS and self._signalled_at is None:
+            self._signalled_at = time.monotonic()
+
+    def _set_deadlines(self) -> None:
+        """Set the ends of the workers and of the pod's own work within the pod's grace period, from the signal on."""
+        began = time.monotonic() if self._signalled_at is None else self._signalled_at
+        reserve = min(_SECONDS_AFTER_GRACE, max(0.0, self.pod.grace / 3 - 1))
+        self._stop_deadline = began + self.pod.grace + reserve / 6
+        self._finish_by = began + self.pod.grace + reserve / 2
+
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGUSR1:
             threading.Thread(target=self._stalls.log_stacks, daemon=True).start()
@@ -331,7 +345,7 @@ class Supervisor:
         log(f"{signal.Signals(number).name}: stopping; the workers have {self.pod.grace:g} s to save and exit")
         self._enter("Stopping")
         try_write_json(os.path.join(self.pod.runtime, STOPPING_FILE), number)
-        self._stop_deadline = time.monotonic() + self.pod.grace + _SECONDS_AFTER_GRACE
+        self._set_deadlines()
         self._agent.kill(signal.SIGTERM)
 
     def _reap(self) -> None:
@@ -563,7 +577,7 @@ class Supervisor:
         succeeded = self._end.result == "ok"
         if not succeeded:
             step = self.metrics.progress().get(METRIC_CHECKPOINT_STEP, -1.0)
-            deadline = time.monotonic() + self.pod.grace if self._stop_deadline is None else self._stop_deadline
+            deadline = time.monotonic() + self.pod.grace if self._finish_by is None else self._finish_by
             save_copies(self.pod.node, os.environ, checkpoint_step=step, deadline=deadline)
         remove_memory(self.pod.node, os.environ, succeeded=succeeded)
 
@@ -586,9 +600,8 @@ class Supervisor:
         mirror.request(claim=self.pod.node != 0, flush=True)
         while mirror.is_busy and not self._has_store_problem:
             self._note_stop_signals()
-            deadline = start + limit if self._stop_deadline is None else self._stop_deadline
-            latest = start + max(limit, _SECONDS_AFTER_GRACE)
-            if mirror.channel is None or time.monotonic() >= min(deadline, latest):
+            deadline = start + limit if self._finish_by is None else self._finish_by
+            if mirror.channel is None or time.monotonic() >= deadline:
                 mirror.close()
                 log(mirror.describe_unsaved())
                 return mirror.describe_unsaved()
@@ -609,7 +622,7 @@ class Supervisor:
         """Set the deadline for signals that arrive after the end of the agent."""
         while self._signals:
             if self._signals.pop(0) in STOP_SIGNALS and self._stop_deadline is None:
-                self._stop_deadline = time.monotonic() + self.pod.grace + _SECONDS_AFTER_GRACE
+                self._set_deadlines()
 
     def _linger(self) -> None:
         """Keep the store until the other pods' agents have closed their connections, which would fail otherwise."""

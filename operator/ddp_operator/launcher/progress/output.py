@@ -144,6 +144,7 @@ class _Copier:
                 self._write_pages()
             if finished:
                 for output in self._outputs.values():
+                    output.observe_process(read_worker(self._pod, output.local_rank))  # it may have written nothing
                     output.write_end()
                 return
 

@@ -115,7 +115,7 @@ def _observe_children(runtime: str, local_rank: int) -> None:
 
 def _remove_stale_files(files: _RankFiles) -> None:
     groups = glob.glob(f"{glob.escape(files.groups)}.*")
-    for path in (files.error, *groups, *(f"{files.metrics}.{page}" for page in PAGES)):
+    for path in (files.error, f"{files.output}.end", *groups, *(f"{files.metrics}.{page}" for page in PAGES)):
         try:
             os.unlink(path)
         except OSError:

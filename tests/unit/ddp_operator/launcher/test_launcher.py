@@ -35,7 +35,9 @@ from ddp_operator.launcher.pod import (
 )
 from ddp_operator.launcher.progress.metrics import MetricsEndpoint, fetch_page, merge_pages, read_progress
 from ddp_operator.launcher.supervisor import Supervisor
+from ddp_operator.manifests.pod import _workers_grace
 from ddp_operator.status.metrics_page import parse_page
+from tests.support.builders import job
 from tests.support.launcher_config import CONFIG, encoded_config, launcher_pod
 
 # ---- command lines
@@ -334,6 +336,23 @@ def test_failure_before_stop_signal_counts_before_agent_reports_running(
     pod._agent.pid = 2**22 + 1  # no process
     pod._on_signal(signal.SIGTERM)
     assert bool(pod._final) is remembered
+
+
+@pytest.mark.parametrize("total", [0, 1, 8, 40, 60, 150, 3600])
+def test_pod_finishes_its_own_work_before_the_kubelet_kills_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: int
+) -> None:
+    parsed = job(checkpoint={"path": "/data", "graceSeconds": 600})
+    workers_grace = _workers_grace(parsed, {"terminationGracePeriodSeconds": total})
+    pod = Supervisor(launcher_pod(tmp_path, grace=float(workers_grace)), [], [], [], warm=False)
+    now = 100.0
+    monkeypatch.setattr("ddp_operator.launcher.supervisor.time.monotonic", lambda: now)
+    pod._receive_signal(signal.SIGTERM, None)
+    now += workers_grace  # a long copy of the state in memory was saved meanwhile
+    pod._note_stop_signals()
+    assert pod._stop_deadline is not None
+    assert pod._finish_by is not None
+    assert 100 + workers_grace <= pod._stop_deadline <= pod._finish_by <= 100 + total
 
 
 def test_last_progress_is_read_without_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -336,7 +336,7 @@ def test_reader_prefixes_lines_of_each_rank(tmp_path: Path) -> None:
 def test_counters_restart_with_new_process(tmp_path: Path) -> None:
     """`ddp drill` detects a restart by it."""
     folder = str(tmp_path)
-    for name in ("metrics", "workers"):
+    for name in ("metrics", "workers", "output"):
         os.mkdir(os.path.join(folder, name))
     log_page = os.path.join(folder, "metrics", "0.log")
     record_worker(folder, 0, rank=0, pid=1)
@@ -358,8 +358,13 @@ def test_counters_restart_with_new_process(tmp_path: Path) -> None:
         time.sleep(0.01)
     record_worker(folder, 0, rank=0, pid=2)
     os.write(source_end, b"step 30\nstep 31\n")
+    while 'ddp_step{rank="0"} 31.0' not in Path(log_page).read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    record_worker(folder, 0, rank=0, pid=3)  # it writes nothing
     os.close(done_end)
     assert os.waitpid(child, 0)[1] == 0
+    assert read_last_lines(pod, 0) == ""
     with open(log_page, encoding="utf-8") as file:
         page = file.read()
     assert 'ddp_step{rank="0"} 31.0\n' in page
