@@ -1,6 +1,5 @@
 """Jobs on this machine: every run is a folder that contains its state."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -24,7 +23,7 @@ from ddp_operator.client.workdir import Workdir
 from ddp_operator.kubeobjects import count_pod_gpus, utc_now
 from ddp_operator.local.adapt import Unsuitable, check_suitable
 from ddp_operator.local.ending import read_summary
-from ddp_operator.local.folder import DELETED, ENV_RUN_FOLDER, RunFolder, replace_file
+from ddp_operator.local.folder import DELETED, ENV_RUN_FOLDER, RunFolder
 from ddp_operator.local.machine import ENV_PYTHON, find_gpus
 from ddp_operator.view.why import Why, explain_why
 
@@ -82,7 +81,7 @@ class LocalBackend:
             raise _ended(name)
         job = read_job(folder)
         _check_change(job, {**job, "spec": {**job["spec"], **spec}})
-        replace_file(folder.changes, json.dumps({**folder.read_changes(), **spec}))
+        folder.add_changes(spec)
 
         until = time.monotonic() + _CHANGE_SECONDS
         while time.monotonic() < until and folder.in_use:
@@ -101,7 +100,7 @@ class LocalBackend:
         """Stop the run; its folder is deleted when its pods have ended. Raises: ClientError."""
         folder = self.folder(name)
         if folder.in_use:
-            replace_file(folder.changes, json.dumps({**folder.read_changes(), DELETED: True}))
+            folder.add_changes({DELETED: True})
         else:
             shutil.rmtree(folder.path, ignore_errors=True)
 

@@ -202,6 +202,16 @@ class RunFolder:
         """Write environment.json."""
         self.write(self.environment, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
 
+    def add_changes(self, changes: Mapping[str, Any]) -> None:
+        """Request changes besides those that other processes have requested or request now. Raises: OSError."""
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            replace_file(self.changes, json.dumps({**self.read_changes(), **changes}))
+        finally:
+            os.close(descriptor)
+
     def read_changes(self) -> dict[str, Any]:
         """Return the changes that the user requested: fields of the spec with their new values."""
         return self._read_object(self.changes)

@@ -217,6 +217,9 @@ class Fetch:
             write_json(os.path.join(self._part, "record.json"), record)
             for folder, _, _ in os.walk(self._part):
                 _sync(folder)
+            if self._is_fetched():  # by another pod, without file locks; a running job may have it open
+                shutil.rmtree(self._part, ignore_errors=True)
+                return
             if os.path.isdir(self._target):  # a folder without a record, which no fetch has completed
                 shutil.rmtree(self._target)
             os.rename(self._part, self._target)

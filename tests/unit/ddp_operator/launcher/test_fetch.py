@@ -230,6 +230,20 @@ class TestSharing:
         assert content(tmp_path) == DATA
         assert server.starts == [0]
 
+    def test_complete_folder_is_kept_if_another_pod_finishes_later_without_locks(
+        self, tmp_path: Path, server: FileServer
+    ) -> None:
+        items = [InputState(name="data", url=f"{server.url}/data.bin", root=str(tmp_path), key="data-1") for _ in "ab"]
+        first, second = map(Fetch, items)
+        first.find()
+        second.find()
+        first.run()
+        published = (tmp_path / "ddp-inputs" / "data-1").stat().st_ino
+        second._fetch()
+        assert (tmp_path / "ddp-inputs" / "data-1").stat().st_ino == published
+        assert [item.phase for item in items] == ["Fetched"] * 2
+        assert content(tmp_path) == DATA
+
 
 class TestOtherSources:
     def test_folder_is_fetched_with_subfolders(self, tmp_path: Path) -> None:

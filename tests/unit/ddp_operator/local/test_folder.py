@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,6 +20,7 @@ import yaml
 from ddp_operator.cli import main
 from ddp_operator.client.errors import ClientError
 from ddp_operator.client.runs import list_runs, open_run
+from ddp_operator.local import folder as folder_module
 from ddp_operator.local.folder import COLUMNS, RunFolder, choose_rate, replace_file
 from ddp_operator.local.recorder import Recorder
 from ddp_operator.local.screen import Tail, find_logs
@@ -65,6 +68,8 @@ def test_status_file_is_readable_yaml_and_replaced_atomically(folder: RunFolder)
 
 WRITER = """
 import sys
+import threading
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from ddp_operator.local.folder import RunFolder
@@ -358,3 +363,20 @@ def test_tail_hands_on_complete_lines_of_every_attempt_and_pod(folder: RunFolder
         stream.write("late\n")
     tail.read()
     assert lines == [(2, 0, "a"), (2, 0, "bc"), (2, 0, "late"), (10, 0, "new")]
+
+
+def test_changes_of_concurrent_processes_are_all_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path)
+    replace = folder_module.replace_file
+
+    def replace_slowly(path: Path, text: str) -> None:
+        time.sleep(0.02)  # after the others' changes were read
+        replace(path, text)
+
+    monkeypatch.setattr(folder_module, "replace_file", replace_slowly)
+    threads = [threading.Thread(target=folder.add_changes, args=({f"field{n}": n},)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert folder.read_changes() == {f"field{n}": n for n in range(8)}
