@@ -1,7 +1,7 @@
 """The record of a rank that exited with 0 and may not have completed its training, in a termination message."""
 
-from dataclasses import asdict, dataclass
-from typing import Any, Final, Optional, Tuple
+from dataclasses import dataclass
+from typing import Final, Optional, Tuple
 
 MOST_RANK_ENDS: Final = 2
 """Records in the message of one pod."""
@@ -23,7 +23,3 @@ class RankEnd:
     """Whether that exception is the loss of a peer."""
     processes: Tuple[str, ...] = ()
     """The commands of its processes that still ran when its program ended."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the record as a termination message has it."""
-        return asdict(self)

@@ -348,13 +348,10 @@ def _sane_progress(reported: Mapping[str, float]) -> dict[str, float]:
 
 
 def _sane_end(end: RankEnd) -> RankEnd:
+    processes = tuple(sanitize_text(command, RANK_END_TEXT) for command in end.processes[:MOST_RANK_ENDS])
+    exception = sanitize_text(end.exception, RANK_END_TEXT)
     return RankEnd(
-        rank=_sane_int(end.rank) or 0,
-        step=_sane_step(end.step),
-        total=_sane_step(end.total),
-        exception=sanitize_text(end.exception, RANK_END_TEXT),
-        secondary=end.secondary,
-        processes=tuple(sanitize_text(command, RANK_END_TEXT) for command in end.processes[:MOST_RANK_ENDS]),
+        _sane_int(end.rank) or 0, _sane_step(end.step), _sane_step(end.total), exception, end.secondary, processes
     )
 
 

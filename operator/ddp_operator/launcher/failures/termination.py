@@ -2,7 +2,7 @@
 
 import os
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Final, Mapping, Optional, Sequence
 
 from ...contract.failure_record import EVIDENCE_EXIT_CODE, Failure, encode_message
@@ -133,7 +133,7 @@ def _collect_success_members(
 
 
 def _collect_ends(ends: Sequence[RankEnd]) -> dict[str, Any]:
-    return {"ends": [end.to_json() for end in ends]} if ends else {}
+    return {"ends": list(map(asdict, ends))} if ends else {}
 
 
 def _build_unsaved_failure(pod_end: Failure, unsaved: str) -> Failure:
