@@ -109,8 +109,8 @@ mutate: install ## change single lines and check that tests fail (ARGS='--sample
 	@$(PY) -m tests.mutation $(ARGS)
 
 .PHONY: gpu
-gpu: install ## run the tests that need a GPU
-	@$(PY) -m pytest tests/gpu $(ARGS)
+gpu: install ## run tests and measurements on a GPU within 480 s (ARGS='--device cpu --quick' rehearses them, '--only NAME,NAME')
+	@PYTHON=$(PY) tests/gpu/run $(ARGS)
 
 .PHONY: cov
 cov: install ## run all test tiers with coverage

@@ -14,6 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -22,14 +23,25 @@ from ddp_trainer.models import ModelConfig, build_model
 
 Parts = tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], torch.Tensor]]
 ROW = "{:<22} {:>9} {:>8} {:>9} {:>6} {:>9} {:>8} {:>9}"
-_STEPS_PER_BLOCK = 4
 
 
-def build_resnet(batch: int) -> Parts:
+class CopyCost(NamedTuple):
+    """The cost of copies of one model. ``setting``: the interval in steps, or ``automatic``; times in seconds."""
+
+    model: str
+    state_bytes: int
+    step_seconds: float  # without copies
+    setting: str
+    interval: int  # at the end
+    stall_seconds: float  # mean per step
+    step_ratio: float  # time of a step over that without copies
+
+
+def build_resnet(batch: int, device: str = "cpu") -> Parts:
     """Return ResNet-18 of the CIFAR-10 preset, SGD with momentum, and a loss on a random batch."""
-    model = build_model(ModelConfig(name="resnet18"), 3, 10)
-    images = torch.randn(batch, 3, 32, 32)
-    labels = torch.randint(0, 10, (batch,))
+    model = build_model(ModelConfig(name="resnet18"), 3, 10).to(device)
+    images = torch.randn(batch, 3, 32, 32, device=device)
+    labels = torch.randint(0, 10, (batch,), device=device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     return model, optimizer, lambda: torch.nn.functional.cross_entropy(model(images), labels)
 
@@ -64,12 +76,12 @@ class Copies:
         shutil.rmtree(self.folder)
 
 
-def train_block(parts: Parts, copies: Copies | None, first: int) -> list[float]:
-    """Train a block of steps from step ``first``, and return their durations in seconds."""
-    _, optimizer, compute_loss = parts
-    durations = []
-    for step in range(first, first + _STEPS_PER_BLOCK):
-        started = time.perf_counter()
+def train_block(parts: Parts, copies: Copies | None, steps: range) -> float:
+    """Train ``steps``, and return the mean seconds of a step."""
+    model, optimizer, compute_loss = parts
+    is_on_gpu = next(model.parameters()).is_cuda
+    started = time.perf_counter()
+    for step in steps:
         optimizer.zero_grad()
         compute_loss().backward()
         optimizer.step()
@@ -77,38 +89,49 @@ def train_block(parts: Parts, copies: Copies | None, first: int) -> list[float]:
             stalled = copies.memory.stalled_seconds
             copies.memory.save(step)
             copies.stalls.append(copies.memory.stalled_seconds - stalled)  # of the save before
-        durations.append(time.perf_counter() - started)
-    return durations
+    if is_on_gpu:
+        torch.cuda.synchronize()
+    return (time.perf_counter() - started) / len(steps)
 
 
-def measure(name: str, parts: Parts, rounds: int) -> None:
-    """Print the rows of one model: with the automatic interval, and with a copy after each step."""
+def measure(name: str, parts: Parts, rounds: int, steps_per_block: int = 4) -> list[CopyCost]:
+    """Return the costs for one model: with the automatic interval, and with a copy after each step."""
     kinds = [None, Copies(parts, None), Copies(parts, 1)]
     without: list[float] = []
     try:
         for block in range(rounds + 1):
+            first = block * steps_per_block + 1
             for copies in kinds:
-                durations = train_block(parts, copies, block * _STEPS_PER_BLOCK + 1)
+                duration = train_block(parts, copies, range(first, first + steps_per_block))
                 if block:  # the first block allocates memory
-                    (without if copies is None else copies.durations).extend(durations)
+                    (without if copies is None else copies.durations).append(duration)
     finally:
         for copies in kinds:
             if copies is not None:
                 copies.close()
     step = statistics.median(without)
     size = sum(tensor.numel() * tensor.element_size() for tensor in parts[0].state_dict().values())
-    for label, copies in (("automatic", kinds[1]), ("1", kinds[2])):
+    costs = []
+    for setting, copies in (("automatic", kinds[1]), ("1", kinds[2])):
         assert copies is not None
-        stall = statistics.mean(copies.stalls[_STEPS_PER_BLOCK:])
+        stall = statistics.mean(copies.stalls[steps_per_block:])
+        ratio = statistics.median(copies.durations) / step
+        costs.append(CopyCost(name, size, step, setting, copies.memory.interval, stall, ratio))
+    return costs
+
+
+def print_costs(costs: list[CopyCost]) -> None:
+    """Print the rows of one model."""
+    for cost in costs:
         cells = (
-            name,
-            f"{size / 2**20:.1f} MiB",
-            f"{1e3 * step:.0f} ms",
-            label,
-            copies.memory.interval,
-            f"{1e3 * stall:.2f} ms",
-            f"{100 * stall / step:.2f} %",
-            f"{statistics.median(copies.durations) / step:.3f}",
+            cost.model,
+            f"{cost.state_bytes / 2**20:.1f} MiB",
+            f"{1e3 * cost.step_seconds:.0f} ms",
+            cost.setting,
+            cost.interval,
+            f"{1e3 * cost.stall_seconds:.2f} ms",
+            f"{100 * cost.stall_seconds / cost.step_seconds:.2f} %",
+            f"{cost.step_ratio:.3f}",
         )
         print(ROW.format(*cells), flush=True)
 
@@ -120,9 +143,9 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print(ROW.format("model", "weights", "step", "interval", "steps", "stall", "share", "step time"))
-    measure("ResNet-18, batch 128", build_resnet(128), arguments.rounds)
-    measure("ResNet-18, batch 32", build_resnet(32), arguments.rounds)
-    measure("GPT, batch 64", build_gpt(64), arguments.rounds)
+    print_costs(measure("ResNet-18, batch 128", build_resnet(128), arguments.rounds))
+    print_costs(measure("ResNet-18, batch 32", build_resnet(32), arguments.rounds))
+    print_costs(measure("GPT, batch 64", build_gpt(64), arguments.rounds))
 
 
 if __name__ == "__main__":

@@ -31,16 +31,7 @@ def train(rank: int, ranks: int, port: int, runtime: str) -> None:
         store = torch.distributed.TCPStore("127.0.0.1", port, ranks, is_master=rank == 0)
         torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
         model = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    batch = torch.randn(8, 16)
-
-    def step() -> None:
-        loss = model(batch).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    without, with_hooks = measure(step, runtime, rank)
+    without, with_hooks = measure(build_step(model), runtime, rank)
     if rank == 0:
         rows = {
             "step without hooks": [1e6 * seconds for seconds in without],
@@ -50,13 +41,28 @@ def train(rank: int, ranks: int, port: int, runtime: str) -> None:
         print(table(f"{ranks} rank{'s' if ranks > 1 else ''}", rows, "us", 1), flush=True)
 
 
-def measure(step: Callable[[], None], runtime: str, rank: int) -> tuple[list[float], list[float]]:
+def build_step(model: torch.nn.Module, device: str = "cpu") -> Callable[[], None]:
+    """Return a step of ``model``, which has 16 inputs, so small that the host decides its time on a GPU too."""
+    model.to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = torch.randn(8, 16, device=device)
+
+    def step() -> None:
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def measure(step: Callable[[], None], runtime: str, rank: int, rounds: int = ROUNDS) -> tuple[list[float], list[float]]:
     """Return the mean seconds of a step in each block without hooks, and with them. The first blocks warm up."""
     original = torch.Tensor.backward
     optimizers = sys.modules["torch.optim.optimizer"]
     without: list[float] = []
     with_hooks: list[float] = []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         without.append(time_block(step))
         counter = StepCounter(open_slot(runtime, rank))
         counter.watch(optimizers)

@@ -27,8 +27,8 @@ import psutil
 
 from ddp_operator import constants
 from ddp_operator.cluster import Key
-from ddp_operator.local.adapt import hold_port
 from ddp_operator.local.cluster import LocalCluster
+from ddp_operator.local.ports import hold_port
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.workqueue import WorkQueue
 from tests.drills.scene import MARK, PATIENCE, describe_process, find_marked

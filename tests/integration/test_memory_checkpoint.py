@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from ddp_trainer.memory import MemoryCheckpoint
 
+device = os.environ.get("DEVICE", "cpu")
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(1)
@@ -31,7 +32,7 @@ step = memory.restore() or 0
 print(f"rank {rank} begins after step {step}", flush=True)
 for step in range(step, int(os.environ["STEPS"])):
     torch.manual_seed(1000 * step + rank)
-    loss = model(torch.randn(16, 32)).square().mean()
+    loss = model(torch.randn(16, 32, device=device)).square().mean()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
@@ -45,7 +46,7 @@ for item in (model, optimizer):
     for value in torch.utils._pytree.tree_leaves(state):
         if isinstance(value, torch.Tensor):
             value = value.full_tensor() if hasattr(value, "full_tensor") else value
-            digest.update(value.numpy().tobytes())
+            digest.update(value.cpu().numpy().tobytes())
 if rank == 0:
     print(f"final {step + 1} {digest.hexdigest()}", flush=True)
 memory.close()
@@ -57,7 +58,7 @@ os._exit(0)  # on a busy machine gloo's threads abort an interpreter that ends (
 REPLICATED = (
     COMMON
     + """
-inner = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.BatchNorm1d(64), torch.nn.Dropout(0.1))
+inner = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.BatchNorm1d(64), torch.nn.Dropout(0.1)).to(device)
 model = torch.nn.parallel.DistributedDataParallel(inner)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 memory = MemoryCheckpoint({"model": model, "optimizer": optimizer}, folder=os.environ["FOLDER"], interval=1)
@@ -69,7 +70,7 @@ SHARDED = (
     + """
 from torch.distributed.fsdp import fully_shard
 
-model = torch.nn.Sequential(torch.nn.Linear(32, 63), torch.nn.LayerNorm(63), torch.nn.Linear(63, 8))
+model = torch.nn.Sequential(torch.nn.Linear(32, 63), torch.nn.LayerNorm(63), torch.nn.Linear(63, 8)).to(device)
 fully_shard(model[0])
 fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

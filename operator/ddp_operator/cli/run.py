@@ -126,6 +126,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     from ddp_operator.local import adapt
     from ddp_operator.local.folder import ENV_RUN_FOLDER
     from ddp_operator.local.machine import find_gpus, find_interpreter, has_torch
+    from ddp_operator.local.ports import hold_free_port
     from ddp_operator.local.runner import RunPlan
     from ddp_operator.manifests.children import build_children
     from ddp_operator.manifests.template import resolve_template
@@ -143,7 +144,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
         print_note("spec.network.require: ignored on this machine, where pods communicate over the loopback interface")
     changes = adapt.Changes(arguments.nodes, arguments.procs, arguments.cpu, arguments.extra, arguments.max_restarts)
     cpus = adapt.count_cpus()
-    port = adapt.hold_free_port()
+    port = hold_free_port()
     others = [*manifest.others, *([code.build_config_map(manifest.job.namespace)] if code else [])]
     adapt.check_code(manifest.resource, others)
     resource = adapt.adapt_resource(manifest.resource, changes, port, manifest.completed.get("recovery"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddp_operator.local.ports import hold_port
 from ddp_trainer.machine import available_cpus
 
 if TYPE_CHECKING:
@@ -42,9 +42,7 @@ def run(
     path = folder / "spec.json"
     path.write_text(json.dumps(asdict(spec)))
     # A bound port that does not listen is reserved for rank 0, which opens it seconds later. Linux only.
-    holder = socket.socket()
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    holder.bind(("127.0.0.1", 0))
+    holder = hold_port()
     port = holder.getsockname()[1]
     if sys.platform != "linux":
         holder.close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import socket
 import statistics
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import Any
 
 import torch.multiprocessing as mp
 
+from ddp_operator.local.ports import hold_port
 from ddp_trainer.distributed import DistributedConfig, RankEnv
 from ddp_trainer.distributed.world import World
 from tests.bench.trainer.contenders import Ours, build_config, start_exporter
@@ -62,9 +62,7 @@ def main() -> int:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
     for ranks in (1, 2):
         results = mp.get_context("spawn").SimpleQueue()
-        with socket.socket() as holder:  # keeps the port from all but rank 0, see launch.run
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            holder.bind(("127.0.0.1", 0))
+        with hold_port() as holder:  # keeps the port from all but rank 0, see launch.run
             os.environ["MASTER_PORT"] = str(holder.getsockname()[1])
             mp.spawn(measure, args=(ranks, results), nprocs=ranks)  # type: ignore[attr-defined, no-untyped-call]
         median, mean = results.get()

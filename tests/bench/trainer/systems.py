@@ -97,6 +97,8 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "bf16": {"precision": {"name": "bf16", "cuda_graph": "off"}},
     "fp16": {"precision": {"name": "fp16"}},
     "compile": {"precision": {"name": "auto", "compile": True, "cuda_graph": "off"}},
+    "torch-compile": {"precision": {"name": "torch", "channels_last": False, "compile": True, "cuda_graph": "off"}},
+    "fp16-compile": {"precision": {"name": "fp16", "compile": True, "cuda_graph": "off"}},
     # The step as one CUDA graph, without torch.compile and with it.
     "graph": {"precision": {"name": "auto", "cuda_graph": "auto"}},
     "compile-graph": {"precision": {"name": "auto", "compile": True, "cuda_graph": "auto"}},

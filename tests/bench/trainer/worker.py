@@ -39,6 +39,7 @@ TRAINED = ("preset", "published")
 class MeasurementSpec:
     """The measurement. ``contenders`` are ``documents``, ``ours:VARIANT``, ``silent:…``, ``bare:…`` and ``mute:…``.
 
+    ``documents:fp16`` is the documents' loop with autocast and GradScaler, as is ``documents`` with ``half``.
     ``silent`` is ours without exporter and log, ``mute`` the bare step without all-reduce. With ``train`` the preset is
     then trained for the document's epochs, unchanged and as published.
     """
@@ -53,6 +54,8 @@ class MeasurementSpec:
     half: bool = False
     data_parallel: bool = False
     train: bool = False
+    # Whether to measure what is too small to show between two turns.
+    costs: bool = True
     # Maximum steps in a turn, and in the warm-up before the first turn.
     max_steps: int = 2000
     warm_up: int = 3
@@ -117,7 +120,8 @@ def _build(name: str, spec: MeasurementSpec, world: World) -> Any:
     kind, _, variant = name.partition(":")
     if kind == "documents":
         published = build_config(spec.preset, spec.changes, as_published=True)
-        return DocumentsLoop(published, world, half=spec.half, data_parallel=spec.data_parallel)
+        half = spec.half or variant == "fp16"
+        return DocumentsLoop(published, world, half=half, data_parallel=spec.data_parallel)
     changes = merge(changes_of(variant), {"distributed": {"data_parallel": spec.data_parallel}})
     if spec.half and variant == "preset":
         changes = merge(changes, VARIANTS["fp16"])
@@ -171,7 +175,7 @@ def measure(spec: MeasurementSpec, world: World) -> dict[str, Any]:
     for runner in runners:
         if isinstance(runner.contender, Ours | Bare):
             about.setdefault("gradient_bytes", gradient_bytes(runner.contender))
-        if runner.name.startswith("ours:") and len(runners) > 1:
+        if spec.costs and runner.name.startswith("ours:") and len(runners) > 1:
             results[runner.name] |= _measure_costs(runner.contender, world)
     if spec.train:
         runners.clear()  # with the memory of their models

@@ -1,0 +1,33 @@
+"""torch.compile on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.gpu.small_runs import accuracy, gpu_only, on_device, train
+
+pytestmark = on_device
+
+
+def test_compiled_step_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path, "--compile", "true")
+    assert accuracy(tmp_path) == 1.0
+    assert "torch.compile: " in capsys.readouterr().out
+
+
+@gpu_only
+def test_compiled_step_learns_with_gradient_scaler(tmp_path: Path) -> None:
+    train(tmp_path, "--compile", "true", "--precision", "fp16")
+    assert accuracy(tmp_path) == 1.0
+
+
+@gpu_only
+def test_compiled_run_that_is_cut_ends_in_same_weights(tmp_path: Path) -> None:
+    options = ("--compile", "true", "--deterministic", "true")
+    whole = train(tmp_path / "whole", *options)
+    train(tmp_path / "cut", *options, "--max-steps", "7")
+    resumed = train(tmp_path / "cut", *options)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)

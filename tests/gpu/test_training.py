@@ -1,0 +1,61 @@
+"""Training on a GPU: number formats, exact resumption, torch.compile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.gpu.small_runs import RUN, SMALL, accuracy, gpu_only, on_device, train
+
+pytestmark = on_device
+
+
+@pytest.mark.parametrize(
+    "precision",
+    ["fp32", "torch", "bf16", "auto", pytest.param("tf32", marks=gpu_only), pytest.param("fp16", marks=gpu_only)],
+)
+def test_run_learns_in_every_precision(precision: str, tmp_path: Path) -> None:
+    train(tmp_path, "--precision", precision)
+    assert accuracy(tmp_path) == 1.0
+
+
+@gpu_only
+def test_default_run_learns_and_states_its_numerics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path)
+    assert accuracy(tmp_path) == 1.0
+    assert capsys.readouterr().out.count("defaults on this GPU: precision ") == 1
+
+
+@gpu_only
+def test_resnet50_preset_learns_with_gradient_scaler(tmp_path: Path) -> None:
+    options = ("--preset", "cifar10-resnet50", "--lr", "0.01", "--epochs", "25", "--precision", "fp16")
+    train(tmp_path, *options, base=RUN)
+    assert accuracy(tmp_path) >= 0.9
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "novograd"])
+def test_run_that_is_cut_ends_in_same_weights(optimizer: str, tmp_path: Path) -> None:
+    options = ("--optimizer", optimizer, "--deterministic", "true", "--dropout", "0.2", "--augment", "crop,flip")
+    whole = train(tmp_path / "whole", *options)
+    train(tmp_path / "cut", *options, "--max-steps", "7")
+    resumed = train(tmp_path / "cut", *options)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+@gpu_only
+def test_scaled_loss_resumes_with_its_scale(tmp_path: Path) -> None:
+    options = ("--precision", "fp16", "--deterministic", "true")
+    whole = train(tmp_path / "whole", *options)
+    train(tmp_path / "cut", *options, "--max-steps", "7")
+    resumed = train(tmp_path / "cut", *options)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_gradients_of_two_gpus_are_averaged_over_nccl(tmp_path: Path) -> None:
+    from tests.support.trainer_ranks import train as train_ranks
+
+    train_ranks(tmp_path, [*SMALL, "--checkpoint-dir", str(tmp_path)], 2)
+    assert accuracy(tmp_path) == 1.0
