@@ -96,7 +96,7 @@ class Runner:
 
     def _run_step(self, step: Step, deadline: float) -> None:
         began = time.monotonic()
-        limit = min(step.limit, deadline - began)
+        limit = max(0.0, min(step.limit, deadline - began))
         state = "not started"
         problem = "no time is left"
         if not self._is_stopped and limit >= _LEAST_SECONDS:
@@ -166,7 +166,7 @@ def plan_stages(device: str, quick: bool, work: Path, scale: float = 1.0) -> lis
     systems = [measure(system.name, 90, "system", system.name) for system in SYSTEMS]
     return [
         [measure("card", 60), measure("data", 60)],
-        [*tests, *compilations],
+        [*compilations[:1], *tests, *compilations[1:]],  # the first one is needed first
         systems[:1],
         [measure("floor", 45)],
         [measure("costs", 60)],
