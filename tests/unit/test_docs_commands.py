@@ -242,9 +242,10 @@ FOREIGN = {
     "kubectl": {"--cascade", "--force", "--manifest-url", "--replicas", "--server-side", "--type"},
     "kube-controller-manager": {"--kube-api-burst", "--kube-api-qps"},
     "pip": {"--only-binary", "--platform"},
+    "tensorboard": {"--logdir"},
     "torchrun": {
-        "--log-dir", "--logs-specs", "--nnodes", "--no-python", "--nproc_per_node", "--numa-binding", "--rdzv_",
-        "--redirects", "--tee",
+        "--log-dir", "--logs-specs", "--nnodes", "--no-python", "--node_rank", "--nproc_per_node", "--numa-binding",
+        "--rdzv_", "--redirects", "--tee",
     },
     "scripts of other projects": {
         "--bf16", "--deepspeed_config", "--fsdp", "--max_iters", "--max_steps", "--num_train_epochs", "--trainer",
