@@ -150,7 +150,7 @@ def test_rank_that_raised_is_reported_of_two_local_ranks(pods: PodsFactory) -> N
 def test_pods_wait_for_late_master_and_log_it(pods: PodsFactory) -> None:
     job = pods("train.py", script="import os; print('rank', os.environ['RANK'], flush=True)")
     job.start(1)
-    job.until_logged(1, f"waiting for master 127.0.0.1:{job.port} (nothing listens there yet)")
+    job.until_logged(1, f"waiting for master 127.0.0.1:{job.port} (nothing listens there yet")
     job.start(0)
     assert (job.wait(0).code, job.wait(1).code) == (0, 0), job.log(0) + job.log(1)
     assert "rank 1" in job.log(1)
