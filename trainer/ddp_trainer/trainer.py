@@ -127,11 +127,18 @@ class TrainingLoop:
 
     def _restore(self) -> bool:
         """Load the newest copy in memory, unless the checkpoints are newer. Returns False if there is none."""
-        saved = self.checkpointer.list() if self.checkpointer is not None else []
-        if self.memory.restore(at_least=saved[0].step if saved else 0) is None:
+        if self.memory.restore(at_least=self._find_saved_step) is None:
             return False
         self.report.info(f"resumed from memory: {self.position.step} steps are done")
         return True
+
+    def _find_saved_step(self, held: int) -> int:
+        """Return the step of the newest checkpoint; of the newest valid one if ``held`` in memory is older."""
+        saved = self.checkpointer.list() if self.checkpointer is not None and self.world.is_main else []
+        if self.checkpointer is None or not saved or saved[0].step <= held:
+            return saved[0].step if saved else 0
+        self.checkpointer.read_newest()
+        return self.checkpointer.resumed.step if self.checkpointer.resumed is not None else 0
 
     def _resume(self) -> None:
         """Load the newest valid checkpoint, if one exists."""

@@ -140,6 +140,23 @@ def test_run_that_fails_continues_from_memory_to_bitwise_the_same_state(
     assert same(load(tmp_path / "cut" / "model.pt"), load(tmp_path / "whole" / "model.pt"))
 
 
+def test_damaged_checkpoint_does_not_refuse_older_copy_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DDP_MEMORY_DIR", str(tmp_path / "memory"))
+    monkeypatch.setenv("DDP_MEMORY_INTERVAL", "1")
+    folder = tmp_path / "run"
+    arguments = ["--checkpoint-every-steps", "2", "--checkpoint-dir", str(folder)]
+    train_until_failure(5, monkeypatch, arguments)
+    manifest = json.loads((folder / "step-000000004.json").read_text())
+    data = (folder / "step-000000004.pt").read_bytes()
+    (folder / "step-000000007.pt").write_bytes(bytes(len(data)))
+    manifest |= {"step": 7, "file": "step-000000007.pt"}
+    (folder / "step-000000007.json").write_text(json.dumps(manifest))
+    train(*arguments)
+    assert "resumed from memory: 5 steps are done" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("cut", [2, 4, 6, 8, 12])
 def test_run_that_validates_within_epochs_resumes_to_bitwise_same_state(
     cut: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -128,11 +128,12 @@ class MemoryCheckpoint:
         """For how long saves have stopped the training in this process."""
         return self._session.stalled if self._session is not None else 0.0
 
-    def restore(self, *, at_least: int = 0) -> int | None:
+    def restore(self, *, at_least: int | Callable[[int], int] = 0) -> int | None:
         """Load the newest step of which a complete copy exists, and return it; None if there is none.
 
         All ranks call this once, after the process group exists and before the first :meth:`save`. A rank without the
         copy receives it from a peer. ``at_least``: the step of the newest checkpoint on disk; older copies are ignored.
+        It may be a function that returns it for the newest step of which this rank has a copy, 0 without one.
         """
         if self._folder is None:
             return None
@@ -258,7 +259,7 @@ class _Session:
 
     # -- restore
 
-    def restore(self, sharded: bool | None, at_least: int) -> int | None:
+    def restore(self, sharded: bool | None, at_least: int | Callable[[int], int]) -> int | None:
         """See :meth:`MemoryCheckpoint.restore`."""
         try:
             template = self._read_state()
@@ -266,6 +267,10 @@ class _Session:
             self._disable(str(error))
             return None
         self._kind = SHARD if (template.is_sharded if sharded is None else sharded) else REPLICATED
+        if callable(at_least):
+            at_least = at_least(
+                max((header.step for slots in self._list_own_slots() for _, header in slots.list_copies()), default=0)
+            )
         chosen = self._fetch_newest(at_least)
         if chosen is not None and not self._load(chosen.step, template):
             chosen = None
@@ -534,10 +539,12 @@ class _Session:
 
         Of replicated state every pod keeps rank 0's: buffers such as those of batch norm differ between ranks.
         """
-        settled = find_settled(self._objects.values()) if self._is_asynchronous else set()
+        settled = find_settled(self._objects.values())
         volatile = [index for index, leaf in enumerate(state.leaves) if leaf.tensor.data_ptr() not in settled]
+        # A rank that copies everything at once broadcasts no more than its peers, which may not know of the change.
+        at_once = volatile if self._is_asynchronous else range(len(state.leaves))
         now: list[Tensor | None] = [None] * len(state.leaves)
-        for index in volatile:
+        for index in at_once:
             now[index] = state.leaves[index].tensor
         is_shared = self._kind == REPLICATED and self._saves_everywhere and self._place.world > 1
         if not is_shared or not volatile:

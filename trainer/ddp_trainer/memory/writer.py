@@ -99,6 +99,13 @@ class Copy(NamedTuple):
     stalled: float
 
 
+class _Watched(NamedTuple):
+    """A tensor that a GPU copies. ``version``: that of its source when the copy was requested."""
+
+    leaf: Leaf
+    version: int
+
+
 class _Pending(NamedTuple):
     """A tensor that the thread copies. ``version``: that of its source when the copy was requested."""
 
@@ -141,6 +148,9 @@ class Writer:
         self._copied = threading.Event()
         self._copied.set()
         self._gpu = GpuCopies()
+        self._lock = threading.Lock()
+        self._watched: list[_Watched] = []  # until the end of the copy or the next step, whichever is first
+        self._changed_on_gpu: list[str] = []
 
     def count_copies(self, counter: PeerCounter) -> None:
         """From now on overwrite no shard before all ranks have a newer one."""
@@ -173,6 +183,7 @@ class Writer:
     def fence(self) -> None:
         """Wait until the tensors of the running copy may change; on a GPU, its stream waits instead."""
         self._copied.wait()
+        self._find_changed_on_gpu()
         self._gpu.fence()
 
     def measure_gpu_stall(self) -> float:
@@ -196,6 +207,7 @@ class Writer:
     def _copy_now(self, copy: Copy, memory: Tensor, file: CopyFile) -> list[_Pending]:
         """Copy what the training may change at any time, and start the copies of the GPU. Returns the rest."""
         pending = []
+        watched = []
         on_gpu = []
         address = memory.data_ptr()
         for leaf, row, now in zip(copy.leaves, copy.rows, copy.now):  # noqa: B905
@@ -205,6 +217,8 @@ class Writer:
                 continue
             if source.is_cuda:
                 target = memory[row.offset : row.offset + size]
+                if now is None:
+                    watched.append(_Watched(leaf, _read_version(leaf.source)))
                 on_gpu.append(GpuCopy(target, leaf.memory if now is None else now.clone()))
             elif now is None:
                 pending.append(_Pending(address + row.offset, size, leaf, _read_version(leaf.source)))
@@ -213,7 +227,19 @@ class Writer:
         if on_gpu:
             file.pin()
         self._gpu.start(on_gpu)
+        self._watched = watched
+        self._changed_on_gpu = []
         return pending
+
+    def _find_changed_on_gpu(self) -> list[str]:
+        """Return the tensors that changed while a GPU copied them, by the first check after the copy was requested."""
+        with self._lock:
+            watched = self._watched
+            self._watched = []
+            self._changed_on_gpu += [
+                item.leaf.path for item in watched if _read_version(item.leaf.source) != item.version
+            ]
+            return self._changed_on_gpu
 
     def _work(self) -> None:
         """Complete copies, in a thread."""
@@ -255,6 +281,7 @@ class Writer:
         changed = [item.leaf.path for item in job.pending if _read_version(item.leaf.source) != item.version]
         self._copied.set()
         self._gpu.synchronize()
+        changed += self._find_changed_on_gpu()
         if changed:
             self.changed = changed[0]
             return None

@@ -274,6 +274,45 @@ def test_older_copy_than_the_disk_is_ignored(tmp_path: Path) -> None:
     end(third)
 
 
+@pytest.mark.parametrize(("newest", "restored"), [(2, 3), (3, 3), (4, None)])
+def test_limit_may_depend_on_newest_own_copy(tmp_path: Path, newest: int, restored: int | None) -> None:
+    first = Run(tmp_path)
+    first.memory.restore()
+    first.train(0, 3)
+    end(first)
+    held: list[int] = []
+    second = Run(tmp_path)
+    assert second.memory.restore(at_least=lambda step: held.append(step) or newest) == restored  # type: ignore[func-returns-value]
+    assert held == [3]
+    end(second)
+
+
+def test_rank_that_copies_everything_at_once_broadcasts_as_much_as_its_peers(tmp_path: Path) -> None:
+    class TwoRanks:
+        device = torch.device("cpu")
+
+        def broadcast(self, memory: torch.Tensor) -> None:
+            sizes.append(memory.numel())
+
+    sizes: list[int] = []
+    run = Run(tmp_path)
+    run.memory.restore()
+    run.train(0, 2)
+    session = run.memory._session
+    assert session is not None
+    state = session._read_state()
+    session._ranks = TwoRanks()  # type: ignore[assignment]
+    session._place = session._place._replace(world=2)
+    session._saves_everywhere = True
+    delayed = session._list_volatile(state)
+    session._is_asynchronous = False
+    at_once = session._list_volatile(state)
+    assert sizes[0] == sizes[1] > 0
+    assert None in delayed
+    assert None not in at_once
+    end(run)
+
+
 def test_growing_state_is_copied(tmp_path: Path) -> None:
     class Log:
         def __init__(self) -> None:

@@ -2,19 +2,75 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
+import pytest
 import torch
 
 from ddp_trainer.memory.agreement import RingNeighbours
-from ddp_trainer.memory.copies import SHARD
+from ddp_trainer.memory.copies import SHARD, CopyFile
+from ddp_trainer.memory.gpu import GpuCopies, GpuCopy
 from ddp_trainer.memory.ranks import PeerCounter, RankPlace, Ring
-from ddp_trainer.memory.state import build_rows, encode_manifest, encode_rows, flatten
+from ddp_trainer.memory.state import Leaf, build_rows, encode_manifest, encode_rows, flatten
 from ddp_trainer.memory.writer import Copy, Slots, Writer
 
 PLACE = RankPlace(0, 2, 0, 0)
+
+
+class SlowGpu:
+    """Copies only when the thread waits for the end of the copies. ``allowed``: set when it may."""
+
+    def __init__(self) -> None:
+        self.allowed = threading.Event()
+        self._copies: Sequence[GpuCopy] = ()
+
+    def start(self, copies: Sequence[GpuCopy]) -> None:
+        self._copies = copies
+
+    def synchronize(self) -> None:
+        assert self.allowed.wait(60)
+        for copy in self._copies:
+            copy.target.copy_(copy.source.view(torch.uint8))
+
+    def fence(self) -> None:
+        pass
+
+
+class OnGpu:
+    """A leaf of the state whose tensor is on a GPU. ``source``: its stand-in."""
+
+    path = "model.weight"
+
+    def __init__(self, source: torch.Tensor) -> None:
+        self.source = source
+        self.memory = source
+        self.tensor = SimpleNamespace(is_cuda=True)
+
+
+@pytest.mark.parametrize("fenced", [True, False])
+def test_copy_of_gpu_tensor_that_changed_before_next_step_is_discarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fenced: bool
+) -> None:
+    monkeypatch.setattr(CopyFile, "pin", lambda file: None)
+    gpu = SlowGpu()
+    slots = Slots(str(tmp_path / "shard-0"))
+    writer = Writer(slots, PLACE, finite_only=False)
+    writer._gpu = cast("GpuCopies", gpu)
+    weight = torch.full((100,), 3.0)
+    copy = build_copy(3)
+    writer.write(copy._replace(leaves=[cast("Leaf", OnGpu(weight))]))
+    if fenced:
+        writer.fence()  # an optimizer's step follows, whose stream waits for the copy
+    weight.add_(1.0)
+    gpu.allowed.set()
+    assert writer.wait(60)
+    assert (slots.find(SHARD, 3, 0) is not None) is fenced
+    assert writer.changed == ("" if fenced else "model.weight")
+    writer.close(60)
 
 
 class LostPeer:
