@@ -185,7 +185,7 @@ async def list_foreign_jobs(port: int) -> None:
     def keep(kind: str, event: str | None, obj: Any) -> None:
         store.apply(kind, obj)
 
-    await _list(client, "Job", None, CHILD_SELECTOR, keep)
+    await _list(client, "Job", None, {"labelSelector": CHILD_SELECTOR}, "application/json", keep)
     await client.close()
     print(f"Jobs kept: {len(store)}", file=sys.stderr)
 
