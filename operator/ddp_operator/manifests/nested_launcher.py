@@ -169,7 +169,7 @@ def _search_line(line: _Line) -> NestedLauncher | None:
         if program == "env" and position + 1 < len(words) and words[position + 1].text in ("-S", "--split-string"):
             return _search_word(line, position + 2)
         if is_interpreter(program) or program == "-m":
-            return _search_python(line, position)
+            return _search_python(line, position, [] if program == "-m" else [word.text])
         launcher = _match_launcher(program, words, position + 1)
         if launcher is not None:
             folder = "" if word.expands else posixpath.dirname(word.text)
@@ -244,21 +244,22 @@ def _search_script(line: _Line, position: int) -> NestedLauncher | None:
     return found._replace(file=found.file or path) if found is not None else None
 
 
-def _search_python(line: _Line, position: int) -> NestedLauncher | None:
-    """Search what a Python interpreter runs. ``position``: that of the interpreter, or of -m."""
+def _search_python(line: _Line, first: int, interpreter: Sequence[str]) -> NestedLauncher | None:
+    """Search what Python runs. ``first``: the index of the interpreter, or of its first argument without one."""
     words = line.words
-    first = words[position].text
-    interpreter = DEFAULT_INTERPRETER if first == "-m" else first
     try:
-        python = split_python_line([word.text for word in words[position + (first != "-m") :]])
+        python = split_python_line([word.text for word in words[first + len(interpreter) :]])
     except ValueError:
         return None
     start = len(words) - len(python.args)
-    program = (
-        _read_table().modules.get(python.target, "") if python.kind == "module" else _find_program(words[start - 1])
-    )
-    launcher = _match_launcher(program, words, start) if python.kind != "code" else None
-    return _read_launcher(*launcher, line, position, [interpreter, *python.flags]) if launcher else None
+    program = _find_program(words[start - 1]) if python.kind == "script" else ""
+    if python.kind == "module":
+        program = _read_table().modules.get(python.target, "")
+        if f"-m {python.target}" in _read_table().wrappers:  # such as a debugger
+            inner = _skip_wrapper(f"-m {python.target}", words, start)
+            return _search_python(line, inner, []) if inner is not None else None
+    launcher = _match_launcher(program, words, start)
+    return _read_launcher(*launcher, line, first, [*interpreter, *python.flags]) if launcher else None
 
 
 def _match_launcher(program: str, words: Sequence[Word], start: int) -> tuple[str, int] | None:

@@ -16,6 +16,7 @@ _PLAIN: Final = re.compile(r"[^\s;&|()<>'\"\\$`]+")
 _SIMPLE: Final = re.compile(_PLAIN.pattern + r"(?=[\s;&|()<>]|\Z)")
 _EXPANSION: Final = re.compile(r"\$(?:[({]|\w+|[@*#?$!-])|`")
 _LITERAL: Final = re.compile(r"\$?'(?:(?<=\$')(?:[^'\\]|\\.)*+|[^']*)'?|\\.?", re.DOTALL)
+_ESCAPE: Final = re.compile(r'\\([$`"\\])|\\\n')
 _SPECIAL: Final = re.compile(r"[\\'\"`(){}]|\$[({]")
 _CLOSERS: Final = {"(": ")", "$(": ")", "${": "}", '"': '"', "`": "`"}
 _CONDITIONS: Final = ("if", "while", "until", "case")
@@ -56,7 +57,7 @@ def list_commands(text: str) -> Iterator[Command]:
             words.append(item)
             continue
 
-        words, opened, closed = _strip_keywords(words)
+        words, opened, closed = _strip_keywords(words) if words else ([], [], 0)
         for keyword in opened:
             blocks.append(keyword)
             conditions += keyword in _CONDITIONS
@@ -143,31 +144,26 @@ def _read_word(text: str, start: int) -> Word:
     expands = False
     splits = False
     while position < len(text) and text[position] not in _WORD_ENDS:
-        plain = _PLAIN.match(text, position)
-        literal = _LITERAL.match(text, position)
-        expansion = _EXPANSION.match(text, position)
-        if plain:
-            end = plain.end()
-            parts.append(plain[0])
-        elif literal:
+        if text[position] == '"':
+            end = _find_end(text, position + 1, '"')
+            quoted = text[position + 1 : end].removesuffix('"')
+            parts.append(_ESCAPE.sub(r"\1", quoted) if "\\" in quoted else quoted)
+            expands = expands or "$" in quoted or "`" in quoted
+            splits = splits or "$@" in quoted or "[@]" in quoted
+        elif literal := _LITERAL.match(text, position):
             end = literal.end()
             quoted = literal[0].removeprefix("$")
             is_escape = quoted.startswith("\\")
             parts.append(quoted[1:].strip("\n") if is_escape else quoted[1:].removesuffix("'"))
-        elif text[position] == '"':
-            end = _find_end(text, position + 1, '"')
-            quoted = text[position + 1 : end].removesuffix('"')
-            parts.append(re.sub(r'\\([$`"\\])|\\\n', r"\1", quoted))
-            expands = expands or "$" in quoted or "`" in quoted
-            splits = splits or "$@" in quoted or "[@]" in quoted
-        elif expansion:
+        elif expansion := _EXPANSION.match(text, position):
             is_nested = expansion[0] in _CLOSERS
             end = _find_end(text, expansion.end(), expansion[0]) if is_nested else expansion.end()
             parts.append(text[position:end])
             expands = True
             splits = True
         else:
-            end = position + 1
+            plain = _PLAIN.match(text, position)
+            end = plain.end() if plain else position + 1
             parts.append(text[position:end])
         position = end
     return Word("".join(parts), start, position, expands, splits)

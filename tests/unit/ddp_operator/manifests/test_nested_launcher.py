@@ -20,7 +20,7 @@ WRAPPERS = (
     "nsys profile -o out -t cuda,nvtx --stats=true -f true", "ncu --set full -f -o x", "py-spy record -o x.svg --",
     "strace -f -o x", "/sbin/tini --", "tini -s", "dumb-init", "sudo -E -u user A=1", "gosu user", "su-exec 1000:1000",
     'xvfb-run -a -s "-screen 0"', "catchsegv", "exec", "doppler run --project x --", "singularity exec --nv img.sif",
-    "/opt/nvidia/nvidia_entrypoint.sh", "chronic flock /tmp/lock",
+    "uvx --from torch", "/opt/nvidia/nvidia_entrypoint.sh", "chronic flock /tmp/lock",
 )  # fmt: skip
 LAUNCHERS = {
     "torchrun --nproc_per_node=2 train.py --config x": "python3 train.py --config x",
@@ -44,6 +44,11 @@ LAUNCHERS = {
     "mpiexec -n 4 python train.py": "python train.py",
     "horovodrun -np 2 python train.py": "python train.py",
     "srun --ntasks=2 --gpus-per-task 1 python train.py": "python train.py",
+    "python -m debugpy --listen 0.0.0.0:5678 -m torch.distributed.run --nproc_per_node 2 train.py":
+        "python -m debugpy --listen 0.0.0.0:5678 train.py",
+    "coverage run --source x -m torch.distributed.run train.py": "coverage run --source x train.py",
+    "python -m cProfile -o x /opt/bin/torchrun -m pkg.train": "python -m cProfile -o x -m pkg.train",
+    "uv run -m trl.cli sft --config x": "uv run -m trl.scripts.sft --config x",
     "llamafactory-cli train x.yaml": "python3 -m llamafactory.launcher x.yaml",
     "trl sft --config x.yaml": "python3 -m trl.scripts.sft --config x.yaml",
     "python -m trl.cli dpo --model x": "python -m trl.scripts.dpo --model x",
