@@ -219,7 +219,9 @@ def test_every_rule_is_evaluated_and_its_series_exist(watched: ScrapedRun) -> No
         for name in series | set(re.findall(r"\bddp:[\w:]+", rule["expr"])):
             assert watched.values(f"count({name})"), name
     for rule in expected:
-        of_gpus = "DCGM" in rule["expr"] or set(SERIES.findall(rule["expr"])) & NEEDS_A_GPU
+        of_gpus = (
+            "DCGM" in rule["expr"] or "ddp:gpu_" in rule["expr"] or set(SERIES.findall(rule["expr"])) & NEEDS_A_GPU
+        )
         if "record" in rule and not of_gpus:
             assert watched.values(rule["record"])
 
