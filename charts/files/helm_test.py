@@ -45,27 +45,53 @@ def call(method: str, path: str, body: object = None) -> dict:
         return json.load(response)
 
 
+def create(jobs: str, job: dict) -> None:
+    """Create the job, in place of one that an earlier test left behind. Raises: urllib.error.HTTPError."""
+    path = f"{jobs}/{job['metadata']['name']}"
+    for _ in range(120):
+        try:
+            call("POST", jobs, job)
+            return
+        except urllib.error.HTTPError as error:
+            if error.code != 409:
+                raise
+        print("deleting the job of an earlier test", flush=True)
+        with contextlib.suppress(urllib.error.HTTPError):  # deleted meanwhile
+            call("DELETE", path)
+        time.sleep(0.5)
+    raise SystemExit(f"{path} is not deleted after 60 s")
+
+
+def describe(status: dict) -> str:
+    """Return the phase, with reason and message of the first condition that keeps the job from training."""
+    phase = status.get("phase") or "not seen by the operator yet"
+    if phase == "Succeeded":
+        return phase
+    for condition in status.get("conditions") or []:
+        is_end = condition["type"] in ("Succeeded", "Failed")
+        blocks = condition["status"] == "True" if is_end else condition["status"] != "True"
+        if blocks and condition.get("message"):
+            return f"{phase}: {condition.get('reason')}: {condition['message']}"
+    return phase
+
+
 def watch(path: str, seconds: float) -> int:
     """Follow the job; return the exit code."""
     deadline = time.monotonic() + seconds
     printed = ""
-    status = {}
     while time.monotonic() < deadline:
         status = call("GET", path).get("status") or {}
-        phase = status.get("phase") or "not seen by the operator yet"
-        if phase != printed:
-            print(phase, flush=True)
-            printed = phase
-        if phase in ("Succeeded", "Failed"):
-            break
+        line = describe(status)
+        if line != printed:
+            print(line, flush=True)
+            printed = line
+        if status.get("phase") == "Succeeded":
+            return 0
+        if status.get("phase") == "Failed":
+            print(json.dumps(status.get("lastFailure") or {}, indent=2))
+            return 1
         time.sleep(0.5)
-    else:
-        print(f"no end after {seconds:.0f} s", flush=True)
-    if printed == "Succeeded":
-        return 0
-    for condition in status.get("conditions") or []:
-        print(f"{condition['type']}={condition['status']} {condition.get('reason')}: {condition.get('message')}")
-    print(json.dumps(status.get("lastFailure") or {}, indent=2))
+    print(f"no end after {seconds:.0f} s", flush=True)
     return 1
 
 
@@ -75,13 +101,16 @@ def main(job: dict, seconds: float) -> int:
     jobs = f"/apis/{job['apiVersion']}/namespaces/{meta['namespace']}/ddptrainingjobs"
     path = f"{jobs}/{meta['name']}"
     try:
-        call("POST", jobs, job)
+        create(jobs, job)
     except urllib.error.HTTPError as error:
         print(f"the API server refused the job: HTTP {error.code} {error.read().decode(errors='replace')}")
         return 1
     print(f"created {meta['namespace']}/{meta['name']}", flush=True)
     try:
         return watch(path, seconds)
+    except urllib.error.HTTPError as error:
+        print(f"cannot read the job: HTTP {error.code}; Helm removes this account when its --timeout is over")
+        return 1
     finally:
         with contextlib.suppress(OSError):
             call("DELETE", path)

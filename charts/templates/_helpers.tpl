@@ -11,6 +11,17 @@
 {{- end -}}
 {{- end -}}
 
+{{- /* Refuses a missing namespace before any object is created. Without a cluster (helm template) nothing can be looked up. */ -}}
+{{- define "ddp-operator.requireNamespaces" -}}
+{{- if and .Values.namespaces (lookup "v1" "Namespace" "" .Release.Namespace) -}}
+{{- range .Values.namespaces -}}
+{{- if not (lookup "v1" "Namespace" "" .) -}}
+{{- fail (printf "namespaces: namespace %s does not exist; create it first: kubectl create namespace %s" . .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "ddp-operator.name" -}}
 {{- default .Chart.Name .Values.nameOverride | trunc 50 | trimSuffix "-" -}}
 {{- end -}}
@@ -98,9 +109,11 @@ readOnlyRootFilesystem: true
 
 {{- define "ddp-operator.podSecurity" -}}
 runAsNonRoot: true
-runAsUser: {{ .Values.runAsUser }}
-runAsGroup: {{ .Values.runAsUser }}
-fsGroup: {{ .Values.runAsUser }}
+{{- with .Values.runAsUser }}
+runAsUser: {{ . }}
+runAsGroup: {{ . }}
+fsGroup: {{ . }}
+{{- end }}
 seccompProfile:
   type: RuntimeDefault
 {{- end -}}

@@ -1,7 +1,8 @@
 """Print the default of every value by its path, for templates, which cannot read ``values.yaml``.
 
 Where a user writes ``null``, Helm takes the default away, and an upgrade with ``--reuse-values`` knows only the older
-release's values: templates put back what is missing. A map that users fill is then empty, as ``null`` is meant there.
+release's values: templates put back what is missing. A map that users fill is then empty, as ``null`` is meant there. A
+value whose type allows ``null`` is left out.
 
 ``python -m charts.tooling.defaults`` prints it; ``make generate`` writes it.
 """
@@ -20,7 +21,8 @@ def render_defaults() -> str:
     """Return the file: a line a value."""
     rows = []
     for value in read_values():
-        if not value.is_group:
+        may_be_null = "null" in value.keywords.get("type", ())
+        if not value.is_group and not may_be_null:
             emptied = isinstance(value.default, dict) and not value.keywords.get("minProperties")
             rows.append(f"{'.'.join(value.path)}: {json.dumps({} if emptied else value.default)}\n")
     return HEADER + "".join(rows)

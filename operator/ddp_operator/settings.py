@@ -56,6 +56,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Meta(description="unique identity for leader election; unset: host name and a random suffix"),
     ] = None
+    pod_uid: Annotated[
+        str,
+        Meta(description="UID of the pod named by the identity: Kubernetes deletes the Lease with its holder's pod"),
+    ] = ""
     kubeconfig: str | None = None
     """$KUBECONFIG; None: the service account of the pod, else ~/.kube/config."""
 

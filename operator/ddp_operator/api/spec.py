@@ -540,7 +540,11 @@ class Spec(SpecFields, frozen=True, kw_only=True):
         ),
     ] = "Running"
     ttl_seconds_after_finished: Annotated[
-        int | None, Meta(description="Seconds after success or failure until this resource is deleted.")
+        int | None,
+        Meta(
+            description="Seconds after success or failure until this resource is deleted. A GitOps controller creates "
+            "it again, and it trains again: use cleanPodPolicy: All instead, which keeps the resource."
+        ),
     ] = None
     security_profile: Annotated[
         Literal["Default", "Restricted"],

@@ -56,7 +56,7 @@ GANG_PERMISSIONS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
 """Further permissions for ``spec.scheduling.gang``, if the cluster has such a scheduler. They are not checked at the
 start: without them only jobs that use it are refused."""
 
-HOME_PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {"Lease": ("get", "create", "update")}
+HOME_PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {"Lease": ("get", "create", "update", "delete")}
 """Permissions in the operator's own namespace, in addition to those in the served namespaces."""
 
 OPTIONAL: Final = frozenset(

@@ -91,6 +91,9 @@ class Leader:
     identity: str
     duration: int
     on_lost: Callable[[], None]
+    pod_uid: str = ""
+    """The UID of this process's pod, whose name is the identity. The pod then owns the Lease while it leads, so that an
+    uninstallation leaves none: it revokes the permission to release it."""
     clock: Callable[[], float] = monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     follows: str = ""
@@ -161,6 +164,8 @@ class Leader:
         try:
             raw = await self._read()
             if raw is None:
+                if last is not None and not may_take(last, self.identity, self.clock()):
+                    return last  # deleted with its holder's pod, whose process may still run
                 await self._write_own("POST", self._build())
                 return None
             lease = observe_lease(raw, last, self.clock())
@@ -237,7 +242,7 @@ class Leader:
         return {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": LEASE,
-            "metadata": {"name": self.name, "namespace": self.namespace},
+            "metadata": {"name": self.name, "namespace": self.namespace, **self._build_owner()},
             "spec": {
                 "holderIdentity": self.identity,
                 "leaseDurationSeconds": self.duration,
@@ -252,7 +257,13 @@ class Leader:
         spec: dict[str, Any] = {**(lease.get("spec") or {}), **self._build()["spec"]}
         transitions = int((lease.get("spec") or {}).get("leaseTransitions") or 0)
         spec["leaseTransitions"] = transitions + (holder != self.identity)
-        return {**lease, "spec": spec}
+        return {**lease, "metadata": {**lease["metadata"], **self._build_owner()}, "spec": spec}
+
+    def _build_owner(self) -> Body:
+        if not self.pod_uid:
+            return {}
+        pod = {"apiVersion": "v1", "kind": "Pod", "name": self.identity, "uid": self.pod_uid}
+        return {"ownerReferences": [pod]}
 
     def _compute_pause(self) -> float:
         return self.duration * RETRY_SHARE * random.uniform(1.0, 1.2)

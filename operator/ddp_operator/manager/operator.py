@@ -109,6 +109,7 @@ class Operator:
             name=self.settings.lease_name,
             identity=self.settings.identity or new_identity(),
             duration=self.settings.lease_seconds,
+            pod_uid=self.settings.pod_uid,
             on_lost=self._on_lost,
         )
         self.client.fence = self.leader.remaining

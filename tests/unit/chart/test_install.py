@@ -172,6 +172,15 @@ def test_helm_test_has_only_required_rights(plane: ControlPlane, tmp_path: Path)
         assert asked.stdout.strip() == "no", (verb, resource)
 
 
+def test_missing_namespace_is_refused_before_any_object(plane: ControlPlane) -> None:
+    plane.kubectl("create", "namespace", "refused")
+    with helm(plane, "refused") as client:
+        with pytest.raises(helm_python.HelmError, match="namespace no-such-team does not exist; create it first"):
+            client.install(CHART, "ddp", {"namespaces": ["refused", "no-such-team"], "crds": {"enabled": False}})
+        assert client.list() == []
+    assert get(plane, "roles,deployments", "-n", "refused")["items"] == []
+
+
 @pytest.mark.parametrize("name", ["default", "locked-down", "foreign-account", "spread"])
 def test_server_accepts_every_object(plane: ControlPlane, name: str) -> None:
     """A dry run on the server: its defaults, its validation, and the restricted Pod Security Standard's admission."""

@@ -111,6 +111,17 @@ class TestProbes:
 
 
 class TestSecurity:
+    @pytest.mark.parametrize("user", ["", None])
+    def test_user_and_groups_can_be_left_to_the_platform(self, user: str | None) -> None:
+        objects = render({"runAsUser": user})
+        pods = [the(objects, "Deployment")["spec"]["template"]["spec"], *(p["spec"] for p in of_kind(objects, "Pod"))]
+        for pod in pods:
+            assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+
+    def test_pod_owns_lease(self) -> None:
+        (entry,) = (e for e in container_of(render())["env"] if e["name"] == "DDP_OPERATOR_POD_UID")
+        assert entry["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.uid"}}
+
     @ci_files
     def test_pods_fulfil_restricted_standard(self, path: Path) -> None:
         objects = render(read_values(path))

@@ -149,6 +149,10 @@ class TestSchema:
             ({"imagePullSecrets": ["plain"]}, "/imagePullSecrets/0'"),
             ({"crds": {"keep": "yes"}}, "/crds/keep'"),
             ({"resources": {"request": {}}}, "/resources'"),
+            ({"resources": {"limits": {"memory": "1Gib"}}}, "/resources/limits/memory'"),
+            ({"resources": {"requests": {"cpu": "one"}}}, "/resources/requests/cpu'"),
+            ({"runAsUser": "root"}, "/runAsUser'"),
+            ({"runAsUser": 0}, "/runAsUser'"),
         ],
     )
     def test_bad_value_is_refused_at_its_place(self, values: dict[str, Any], message: str) -> None:
@@ -188,7 +192,11 @@ class TestNull:
         "networkPolicy": {"enabled": True},
     }
 
-    @pytest.mark.parametrize("value", read_documented(), ids=lambda value: ".".join(value.path))
+    @pytest.mark.parametrize(
+        "value",
+        [value for value in read_documented() if "null" not in value.keywords.get("type", ())],
+        ids=lambda value: ".".join(value.path),
+    )
     def test_value_is_default_or_empty_map(self, value: Value) -> None:
         default = value.default
         if isinstance(default, dict) and not value.is_group and not value.keywords.get("minProperties"):

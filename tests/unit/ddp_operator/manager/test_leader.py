@@ -208,6 +208,29 @@ class TestAcquire:
         assert again.leader.leads
         await again.end()
 
+    async def test_pod_of_holder_owns_lease(self, place: LeaseServer) -> None:
+        """Kubernetes deletes the Lease with the pod, also if the operator may no longer release it."""
+        place.put({"metadata": {"ownerReferences": [{"uid": "old"}]}, "spec": {"holderIdentity": ""}})
+        first = Candidate(place, "a")
+        first.leader.pod_uid = "u1"
+        first.run()
+        await settle()
+        assert place.lease is not None
+        owner = {"apiVersion": "v1", "kind": "Pod", "name": "a", "uid": "u1"}
+        assert place.lease["metadata"]["ownerReferences"] == [owner]
+        await first.end()
+
+    async def test_lease_deleted_with_pod_of_holder_is_created_only_after_its_time(self, place: LeaseServer) -> None:
+        place.put({"metadata": {}, "spec": {"holderIdentity": "gone", "leaseDurationSeconds": DURATION}})
+        second = Candidate(place, "b").run()
+        await settle()
+        place.lease = None
+        await place.advance(DURATION - 0.1)
+        assert not second.leader.leads
+        await place.advance(RENEWAL + 0.1)
+        assert second.leader.leads
+        await second.end()
+
     async def test_one_of_two_candidates_acquires_free_lease(self, place: LeaseServer) -> None:
         place.put({"metadata": {}, "spec": {"holderIdentity": ""}})
         both = [Candidate(place, "a").run(), Candidate(place, "b").run()]
