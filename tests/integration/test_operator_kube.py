@@ -313,7 +313,9 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scrape, "TIMEOUT", 120.0)
 
 
-async def scraped(cluster: KubeCluster, page: Page, take: Callable[[bytes], None] = lambda piece: None) -> str | None:
+async def scraped(
+    cluster: KubeCluster, page: Page, take: Callable[[bytes], None] = lambda piece: None, namespace: str = "default"
+) -> str | None:
     """Scrape a pod whose metrics page is ``page``."""
     app = web.Application()
     app.router.add_get("/metrics", page)
@@ -327,7 +329,8 @@ async def scraped(cluster: KubeCluster, page: Page, take: Callable[[bytes], None
             take(piece)
             pieces.append(piece)
 
-        whole = await cluster.scrape({"status": {"podIP": "127.0.0.1"}}, runner.addresses[0][1], keep)
+        pod = {"metadata": {"namespace": namespace}, "status": {"podIP": "127.0.0.1"}}
+        whole = await cluster.scrape(pod, runner.addresses[0][1], keep)
         return b"".join(pieces).decode("utf-8", "replace") if whole else None
     finally:
         await runner.cleanup()
@@ -399,6 +402,29 @@ async def test_page_parsing_yields_half_of_event_loop(
         await turns.feed(parse, b"x" * size)
     monkeypatch.undo()
     assert waits == [0.0, 3.0, 5.0]
+
+
+@pytest.mark.usefixtures("patient")
+async def test_slow_pages_of_one_namespace_leave_connections_to_others(cluster: KubeCluster) -> None:
+    opened = 0
+
+    async def slow(_: web.Request) -> web.Response:
+        nonlocal opened
+        opened += 1
+        await asyncio.sleep(3600)
+        return web.Response()
+
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(text="ddp_step 1\n")
+
+    reads = [asyncio.create_task(scraped(cluster, slow, namespace="slow")) for _ in range(300)]
+    while opened < scrape.CONNECTIONS_OF_NAMESPACE:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert await scraped(cluster, page, namespace="other") == "ddp_step 1\n"
+    assert opened == scrape.CONNECTIONS_OF_NAMESPACE
+    for read in reads:
+        read.cancel()
+    await asyncio.gather(*reads, return_exceptions=True)
 
 
 @pytest.mark.usefixtures("patient")
@@ -474,4 +500,4 @@ async def test_invalid_utf8_in_page_is_ignored(cluster: KubeCluster) -> None:
 
 @pytest.mark.parametrize("status", [{}, {"podIP": ""}, {"podIP": "127.0.0.1"}, {"podIP": "::1"}, {"podIP": "a b"}])
 async def test_unresponsive_pod_returns_no_page(cluster: KubeCluster, status: dict[str, str]) -> None:
-    assert not await cluster.scrape({"status": status}, 1, lambda piece: None)
+    assert not await cluster.scrape({"metadata": {"namespace": "default"}, "status": status}, 1, lambda piece: None)

@@ -37,6 +37,7 @@ from ddp_operator.kube.events import EventReader, EventWriter
 from ddp_operator.kube.resources import kind_of, list_versions, path, plural, type_of
 from ddp_operator.kube.scrape import Scraper
 from ddp_operator.kubeobjects import format_time, utc_now
+from ddp_operator.workqueue import lend_worker
 
 _WRITE: Final = {"fieldManager": MANAGED_BY, "fieldValidation": "Strict"}
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
@@ -395,7 +396,8 @@ class KubeCluster:
     async def scrape(self, pod: Object, port: int, take: Callable[[bytes], None]) -> bool:
         """Read a pod's metrics page through its IP address."""
         address = str((pod.get("status") or {}).get("podIP") or "")
-        return bool(address) and await self._scraper.read(address, port, take)
+        with lend_worker():
+            return bool(address) and await self._scraper.read(address, port, take, pod["metadata"]["namespace"])
 
     async def _get(self, kind: str, namespace: str | None, name: str, *, refusable: bool = False) -> Any:
         """Return the current object from the API server, or None if it does not exist."""

@@ -8,13 +8,16 @@ is renewed and ``/healthz`` answers for any content of the pages.
 import asyncio
 from collections.abc import Callable, Iterator
 from typing import Final
+from weakref import WeakValueDictionary
 
 import aiohttp
 
 TIMEOUT: Final = 2.0
 SIZE_LIMIT: Final = 1 << 20
-CONNECTIONS: Final = 64
+CONNECTIONS: Final = 256
 """Pages that are read concurrently. Only aiohttp's buffer of each is in memory."""
+CONNECTIONS_OF_NAMESPACE: Final = 16
+"""Pages of one namespace that are read concurrently."""
 SLICE: Final = 1 << 15
 """Bytes that are parsed before other tasks run, in at most a few milliseconds."""
 
@@ -45,16 +48,21 @@ class Scraper:
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
         self._turns = ParsingTurns()
+        self._shares: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
-    async def read(self, address: str, port: int, take: Take) -> bool:
+    async def read(self, address: str, port: int, take: Take, namespace: str = "") -> bool:
         """Pass the page at ``/metrics`` to ``take`` in pieces. Returns whether it is complete, in time and size.
+
+        ``namespace``: that of the pod. Each has a share of the connections.
 
         A server that refuses the request has an empty page. A server error, such as an overload, is no page.
         """
         host = f"[{address}]" if ":" in address else address
         size = 0
+        share = self._shares.setdefault(namespace, asyncio.Semaphore(CONNECTIONS_OF_NAMESPACE))
         try:
             async with (
+                share,
                 asyncio.timeout(TIMEOUT),
                 self._open().get(f"http://{host}:{port}/metrics", allow_redirects=False) as response,
             ):

@@ -77,6 +77,7 @@ class Operator:
             self.reconciler.reconcile,
             workers=settings.workers,
             pause=self._compute_pause,
+            group=lambda key: key.namespace,
             on_result=self.metrics.on_reconcile,
         )
         self.sync = Resync(

@@ -10,7 +10,7 @@ import pytest
 
 from ddp_operator import workqueue
 from ddp_operator.cluster import ClusterError, VersionConflict
-from ddp_operator.workqueue import LAST_BACKOFF, WorkQueue, backoff
+from ddp_operator.workqueue import LAST_BACKOFF, MAX_WAITING, WorkQueue, backoff, lend_worker
 
 Work = Callable[[str], Awaitable[float | None]]
 
@@ -264,3 +264,82 @@ async def test_urgent_key_skips_rest() -> None:
     async with running(work, pause=3600) as queue:
         queue.add("a")
         await until(lambda: calls == 3)
+
+
+def split_name(key: str) -> str:
+    return key.partition("/")[0]
+
+
+async def test_groups_take_turns() -> None:
+    calls: list[str] = []
+
+    async def work(key: str) -> None:
+        calls.append(key)
+
+    queue: WorkQueue[str] = WorkQueue(work, workers=1, group=split_name)
+    for key in (*(f"a/{number}" for number in range(5)), "b/0", "b/1", "c/0"):
+        queue.add(key)
+    queue.start()
+    await until(lambda: len(calls) == 8)
+    await queue.stop()
+    assert calls == ["a/0", "b/0", "c/0", "a/1", "b/1", "a/2", "a/3", "a/4"]
+
+
+async def test_waiting_keys_of_one_group_delay_no_other_group() -> None:
+    waiting: set[str] = set()
+    most: list[int] = []
+    done: list[str] = []
+    reply = asyncio.Event()
+
+    async def wait(key: str) -> None:
+        with lend_worker():
+            waiting.add(key)
+            most.append(len(waiting))
+            await reply.wait()
+        waiting.discard(key)
+
+    async def work(key: str) -> None:
+        if key.startswith("slow"):
+            await asyncio.gather(*(wait(f"{key}-{page}") for page in range(3)))
+        done.append(key)
+
+    queue: WorkQueue[str] = WorkQueue(work, workers=2, group=split_name)
+    queue.start()
+    for number in range(50):
+        queue.add(f"slow/{number}")
+    await until(lambda: waiting)
+    for number in range(5):
+        queue.add(f"other/{number}")
+    await until(lambda: len(done) == 5)
+    assert {split_name(key) for key in done} == {"other"}
+    assert max(most) == 2 * 3
+    reply.set()
+    await until(lambda: len(done) == 55)
+    assert queue.alive
+    queue.add("other/9")
+    await until(lambda: len(done) == 56)
+    assert len(queue._tasks) <= 3
+    await queue.stop()
+
+
+async def test_number_of_waiting_keys_is_bounded() -> None:
+    started: list[str] = []
+
+    async def work(key: str) -> None:
+        started.append(key)
+        with lend_worker():
+            await asyncio.sleep(3600)
+
+    queue: WorkQueue[str] = WorkQueue(work, workers=1, group=str)
+    queue.start()
+    for number in range(50):
+        queue.add(str(number))
+    await until(lambda: len(started) == MAX_WAITING)
+    await asyncio.sleep(0.02)
+    assert len(started) == MAX_WAITING
+    await queue.stop()
+
+
+async def test_call_outside_queue_lends_no_worker() -> None:
+    with lend_worker():
+        pass
