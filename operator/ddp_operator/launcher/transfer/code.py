@@ -7,10 +7,12 @@ import lzma
 import os
 import select
 import site
+import stat
 import subprocess
 import sys
 import tarfile
-from typing import IO, Any, Iterator, Sequence, cast
+import tempfile
+from typing import IO, Iterator, Sequence, cast
 
 from ...contract.names import EXIT_PREEMPTED, EXIT_RETRYABLE
 from ..files import log
@@ -24,6 +26,8 @@ _LAST_BYTES = 8192
 _POLL_SECONDS = 0.1
 _MOST_MEMBERS = 1_000_000
 _MOST_BYTES = 4 << 30  # of all files; the limit of `ddp submit` is a quarter of it
+_MOST_HEADER = 128 << 10  # of one file: a name has up to 4 KiB; tarfile recurses for each extension of a header
+_MOST_NAMES = 64 << 20  # characters of all names and links
 _MOST_LINKS = 40  # to follow for one name, as in Linux
 _RESUBMIT = "submit the job again with --workdir; if that reuses the same archive, delete it first"
 _CHECK_DISK = "check the node's disk and the pod's limit for ephemeral-storage"
@@ -38,47 +42,72 @@ def prepare_code(code: CodeConfig, signals: list[int]) -> None:
 
 
 def unpack(code: CodeConfig) -> int:
-    """Check the whole archive, then write its files. Returns their number. Raises: PodSetupError."""
-    _check_archive(code)
-    count = 0
-    with _open_archive(code) as stream, _reporting_damage(code), tarfile.open(fileobj=stream, mode="r|") as archive:
-        for member in archive:
+    """Check the whole archive, then write its files. Returns their number. Raises: PodSetupError.
+
+    Others may write to the archive's volume meanwhile, so that both steps read one copy.
+    """
+    with _reporting_damage(code), _copy_archive(code) as copy:
+        digest = _check_archive(copy)
+        if digest != code.digest:
+            raise PodSetupError(
+                f"the code archive {code.archive} has digest {digest[:12]}…, but spec.code.digest is "
+                f"{code.digest[:12]}…: it is not the submitted archive",
+                _RESUBMIT,
+            )
+        count = 0
+        for archive, member in _read_members(_Source(copy)):
             _write(archive, member, code.folder)
             count += 1
-    return count
+        return count
 
 
-def _check_archive(code: CodeConfig) -> None:
-    """Check that all names and links of the archive stay in the folder, and that its digest is the job's."""
+def _check_archive(copy: IO[bytes]) -> str:
+    """Check that all names and links of an archive stay in the folder. Returns its digest. Raises: TarError."""
     names = ArchiveNames()
-    with _open_archive(code) as stream, _reporting_damage(code):
-        source = _Hashing(stream)
-        with tarfile.open(fileobj=cast(IO[bytes], source), mode="r|") as archive:
-            for member in archive:
-                names.add(member)
-            while source.read(_PIECE):  # hash what follows the last file too
-                pass
-        names.check()
-    if source.digest != code.digest:
-        raise PodSetupError(
-            f"the code archive {code.archive} has digest {source.digest[:12]}…, but spec.code.digest is "
-            f"{code.digest[:12]}…: it is not the submitted archive",
-            _RESUBMIT,
-        )
+    source = _Source(copy)
+    for _, member in _read_members(source):
+        names.add(member)
+    names.check()
+    while source.read(_PIECE):  # hash what follows the last file too
+        pass
+    return source.digest
 
 
-def _open_archive(code: CodeConfig) -> Any:
+def _read_members(source: "_Source") -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+    """Yield the members of an archive. ``tarfile`` reads each header into memory, so their size is limited."""
+    with tarfile.open(fileobj=cast(IO[bytes], source), mode="r|") as archive:
+        while True:
+            source.limit = archive.offset + _MOST_HEADER
+            member = archive.next()
+            if archive.pax_headers:
+                raise tarfile.TarError("it has headers for all files")
+            if member is None:
+                return
+            source.limit += member.size + _MOST_HEADER
+            yield archive, member
+            archive.members = []  # type: ignore[attr-defined]  # which tarfile collects
+
+
+def _copy_archive(code: CodeConfig) -> IO[bytes]:
+    """Return a copy of the archive that nobody else can open. Raises: PodSetupError, OSError."""
     try:
-        with open(code.archive, "rb") as file:
-            compressed = file.read(len(_XZ)) == _XZ
-        open_compressed = lzma.open if compressed else gzip.open
-        return open_compressed(code.archive)
+        descriptor = os.open(code.archive, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would block
     except OSError as error:
         raise PodSetupError(
             f"cannot read the code archive {code.archive}: {error.strerror}",
             "submit the job again with --workdir, which puts the archive where spec.code expects it; spec.code.image "
             "needs the Kubernetes feature gate ImageVolume, without it use --code-claim",
         ) from error
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise PodSetupError(f"the code archive {code.archive} is not a file", _RESUBMIT)
+        os.makedirs(code.folder, exist_ok=True)
+        copy = tempfile.TemporaryFile(dir=code.folder)  # noqa: SIM115 - the caller closes it
+        for piece in iter(lambda: file.read(_PIECE), b""):
+            copy.write(piece)
+            if copy.tell() > _MOST_BYTES:
+                raise tarfile.TarError(f"it has more than {_MOST_BYTES >> 20} MiB")
+    return copy
 
 
 @contextlib.contextmanager
@@ -99,17 +128,22 @@ class ArchiveNames:
         self._names: set[str] = set()
         self._links: dict[str, str] = {}
         self._size = 0
+        self._characters = 0
 
     def add(self, member: tarfile.TarInfo) -> None:
         """Add a member. Raises: tarfile.TarError."""
-        if not (member.isfile() or member.issym()):
+        if not (member.isfile() or member.issym()) or member.issparse():
             raise tarfile.TarError(f"{member.name} is neither a file nor a link")
         parts = member.name.split("/")
         if os.path.isabs(member.name) or ".." in parts:
             raise tarfile.TarError(f"{member.name} is outside of the folder")
         self._size += max(0, member.size)
-        if len(self._names) >= _MOST_MEMBERS or self._size > _MOST_BYTES:
-            raise tarfile.TarError(f"the archive has more than {_MOST_MEMBERS} files or {_MOST_BYTES >> 20} MiB")
+        self._characters += len(member.name) + len(member.linkname)
+        if len(self._names) >= _MOST_MEMBERS or self._size > _MOST_BYTES or self._characters > _MOST_NAMES:
+            raise tarfile.TarError(
+                f"the archive has more than {_MOST_MEMBERS} files, {_MOST_BYTES >> 20} MiB, or {_MOST_NAMES >> 20} "
+                "million characters of names"
+            )
         name = "/".join(part for part in parts if part not in ("", "."))
         if name in self._names:
             raise tarfile.TarError(f"the archive has {member.name} twice")
@@ -153,12 +187,17 @@ class ArchiveNames:
             remaining = [*target.split("/"), *remaining]
 
 
-class _Hashing:
-    """A stream that computes the SHA-256 of the bytes read from it."""
+class _Source:
+    """The uncompressed bytes of an archive, up to a limit, and their SHA-256."""
 
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
+    def __init__(self, copy: IO[bytes]) -> None:
+        copy.seek(0)
+        is_xz = copy.read(len(_XZ)) == _XZ
+        copy.seek(0)
+        self._stream = lzma.LZMAFile(copy) if is_xz else gzip.GzipFile(fileobj=copy)  # noqa: SIM115 - as the copy
         self._sum = hashlib.sha256()
+        self._position = 0
+        self.limit = _MOST_HEADER
 
     @property
     def digest(self) -> str:
@@ -167,6 +206,9 @@ class _Hashing:
     def read(self, size: int) -> bytes:
         data = self._stream.read(size)
         self._sum.update(data)
+        self._position += len(data)
+        if self._position > self.limit:
+            raise tarfile.TarError(f"a header, or what follows the last file, has more than {_MOST_HEADER >> 10} KiB")
         return data
 
 

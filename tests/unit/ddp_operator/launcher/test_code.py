@@ -11,13 +11,14 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from ddp_operator.client.packing.archive import pack
 from ddp_operator.launcher.pod import CodeConfig, PodSetupError
-from ddp_operator.launcher.transfer.code import install_packages, prepare_code, unpack
+from ddp_operator.launcher.transfer.code import ArchiveNames, install_packages, prepare_code, unpack
 from tests.support.wheels import make_wheel
 from tests.unit.ddp_operator.client.packing.test_files import write
 
@@ -139,6 +140,67 @@ def test_archive_beyond_limits_is_refused_before_anything_is_written(
                 unpack(code)
     assert list(Path(code.folder).iterdir()) == []
     assert unpack(code) == 2
+
+
+def extended(kind: bytes, size: int) -> bytes:
+    """Return an extension of a header: PAX (x, g) or a long name (L)."""
+    header = tarfile.TarInfo("extension")
+    header.type = kind
+    header.size = size
+    body = b"1000000 a=" if kind in b"xg" else b""
+    return header.tobuf() + (body + b"b" * size)[:size].ljust(-(-size // 512) * 512, b"\0")
+
+
+SPARSE = tarfile.TarInfo("sparse")
+SPARSE.type = tarfile.GNUTYPE_SPARSE
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        extended(b"x", 50 << 20) + tar(tarfile.TarInfo("a")),
+        extended(b"L", 50 << 20) + tar(tarfile.TarInfo("a")),
+        tar(tarfile.TarInfo("a"))[:512] + extended(b"g", 50 << 20) + tar(tarfile.TarInfo("b")),
+        extended(b"L", 10) * 90_000 + tar(tarfile.TarInfo("a")),
+        extended(b"g", 40) * 3 + tar(tarfile.TarInfo("a")),
+        tar(tarfile.TarInfo("a")) + bytes(50 << 20),
+        tar(SPARSE),
+    ],
+    ids=["pax", "long name", "global", "nested", "small global", "after the end", "sparse"],
+)
+def test_headers_take_bounded_memory(tmp_path: Path, content: bytes) -> None:
+    code = config(tmp_path, gzip.compress(content, 1), hashlib.sha256(content).hexdigest())
+    tracemalloc.start()
+    with pytest.raises(PodSetupError, match="is damaged"):
+        unpack(code)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 << 20
+    assert list(Path(code.folder).iterdir()) == []
+
+
+def test_archive_that_is_swapped_after_its_check_is_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted = tar(tarfile.TarInfo("submitted"))
+    code = config(tmp_path, gzip.compress(submitted), hashlib.sha256(submitted).hexdigest())
+    check = ArchiveNames.check
+
+    def swap(names: ArchiveNames) -> None:
+        check(names)
+        Path(code.archive).write_bytes(gzip.compress(tar(tarfile.TarInfo("other"))))
+
+    monkeypatch.setattr(ArchiveNames, "check", swap)
+    assert unpack(code) == 1
+    assert [path.name for path in Path(code.folder).iterdir()] == ["submitted"]
+
+
+def test_pipe_as_archive_is_refused_without_waiting(tmp_path: Path) -> None:
+    code = config(tmp_path, b"", "0" * 64)
+    os.unlink(code.archive)
+    os.mkfifo(code.archive)
+    with pytest.raises(PodSetupError, match="is not a file"):
+        unpack(code)
 
 
 def test_link_of_former_pod_does_not_lead_out_of_folder(tmp_path: Path) -> None:
