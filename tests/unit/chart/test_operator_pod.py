@@ -275,6 +275,23 @@ class TestSelectors:
             meta = {"__meta_kubernetes_pod_label_" + re.sub(r"[^a-zA-Z0-9_]", "_", label) for label in labels}
             assert source in meta
 
+    @pytest.mark.parametrize(
+        ("name", "kept"),
+        [
+            ("ddp_step", True),
+            ("ddp_launcher_phase", True),
+            ("ddp_operator_queue_depth", False),
+            ("ddp:job_step:max", False),
+            ("kube_pod_status_phase", False),
+            ("ALERTS", False),
+        ],
+    )
+    def test_pod_monitor_keeps_series_of_training_only(self, objects: list[Object], name: str, kept: bool) -> None:
+        (endpoint,) = the(objects, "PodMonitor")["spec"]["podMetricsEndpoints"]
+        rules = endpoint["metricRelabelings"]
+        passed = [(rule["action"] == "keep") == bool(re.fullmatch(rule["regex"], name)) for rule in rules]
+        assert all(passed) == kept
+
     def test_pod_monitor_selects_namespace_of_operator(self) -> None:
         switch = {"monitoring": {"podMonitor": {"enabled": True}}}
         assert the(render(switch), "PodMonitor")["spec"]["namespaceSelector"] == {"any": True}

@@ -34,10 +34,15 @@ _RELABELING = {
     "type": "object", "additionalProperties": False, "required": ["action", "sourceLabels", "targetLabel"],
     "properties": {"action": {"const": "replace"}, "sourceLabels": {"type": "array"}, "targetLabel": {}},
 }  # fmt: skip
+_SELECTION = {
+    "type": "object", "additionalProperties": False, "required": ["action", "sourceLabels", "regex"],
+    "properties": {"action": {"enum": ["keep", "drop"]}, "sourceLabels": {"const": ["__name__"]}, "regex": {}},
+}  # fmt: skip
 _ENDPOINT = {
     "type": "object", "additionalProperties": False, "required": ["port", "path", "interval"],
     "properties": {"port": {"type": "string"}, "path": {"const": "/metrics"}, "interval": _DURATION,
-                   "honorLabels": {"type": "boolean"}, "relabelings": {"type": "array", "items": _RELABELING}},
+                   "honorLabels": {"type": "boolean"}, "relabelings": {"type": "array", "items": _RELABELING},
+                   "metricRelabelings": {"type": "array", "items": _SELECTION}},
 }  # fmt: skip
 MONITORING_SPECS: dict[str, dict[str, Any]] = {
     "ServiceMonitor": {
