@@ -31,7 +31,7 @@ import psutil
 
 from ddp_operator.launcher.network.master import count_connections
 from ddp_operator.launcher.pod import add_pod_flags, loopback_address
-from ddp_operator.local.adapt import hold_free_port
+from ddp_operator.local.ports import hold_free_port
 from ddp_operator.manifests.torchrun import TorchrunPlan, UserCommand, build_torchrun_args
 from tests.support.launcher_config import launcher_pod
 

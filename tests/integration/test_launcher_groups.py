@@ -78,13 +78,13 @@ def run(pods: PodsFactory, *command: str) -> list[PodEnd]:
     [
         (["python", "train.py", "together"], "Together"),
         (["python", "train.py", "child"], "Together"),
-        (["bash", "-c", "exec 3>&1; python train.py together"], "Together"),
+        (["bash", "-c", f"exec 3>&1; {sys.executable} train.py together"], "Together"),
         (["python", "train.py", "alone"], "Alone"),
         (["python", "train.py", "own group"], "Separate"),
         (["bash", "run.sh"], "Separate"),
         (["python", "-c", f"import subprocess; subprocess.run({NESTED.split()}, check=True)"], "Separate"),
         (["python", "train.py", "nothing"], "Unknown"),
-        (["bash", "-c", "python -I train.py alone"], "Unknown"),
+        (["bash", "-c", f"{sys.executable} -I train.py alone"], "Unknown"),
     ],
     ids=["group", "spawned", "in bash", "no group", "size 1", "torchrun in a script", "subprocess", "none", "isolated"],
 )
@@ -112,7 +112,7 @@ def test_wait_that_the_script_causes_ends_as_user_error(
 ) -> None:
     command = ["python", "train.py", mode]
     if mode == "wrapper":
-        command = ["bash", "-c", "export MASTER_PORT=1; python train.py together"]
+        command = ["bash", "-c", f"export MASTER_PORT=1; {sys.executable} train.py together"]
     job = pods(*command, max_restarts=3, config={"restarts_without_progress": 3})
     job.start()
     end = job.wait(0)  # the operator ends the other pod

@@ -80,7 +80,9 @@ print({number: handler for number, handler in shown.items() if handler not in (0
 print(signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.set_wakeup_fd(-1), socket.getdefaulttimeout())
 print(sys.stdin.read(), sys.stdout.encoding, sys.stdout.line_buffering, sys.stdout.write_through, sys.stdout.name)
 print(sorted(os.environ.items()) == sorted(os.environ.copy().items()), os.getcwd(), gc.isenabled(), sys.flags)
-print({name: value for name, value in os.environ.items() if not name.startswith(("DDP", "TORCH", "PYTEST", "LC_"))})
+# PYTHONPATH has the folder by which the launcher observes the Python processes that a rank starts.
+ours = ("DDP", "TORCH", "PYTEST", "LC_", "PYTHONPATH")
+print({name: value for name, value in os.environ.items() if not name.startswith(ours)})
 # The import of torch 2.8 adds a folder to sys.path, in a bare script too.
 instantiator = sys.modules.get("torch.distributed.nn.jit.instantiator")
 path = [folder for folder in sys.path if folder != getattr(instantiator, "INSTANTIATED_TEMPLATE_DIR_PATH", None)]
@@ -169,7 +171,7 @@ class Forked:
         for path in self.folder.iterdir():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         for path in self.runtime.glob("*/*"):
-            path.unlink()
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def bare(self, *words: str) -> ProgramResult:
         ran = subprocess.run(

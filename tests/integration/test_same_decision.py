@@ -15,8 +15,8 @@ import pytest
 
 from ddp_operator.cluster import Key
 from ddp_operator.constants import EXIT_RETRYABLE, KIND, LAUNCHER_PHASES, METRIC_LAUNCHER_PHASE
-from ddp_operator.local.adapt import hold_free_port
 from ddp_operator.local.cluster import LocalCluster
+from ddp_operator.local.ports import hold_free_port
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.settings import Settings
 from tests.support import PATIENCE

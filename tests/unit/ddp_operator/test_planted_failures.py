@@ -369,7 +369,7 @@ NETWORK = {
         answers={"stall": Stall(NOW - timedelta(seconds=200))},
         get="Running Stalled",
         describe=("no step since 2026-11-20T11:56:40Z",),
-        why=("train is running but makes no step for 0s after step 47 of 100 (Stalled)",),
+        why=("train is running without a step for 0s after step 47 of 100 (Stalled)",),
         never=("1m00s", "steps/s"),
     ),
 }

@@ -42,6 +42,7 @@ from ddp_operator.launcher.watchdog.group_waits import Joiner, explain_wait
 from ddp_operator.launcher.watchdog.groups import GroupMonitor, RankGroups, judge_groups, parse_record
 from tests.support.launcher_config import launcher_pod
 
+FILE = "file:" + "///x"
 PID = os.getpid()
 NOW = 1000.0
 JOB = "job-1-0.job:29400"
@@ -131,8 +132,8 @@ INIT = "import fake_groups as dist\ndist.init_process_group()\n"
             {"store": "b:1", "assigned": "train.py:2"},
         ),
         (
-            "import fake_groups as d\ntry:\n    d.init_process_group('file:///x', 0, 99)\nexcept RuntimeError: pass",
-            {"phase": JOINING, "size": 99, "largest": 0, "store": "file:///x"},
+            "import fake_groups as d\ntry:\n    d.init_process_group('file://' '/x', 0, 99)\nexcept RuntimeError: pass",
+            {"phase": JOINING, "size": 99, "largest": 0, "store": FILE},
         ),
         ("recorder.note_step()", {"phase": STEPPING, "library": "", "option": ""}),
         (f"{INIT}recorder.note_step()\nrecorder.close()", {"phase": MEMBER}),
@@ -292,7 +293,7 @@ FREE = {"store": "tracker:23456", "phase": CONNECTING}
         ([joins(0), joins(1, **OWN, assigned="train.py:7")], 1, True, ["from train.py:7"]),
         ([joins(0, **FREE), joins(1, **FREE)], 0, True, ["tracker:23456", "init_method", "train.py:9"]),
         ([joins(0, **{**OWN, "phase": JOINING}), late(1)], 0, True, ["localhost:12355"]),  # no other pod can join
-        ([joins(0, store="file:///x"), joins(1, store="file:///x")], 0, True, ["file:///x"]),
+        ([joins(0, store=FILE), joins(1, store=FILE)], 0, True, [FILE]),
         ([joins(0, **FREE), late(1)], 1, True, ["rank 1 has not called"]),  # it may serve that store
         ([joins(0, store="job:23456"), joins(1, store="job:23456")], 0, False, ["2"]),  # all of them have reached it
         ([joins(0), joins(1, store="10.0.0.1:29400")], 0, False, []),  # another name of the same host
