@@ -183,6 +183,6 @@ def test_operators_with_different_leases_run_in_parallel(server: StandIn, start:
 def test_missing_permission_for_lease_is_named(server: StandIn, kubeconfig: Path) -> None:
     server.allow(lambda name: name["resource"] != "leases")
     done = run(MODULE, KUBECONFIG=str(kubeconfig))
-    assert_one_line(done, "get, create, update leases.coordination.k8s.io in namespace default")
+    assert_one_line(done, "get, create, update, delete leases.coordination.k8s.io in namespace default")
     assert re.search(r"permissions are missing: [^;]*\. Bind", done.stdout)
     assert PLURAL not in done.stdout
