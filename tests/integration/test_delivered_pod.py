@@ -107,7 +107,8 @@ def surroundings(server: StandIn, pki: Path) -> PodContext:
             "KUBERNETES_SERVICE_PORT": str(server.secure_port),
         },
         account={"token": "operator", "namespace": NAMESPACE, "ca.crt": (pki / "ca.crt").read_text()},
-        fields={"metadata.name": POD_NAME, "metadata.namespace": NAMESPACE, "metadata.uid": ""}  # no object of the pod exists, which could own the Lease,
+        # Without a UID: no object of the pod exists that could own the Lease.
+        fields={"metadata.name": POD_NAME, "metadata.namespace": NAMESPACE, "metadata.uid": ""},
         image_env=image_env,
         image_folder=image_folder,
     )
