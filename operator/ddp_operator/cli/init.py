@@ -14,6 +14,8 @@ from ddp_operator.cli.io import CommandError, ExitCode, integer, read_file
 from ddp_operator.client.program import IMAGE, job_name
 from ddp_operator.view.terminal import print_text
 
+SCRIPT_SUFFIXES: Final = (".py", ".sh")
+"""Of files that a command runs as a script; any other file is a job's YAML."""
 _PYTHON: Final = "python3"
 _CPUS_PER_GPU: Final = 2  # so that the smallest GPU machines of the clouds have room
 _MEMORY_GIB_PER_GPU: Final = 8

@@ -9,7 +9,14 @@ from typing import Any
 
 from ddp_operator.api.defaults import MAX_RESTARTS
 from ddp_operator.cli.arguments import add_runs_argument
-from ddp_operator.cli.init import add_job_options, add_script, find_script, read_job_options, write_manifest
+from ddp_operator.cli.init import (
+    SCRIPT_SUFFIXES,
+    add_job_options,
+    add_script,
+    find_script,
+    read_job_options,
+    write_manifest,
+)
 from ddp_operator.cli.io import CommandError, ExitCode, integer, print_note, read_file
 from ddp_operator.cli.profile import add_profiles_argument, read_profiles
 from ddp_operator.cli.render import omit_data
@@ -172,7 +179,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
         nproc=nproc,
         interpreter=interpreter,
         # `ddp run` wrote the YAML of a script itself, so its ignored fields are no news.
-        findings=findings if find_script(arguments.file, arguments.module) is None else (),
+        findings=findings if arguments.file and not arguments.file.endswith(SCRIPT_SUFFIXES) else (),
         gpu_ids=gpu_ids,
         cpus=cpus,
         folder_name=arguments.name or job.name,
