@@ -67,7 +67,7 @@ def run_pod(folder: Path, reports: str, action: str) -> tuple[int, str]:
     """Run the job in a pod. Return the launcher's exit code and log."""
     (folder / "train.py").write_text(TRAIN)
     command = split_user_command(["train.py", BACKEND, DEVICE, reports], [])
-    watchdog = WatchdogConfig(start_seconds=100, stall_seconds=4, checkpoint_seconds=100, action=action)
+    watchdog = WatchdogConfig(start_seconds=100, stall_seconds=4, checkpoint_seconds=8, action=action)
     with HeldPort() as held:
         plan = TorchrunPlan(1, RANKS, "c10d", "127.0.0.1", held.number, "127.0.0.1", "run-1")
         env = {
