@@ -19,8 +19,9 @@ def test_compiled_step_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 @gpu_only
-def test_compiled_step_learns_with_gradient_scaler(tmp_path: Path) -> None:
-    train(tmp_path, "--compile", "true", "--precision", "fp16")
+@pytest.mark.parametrize("options", [("--precision", "fp16"), ("--compile-mode", "reduce-overhead")])
+def test_compiled_step_learns_with_gradient_scaler_or_cuda_graphs(tmp_path: Path, options: tuple[str, ...]) -> None:
+    train(tmp_path, "--compile", "true", *options)
     assert accuracy(tmp_path) == 1.0
 
 

@@ -350,10 +350,7 @@ def test_short_run_measures_presets_first_and_reports_rest(tmp_path: Path) -> No
     assert results.problem == "not begun within --minutes"
 
 
-def test_gpu_is_measured_with_graph_and_with_each_optimization() -> None:
+def test_gpu_is_measured_with_each_optimization() -> None:
     assert {*systems.ON_GPU, *systems.ON_GPU_IN_FULL} <= VARIANTS.keys()
-    graphs = {
-        name: resolve("cifar10-resnet50", None, changes_of(name)).precision.cuda_graph
-        for name in systems.ON_GPU_IN_FULL
-    }
-    assert [name for name, graph in graphs.items() if graph == "auto"] == ["graph", "compile-graph"]
+    for name in systems.ON_GPU_IN_FULL:
+        resolve("cifar10-resnet50", None, changes_of(name))

@@ -43,7 +43,6 @@ from ddp_trainer.optim.user_optimizer import (
 )
 from ddp_trainer.plan import Plan, Position
 from ddp_trainer.precision import ModelTraits, Precision, describe_defaults
-from ddp_trainer.step_graph import record_steps
 from ddp_trainer.tasks import Task, build_task
 
 # Random stream of the initial weights; augmentation has 1, dropout 2.
@@ -123,7 +122,6 @@ def assemble(config: RunConfig, world: World, user_parts: UserParts | None = Non
     _print_defaults(config, world, precision, optimizer)
 
     engine = Engine(model, task, optimizer, precision, world, config, user_optimizer)
-    record_steps(config, engine, loader.source)
     return Parts(loader, validation, task, engine, checkpointer, example)
 
 

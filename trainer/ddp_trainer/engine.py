@@ -1,17 +1,16 @@
 """One optimizer step: forward, backward, all-reduce, update."""
 
 import contextlib
-import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ddp_trainer.config.run import RunConfig
-from ddp_trainer.data.loader import Batch, Replayed
+from ddp_trainer.data.loader import Batch
 from ddp_trainer.data.sampling import derive_seed
 from ddp_trainer.distributed.ddp import missing_gradients, needs_all_gradients, replicate
 from ddp_trainer.distributed.world import World
@@ -47,19 +46,6 @@ class _Share:
     of_step: Tensor | float
 
 
-class Recorded(Protocol):
-    """A recorded step; see :class:`ddp_trainer.step_graph.StepGraph`."""
-
-    def step(self) -> StepResult:
-        """Run the step with the next batch."""
-        ...
-
-    @property
-    def settled(self) -> bool:
-        """Return whether the recording has ended."""
-        ...
-
-
 class Engine:
     """The model and all state that a step changes. Its state dict is sufficient to resume."""
 
@@ -84,35 +70,21 @@ class Engine:
         self._parameters: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
         # Created before DDP, so that the copy has no DDP hooks.
         self.ema = Ema(model, config.optim.ema_decay) if config.optim.ema_decay is not None else None
-        self._replicate()
+        self.replica = replicate(model, config.distributed, world)
+        self._forward: Callable[[Any], Any] = self.replica
+        if config.precision.compile:
+            # A separate callable, so that validation, with other batch sizes, does not compile.
+            self._forward = torch.compile(self.replica, dynamic=False, mode=config.precision.compile_mode)
         self._needs_all_gradients = needs_all_gradients(self.replica, config.distributed)
         self._to_compile = config.precision.compile
         # State of the current step.
         self._correct: Tensor | None = None
         self._step = 0
         self._lr = float(optimizer.param_groups[0]["lr"])
-        # A recorded step's kernels read the learning rate from device memory: their arguments can't change.
-        self._lr_on_device: Tensor | None = None
-        self.graph: Recorded | None = None
         if precision.scaler is not None:
             begin_momentum(optimizer)
-        if world.device.type == "cuda" and user_optimizer is None:
-            self.keep_lr_on_device()
         # Created after DDP, so that its hook runs after DDP's hook for the same gradient.
         self.clock = ComputeClock(model, world.device)
-
-    def _replicate(self) -> None:
-        self.replica = replicate(self.model, self._config.distributed, self.world)
-        self._forward: Callable[[Any], Any] = self.replica
-        precision = self._config.precision
-        if precision.compile:
-            # A separate callable, so that validation, with other batch sizes, does not compile.
-            self._forward = torch.compile(self.replica, dynamic=False)
-
-    def keep_lr_on_device(self) -> None:
-        """Store the learning rate in device memory, in fp32, for the optimizer to read."""
-        if self._lr_on_device is None:
-            self._lr_on_device = torch.zeros((), device=self.world.device)
 
     def step(self, batch: Batch, step: int, lr: float) -> StepResult:
         """Take step ``step`` (from 0) with this rank's ``batch``, at learning rate ``lr``.
@@ -127,11 +99,7 @@ class Engine:
         seed_generator(derive_seed(self._config.seed, _STREAM, step, self.world.rank), self.world.device)
         self._step = step
         self._set_rates(lr)
-        if isinstance(batch, Replayed):
-            assert self.graph is not None
-            result = self.graph.step()
-        else:
-            result = self.take(batch)
+        result = self._take(batch)
         if self._user_optimizer is not None:
             self._user_optimizer.end_step()
         if self.ema is not None:
@@ -144,15 +112,15 @@ class Engine:
             return
         self._lr = lr
         for group in self.optimizer.param_groups:
-            group["lr"] = lr if self._lr_on_device is None else self._lr_on_device.fill_(lr)
+            group["lr"] = lr
 
     @property
     def lr(self) -> float:
         """Return the learning rate of the last step, with several groups that of the first."""
         return self._lr
 
-    def take(self, batch: Batch) -> StepResult:
-        """Run forward, backward, all-reduce and update: the part of a step that a CUDA graph can record."""
+    def _take(self, batch: Batch) -> StepResult:
+        """Run forward, backward, all-reduce and update."""
         self._correct = None
         accumulate = self._config.optim.accumulate
         whole = len(batch) == self._config.data.batch_size * accumulate
@@ -172,16 +140,6 @@ class Engine:
         norm = self.precision.step(self.optimizer, self._parameters, self._config.optim.clip_norm)
         self.optimizer.zero_grad(set_to_none=True)
         return StepResult(loss, norm, self._correct)
-
-    def recover(self) -> None:
-        """Prepare for a step after one that failed midway without effect on the device."""
-        self.optimizer.zero_grad(set_to_none=True)
-        if isinstance(self.replica, nn.parallel.DistributedDataParallel):
-            # The replica still waits for the failed step's gradients. It must be freed before a new one is built.
-            self.replica = self.model
-            self._forward = self.model
-            gc.collect()
-            self._replicate()
 
     def _weight(self, parts: list[Batch]) -> list[_Share]:
         """Weight ``parts`` by the elements that the task counts over all ranks, or by samples if it counts none."""
@@ -235,8 +193,6 @@ class Engine:
             state |= self._user_optimizer.state_dict()
         else:
             state["optimizer"] = self.optimizer.state_dict()
-            for group in state["optimizer"]["param_groups"]:
-                group["lr"] = self._lr
         return state if self.ema is None else state | {"ema": self.ema.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

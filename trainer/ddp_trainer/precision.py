@@ -40,14 +40,13 @@ class PrecisionConfig(SettingsGroup, group="precision"):
     deterministic: bool = option(
         False, "use deterministic kernels (slower on cuda); a warning names operations without one"
     )
-    cuda_graph: str = option(
-        "off",
-        "on cuda, record a training step and replay it in one launch: auto (if possible; the log states why not), on "
-        "(also your own model), off (the default until it has been measured on GPUs)",
-        choices=("auto", "on", "off"),
-    )
     compile: bool = option(
         False, "compile the training step with torch.compile: minutes of warm-up, then faster on cuda"
+    )
+    compile_mode: str = option(
+        "default",
+        "mode of torch.compile: default, reduce-overhead (with CUDA graphs), max-autotune (longer warm-up)",
+        choices=("default", "reduce-overhead", "max-autotune"),
     )
 
 

@@ -111,8 +111,7 @@ class TrainingLoop:
         run_state.measure_seconds = self.epochs.measure_total
         self.logs = self.report.logs = ScalarLogs(config, world, self.position.step)
         self.agreement = StopAgreement(world, self.stop)
-        graph = self.engine.graph
-        self.tracer = Tracer(config.profile_dir, world, lambda: graph is None or graph.settled)
+        self.tracer = Tracer(config.profile_dir, world)
 
     def _build_schedule(self) -> Schedule:
         """Build the schedule of the learning rate; for a program's own optimizer it is the factor of its rates."""
@@ -300,8 +299,6 @@ class TrainingLoop:
             if reason := self.agreement.poll():
                 self._stop_early(reason)
             lr = 1.0 if self.schedule is None else self.schedule.lr(self.plan.fraction(position))
-            if self.engine.graph is not None:
-                self.memory.fence()  # a recorded step changes the parameters without the optimizer's hook
             result = self.engine.step(batch, position.step, lr)
             position.step += 1
             # The epoch's last batch may be smaller; the epoch ends then, and the count is reset.
@@ -326,7 +323,7 @@ class TrainingLoop:
             if position.step >= self.total_steps:
                 break
             if remaining:
-                self._copy_to_memory()
+                self.memory.save(position.step)
                 step_started += self._pause_within_epoch()
                 if self.epochs.target_met:
                     break
@@ -335,7 +332,7 @@ class TrainingLoop:
         if not remaining:
             position.epoch += 1
             position.consumed = 0
-        self._copy_to_memory()
+        self.memory.save(position.step)
 
     def _pause_within_epoch(self) -> float:
         """Validate and save after a step within an epoch, where that is due; return the duration in seconds."""
@@ -349,12 +346,6 @@ class TrainingLoop:
                 self.timeline.wait()  # _save reads all losses; count that wait as time of the steps
             seconds += self._pause(self._save)
         return seconds
-
-    def _copy_to_memory(self) -> None:
-        """Copy the state in memory, if a copy is due; all ranks call this."""
-        graph = self.engine.graph
-        if graph is None or graph.settled:  # CUDA permits no other copies while it records
-            self.memory.save(self.position.step)
 
     def _score(self) -> tuple[dict[str, float], float]:
         """Validate the model, each sample once over all ranks; return the scores and the duration in seconds."""

@@ -192,7 +192,6 @@ def _measure(
         measured.problem = "not begun within --minutes"
         return measured
     # This module imports torch; the command line above does not need it.
-    from ddp_trainer.step_graph import WARM_UP
     from tests.bench.trainer.worker import MeasurementSpec
 
     changes: dict[str, Any] = dict(QUICK[preset]) if quick else {}
@@ -212,7 +211,7 @@ def _measure(
         result=str(folder / "result.json"),
         half=half,
         data_parallel=case.system.mode == "dp",
-        warm_up=1 if device == "cpu" else WARM_UP + 2,
+        warm_up=1 if device == "cpu" else 13,
         **pace,
     )
     try:

@@ -14,7 +14,6 @@ from ddp_trainer.assembly import assemble
 from ddp_trainer.config.options import merge
 from ddp_trainer.config.run import RunConfig, resolve
 from ddp_trainer.data.sampling import derive_seed
-from ddp_trainer.data.sources import CachedSource
 from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.world import World
 from ddp_trainer.engine import seed_generator
@@ -103,8 +102,6 @@ class Ours:
         """Time of a batch from the loader alone, on an idle device."""
         device = self.trainer.world.device
         taken = 0
-        if isinstance(self.trainer.loader.source, CachedSource):
-            self.trainer.loader.source.replayed = None  # no step comes after this
         source = iter(self.trainer.loader.epoch(0))
         _synchronize(device)
         started = time.perf_counter()

@@ -5,11 +5,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import sys
 import warnings
-from typing import Any
 
 import torch
 
@@ -20,11 +17,10 @@ from ddp_trainer.data.loader import TrainLoader
 from ddp_trainer.data.sources import CachedSource, Normalize, Place
 from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.world import World
-from ddp_trainer.engine import Engine, StepResult
+from ddp_trainer.engine import Engine
 from ddp_trainer.models import build_model
 from ddp_trainer.optim import build_optimizer
 from ddp_trainer.precision import Precision
-from ddp_trainer.step_graph import StepGraph
 from ddp_trainer.tasks import build_task
 from tests.support.launches import counted
 
@@ -36,7 +32,7 @@ BATCHES = 32
 
 
 def count(preset: str) -> dict[str, float]:
-    """Launches in a step of ``preset``: for its batch, alone and of sixteen, for all of it, and as a replay."""
+    """Launches in a step of ``preset``: for its batch, alone and of sixteen, and for all of it."""
     plain = {"precision": {"name": "fp32"}, "data": {"batch_size": BATCH}}
     config = resolve(preset, None, plain | {"model": {"widen": 2}})
     shape = SHAPES[config.data.name]
@@ -75,28 +71,18 @@ def count(preset: str) -> dict[str, float]:
         engine.step(next(batches), 0, 0.1)
 
     counted(step)  # the first one allocates memory
-    eager = counted(step)
-
-    def record(function: Any) -> tuple[Any, StepResult]:
-        return lambda: None, function()
-
-    StepGraph(engine, source, config, record)
-    batches = loader.epoch(0)
-    with contextlib.redirect_stdout(io.StringIO()):
-        for _ in range(12):
-            counted(step)
-    return {"batch": alone, "batch of 16": together, "step": eager, "replay": counted(step) + 1}
+    return {"batch": alone, "batch of 16": together, "step": counted(step)}
 
 
 def main() -> int:
     """Print a line for each preset; returns 0."""
     warnings.filterwarnings("ignore", category=UserWarning)
-    print(f"{'preset':38} {'batch':>6} {'of 16':>6} {'step':>6} {'replay':>7}")
+    print(f"{'preset':38} {'batch':>6} {'of 16':>6} {'step':>6}")
     for preset in PRESETS:
         if resolve(preset, None, {}).data.name not in SHAPES:
             continue  # no images: its batches are not made on the device
-        alone, together, eager, replay = count(preset).values()
-        print(f"{preset:38} {alone:6.0f} {together:6.1f} {eager:6.0f} {replay:7.0f}", flush=True)
+        alone, together, step = count(preset).values()
+        print(f"{preset:38} {alone:6.0f} {together:6.1f} {step:6.0f}", flush=True)
     return 0
 
 

@@ -84,24 +84,22 @@ QUICK: Mapping[str, Mapping[str, Any]] = {
 
 
 # Variants on a GPU: the trainer's defaults, and on the main system all steps up to them.
-ON_GPU = ("graph", "compile-graph")
-ON_GPU_IN_FULL = ("torch", "tf32", "bf16", "graph", "compile", "compile-graph")
+ON_GPU = ("preset", "compile-graphs")
+ON_GPU_IN_FULL = ("torch", "tf32", "bf16", "compile", "compile-graphs")
 
 # Name of a variant -> its changes in a preset.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "preset": {},
-    "torch": {"precision": {"name": "torch", "channels_last": False, "cuda_graph": "off"}},
+    "torch": {"precision": {"name": "torch", "channels_last": False}},
     "fp32": {"precision": {"name": "fp32"}},
     "nchw": {"precision": {"name": "fp32", "channels_last": False}},
-    "tf32": {"precision": {"name": "tf32", "cuda_graph": "off"}},
-    "bf16": {"precision": {"name": "bf16", "cuda_graph": "off"}},
+    "tf32": {"precision": {"name": "tf32"}},
+    "bf16": {"precision": {"name": "bf16"}},
     "fp16": {"precision": {"name": "fp16"}},
-    "compile": {"precision": {"name": "auto", "compile": True, "cuda_graph": "off"}},
-    "torch-compile": {"precision": {"name": "torch", "channels_last": False, "compile": True, "cuda_graph": "off"}},
-    "fp16-compile": {"precision": {"name": "fp16", "compile": True, "cuda_graph": "off"}},
-    # The step as one CUDA graph, without torch.compile and with it.
-    "graph": {"precision": {"name": "auto", "cuda_graph": "auto"}},
-    "compile-graph": {"precision": {"name": "auto", "compile": True, "cuda_graph": "auto"}},
+    "compile": {"precision": {"name": "auto", "compile": True}},
+    "torch-compile": {"precision": {"name": "torch", "channels_last": False, "compile": True}},
+    "fp16-compile": {"precision": {"name": "fp16", "compile": True}},
+    "compile-graphs": {"precision": {"name": "auto", "compile": True, "compile_mode": "reduce-overhead"}},
     # For slow links: plain DDP, gradients sent as bf16, and that with bf16 arithmetic.
     "plain-ddp": {"precision": {"name": "fp32", "channels_last": False}, "distributed": {"bucket_view": False}},
     "bf16-hook": {"precision": {"name": "fp32", "channels_last": False}, "distributed": {"compression": "bf16"}},

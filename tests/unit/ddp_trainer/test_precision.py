@@ -303,7 +303,3 @@ def test_deterministic_configures_torch_and_names_exceptions(device: str, monkey
     assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) == (device == "cuda")
     with pytest.warns(UserWarning, match="does not have a deterministic implementation"):
         torch.ones(4).put_(torch.tensor([0, 0]), torch.ones(2))
-
-
-def test_step_graph_is_off_by_default() -> None:
-    assert PrecisionConfig().cuda_graph == "off"

@@ -88,6 +88,12 @@ class RunConfig(SettingsGroup):
             "DataParallel copies the model in every step, which torch.compile does not support",
             "omit --data-parallel or --compile",
         )
+        require(
+            self.optim.accumulate == 1 or self.precision.compile_mode == "default",
+            "precision.compile_mode",
+            f"the CUDA graphs of {self.precision.compile_mode} overwrite the gradients that --accumulate adds",
+            "omit --accumulate or --compile-mode",
+        )
 
 
 def resolve(

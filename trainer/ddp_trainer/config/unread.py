@@ -140,6 +140,7 @@ RULES: tuple[Rule, ...] = (
     Switch("data.augment", ("data.validation_augment",)),
     Switch("schedule.warmup_epochs", ("schedule.warmup_start", "schedule.warmup_by_node", "schedule.warmup_stairs")),
     Switch("schedule.warmup_start", ("schedule.warmup_by_node",), reads_when_on=False),
+    Switch("precision.compile", ("precision.compile_mode",)),
     Switch("early_stop.target_accuracy", ("early_stop.patience",)),
     Switch(
         "checkpoint.dir", ("checkpoint.every_epochs", "checkpoint.every_steps", "checkpoint.keep", "checkpoint.resume")

@@ -8,11 +8,11 @@ from ddp_trainer.data import DataConfig
 from ddp_trainer.data.arrays import Datasets
 from ddp_trainer.data.augment import Augmentation
 from ddp_trainer.data.sampling import derive_seed, samples_per_rank, train_order, uniforms, validation_order
-from ddp_trainer.data.sources import Batch, Place, Replayed, build_source
+from ddp_trainer.data.sources import Batch, Place, build_source
 from ddp_trainer.data.streams import StreamLoader, StreamValidation
 from ddp_trainer.errors import UserError, require
 
-__all__ = ["Batch", "Replayed", "TrainLoader", "ValidationLoader", "train_loader", "validation_loader"]
+__all__ = ["Batch", "TrainLoader", "ValidationLoader", "train_loader", "validation_loader"]
 
 # Random streams of training augmentation, of validation augmentation, and of samples of torch datasets.
 _STREAM = 1

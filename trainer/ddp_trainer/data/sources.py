@@ -1,8 +1,8 @@
 """Sources of batches: a cache on the computing device, or a reader that works ahead of the training step."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,16 +60,6 @@ class Batch:
         return [part(start) for start in range(0, len(self), size)]
 
 
-class Replayed(Batch):
-    """A placeholder for a batch that a recorded step builds on the device: it has a length but no content."""
-
-    @classmethod
-    def of(cls, count: int) -> Self:
-        """Create a placeholder for ``count`` samples."""
-        empty = torch.empty(count, 0)
-        return cls(empty, empty)
-
-
 class Normalize:
     """Map raw pixel values to the network's input: (x - mean) / std as one multiplication and one addition."""
 
@@ -104,11 +94,7 @@ class Form:
 
 
 class CachedSource:
-    """All images are on the device; a batch is a gather there, without transfers during training.
-
-    ``replayed``, if set, returns for a batch's length whether a recorded step builds the batch by :meth:`at_cursor`.
-    The source then yields a :class:`Replayed` in its place.
-    """
+    """All images are on the device; a batch is a gather there, without transfers during training."""
 
     def __init__(self, data: ImageData, augmentation: Augmentation, normalize: Normalize, device: torch.device) -> None:
         self.augmentation = augmentation
@@ -119,15 +105,6 @@ class CachedSource:
         # Batches that are built together: on a GPU this needs no more launches than one batch.
         self.group_size = 1 if device.type == "cpu" else 16
         self._image_bytes = data.images[0].numel() * 4
-        self.replayed: Callable[[int], bool] | None = None
-
-    def record(self, replayed: Callable[[int], bool]) -> None:
-        """Keep an epoch's order and random numbers in static memory for a recorded step; build batches one by one."""
-        self.replayed = replayed
-        self.group_size = 1
-        self.cursor = torch.zeros((), dtype=torch.int64, device=self.device)
-        self._order = torch.zeros(len(self.labels), dtype=torch.int64, device=self.device)
-        self._numbers = torch.zeros(len(self.labels), self.augmentation.draws, device=self.device)
 
     def batches(self, order: Tensor, draws: NDArray[np.float32] | None, size: int, key: int = 0) -> Iterator[Batch]:
         """Yield the samples ``order`` in batches of ``size``, augmented by the rows of ``draws`` if set.
@@ -136,31 +113,14 @@ class CachedSource:
         """
         order = order.to(self.device)
         numbers = None if draws is None else torch.from_numpy(draws).to(self.device)
-        if self.replayed is not None:
-            self._order[: len(order)] = order
-            if numbers is not None:
-                self._numbers[: len(order)] = numbers
         group_size = max(1, min(self.group_size, _MAX_GROUP_BYTES // (size * self._image_bytes)))
-        start = 0
-        while start < len(order):
-            count = min(size, len(order) - start)
-            if self.replayed is not None and self.replayed(count):
-                self.cursor.fill_(start)
-                yield Replayed.of(count)
+        for start in range(0, len(order), size * group_size):
+            rows = slice(start, start + size * group_size)
+            group = self._build(order[rows], None if numbers is None else numbers[rows])
+            if len(group) <= size:
+                yield group
             else:
-                count = min(size * group_size, len(order) - start)
-                rows = slice(start, start + count)
-                group = self._build(order[rows], None if numbers is None else numbers[rows])
-                if count <= size:
-                    yield group
-                else:
-                    yield from map(Batch, torch.split(group.inputs, size), torch.split(group.targets, size))
-            start += count
-
-    def at_cursor(self, size: int) -> Batch:
-        """Build the batch of ``size`` samples that starts at ``cursor``, whose value only the device reads."""
-        rows = self.cursor + torch.arange(size, device=self.device)
-        return self._build(self._order[rows], self._numbers[rows] if self.augmentation.active else None)
+                yield from map(Batch, torch.split(group.inputs, size), torch.split(group.targets, size))
 
     def _build(self, indices: Tensor, draws: Tensor | None) -> Batch:
         images, labels = self.augmentation.batch(self.cache, self.labels, indices, draws)

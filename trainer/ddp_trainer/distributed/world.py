@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Self
 
@@ -72,8 +72,6 @@ class World:
         self._joined = False
         # Released at the end of the run, also after an exception.
         self.resources = contextlib.ExitStack()
-        # Called before the process leaves the group.
-        self.before_close: list[Callable[[], None]] = []
 
     @property
     def rank(self) -> int:
@@ -114,9 +112,6 @@ class World:
             device = torch.device("cpu")
         if device.type == "cuda":
             torch.cuda.set_device(device)
-            # CUDA cannot capture the default stream, and DDP's gradients belong to the stream that was current when
-            # it was built.
-            torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
         elif "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, available_cpus() // env.local_world_size))
         world = cls(env, device)
@@ -155,8 +150,6 @@ class World:
 
     def close(self) -> None:
         """Leave the process group if the trainer created it."""
-        while self.before_close:
-            self.before_close.pop()()
         if self._joined and dist.is_initialized():
             dist.destroy_process_group()
 

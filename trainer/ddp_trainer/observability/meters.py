@@ -1,9 +1,8 @@
 """Measurements that do not make the host wait for the device: times, and scalars copied while the device computes."""
 
-import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -46,15 +45,11 @@ class Timeline:
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
 
-    def now(self, *, recorded: bool = False) -> Any:
-        """Return the moment at which all work launched so far is done; does not wait for it.
-
-        Use ``recorded`` within a step that is being recorded: every replay then sets the moment again.
-        """
+    def now(self) -> Any:
+        """Return the moment at which all work launched so far is done; does not wait for it."""
         if not self._cuda:
             return time.perf_counter()
-        options = {"external": True} if recorded else {}
-        event = torch.cuda.Event(enable_timing=True, **options)  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
@@ -104,10 +99,6 @@ class Stopwatch:
         return partial(self._timeline.seconds, start, self._start, pauses)
 
 
-# The host waits for the device, to measure its compute time, once in so many replays of a recorded step.
-_MEASURE_EVERY = 32
-
-
 class ComputeClock:
     """Measures the time from the start of forward to the last gradient of backward, before the wait for other ranks.
 
@@ -122,67 +113,22 @@ class ComputeClock:
         self._end: Any = None
         # Pairs of moments that the device may not have reached; bounded, because it is at most a few steps behind.
         self._moments: deque[tuple[Any, Any]] = deque(maxlen=64)
-        # A recorded step: whether it is being recorded, its two moments, its replays, and its last measured time.
-        self._recording = False
-        self._recorded: tuple[Any, Any] | None = None
-        self._replays = 0
-        self._measured_seconds = 0.0
-        # The events of the graph, which must live as long as the graph.
-        self._recorded_events: list[Any] = []
         first = next((parameter for parameter in model.parameters() if parameter.requires_grad), None)
         if first is not None:
             first.register_post_accumulate_grad_hook(self._mark_end)  # type: ignore[no-untyped-call]
 
     def _mark_end(self, _: Tensor) -> None:
-        self._end = self._now()
-
-    def _now(self) -> Any:
-        moment = self._timeline.now(recorded=self._recording)
-        if self._recording:
-            self._recorded_events.append(moment)
-        return moment
-
-    def forget_recording(self) -> None:
-        """Release the events of a recorded step; call it after the graph is deleted."""
-        self._recorded = None
-        self._recorded_events.clear()
-
-    @contextlib.contextmanager
-    def recording(self) -> Iterator[None]:
-        """Return the context in which a step is recorded."""
-        self._recording = True
-        try:
-            yield
-            self._recorded = None if self._end is None else (self._start, self._end)
-        finally:
-            self._recording = False
-            # These two moments belong to the graph; the next step needs its own.
-            self._start = None
-            self._end = None
-
-    def replayed(self) -> None:
-        """Call before each replay of the recorded step; occasionally waits for the previous replay to measure it."""
-        if self._recorded is not None and self._replays % _MEASURE_EVERY == 1:
-            self._timeline.wait()
-            try:
-                self._measured_seconds = self._timeline.seconds(*self._recorded)
-            except RuntimeError:  # a missing measurement must not stop the run
-                self._recorded = None  # the events are kept: the graph still uses them
-        self._replays += 1
-        self._start = None
+        self._end = self._timeline.now()
 
     def begin(self) -> None:
         """Call before a step's first forward pass."""
         self._end = None
-        self._start = self._now()
+        self._start = self._timeline.now()
 
     def seconds(self) -> float:
-        """Return the compute time measured since the last call: of this step on a CPU, of earlier steps on a GPU.
-
-        For a replay it is the time of the last measured replay.
-        """
+        """Return the compute time measured since the last call: of this step on a CPU, of earlier steps on a GPU."""
         if self._start is None or self._end is None:
-            return self._measured_seconds
+            return 0.0
         self._moments.append((self._start, self._end))
         total = 0.0
         while self._moments and self._timeline.reached(self._moments[0][1]):

@@ -1,7 +1,7 @@
 """A trace of some steps by torch.profiler, one per rank."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -22,18 +22,12 @@ _END = object()
 class Tracer:
     """Writes ``rank-<rank>.json.gz``, a Chrome trace of steps 11 to 15 of this process, into ``folder`` if it is set.
 
-    Steps are counted from the first one before which ``ready`` returns True: a profiler must not run while a step is
-    recorded.
-
     Under the launcher it writes the file's path into the runtime directory for ``ddp run``. A failure to write the
     trace is a warning; raises :class:`UserError` on all ranks if a folder can't be created.
     """
 
-    def __init__(self, folder: str | None, world: World, ready: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, folder: str | None, world: World) -> None:
         self._env = world.env
-        self._ready = ready
-        # Steps before ``ready``, and counted ones.
-        self._skipped = 0
         self._steps = 0
         self._profile: torch.profiler.profile | None = None
         if folder is None:
@@ -54,9 +48,6 @@ class Tracer:
         """Run all ``steps``, and trace those that are due."""
         steps = iter(steps)
         while self._profile is not None and next(steps, _END) is not _END:
-            if not self._steps and not self._ready():
-                self._skipped += 1
-                continue
             if not self._steps:
                 self._profile.start()
             self._steps += 1
@@ -73,10 +64,11 @@ class Tracer:
             return
         if self._steps:
             self._profile.stop()
-        taken = self._skipped + self._steps
-        if taken and not self._env.rank:
-            first = self._skipped + LEFT_OUT
-            warn(f"no traces: the run took {taken} steps, but the traced ones are {first + 1} to {first + TRACED}")
+        if self._steps and not self._env.rank:
+            warn(
+                f"no traces: the run took {self._steps} steps, but the traced ones are {LEFT_OUT + 1} to "
+                f"{LEFT_OUT + TRACED}"
+            )
 
     def _write(self, profile: torch.profiler.profile) -> None:
         profile.stop()
@@ -89,5 +81,5 @@ class Tracer:
             warn(f"rank {self._env.rank}: cannot write to {self._path}: {error}")
             return
         if not self._env.rank:
-            before = self._skipped + LEFT_OUT
-            print(f"traces of steps {before + 1} to {before + TRACED} of each rank in {self._path.parent}", flush=True)
+            steps = f"{LEFT_OUT + 1} to {LEFT_OUT + TRACED}"
+            print(f"traces of steps {steps} of each rank in {self._path.parent}", flush=True)

@@ -78,10 +78,7 @@ class NovoGrad(torch.optim.Optimizer):
         torch._foreach_add_(means, updates, alpha=1.0 - beta1 if group["grad_averaging"] else 1.0)
         if skip is not None:
             moves = list(torch._foreach_mul(means, torch.where(skip, 0.0, 1.0)))
-        if isinstance(lr, Tensor):
-            torch._foreach_add_(weights, torch._foreach_mul(moves, -lr))
-        else:
-            torch._foreach_add_(weights, moves, alpha=-lr)
+        torch._foreach_add_(weights, moves, alpha=-lr)
         torch._foreach_copy_(squares, list(new.unbind()))
 
     def _divide(self, tensors: list[Tensor], divisors: Tensor) -> list[Tensor]:

@@ -101,7 +101,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "precision.channels_last": ("true",),
     "precision.deterministic": ("true",),
     "precision.compile": ("true",),
-    "precision.cuda_graph": ("auto",),
+    "precision.compile_mode": ("reduce-overhead", "--compile", "true"),
     "early_stop.target_accuracy": ("0.1", "--patience", "1"),
     "early_stop.patience": ("1", "--target-accuracy", "0.1"),
     "checkpoint.dir": ("kept",),
@@ -187,9 +187,6 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CallRecorder:
     monkeypatch.setattr(torch, "compile", call_recorder.note("compile"))
     monkeypatch.setattr(torch, "use_deterministic_algorithms", call_recorder.note("deterministic"))
     monkeypatch.setattr(assembly, "download", call_recorder.note("download"))
-    monkeypatch.setattr(
-        assembly, "record_steps", lambda config, *_: call_recorder.append(f"graph {config.precision.cuda_graph}")
-    )
     monkeypatch.setattr(Exporter, "_serve", lambda self, port, folder: call_recorder.append(f"port {port}"))
     validation = assembly.validation_loader
 

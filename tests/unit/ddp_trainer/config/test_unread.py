@@ -36,7 +36,7 @@ OPTIONS = {option.key: option for option in options(RunConfig)}
 # Read only on a GPU, by several ranks or with little memory: test_option_effects shows their effects there.
 OF_MACHINE = {
     "data.workers",
-    "precision.cuda_graph", "distributed.backend", "distributed.timeout_seconds", "distributed.bucket_mb",
+    "distributed.backend", "distributed.timeout_seconds", "distributed.bucket_mb",
     "distributed.bucket_view", "distributed.find_unused_parameters", "distributed.broadcast_buffers",
     "distributed.compression", "schedule.warmup_by_node",
 }  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,7 @@ import pytest
 import torch
 
 from ddp_trainer.cli import main
-from ddp_trainer.distributed import RankEnv
-from ddp_trainer.distributed.world import World
-from ddp_trainer.observability.tracing import LEFT_OUT, TRACED, Tracer
+from ddp_trainer.observability.tracing import LEFT_OUT, TRACED
 from tests.support.saved_states import load, same
 
 # Six steps an epoch: a trace of five steps after ten contains validations.
@@ -64,30 +61,3 @@ def test_short_run_and_unwritable_folder_warn_about_missing_trace(
     message = capsys.readouterr()
     assert "warning: rank 0: cannot write to" in message.err
     assert "done: 16 steps" in message.out
-
-
-def test_trace_starts_after_graph_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    taken = 0
-
-    def steps() -> Iterator[None]:
-        nonlocal taken
-        for _ in range(40):
-            taken += 1
-            torch.ones(2).sum()
-            yield
-
-    tracer = Tracer(str(tmp_path), World(RankEnv(), torch.device("cpu")), lambda: taken > 12)
-    tracer.follow(steps())
-    tracer.close()
-    assert "traces of steps 23 to 27 of each rank" in capsys.readouterr().out
-    events = json.loads(gzip.decompress((tmp_path / "rank-0.json.gz").read_bytes()))["traceEvents"]
-    assert len({event["name"] for event in events if event["name"].startswith("ProfilerStep#")}) == TRACED
-
-
-def test_run_that_never_records_its_graph_reports_missing_trace(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tracer = Tracer(str(tmp_path), World(RankEnv(), torch.device("cpu")), lambda: False)
-    tracer.follow(iter([None] * 7))
-    tracer.close()
-    assert "no traces: the run took 7 steps" in capsys.readouterr().err
