@@ -3,8 +3,9 @@
 from typing import Final
 
 from ddp_operator.api import child_names
-from ddp_operator.api.status import Restarts
-from ddp_operator.status.observation import State
+from ddp_operator.api.status import Restarts, Status
+from ddp_operator.status import conditions as c
+from ddp_operator.status.observation import Pods, State
 from ddp_operator.status.views import JobView
 from ddp_operator.status.waiting import is_queued
 
@@ -18,9 +19,12 @@ def contradicts(state: State, newest: JobView) -> bool:
     An attempt is written with its restart and its counts before its Job is created, while the former Job still exists.
     """
     status = state.status
-    is_alive = any(pod.alive for pod in state.observation.pods_of(newest.attempt))
+    pods = state.observation.pods_of(newest.attempt)
+    is_alive = any(pod.alive for pod in pods)
     if newest.finished or newest.deleting or not is_alive or newest.attempt == 0:
         return False
+    if _has_invented_end(status, pods):
+        return True
     is_named = status.job_name == child_names.job_name(state.job.name, status.attempt)
     if not is_named or status.restarts.total != status.attempt - 1 or not has_plausible_counts(status.restarts):
         return True
@@ -29,6 +33,16 @@ def contradicts(state: State, newest: JobView) -> bool:
         return has_requested_size and status.attempt_nodes != state.spec.nodes and not is_queued(state.job, newest)
     is_announced = status.last_restart is not None and status.last_restart.attempt == status.attempt
     return not is_announced or status.attempt - newest.attempt > _MOST_WITHOUT_JOB
+
+
+def _has_invented_end(status: Status, pods: Pods) -> bool:
+    """Return whether a terminal condition lacks the time, or the succeeded pod, that the operator writes it with."""
+    has_succeeded = status.is_true(c.SUCCEEDED)
+    if has_succeeded and not any(pod.phase == "Succeeded" for pod in pods):
+        return True
+    ended = status.completion_time
+    is_old = ended is None or (status.attempt_time is not None and ended < status.attempt_time)
+    return is_old and (has_succeeded or status.is_true(c.FAILED))
 
 
 def has_plausible_counts(restarts: Restarts) -> bool:

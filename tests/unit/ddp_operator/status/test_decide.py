@@ -291,8 +291,11 @@ class TestAfterTheEnd:
     def test_job_that_is_about_to_fail_keeps_its_logs(self) -> None:
         failure = LastFailure(attempt=1, category="UserError", time=NOW)
         pods = [child_pod(0, "Failed", code=81), child_pod(1)]
-        assert run(finished(last_failure=failure), [child_job(1)], pods).actions == ()
-        assert run(finished(last_failure=failure), [child_job(1)], pods, seconds=61).actions != ()
+        failed = run(trained(), [child_job(1)], RUNNING, seconds=10, activeDeadlineSeconds=9).status
+        assert failed.phase == "Failed"
+        failed = replace(failed, last_failure=failure)
+        assert run(failed, [child_job(1)], pods, seconds=10).actions == ()
+        assert run(failed, [child_job(1)], pods, seconds=71).actions != ()
 
     @pytest.mark.parametrize(("seconds", "left"), [(0, 10), (9, 1), (-5, 15)])
     def test_pass_is_due_when_time_to_live_ends(self, seconds: float, left: float) -> None:

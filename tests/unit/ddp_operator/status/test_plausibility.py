@@ -9,16 +9,16 @@ import pytest
 
 from tests.support.fake_cluster import ReconcilerHarness
 
-FINISHED = [
-    {
-        "type": kind,
-        "status": status,
-        "reason": "CrashLoop",
-        "message": "",
-        "lastTransitionTime": "2026-11-20T12:00:00Z",
-    }
-    for kind, status in (("Succeeded", "False"), ("Failed", "True"))
-]
+LATER = "2036-11-20T12:00:00Z"
+
+
+def end(true: str) -> list[dict[str, str]]:
+    """Return the terminal conditions, of which one is True."""
+    facts = {"reason": "CrashLoop", "message": "", "lastTransitionTime": "2026-11-20T12:00:00Z"}
+    return [{"type": kind, "status": str(kind == true), **facts} for kind in ("Succeeded", "Failed")]
+
+
+FINISHED = end("Failed")
 
 
 def put_status(harness: ReconcilerHarness, status: Any, *, whole: bool) -> None:
@@ -46,6 +46,9 @@ def counts(used: int, total: int = 0, **others: int) -> dict[str, Any]:
         counts(3, total=3),
         {"attempt": 99, "conditions": FINISHED, "phase": "Failed", "completionTime": "2026-11-20T12:00:00Z"},
         {"conditions": FINISHED, "phase": "Failed", "restarts": {"total": 7}},
+        {"conditions": FINISHED, "phase": "Failed"},
+        {"conditions": FINISHED, "phase": "Failed", "completionTime": "2016-11-20T12:00:00Z"},
+        {"conditions": end("Succeeded"), "phase": "Succeeded", "completionTime": LATER},
     ],
     ids=str,
 )
