@@ -336,7 +336,10 @@ def _add_rules(schema: dict[str, Any], rules: Iterable[CelRule]) -> None:
 
 def _bound_lists(spec: dict[str, Any]) -> None:
     """Bound lists and strings that CEL rules read: the API server estimates a rule's cost from these bounds."""
-    spec["properties"]["recovery"]["properties"]["nonRetryableExitCodes"]["maxItems"] = 255
+    recovery = spec["properties"]["recovery"]["properties"]
+    recovery["nonRetryableExitCodes"]["maxItems"] = 255
+    for name in ("conditions", "taints"):
+        recovery["nodeHealth"]["properties"][name] |= {"maxItems": 32, "items": {"type": "string", "maxLength": 316}}
 
     inputs = spec["properties"]["inputs"]
     inputs["maxItems"] = 16  # a termination message has room for the reports of as many

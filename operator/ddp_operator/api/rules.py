@@ -238,8 +238,8 @@ RULES: tuple[CelRule, ...] = (
     *(
         CelRule(
             f"spec.recovery.nodeHealth.{name}",
-            "size(self) <= 32 && self.all(name, size(name) >= 1 && size(name) <= 316)",
-            "must have at most 32 names of 1 to 316 characters; change them",
+            "size(self) <= 32 && self.all(n, size(n) >= 1 && size(n) <= 316 && !n.matches('([*][^*]*){9}'))",
+            "must have at most 32 names of 1 to 316 characters with at most 8 stars (*); change them",
         )
         for name in ("conditions", "taints")
     ),

@@ -4,11 +4,13 @@ Detectors (GPU operators, NVSentinel, node-problem-detector) write conditions an
 ones by names or shell patterns.
 """
 
+import re
 from collections.abc import Mapping
+from fnmatch import translate
+from functools import lru_cache
 from typing import Any
 
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.kubeobjects import match_glob
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.observation import Children, State
@@ -70,4 +72,9 @@ def describe_nodes(state: State) -> Fact | None:
 
 
 def _is_named(name: Any, patterns: tuple[str, ...]) -> bool:
-    return any(match_glob(str(name), pattern) for pattern in patterns)
+    return any(_compile(pattern).match(str(name)) for pattern in patterns)
+
+
+@lru_cache(maxsize=1024)  # fnmatch keeps 32,768 expressions, which tenants could fill with long ones
+def _compile(pattern: str) -> re.Pattern[str]:
+    return re.compile(translate(pattern))

@@ -15,7 +15,6 @@ from ddp_operator.kubeobjects import (
     cpu_limit,
     format_time,
     is_gpu,
-    match_glob,
     parse_quantity,
     parse_time,
     truncate,
@@ -132,11 +131,3 @@ def test_name_beside_those_is_no_gpu(name: str) -> None:
 )
 def test_cpu_limit_of_container_is_read(resources: Any, cpus: str | None) -> None:
     assert cpu_limit(resources) == (None if cpus is None else Decimal(cpus))
-
-
-@pytest.mark.parametrize("name", ["XidCriticalError", "Xid", "b", "-", "!", "a*c", ""])
-@pytest.mark.parametrize(
-    "pattern", ["Xid*", "*Error", "X?d*", "[!a]", "[a-c]", "[]-]", "[!]a]", "[a-]", "[", "a[*]c", "**", "", "*d*l*r"]
-)
-def test_glob_matches_as_standard_library(name: str, pattern: str) -> None:
-    assert match_glob(name, pattern) == fnmatchcase(name, pattern)

@@ -6,7 +6,7 @@ import io
 import lzma
 import os
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -19,6 +19,7 @@ MEBIBYTE: Final = 1 << 20
 CONFIG_MAP_LIMIT: Final = MEBIBYTE
 """Maximum size of a ConfigMap in bytes."""
 _LEVEL: Final = 6  # of gzip
+_SHOWN: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,6 @@ class Archive:
         """Bytes of all files."""
         return sum(size for _, size in self.sizes)
 
-    def list_largest(self, count: int = 5) -> str:
-        """Return the largest files with their sizes as text."""
-        return _list_largest(self.sizes, count)
-
 
 def pack(folder: Path, include: Sequence[str] = (), *, limit: int = CONFIG_MAP_LIMIT) -> Archive:
     """Pack a folder. It is compressed harder if that may reduce it to ``limit`` bytes. Raises: CannotPack."""
@@ -62,9 +59,16 @@ def pack(folder: Path, include: Sequence[str] = (), *, limit: int = CONFIG_MAP_L
     return Archive(data, sink.digest.hexdigest(), tuple(sizes), tuple(selection.left_out), commit, dirty)
 
 
-def _list_largest(sizes: Sequence[tuple[str, int]], count: int = 5) -> str:
-    largest = sorted(sizes, key=itemgetter(1), reverse=True)[:count]
-    return ", ".join(f"{path} ({format_size(size)})" for path, size in largest)
+def list_largest(sizes: Iterable[tuple[str, int]]) -> str:
+    """Return the largest files with their sizes as text."""
+    largest = sorted(sizes, key=itemgetter(1), reverse=True)
+    return shorten_list([f"{path} ({format_size(size)})" for path, size in largest])
+
+
+def shorten_list(names: Sequence[str]) -> str:
+    """Return the first five names, and the number of the others."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def format_size(size: int) -> str:
@@ -118,7 +122,7 @@ def _write_tar(folder: Path, selection: Selection, sink: _Sink) -> list[tuple[st
                 if total > MOST:
                     raise CannotPack(
                         f"the folder has more than {format_size(MOST)}; name data in .ddpignore, and mount it from a "
-                        f"volume. Largest files so far: {_list_largest(sizes)}"
+                        f"volume. Largest files so far: {list_largest(sizes)}"
                     )
                 try:
                     tar.addfile(member, file)

@@ -2,6 +2,7 @@
 
 import heapq
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,29 +11,37 @@ from pathlib import Path
 from typing import Final
 
 from ddp_operator.client.packing.ignore import Rules
+from ddp_operator.local.own_files import open_plain
 
 IGNORE_FILES: Final = (".gitignore", ".ddpignore")
 """Read in each folder; rules of the later file take precedence."""
-_NEVER: Final = (".git", ".hg", ".svn", "__pycache__/", ".venv/", ".ipynb_checkpoints/", "ddp-runs/", ".DS_Store")
-# The last part of a name, as in .wandb_key, hf_token and gcp-key.json, but not of code (token.py) or a vocabulary
+_NEVER: Final = (".git", ".hg", ".svn", "__pycache__/", ".venv/", ".ipynb_checkpoints/", "ddp-runs/", ".ds_store")
+# The last part of a name, as in .wandb_key, HF_TOKEN and gcp-key.json, but not of code (token.py) or a vocabulary
 # (tokenizer.json, tokens.txt).
 _SECRET_WORDS: Final = (
     *("key", "apikey", "token", "secret", "secrets", "password", "passwd", "passphrase", "credential", "credentials"),
-    *("API_KEY", "KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIALS"),
 )
 _SECRET_ENDS: Final = ("", ".txt", ".json", ".y*ml", ".toml", ".ini", ".cfg", ".conf", ".b64")
-# Files with passwords, tokens and private keys, by the names that tools use.
+# Files with passwords, tokens and private keys, by the names that tools use. Names are compared in lower case.
 _SECRET: Final = (
-    *(".env", ".env.*", "*.env", "!.env.example", "!.env.sample", "!.env.template"),
-    *("*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.kdbx", "*.keytab"),
-    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "!*.pub", ".ssh/", ".gnupg/"),
-    *(".netrc", "_netrc", ".pypirc", ".npmrc", ".pgpass", ".git-credentials", ".htpasswd", ".boto", ".s3cfg"),
+    *(".env*", "*.env", "!.env.example", "!.env.sample", "!.env.template", ".direnv/", ".*_history"),
+    *("*.pem", "*.key", "*.p8", "*.p12", "*.pfx", "*.ppk", "*.jks", "*.keystore", "*.kdbx", "*.keytab", "*.ovpn"),
+    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "!*.pub", ".ssh/", ".gnupg/", ".vault*", "*.tfstate*"),
+    *("*.tfvars", ".terraformrc", ".netrc", "_netrc", ".pypirc", ".npmrc", ".condarc", "pip.conf", ".htpasswd"),
+    *(".pgpass", "pgpass.conf", ".my.cnf", ".mylogin.cnf", ".git-credentials", ".boto", ".s3cfg", ".passwd-s3fs"),
     *("credentials*.json", "credentials*.y*ml", "*service[-_]account*.json", "client_secret*.json"),
-    *("application_default_credentials.json", "secrets.json", "secrets.toml", "secrets.y*ml", ".vault-token"),
-    *("kubeconfig", "kubeconfig.*", "*.kubeconfig", ".kube/", ".aws/", ".azure/", "**/.config/gcloud/"),
-    *("**/.docker/config.json", ".huggingface/"),
+    *("application_default_credentials.json", "kaggle.json", "rclone.conf", "hosts.y*ml", "auth.json", ".oci/"),
+    *("kubeconfig", "kubeconfig.*", "*.kubeconfig", ".kube/", ".aws/", ".azure/", "**/.config/gcloud/", ".ngc/"),
+    *("**/.docker/config.json", ".docker*cfg", ".dockerconfigjson", ".huggingface/", "stored_tokens", ".modal.toml"),
+    *(".databrickscfg", ".comet.config", "**/wandb/settings", "**/.dvc/config.local", ".ossutilconfig", ".snowsql/"),
     *(f"{start}{word}{end}" for start in ("", "*[._-]") for word in _SECRET_WORDS for end in _SECRET_ENDS),
 )
+# A private key, or the key of a service account or the login of a user of Google Cloud, under any name.
+_SECRET_START: Final = re.compile(
+    rb"""\s*+(?:-----BEGIN [A-Z ]*PRIVATE KEY|\{[^}]*"type"\s*:\s*"(?:service_account|authorized_user)")"""
+)
+_MOST_RULES: Final = 256 << 10
+"""Maximum size of a file with rules in bytes."""
 MOST: Final = 1 << 30
 """Maximum size of all packed files in bytes."""
 _GUARD: Final = Rules([*_NEVER, *_SECRET])  # checked first, because few names match
@@ -81,21 +90,22 @@ class Selection:
         names = {entry.name for entry in entries}
         if path and "pyvenv.cfg" in names:
             return  # a virtual environment of any name
-        lines = [line for name in IGNORE_FILES if name in names for line in _read_lines(Path(folder, name))]
-        if lines:
-            rules = [(len(prefix) + len(path), Rules(lines)), *rules]
+        if not names.isdisjoint(IGNORE_FILES):
+            rules = [(len(prefix) + len(path), _read_rules(Path(folder))), *rules]
         for entry in entries:
             name = entry.name
             entry_path = path + name
             is_folder = entry.is_dir(follow_symlinks=False)
-            if _GUARD.decide(entry_path, name, is_folder=is_folder):
-                if not _NEVER_RULES.decide(entry_path, name, is_folder=is_folder):
+            if _GUARD.decide(entry_path.lower(), name.lower(), is_folder=is_folder):
+                if not _NEVER_RULES.decide(entry_path.lower(), name.lower(), is_folder=is_folder):
                     self.left_out.append(f"{entry_path}/" if is_folder else entry_path)
                 continue
             if _is_ignored(rules, prefix + entry_path, name, is_folder=is_folder):
                 continue
             if is_folder:
                 yield from self._walk(entry.path, f"{entry_path}/", rules, prefix)
+            elif _SECRET_START.match(_read_start(entry.path, 4096)):
+                self.left_out.append(entry_path)
             elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
                 yield entry_path, entry.path
 
@@ -178,20 +188,36 @@ def _read_outer_rules(folder: Path) -> tuple[list[tuple[int, Rules]], str]:
     root = next((parent for parent in (folder, *folder.parents) if (parent / ".git").exists()), None)
     if root is None:
         return [], ""
-    rules = [(0, Rules(_read_lines(root / ".git" / "info" / "exclude")))]
+    rules = [(0, _read_rules(root / ".git" / "info", ("exclude",)))]
     parts = folder.relative_to(root).parts
     for end in range(len(parts)):  # the walk reads the folder's own rules
         above = "".join(f"{part}/" for part in parts[:end])
-        lines = [line for name in IGNORE_FILES for line in _read_lines(root / above / name)]
-        rules.insert(0, (len(above), Rules(lines)))
+        rules.insert(0, (len(above), _read_rules(root / above)))
     return rules, "".join(f"{part}/" for part in parts)
 
 
-def _read_lines(path: Path) -> list[str]:
+def _read_rules(folder: Path, names: Sequence[str] = IGNORE_FILES) -> Rules:
+    """Return the rules of a folder's files; none for a file that does not exist. Raises: CannotPack."""
+    lines = []
+    for name in names:
+        # A link is followed: .ddpignore may be one to .dockerignore.
+        text = _read_start(os.path.realpath(folder / name), _MOST_RULES + 1)
+        if len(text) > _MOST_RULES:
+            raise CannotPack(f"{folder / name} has more than {_MOST_RULES >> 10} KiB; remove lines")
+        lines += text.decode("utf-8", "surrogateescape").splitlines()
     try:
-        return path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        return Rules(lines)
+    except ValueError as error:
+        raise CannotPack(f"{folder}: {' or '.join(names)}: {error}") from None
+
+
+def _read_start(path: str, size: int) -> bytes:
+    """Return the first bytes of a regular file; none of any other file, or of one that cannot be read."""
+    try:
+        with open(open_plain(path, os.O_RDONLY), "rb") as file:
+            return file.read(size)
     except OSError:
-        return []
+        return b""
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 
 class Rules:
-    """The patterns of one or more .gitignore files; later patterns take precedence."""
+    """The patterns of one or more .gitignore files; later patterns take precedence. Raises: ValueError."""
 
     def __init__(self, lines: Iterable[str]) -> None:
         self._patterns = [pattern for line in lines if (pattern := _parse(line)) is not None]
@@ -24,7 +24,7 @@ class Rules:
         for pattern in reversed(self._patterns):
             if pattern.of_folders and not is_folder:
                 continue
-            if pattern.expression.fullmatch(name if pattern.of_names else path):
+            if pattern.expression.match(name if pattern.of_names else path):
                 return pattern.ignores
         return None
 
@@ -39,7 +39,7 @@ class _Pattern(NamedTuple):
 
 def _join(patterns: Iterable[str]) -> Callable[[str], object]:
     text = "|".join(f"(?:{pattern})" for pattern in patterns)
-    return re.compile(text, re.DOTALL).fullmatch if text else lambda path: None
+    return re.compile(text, re.DOTALL).match if text else lambda path: None
 
 
 def _parse(line: str) -> _Pattern | None:
@@ -48,33 +48,72 @@ def _parse(line: str) -> _Pattern | None:
         text = text[:-1]
     if not text or text.startswith("#"):
         return None
+    if len(text) > _MOST_CHARACTERS:
+        raise ValueError(f"the pattern {text[:40]}… has more than {_MOST_CHARACTERS} characters; shorten it")
     ignores = not text.startswith("!")
     text = text if ignores else text[1:]
     of_folders = text.endswith("/")
     text = text[:-1] if of_folders else text
-    of_names = "/" not in text
-    text = re.sub(r"(?:\*\*/){2,}", "**/", text.removeprefix("/"))
-    try:
-        return _Pattern(re.compile(_TOKEN.sub(_translate, text), re.DOTALL), of_names, of_folders, ignores)
-    except re.error:  # as in git, an invalid pattern matches nothing
-        return None
+    expression = re.compile(_translate(text.removeprefix("/")), re.DOTALL)
+    return _Pattern(expression, "/" not in text, of_folders, ignores)
 
 
-_TOKEN: Final = re.compile(r"^\*\*/|/\*\*/|/\*\*$|\*+|\?|\\.|\[[!^]?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
-_WILD: Final = {"**/": "(?:.*/)?", "/**/": "/(?:.*/)?", "/**": "/.+", "?": "[^/]"}
+_MOST_CHARACTERS: Final = 1000
+_CLASS: Final = r"\[[!^]?(?:\]|)(?:\[:\w*:\]|\\.|[^]\\])*+\]"
+_TOKEN: Final = re.compile(rf"\*+|{_CLASS}|\\.|.", re.DOTALL)
+_MEMBER: Final = re.compile(r"\[:(\w*):\]|\\?(.)(?:-\\?(.))?", re.DOTALL)
+_NOTHING: Final = "(?!)"
+_POSIX: Final = {"alnum": "0-9A-Za-z", "alpha": "A-Za-z", "digit": "0-9", "lower": "a-z", "upper": "A-Z"}
 
 
-def _translate(token: re.Match[str]) -> str:
-    """Return the regular expression of one token of a pattern."""
-    text = token[0]
-    if text in _WILD:
-        return _WILD[text]
-    if text.startswith("*"):
-        return "[^/]*"
-    if text == "[":
-        return "(?!)"  # a class without an end matches nothing
-    if text.startswith("["):
-        negated = text[1] in "!^"
-        members = text[2 if negated else 1 : -1].replace("[", r"\[")
-        return f"(?!/)[{'^' if negated else ''}{members}]"
-    return re.escape(text[1:] if text.startswith("\\") and len(text) > 1 else text)
+def _translate(pattern: str) -> str:
+    """Return the regular expression of a pattern.
+
+    An atomic group ends before the next wildcard of its kind: the first match leaves most to the rest, so nothing is
+    tried twice, and the time is linear in the lengths of pattern and path.
+    """
+    *folders, name = pattern.split("/")
+    expression = ""
+    close = ""
+    for folder in folders:
+        if folder == "**":
+            expression += f"{close}(?>(?:[^/]+/)*?"
+            close = ")"
+        else:
+            expression += _translate_name(folder, "/")
+    return expression + ("[^/].*" if name == "**" else _translate_name(name, r"\Z")) + close
+
+
+def _translate_name(name: str, end: str) -> str:
+    """Return the regular expression of a part between slashes, and of ``end`` after it."""
+    pieces = [""]
+    for token in _TOKEN.findall(name):
+        if token.startswith("*"):
+            pieces.append("")
+        else:
+            pieces[-1] += _translate_part(token)
+    pieces[-1] += end
+    return pieces[0] + "".join(f"(?>[^/]*?{piece})" for piece in pieces[1:])
+
+
+def _translate_part(part: str) -> str:
+    if part == "?":
+        return "[^/]"
+    if part in ("[", "\\"):
+        return _NOTHING  # as in git, a class without an end matches nothing
+    if not part.startswith("["):
+        return re.escape(part[-1])
+    negated = part[1] in "!^"
+    members = "".join(_translate_member(member) for member in _MEMBER.finditer(part[2 if negated else 1 : -1]))
+    if negated:
+        return f"[^/{members}]"
+    return f"(?!/)[{members}]" if members else _NOTHING
+
+
+def _translate_member(member: re.Match[str]) -> str:
+    name, first, last = member.groups()
+    if name is not None:
+        return _POSIX.get(name, "")
+    if last is None:
+        return re.escape(first)
+    return f"{re.escape(first)}-{re.escape(last)}" if first <= last else ""

@@ -10,14 +10,22 @@ from typing import Any, Final
 
 from ddp_operator import constants
 from ddp_operator.api import child_names
-from ddp_operator.client.packing.archive import CONFIG_MAP_LIMIT, Archive, format_size, pack
+from ddp_operator.client.packing.archive import (
+    CONFIG_MAP_LIMIT,
+    MEBIBYTE,
+    Archive,
+    format_size,
+    list_largest,
+    pack,
+    shorten_list,
+)
 from ddp_operator.client.packing.files import CannotPack
 from ddp_operator.client.packing.image import Image, build_image
 from ddp_operator.contract.command_line import split_python_line
 from ddp_operator.manifests.torchrun import UserCommand
 
 REQUIREMENTS: Final = "requirements.txt"
-_SHOWN: Final = 5
+_WEIGHTS: Final = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".onnx", ".gguf", ".h5")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +38,18 @@ class PackedCode:
     image: Image | None = None
 
     def describe(self) -> str:
-        """Return a line about the packed files, and one about possible secrets that are left out."""
+        """Return a line about the packed files, and lines about large ones and about possible secrets left out."""
         archive = self.archive
         changes = " with changes" if archive.dirty else ""
         commit = f", commit {archive.commit[:12]}{changes}" if archive.commit else ""
         sizes = f"{format_size(archive.size)}, packed {format_size(len(archive.data))}"
         files = f"{len(archive.sizes)} file{'s' if len(archive.sizes) > 1 else ''}"
         lines = [f"code: {files} of {self.folder} ({sizes}{commit}), digest {archive.digest[:12]}"]
+        large = [file for file in archive.sizes if file[0].lower().endswith(_WEIGHTS) or file[1] > MEBIBYTE]
+        if large:
+            lines.append(f"code: packs weights or large files: {list_largest(large)}; name unneeded ones in .ddpignore")
         if archive.left_out:
-            shown = ", ".join(archive.left_out[:_SHOWN])
-            rest = len(archive.left_out) - _SHOWN
-            more = f" and {rest} more" if rest > 0 else ""
-            lines.append(f"code: left out possible secrets: {shown}{more}; --include PATH packs one")
+            lines.append(f"code: left out possible secrets: {shorten_list(archive.left_out)}; --include PATH packs one")
         return "\n".join(lines)
 
     def check_command(self, command: UserCommand, working_dir: str | None) -> None:
@@ -63,8 +71,8 @@ class PackedCode:
         if "configMapName" in self.spec and size > CONFIG_MAP_LIMIT:
             raise CannotPack(
                 f"{self.folder} is {format_size(size)} when packed, and a ConfigMap holds at most "
-                f"{format_size(CONFIG_MAP_LIMIT)}. Largest files: {self.archive.list_largest()}. Name unneeded files "
-                "in .ddpignore, or store the folder on a claim that all pods can mount (--code-claim NAME) or in "
+                f"{format_size(CONFIG_MAP_LIMIT)}. Largest files: {list_largest(self.archive.sizes)}. Name unneeded "
+                "files in .ddpignore, or store the folder on a claim that all pods can mount (--code-claim NAME) or in "
                 "a registry (--code-image REPOSITORY)"
             )
 

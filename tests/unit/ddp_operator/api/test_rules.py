@@ -95,7 +95,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "spec.activeDeadlineSeconds": (0, -1, 10**15),
     "spec.recovery.nodeHealth": ({}, {"action": "Migrate"}, {"conditions": [], "taints": []}),
     "spec.recovery.nodeHealth.conditions": ([""], ["x"] * 33),
-    "spec.recovery.nodeHealth.taints": (["x" * 317],),
+    "spec.recovery.nodeHealth.taints": (["x" * 317], ["*x" * 9]),
     "spec.managedBy": ("", "multikueue", "/x", "kueue.x-k8s.io/", f"a.b/{'c' * 60}"),
     "spec.idle.minutes": (0, -1, 10**9),
     "spec.pendingDeadlineSeconds": (0, -1, 10**15),

@@ -24,6 +24,10 @@ PATTERNS = (
     ("data", "!data/keep.txt", "*.tmp", "!/x.tmp", "[unclosed", "a/deep/"),
     ("**", "!a", "!a/**"),
     ("foo/*", "!foo/bar/", "foo/bar/*", "!foo/bar/baz.py", "*.pth/"),
+    ("[[:alpha:]].py", "[\\a]/b.py", "[z-ab]uild", "a/**/**", "!**/er/**"),
+    ("[]#]file", "[!]#]file", "[^a-", "*[p]*.*", "k?*[.]*p[x-z]"),
+    # Expressions that try all divisions of a name between the stars would not end.
+    ("*a" * 20 + "b", "**/a*e*p/" * 30 + "c.txt", "**/*a*a*a*a*a*a*a*a*a*a*a*b/" * 9 + "c"),
 )
 FILES = (
     *(
@@ -49,7 +53,16 @@ FILES = (
         "foo/bar/baz.py",
         "foo/bar/two.py",
     ),
-    *("c.pth/file", "d.pth", "[unclosed", "a/data/keep.txt", "a/build/y", "name.py/file.txt"),
+    *(
+        "a" * 200,
+        "/".join(["deeeep" * 20] * 20),
+        "c.pth/file",
+        "d.pth",
+        "[unclosed",
+        "a/data/keep.txt",
+        "a/build/y",
+        "name.py/file.txt",
+    ),
 )
 
 
@@ -129,6 +142,8 @@ SECRETS = (
     "openai.apikey",
     "sub/api-token.txt",
     "db_password.yaml",
+    *(".envrc", "sub/.env-prod", "kaggle.json", "rclone.conf", "gh/hosts.yml", "terraform.tfstate.backup"),
+    *("Kubeconfig", "ID_RSA", "wandb/settings", ".zsh_history", ".my.cnf", "pip.conf", "prod.tfvars", "auth.json"),
 )
 NO_SECRETS = (
     "keys.py",
@@ -148,6 +163,28 @@ def test_secrets_are_excluded_and_reported(tmp_path: Path) -> None:
     selection = Selection(tmp_path)
     assert [path for path, _ in selection.walk()] == sorted([".env.example", "id_rsa.pub", *NO_SECRETS])
     assert {"sub/.aws/" if name.startswith("sub/.aws") else name for name in SECRETS} == {*selection.left_out}
+
+
+def test_secret_of_any_name_is_recognized_by_its_start(tmp_path: Path) -> None:
+    account = '{\n  "type": "service_account", "project_id": "p", "private_key": "..."}'
+    write(tmp_path, {"my-project-0123456789ab.json": account, "deploy": "-----BEGIN OPENSSH PRIVATE KEY-----\n"})
+    write(tmp_path, {"map.json": '{"type": "account"}', "train.py": "key = '-----BEGIN PRIVATE KEY-----'\n"})
+    os.mkfifo(tmp_path / "pipe")
+    selection = Selection(tmp_path)
+    assert [path for path, _ in selection.walk()] == ["map.json", "train.py"]
+    assert selection.left_out == ["deploy", "my-project-0123456789ab.json"]
+
+
+def test_rules_above_limits_are_refused_and_a_pipe_has_none(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": "", ".ddpignore": "x" * 1001})
+    with pytest.raises(CannotPack, match=r"\.ddpignore: the pattern x+… has more than 1000 characters"):
+        list_packed(tmp_path)
+    write(tmp_path, {".ddpignore": "# comment\n" * 30_000})
+    with pytest.raises(CannotPack, match=r"\.ddpignore has more than 256 KiB"):
+        list_packed(tmp_path)
+    (tmp_path / ".ddpignore").unlink()
+    os.mkfifo(tmp_path / ".ddpignore")
+    assert list_packed(tmp_path) == ["train.py"]
 
 
 def test_explicitly_named_file_is_packed_despite_rules(tmp_path: Path) -> None:
