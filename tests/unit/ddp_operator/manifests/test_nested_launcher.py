@@ -51,6 +51,8 @@ LAUNCHERS = {
     "uv run -m trl.cli sft --config x": "uv run -m trl.scripts.sft --config x",
     "llamafactory-cli train x.yaml": "python3 -m llamafactory.launcher x.yaml",
     "trl sft --config x.yaml": "python3 -m trl.scripts.sft --config x.yaml",
+    "axolotl train config.yml": "python3 -m axolotl.cli.train config.yml",
+    "direnv exec . ddtrace-run torchrun train.py": "direnv exec . ddtrace-run python3 train.py",
     "python -m trl.cli dpo --model x": "python -m trl.scripts.dpo --model x",
 }  # fmt: skip
 
