@@ -111,7 +111,7 @@ class Refused(Exception):
 
 @dataclass
 class AlreadyExists(Exception):
-    """An object with the name of a created one exists. ``existing``: that object."""
+    """An object with the name of a created one exists. ``existing``: that object; empty for a Secret."""
 
     existing: Object = field(default_factory=dict)
 

@@ -121,6 +121,7 @@ REPLACED_EXIT_CODES: Final = (EXIT_PREEMPTED, 130, 137, 143)
 
 DEFAULT_METRICS_PORT: Final = 9400
 PORT_NAMES: Final = ("rendezvous", "metrics")  # in the Service and in the training container
+RENDEZVOUS_KEY: Final = "secret"  # of the Secret with ENV_RENDEZVOUS_SECRET
 LAUNCHER_MOUNT_PATH: Final = "/opt/ddp-operator"
 LAUNCHER_FILE: Final = "launcher.py"  # the file that a pod starts
 LAUNCHER_ARCHIVE: Final = "launcher.zip"  # the packages, in the same folder; ``bootstrap`` has the name too

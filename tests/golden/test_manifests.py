@@ -174,7 +174,7 @@ def test_children_are_valid_in_kubernetes(name: str, version: str) -> None:
 
 
 def test_validation_of_kept_manifests_can_fail() -> None:
-    [service, *_] = build(CASES["single-node"], 1)
+    [_, service, *_] = build(CASES["single-node"], 1)
     service["spec"]["prots"] = []
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(service, NEWEST, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
@@ -67,14 +68,18 @@ async def test_sample_gets_its_children_and_runs_to_its_end(
     for index in (0, 1):
         await actors.run_pod(f"{name}-1", index)
     resource = await actors.phase(name, "Running")
-    for kind in ("Service", "Job"):
+    children = {}
+    for kind in ("Service", "Secret", "Job"):
         (child,) = await actors.list(kind, f"{LABEL_JOB_NAME}={name}")
+        children[kind] = child
         (owner,) = child["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["uid"], owner["controller"]) == (KIND, resource["metadata"]["uid"], True)
     job = await actors.child_job(f"{name}-1")
     assert (job["spec"]["completions"], job["spec"]["parallelism"], job["spec"]["completionMode"]) == (2, 2, "Indexed")
     env = env_of(await actors.pod(f"{name}-1", 1))
     assert env["DDP_JOB_NAME"] == name
+    assert env["DDP_RENDEZVOUS_SECRET"] == "", "the role view can read the pod"
+    assert len(base64.b64decode(children["Secret"]["data"]["secret"])) == 64
     assert env["MASTER_ADDR"] == f"{name}-1-0.{name}"
     for index in (0, 1):
         await actors.finish_pod(f"{name}-1", index)
@@ -207,7 +212,7 @@ async def test_deletion_needs_no_operator(
 
 
 async def _no_child_left(actors: ClusterActors) -> bool:
-    for kind in ("Job", "Pod", "Service", "ConfigMap"):
+    for kind in ("Job", "Pod", "Service", "Secret", "ConfigMap"):
         if await actors.list(kind, LABEL_JOB_NAME):
             return False
     return True

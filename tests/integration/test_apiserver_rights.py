@@ -34,7 +34,9 @@ REFUSED: list[tuple[str, str, Any]] = [
     # Secrets.
     ("GET", "/api/v1/secrets", None),
     ("GET", f"/api/v1/namespaces/{HOME}/secrets/any", None),
-    ("POST", "/api/v1/namespaces/default/secrets", {"metadata": {"name": "any"}}),
+    ("GET", "/api/v1/namespaces/default/secrets?watch=true&timeoutSeconds=1", None),
+    ("PATCH", "/api/v1/namespaces/default/secrets/any", {"stringData": {"a": "b"}}),
+    ("DELETE", "/api/v1/namespaces/default/secrets/any", None),
     ("POST", f"/api/v1/namespaces/{HOME}/serviceaccounts/ddp-operator/token", {"spec": {}}),
     ("POST", f"/api/v1/namespaces/{HOME}/serviceaccounts", {"metadata": {"name": "any"}}),
     # Programs in pods; the operator may create pods, because it may create Jobs.
@@ -74,7 +76,7 @@ REFUSED: list[tuple[str, str, Any]] = [
     ("POST", f"{RBAC}/namespaces/default/rolebindings", {"metadata": {"name": "any"}, "roleRef": {}}),
     # Leases outside its own namespace.
     ("GET", "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/any", None),
-    ("DELETE", f"/apis/coordination.k8s.io/v1/namespaces/{HOME}/leases/any", None),
+    ("DELETE", "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/any", None),
 ]  # fmt: skip
 
 Ask = Callable[..., tuple[int, Any]]
@@ -132,6 +134,17 @@ def test_account_of_operator_lacks_right(operator: Ask, admin: Ask, method: str,
     assert f"system:serviceaccount:{HOME}:ddp-operator" in answer["message"]
     # The missing right is the reason: no path is refused because it is mistyped.
     assert admin(method, path, body)[0] != 403
+
+
+def test_account_of_operator_creates_secret_and_never_sees_it(operator: Ask, admin: Ask, namespace: str) -> None:
+    where = f"/api/v1/namespaces/{namespace}/secrets"
+    secret = {"metadata": {"name": "train-rendezvous-1"}, "immutable": True, "stringData": {"secret": "first"}}
+    assert operator("POST", where, secret, dry=False)[0] == 201
+    status, answer = operator("POST", where, secret | {"stringData": {"secret": "second"}}, dry=False)
+    assert (status, answer["reason"]) == (409, "AlreadyExists")
+    for method in ("GET", "DELETE"):
+        assert operator(method, f"{where}/train-rendezvous-1")[0] == 403
+    assert admin("GET", f"{where}/train-rendezvous-1")[1]["data"] == {"secret": "Zmlyc3Q="}
 
 
 def test_account_of_operator_cannot_impersonate(operator: Ask, admin: Ask) -> None:

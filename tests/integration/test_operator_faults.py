@@ -27,6 +27,7 @@ from tests.support.standin import ClusterActors, StandIn
 WRITES = {
     ("create", "services"): 2,
     ("create", "configmaps"): 2,
+    ("create", "secrets"): 2,
     ("create", "jobs"): 3,
     ("update", f"{PLURAL}/status"): 2,
 }
@@ -72,7 +73,7 @@ async def test_failure_of_any_write_is_recovered(
     assert [rule.hits for rule in broken] == list(times.values())
     assert done["status"]["attempt"] == 1
     assert done["status"]["restarts"]["total"] == 0
-    assert [len(server.list(kind)) for kind in ("Service", "ConfigMap", "Job")] == [1, 2, 1]
+    assert [len(server.list(kind)) for kind in ("Service", "Secret", "ConfigMap", "Job")] == [1, 1, 2, 1]
 
 
 @pytest.mark.parametrize("fault", [403, 422])

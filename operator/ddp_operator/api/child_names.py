@@ -27,6 +27,11 @@ def is_job_name(job: str, name: str) -> bool:
     return prefix == name and (attempt == "inputs" or _ATTEMPT.fullmatch(attempt) is not None)
 
 
+def rendezvous_secret_name(name: str, uid: str) -> str:
+    """Return the name of the Secret of a resource's rendezvous; that of a deleted job of this name has another UID."""
+    return f"{name}-rendezvous-{uid}"
+
+
 def launcher_config_map_name(digest: str) -> str:
     """Return the ConfigMap's name for a launcher of this SHA-256 (hex), which all jobs of a namespace share."""
     return f"ddp-launcher-{digest[:12]}"

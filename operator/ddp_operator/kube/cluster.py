@@ -133,7 +133,7 @@ class KubeCluster:
         meta = manifest["metadata"]
         params = _WRITE | ({"dryRun": "All"} if dry_run else {})
         # Otherwise the response to a ConfigMap would contain the launcher.
-        brief = dry_run or kind in METADATA_KINDS
+        brief = dry_run or kind in (*METADATA_KINDS, "Secret")
         try:
             created: Object = await self._client.request(
                 "POST",
@@ -145,6 +145,8 @@ class KubeCluster:
             )
         except ResponseError as exc:
             if exc.status == 409 and exc.reason == "AlreadyExists":
+                if kind == "Secret":  # the operator may create Secrets, but not read them
+                    raise AlreadyExists from None
                 existing = await self._refresh(kind, meta["namespace"], meta["name"])
                 if existing is None:
                     raise ClusterError(f"{exc}, and was deleted meanwhile") from exc

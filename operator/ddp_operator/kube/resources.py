@@ -23,6 +23,7 @@ _PLACES: Final[dict[str, tuple[str, str, str]]] = {
     "Pod": ("", "v1", "pods"),
     "Service": ("", "v1", "services"),
     "ConfigMap": ("", "v1", "configmaps"),
+    "Secret": ("", "v1", "secrets"),
     "Event": ("", "v1", "events"),
     "NetworkPolicy": ("networking.k8s.io", "v1", "networkpolicies"),
     f"{POD_GROUP}.{SCHEDULING_GROUP}": (SCHEDULING_GROUP, "v1beta1", "podgroups"),

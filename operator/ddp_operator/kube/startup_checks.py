@@ -31,6 +31,7 @@ PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {
     "Service": ("get", "list", "watch", "create"),
     "ConfigMap": ("get", "list", "watch", "create"),
     f"ConfigMap:{LAUNCHER_USERS}": ("patch", "delete"),
+    "Secret": ("create",),
     "NetworkPolicy": ("get", "list", "watch", "create"),
     "Event": ("list", "create"),
     CLUSTER_PROFILE_KIND: ("get",),

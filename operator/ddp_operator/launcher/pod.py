@@ -223,7 +223,7 @@ def read_pod(env: Mapping[str, str], runtime: str) -> Pod:
         except ValueError:
             raise ValueError(f"{name}={env[name]!r} is not a number") from None
 
-    return Pod(
+    pod = Pod(
         **vars(decode_config(env.get(ENV_LAUNCHER_CONFIG))),
         node=int(number(ENV_COMPLETION_INDEX, 0)),
         master=env.get(ENV_MASTER_ADDR) or "127.0.0.1",
@@ -233,8 +233,14 @@ def read_pod(env: Mapping[str, str], runtime: str) -> Pod:
         runtime=runtime,
         oom_kills=count_oom_kills(),
         ip=env.get(ENV_POD_IP, ""),
-        secret=env.get(ENV_RENDEZVOUS_SECRET, ""),
+        secret=env.get(ENV_RENDEZVOUS_SECRET, "").strip(),
     )
+    if pod.is_multi_node and not pod.secret:
+        raise ValueError(
+            f"{ENV_RENDEZVOUS_SECRET} is empty, so any client of the rendezvous could restart the ranks; give all pods "
+            "of the attempt the same random value, as the operator and `ddp run` do"
+        )
+    return pod
 
 
 def loopback_address(index: int) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from ddp_operator import constants
+from ddp_operator.api.child_names import is_reserved_variable
 from ddp_operator.cluster import (
     AlreadyExists,
     ChildKind,
@@ -263,14 +264,17 @@ class LocalCluster:
     def _admit(self, job: Object) -> None:
         """Refuse a Job whose pods cannot run on this machine. Raises: Refused."""
         template = job["spec"]["template"]
-        trainer = find_trainer(template)["name"]
-        findings = adapt.check_template(template, trainer)
+        findings = adapt.check_template(template, find_trainer(template)["name"])
         reasons = [f"{finding.path}: {finding.refusal}" for finding in findings if finding.refusal]
         namespace = job["metadata"].get("namespace") or "default"
         try:
             pod = build_pod({**job, "metadata": {"uid": "", **job["metadata"]}}, 0, suffix="admit")
             pod["metadata"]["uid"] = ""
-            build_environment(pod, find_trainer(pod), lambda kind, name: self.store.get(kind, namespace, name))
+            trainer = find_trainer(pod)
+            # The operator's own Secret does not exist yet in a dry run, nor before the first Job.
+            written = [item for item in trainer.get("env") or () if not is_reserved_variable(item["name"])]
+            container = {**trainer, "env": written}
+            build_environment(pod, container, lambda kind, name: self.store.get(kind, namespace, name))
         except MissingReference as error:
             reasons.append(str(error))
         if reasons:

@@ -1,4 +1,4 @@
-"""Build the objects of an attempt: headless Service, Indexed Job, and the launcher's ConfigMap, which jobs share.
+"""Build the objects of an attempt: headless Service, Secret, Indexed Job, and the launcher's ConfigMap for all jobs.
 
 The operator creates them by POST and never overwrites existing objects. Later it patches only the Job: suspend (with an
 annotation of the written value), parallelism and completions. Kubernetes deletes the objects with the resource by their
@@ -109,7 +109,7 @@ def build_children(job: DDPTrainingJob, *, attempt: int, nodes: int) -> list[dic
     shared = [build_launcher_users(job), build_launcher_config_map(job, launcher)]
     if attempt == 0:
         return [*shared, build_fetch_job(job, template, launcher)]
-    children = [build_service(job), *shared]
+    children = [build_rendezvous_secret(job), build_service(job), *shared]
     if job.spec.network_policy.enabled:
         children.append(build_network_policy(job))
     group = build_pod_group(job, attempt=attempt, nodes=nodes)
@@ -136,6 +136,15 @@ def build_service(job: DDPTrainingJob) -> dict[str, Any]:
             ],
         },
     }
+
+
+def build_rendezvous_secret(job: DDPTrainingJob) -> dict[str, Any]:
+    """Return the Secret with which the pods sign what they exchange in the rendezvous store.
+
+    All attempts use it. The executor adds a random value, which the operator cannot read afterwards.
+    """
+    metadata = _metadata(job, child_names.rendezvous_secret_name(job.name, job.uid))
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "immutable": True}
 
 
 def build_launcher_users(job: DDPTrainingJob) -> dict[str, Any]:
@@ -211,21 +220,6 @@ def build_job(
             "template": build_pod_template(job, template, launcher.digest, attempt=attempt, nodes=nodes),
         },
     }
-
-
-def with_rendezvous_secret(job: Mapping[str, Any], secret: str) -> dict[str, Any]:
-    """Return an attempt's Job whose pods share a secret; other objects unchanged.
-
-    They sign with it what they exchange in the rendezvous store. The Job is the only place where it is stored.
-    """
-    manifest = copy.deepcopy(dict(job))
-    if job["kind"] != "Job":
-        return manifest
-    for container in manifest["spec"]["template"]["spec"]["containers"]:
-        env = container.get("env") or []
-        if any(variable["name"] == constants.ENV_LAUNCHER_CONFIG for variable in env):
-            container["env"] = [{"name": constants.ENV_RENDEZVOUS_SECRET, "value": secret}, *env]
-    return manifest
 
 
 def build_fetch_job(job: DDPTrainingJob, template: ResolvedTemplate, launcher: Launcher) -> dict[str, Any]:

@@ -151,10 +151,13 @@ def _build_trainer(
     defaults = _build_default_environment(trainer, template.nproc) | build_tracking_environment(job)
     written = list(trainer.get("env") or [])
     written_names = {variable["name"] for variable in written}
+    secret_name = child_names.rendezvous_secret_name(job.name, job.uid)
+    secret_key = {"name": secret_name, "key": constants.RENDEZVOUS_KEY}
     # The user's variables are last, so that they can refer to the operator's: `$(MASTER_ADDR)`.
     trainer["env"] = [
         *({"name": name, "value": value} for name, value in required.items()),
         {"name": constants.ENV_POD_IP, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": constants.ENV_RENDEZVOUS_SECRET, "valueFrom": {"secretKeyRef": secret_key}},
         *({"name": name, "value": value} for name, value in defaults.items() if name not in written_names),
         *written,
     ]

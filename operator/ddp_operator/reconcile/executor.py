@@ -27,7 +27,6 @@ from ddp_operator.manifests.children import (
     build_launcher_config_map,
     build_launcher_users,
     load_launcher,
-    with_rendezvous_secret,
 )
 from ddp_operator.manifests.job_pod import build_pod
 from ddp_operator.reconcile.observer import Memory, seconds_since
@@ -164,7 +163,7 @@ class Executor:
     async def _dry_run(self, job: DDPTrainingJob, children: Sequence[Manifest], memory: Memory) -> Outcome:
         """Check the children with the API server in a dry run."""
         for child in reversed(children):
-            if child["kind"] == "ConfigMap":
+            if child["kind"] in ("ConfigMap", "Secret"):
                 continue  # it has no content of the user
             outcome = await self._create(job, child, dry_run=True)
             if isinstance(outcome, Refusal):
@@ -250,7 +249,7 @@ class Executor:
                 # The PodGroup of the previous attempt has no pods left, but may still hold quota of a queue.
                 former = child_names.job_name(job.name, action.attempt - 1)
                 await self._cluster.discard({**child, "metadata": child["metadata"] | {"name": former}})
-            outcome = await self._create(job, with_rendezvous_secret(child, secrets.token_hex()))
+            outcome = await self._create(job, child)
             if outcome is not None:
                 return outcome
         memory.failing_since = None
@@ -258,9 +257,14 @@ class Executor:
 
     async def _create(self, job: DDPTrainingJob, child: Manifest, *, dry_run: bool = False) -> Outcome:
         """Create a child; an existing child of the same job is accepted. Raises: Refused, ClusterError."""
+        is_secret = child["kind"] == "Secret"
+        if is_secret:
+            child = {**child, "stringData": {constants.RENDEZVOUS_KEY: secrets.token_hex()}}
         try:
             await self._cluster.create(child, dry_run=dry_run)
         except AlreadyExists as error:
+            if is_secret:  # an earlier pass created it, because its name has the job's UID; nobody may read it here
+                return None
             conflict = explain_conflict(job, error.existing)
             if conflict is not None:
                 return conflict
@@ -276,7 +280,7 @@ def _creates_job_first(job: DDPTrainingJob, children: Sequence[Manifest]) -> boo
     Otherwise a dry run tests it: for a job that must not have a Job yet (suspended, or inputs are fetched first), for
     one that was refused before, and for one that needs a NetworkPolicy or a PodGroup before its first pod.
     """
-    has_common_children_only = {child["kind"] for child in children} == {"Job", "Service", "ConfigMap"}
+    has_common_children_only = {child["kind"] for child in children} == {"Job", "Secret", "Service", "ConfigMap"}
     return has_common_children_only and not job.spec.suspend and not job.spec.inputs and not job.status.conditions
 
 

@@ -70,6 +70,7 @@ BUILTIN = (
     Kind("", "v1", "Pod", "pods", short_names=("po",), subresources=("status", "binding", "log")),
     Kind("", "v1", "Service", "services", short_names=("svc",)),
     Kind("", "v1", "ConfigMap", "configmaps", short_names=("cm",)),
+    Kind("", "v1", "Secret", "secrets"),
     Kind("", "v1", "Event", "events", short_names=("ev",)),
     Kind("batch", "v1", "Job", "jobs", subresources=("status",)),
     Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", short_names=("netpol",)),

@@ -64,9 +64,18 @@ def test_python_command_line_is_split_as_in_cpython(words: list[str], expected: 
     assert split_python_line(words) == expected
 
 
-def pod_of(nodes: int = 2, **env: str) -> Pod:
-    config = encoded_config(nodes=nodes)
-    return read_pod({"MASTER_ADDR": "job-1-0.job", "MASTER_PORT": "29400", **config, **env}, "/runtime")
+def pod_of(nodes: int = 2, elastic: bool = False, **env: str) -> Pod:
+    config = encoded_config(nodes=nodes, elastic=elastic)
+    address = {"MASTER_ADDR": "job-1-0.job", "MASTER_PORT": "29400", "DDP_RENDEZVOUS_SECRET": "secret"}
+    return read_pod({**address, **config, **env}, "/runtime")
+
+
+@pytest.mark.parametrize("secret", ["", " \n"])
+@pytest.mark.parametrize("size", [{}, {"nodes": 1, "elastic": True}])
+def test_empty_secret_is_refused_with_peers_only(size: Any, secret: str) -> None:
+    with pytest.raises(ValueError, match=r"^DDP_RENDEZVOUS_SECRET is empty"):
+        pod_of(**size, DDP_RENDEZVOUS_SECRET=secret)
+    assert pod_of(nodes=1, DDP_RENDEZVOUS_SECRET=secret).secret == ""
 
 
 def test_pod_adds_its_own_flags() -> None:

@@ -17,7 +17,7 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.status import Status
 from ddp_operator.kube.client import SEND_BUFFER
 from ddp_operator.launcher import bootstrap
-from ddp_operator.manifests.children import build_children, load_launcher, with_rendezvous_secret
+from ddp_operator.manifests.children import build_children, load_launcher
 from ddp_operator.manifests.job_pod import build_pod
 from tests.support import ROOT
 from tests.support.builders import UID, job, template, trainer
@@ -66,11 +66,11 @@ class TestFailedNodes:
 class TestAll:
     def test_children_are_ordered_by_need_of_pods(self) -> None:
         made = build_children(job(), attempt=1, nodes=1)
-        assert [child["kind"] for child in made] == ["Service", "ConfigMap", "ConfigMap", "Job"]
+        assert [child["kind"] for child in made] == ["Secret", "Service", "ConfigMap", "ConfigMap", "Job"]
 
     def test_children_have_owner_references(self) -> None:
-        service, users, launcher, made = build_children(job(), attempt=1, nodes=1)
-        for child, controller in ((service, True), (users, False), (made, True)):
+        secret, service, users, launcher, made = build_children(job(), attempt=1, nodes=1)
+        for child, controller in ((secret, True), (service, True), (users, False), (made, True)):
             [owner] = child["metadata"]["ownerReferences"]
             assert (owner["uid"], owner["controller"], owner["kind"]) == (UID, controller, constants.KIND)
         [owner] = launcher["metadata"]["ownerReferences"]
@@ -386,16 +386,19 @@ class TestPodOfAttempt:
         made = template(trainer(resources=limits))
         checkpoint = {"path": "/c", "memory": {"interval": 3}}
         env = env_of(checkpoint=checkpoint, metrics=patterns, tracking={"wandb": {}}, template=made)
-        assert expected - {constants.ENV_RENDEZVOUS_SECRET} <= set(env)
+        assert expected <= set(env)
         assert all(isinstance(value, str) for name, value in env.items() if name != constants.ENV_POD_IP)
 
-    def test_only_pods_of_job_share_secret(self) -> None:
-        *others, child = build_children(job(nodes=2), attempt=1, nodes=2)
-        assert [with_rendezvous_secret(child, "s3") for child in others] == others
-        secret = with_rendezvous_secret(child, "s3")
-        containers = secret["spec"]["template"]["spec"]["containers"]
-        assert {"name": "DDP_RENDEZVOUS_SECRET", "value": "s3"} in containers[0]["env"]
-        assert "DDP_RENDEZVOUS_SECRET" not in str(child), "the argument is unchanged"
+    def test_pods_of_all_attempts_refer_to_secret_of_this_resource(self) -> None:
+        typed = job(nodes=2)
+        secrets = [build_children(typed, attempt=attempt, nodes=2)[0] for attempt in (1, 2)]
+        assert secrets[0] == secrets[1]
+        assert UID in secrets[0]["metadata"]["name"], "the Secret of a deleted job may still exist"
+        assert secrets[0].keys().isdisjoint({"data", "stringData"}), "only the operator's call has the value"
+        for attempt in (1, 2):
+            [variable] = [item for item in pod_of(attempt=attempt)["containers"][0]["env"] if "SECRET" in item["name"]]
+            reference = {"name": secrets[0]["metadata"]["name"], "key": "secret"}
+            assert variable == {"name": "DDP_RENDEZVOUS_SECRET", "valueFrom": {"secretKeyRef": reference}}
 
     def test_variables_of_user_may_reference_operator_variables(self) -> None:
         made = template(trainer(env=[{"name": "URL", "value": "tcp://$(MASTER_ADDR)"}]))

@@ -36,7 +36,7 @@ def refusal(**spec: Any) -> str:
 
 class TestDefault:
     def test_job_without_scheduling_gets_no_scheduling_fields(self) -> None:
-        assert set(children()) == {"Service", "ConfigMap", "Job"}
+        assert set(children()) == {"Secret", "Service", "ConfigMap", "Job"}
         ours = {"schedulerName", "priorityClassName", "affinity", "topologySpreadConstraints"}
         assert pod_of()["spec"].keys() & ours == set()
 

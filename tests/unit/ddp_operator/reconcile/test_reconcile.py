@@ -32,7 +32,7 @@ class TestCreate:
     async def test_first_job_is_created_before_status(self) -> None:
         harness = ReconcilerHarness()
         await harness.reconcile()
-        made = ["create Job", "create Service", *["create ConfigMap"] * 2, "status"]
+        made = ["create Job", "create Secret", "create Service", *["create ConfigMap"] * 2, "status"]
         assert harness.cluster.calls == made
         await harness.settle()
         assert set(harness.cluster.calls[len(made) :]) <= {"status"}
@@ -99,11 +99,11 @@ class TestCreate:
         await harness.reconcile()
         assert harness.version == version
 
-    async def test_start_needs_four_creates_and_at_most_three_status_patches(self) -> None:
+    async def test_start_needs_five_creates_and_at_most_three_status_patches(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         assert harness.status.phase == "Running"
         calls = harness.cluster.calls
-        assert len([c for c in calls if c.startswith("create")]) == 4
+        assert len([c for c in calls if c.startswith("create")]) == 5
         assert calls.count("status") <= 3
 
     async def test_emits_each_event_once(self) -> None:
