@@ -120,7 +120,7 @@ class Trainer:
             position.epoch,
             position.step,
             position.scores,
-            loop.engine.evaluated_model,
+            loop.engine.model,
             saved[0].data if saved else None,
             weights,
         )

@@ -17,10 +17,9 @@ from ddp_trainer.config.run import RunConfig
 from ddp_trainer.config.unread import refuse_unread
 from ddp_trainer.data import DATASETS, IMAGES, MASKED_IMAGES, DataConfig, download, load_datasets
 from ddp_trainer.data.arrays import Datasets
-from ddp_trainer.data.loader import TrainLoader, ValidationLoader, train_loader, validation_loader
+from ddp_trainer.data.loader import TrainLoader, ValidationLoader
 from ddp_trainer.data.sampling import derive_seed
 from ddp_trainer.data.sources import Form, Place
-from ddp_trainer.data.streams import StreamLoader, StreamValidation
 from ddp_trainer.distributed.ddp import check
 from ddp_trainer.distributed.world import World
 from ddp_trainer.engine import Engine, seed_generator
@@ -30,7 +29,6 @@ from ddp_trainer.imports import load_callable
 from ddp_trainer.machine import keep_freed_memory
 from ddp_trainer.models import CONVOLUTIONAL, MODELS, build_model
 from ddp_trainer.models.cpu_convolutions import slice_before_narrow_convolutions
-from ddp_trainer.models.export import check_export
 from ddp_trainer.models.initial_weights import download_weights, load_weights, read_weights
 from ddp_trainer.models.sync_batchnorm import convert
 from ddp_trainer.optim import build_optimizer
@@ -71,8 +69,8 @@ class Parts:
     ``example`` is the model's input for a batch of one sample.
     """
 
-    loader: TrainLoader | StreamLoader
-    validation: ValidationLoader | StreamValidation
+    loader: TrainLoader
+    validation: ValidationLoader
     task: Task
     engine: Engine
     checkpointer: Checkpointer | None
@@ -91,7 +89,6 @@ def assemble(config: RunConfig, world: World, user_parts: UserParts | None = Non
     with world.agreed():
         precision = _build_precision(config, world)
         check(config.distributed, world)
-        check_export(config.export)
 
     data_recording = Recording(config.data)
     datasets = user_parts.data or fetch_datasets(data_recording.config, world)
@@ -101,8 +98,8 @@ def assemble(config: RunConfig, world: World, user_parts: UserParts | None = Non
     with world.agreed():
         place = Place(world.rank, world.size, world.device, precision.memory_format, world.env.local_world_size)
         samples_per_step = config.data.batch_size * config.optim.accumulate
-        loader = train_loader(datasets, config.data, place, samples_per_step=samples_per_step, seed=config.seed)
-        validation = validation_loader(datasets, config.data, place)
+        loader = TrainLoader(datasets, config.data, place, samples_per_step=samples_per_step, seed=config.seed)
+        validation = ValidationLoader(datasets, config.data, place)
         in_channels = datasets.in_channels  # before the seed is set: this may read a sample, which may draw numbers
         _refuse_unread_of_user_data(config, user_parts, datasets, data_recording)
         model = _build_initial_model(config, world, user_parts, datasets, in_channels)
@@ -156,7 +153,7 @@ def _build_initial_model(
 
 
 def _build_user_optimizer(
-    config: RunConfig, world: World, user_parts: UserParts, model: nn.Module, loader: TrainLoader | StreamLoader
+    config: RunConfig, world: World, user_parts: UserParts, model: nn.Module, loader: TrainLoader
 ) -> UserOptimizer | None:
     """Build the optimizer if the program builds it or its schedule; None: the trainer does both."""
     build = user_parts.optimizer or _load_if_users(config.optim.name, "optim.name")

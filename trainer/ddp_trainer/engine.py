@@ -16,7 +16,6 @@ from ddp_trainer.distributed.ddp import missing_gradients, needs_all_gradients, 
 from ddp_trainer.distributed.world import World
 from ddp_trainer.observability.meters import ComputeClock
 from ddp_trainer.optim import begin_momentum, load_optimizer
-from ddp_trainer.optim.ema import Ema
 from ddp_trainer.optim.user_optimizer import UserOptimizer
 from ddp_trainer.precision import Precision
 from ddp_trainer.tasks import Task
@@ -68,8 +67,6 @@ class Engine:
         self.world = world
         self._config = config
         self._parameters: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        # Created before DDP, so that the copy has no DDP hooks.
-        self.ema = Ema(model, config.optim.ema_decay) if config.optim.ema_decay is not None else None
         self.replica = replicate(model, config.distributed, world)
         self._forward: Callable[[Any], Any] = self.replica
         if config.precision.compile:
@@ -102,8 +99,6 @@ class Engine:
         result = self._take(batch)
         if self._user_optimizer is not None:
             self._user_optimizer.end_step()
-        if self.ema is not None:
-            self.ema.update()
         return result
 
     def _set_rates(self, lr: float) -> None:
@@ -181,25 +176,17 @@ class Engine:
         assert total is not None
         return total
 
-    @property
-    def evaluated_model(self) -> nn.Module:
-        """Return the model that is validated and saved: the averaged model, if there is one."""
-        return self.model if self.ema is None else self.ema.model
-
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of model, optimizer, scaler and averaged model. Its tensors are not copies."""
+        """Return the state of model, optimizer and scaler. Its tensors are not copies."""
         state = {"model": self.model.state_dict(), "precision": self.precision.state_dict()}
         if self._user_optimizer is not None:
             state |= self._user_optimizer.state_dict()
         else:
             state["optimizer"] = self.optimizer.state_dict()
-        return state if self.ema is None else state | {"ema": self.ema.state_dict()}
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state. Without a saved averaged model, averaging starts from the weights.
-
-        Raises RuntimeError, KeyError or ValueError if shapes or names differ.
-        """
+        """Load a state. Raises RuntimeError, KeyError or ValueError if shapes or names differ."""
         self.model.load_state_dict(state["model"])
         if self._user_optimizer is not None:
             self._user_optimizer.load_state_dict(state)
@@ -207,18 +194,10 @@ class Engine:
             load_optimizer(self.optimizer, state["optimizer"])
         self._lr = self.optimizer.param_groups[0]["lr"]
         self.precision.load_state_dict(state["precision"])
-        if self.ema is not None:
-            if "ema" in state:
-                self.ema.load_state_dict(state["ema"])
-            else:
-                self.ema.restart()
 
     def load_weights(self, state: dict[str, Any]) -> None:
-        """Load only the weights that are validated; raises RuntimeError or KeyError if shapes or names differ."""
-        ema = {name: tensor for name, tensor in state.get("ema", {}).items() if name.startswith("module.")}
-        self.model.load_state_dict({name.removeprefix("module."): ema[name] for name in ema} or state["model"])
-        if self.ema is not None:
-            self.ema.restart()
+        """Load only the weights; raises RuntimeError or KeyError if shapes or names differ."""
+        self.model.load_state_dict(state["model"])
 
 
 def _scale(loss: Tensor, share: Tensor | float) -> Tensor:

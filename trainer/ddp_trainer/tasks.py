@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, pad
+from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_leaves
 
 from ddp_trainer.data.arrays import VOID, Datasets, count_samples
@@ -117,9 +117,8 @@ class Task:
 class Classification(Task):
     """One class per input: cross-entropy, and the share of inputs whose largest logit is the label's.
 
-    Inputs with the label -100 are not counted. In training the target of a mixed input is instead the shares of the
-    classes, float32 (B, data's classes), and the accuracy is the share of the predicted class. ``complete`` states that
-    no label is -100: ranks then need not exchange the number of labels in every step.
+    Inputs with the label -100 are not counted. ``complete`` states that no label is -100: ranks then need not exchange
+    the number of labels in every step.
     """
 
     label_smoothing: float = 0.0
@@ -133,22 +132,17 @@ class Classification(Task):
         _check_shape(output, (len(target),), self.num_classes)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Mean cross-entropy of logits (B, K) and classes (B,), or their shares, over the inputs with a class."""
-        if target.is_floating_point():
-            return cross_entropy(output, _fill_shares(target, output), label_smoothing=self.label_smoothing)
+        """Mean cross-entropy of logits (B, K) and classes (B,) over the inputs with a class."""
         if self.complete:
             return cross_entropy(output, target, label_smoothing=self.label_smoothing)
         return _mean_cross_entropy(output, target, label_smoothing=self.label_smoothing)
 
     def count_elements(self, target: Tensor) -> Tensor | None:
         """Return the number of inputs with a class."""
-        return None if self.complete or target.is_floating_point() else _count_labels(target)
+        return None if self.complete else _count_labels(target)
 
     def correct(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the numbers of inputs whose largest logit is the label's, and of inputs with a class: float32 (2,)."""
-        if target.is_floating_point():
-            predicted = output.detach().argmax(dim=1, keepdim=True)
-            return torch.stack([_fill_shares(target, output).gather(1, predicted).sum(), target.sum()])
         right = (output.detach().argmax(dim=1) == target).sum()
         return torch.stack([right, _count_labels(target)]).float()
 
@@ -275,11 +269,6 @@ def build_task(datasets: Datasets, label_smoothing: float, name: str | None = No
         return Segmentation(datasets.num_classes, label_smoothing)
     # Labels of images that the trainer holds have been checked: none is -100.
     return Classification(label_smoothing, datasets.num_classes, complete=datasets.holds_images)
-
-
-def _fill_shares(target: Tensor, output: Tensor) -> Tensor:
-    """Add shares of zero for outputs of the model that are not classes of the data."""
-    return pad(target, (0, output.shape[1] - target.shape[1]))
 
 
 def _count_labels(targets: Tensor, ignored: int = IGNORED) -> Tensor:

@@ -17,7 +17,6 @@ from ddp_trainer.distributed.world import World
 from ddp_trainer.errors import Preempted, UserError, require
 from ddp_trainer.exporter import Exporter
 from ddp_trainer.memory import MemoryCheckpoint
-from ddp_trainer.models.export import export_model
 from ddp_trainer.observability.epoch_record import EpochRecord
 from ddp_trainer.observability.logs import ScalarLogs
 from ddp_trainer.observability.meters import Timeline
@@ -30,21 +29,20 @@ from ddp_trainer.plan import Plan, Position
 class RunState:
     """The state of a run for :class:`MemoryCheckpoint`: that of a checkpoint, and the training time so far.
 
-    ``model``, ``optimizer`` and ``average`` show which tensors only an optimizer's step changes.
+    ``model`` and ``optimizer`` show which tensors only an optimizer's step changes.
     """
 
     def __init__(self, loop: "TrainingLoop") -> None:
         self._loop = loop
         self.model = loop.engine.model
         self.optimizer = loop.engine.optimizer
-        self.average = loop.engine.evaluated_model
         self.seconds = 0.0
         # Set when the run has begun.
         self.measure_seconds: Callable[[], float] = lambda: 0.0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state; all ranks call this."""
-        return self._loop.build_state(self._loop.loader.state()) | {"seconds": self.measure_seconds()}
+        return self._loop.build_state() | {"seconds": self.measure_seconds()}
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
         """Load a state."""
@@ -169,21 +167,19 @@ class TrainingLoop:
         if self.position.consumed:
             self._warn_of_changed_order(state.get("order", {}))
 
-    def build_state(self, data: Any) -> dict[str, Any]:
-        """Return the state of a checkpoint, without copies of its tensors. ``data``: that of the loader."""
-        state: dict[str, Any] = {
+    def build_state(self) -> dict[str, Any]:
+        """Return the state of a checkpoint, without copies of its tensors."""
+        return {
             "engine": self.engine.state_dict(),
             "position": vars(self.position).copy(),
             "order": self._order(),
         }
-        return state if data is None else state | {"data": data}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Load the state of a checkpoint; with ``eval_only`` only the weights of the engine."""
         load = self.engine.load_weights if self.config.eval_only else self.engine.load_state_dict
         load(state["engine"])
         self.position = Position(**state["position"])
-        self.loader.load_state(state.get("data"))
 
     def _warn_of_changed_order(self, saved: dict[str, int]) -> None:
         """Warn if the settings that decide the order of the samples differ from those ``saved`` in the checkpoint."""
@@ -200,7 +196,7 @@ class TrainingLoop:
 
     def _order(self) -> dict[str, int]:
         """Return the values that, with the epoch, determine the order of its samples."""
-        return {"seed": self.config.seed, **self.loader.order()}
+        return {"seed": self.config.seed, "samples": self.loader.length}
 
     def fit(self) -> Path | None:
         """Train to the end; return the path of the saved weights on rank 0, None if there are none."""
@@ -226,11 +222,7 @@ class TrainingLoop:
         self.agreement.finish()
         self._wait_for_checkpoint()
         with self.exporter.saving():
-            weights = save_model(self.engine.evaluated_model, self.config, self.world)
-            try:
-                self._export()
-            except UserError as error:  # not fatal: the run is complete, and its weights are saved
-                self.report.warn(str(error))
+            weights = save_model(self.engine.model, self.config, self.world)
         self.report.done(self.position, self.task.score, weights)
         return weights
 
@@ -239,14 +231,6 @@ class TrainingLoop:
         self.position.accuracy = scores[self.task.score]
         self.position.scores = scores
         self.report.evaluated(scores, self.task.score, seconds)
-        self._export()
-
-    def _export(self) -> None:
-        """Write the files that ``export`` names on rank 0, while the other ranks wait."""
-        with self.world.agreed():
-            if self.config.export and self.world.is_main:
-                export_model(self.engine.evaluated_model, self.example, self.config.export)
-                self.report.info(f"exported to {', '.join(self.config.export)}")
 
     def _validation_pending(self) -> bool:
         """Return whether the run was stopped after a step that a validation follows, before its end."""
@@ -278,7 +262,6 @@ class TrainingLoop:
 
     def _at_end(self) -> bool:
         position = self.position
-        # A stream may yield fewer steps than its length promises.
         done = position.step >= self.total_steps or position.epoch >= self.config.epochs
         return done or self.epochs.target_met
 
@@ -350,7 +333,7 @@ class TrainingLoop:
     def _score(self) -> tuple[dict[str, float], float]:
         """Validate the model, each sample once over all ranks; return the scores and the duration in seconds."""
         started = self.timeline.now()
-        model = self.engine.evaluated_model
+        model = self.engine.model
         self.world.broadcast_buffers(model)
         model.eval()
         self.agreement.begin(0)
@@ -405,10 +388,9 @@ class TrainingLoop:
         """Save a checkpoint of the current state; all ranks call this, rank 0 writes."""
         self._raise_if_nonfinite()
         self.world.broadcast_buffers(self.engine.model)
-        data = self.loader.state() if self.config.checkpoint.dir is not None else None
         if self.checkpointer is None:
             return
-        state = self.build_state(data)
+        state = self.build_state()
         run_properties = {
             "preset": self.config.preset,
             "seed": self.config.seed,

@@ -242,7 +242,7 @@ def of(*samples: Any) -> Any:
         (giving(metrics={"mse": (torch.zeros(3), 1)}), lambda: DATA, r"'mse' contains torch.float32 of shape \(3,\)"),
         (giving(summarize={"loss": 1.0}), lambda: DATA, r"task\.score: 'rmse' is not among the metrics loss; name one"),
         (None, lambda: DATA, r"task: no task is named, and the data have no num_classes; give a task, or Datasets"),
-        (None, lambda: Datasets(Unsized(), Unsized()), r"data: the training data are Unsized, which has no __len__;"),
+        (None, lambda: Datasets(Unsized(), Unsized()), r"data: the training data are Unsized, an iterable dataset;"),
         (None, lambda: Datasets(3, 4), r"data: the training data are int, which has no __getitem__"),  # type: ignore[arg-type]
         (EXAMPLE.Regression(), lambda: of(torch.zeros(4)), r"data: a sample is Tensor .* pairs \(input, target\)"),
         (EXAMPLE.Regression(), lambda: of((torch.zeros(5), 0.0)), r"can't process inputs of shape \(B, 5\)"),

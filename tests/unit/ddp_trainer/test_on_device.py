@@ -27,7 +27,6 @@ from ddp_trainer.data.sources import CachedSource, Normalize
 from ddp_trainer.models import build_model
 from ddp_trainer.models.sync_batchnorm import convert
 from ddp_trainer.observability.meters import AsyncScalars
-from ddp_trainer.optim.ema import Ema
 from ddp_trainer.optim.novograd import NovoGrad
 from ddp_trainer.precision import Precision
 from ddp_trainer.tasks import build_task
@@ -112,14 +111,12 @@ def test_step_runs_on_device(preset: str) -> None:
         totals = torch.zeros((), dtype=torch.float64)
     precision = Precision(resolve(preset, None, {"precision": {"name": "fp32"}}).precision, torch.device("cpu"))
     optimizer = NovoGrad(model.parameters(), weight_decay=0.1, grad_averaging=True)
-    ema = Ema(model, 0.9)
     for _ in range(2):
         with Crossings() as crossings:
             outputs = model(images)
             loss = task.loss(outputs, labels)
             precision.backward(loss)
             norm = precision.step(optimizer, list(model.parameters()), 1.0)
-            ema.update()
             assert norm is not None
             AsyncScalars([loss, norm])
             with torch.inference_mode():

@@ -46,7 +46,7 @@ def train(*arguments: str) -> None:
     ("optimizer", "cuts"),
     [
         (["--optimizer", "sgd"], (1, 2, 5, 7, 8, 9, 12, 15)),
-        (["--optimizer", "novograd", "--ema-decay", "0.9", "--schedule", "step", "--lr-step-epochs", "1"], (3, 8, 12)),
+        (["--optimizer", "novograd", "--schedule", "cosine"], (3, 8, 12)),
         (
             [
                 "--optimizer",
@@ -56,7 +56,7 @@ def train(*arguments: str) -> None:
                 "--precision",
                 "bf16",
                 "--schedule",
-                "polynomial",
+                "cosine",
                 "--weight-decay",
                 "0.1",
                 "--norm-bias-decay",
@@ -126,7 +126,7 @@ def train_until_failure(cut: int, monkeypatch: pytest.MonkeyPatch, arguments: Se
 def test_run_that_fails_continues_from_memory_to_bitwise_the_same_state(
     cut: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["--ema-decay", "0.9", "--checkpoint-every-epochs", "0"]
+    arguments = ["--checkpoint-every-epochs", "0"]
     train(*arguments, "--checkpoint-dir", str(tmp_path / "whole"))
     monkeypatch.setenv("DDP_MEMORY_DIR", str(tmp_path / "memory"))
     monkeypatch.setenv("DDP_MEMORY_INTERVAL", "1")
@@ -161,7 +161,7 @@ def test_damaged_checkpoint_does_not_refuse_older_copy_in_memory(
 def test_run_that_validates_within_epochs_resumes_to_bitwise_same_state(
     cut: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["--validate-every-steps", "3", "--ema-decay", "0.9"]
+    arguments = ["--validate-every-steps", "3"]
     train(*arguments, "--checkpoint-dir", str(tmp_path / "whole"))
     whole = find_validations(capsys)
     assert [step for step, _ in whole] == [3, 6, 8, 9, 12, 15, 16]
@@ -262,7 +262,6 @@ def test_signal_aborts_validation_and_resume_repeats_it(
     whole = tmp_path / "whole"
     cut = tmp_path / "cut"
     arguments = [*STATEFUL, "--model", plugins.INTERRUPTING, "--max-steps", str(steps), "--eval-batch-size", "100"]
-    arguments += ["--ema-decay", "0.9"]  # the model has its weights for a validation
     assert main([*arguments, "--checkpoint-dir", str(whole)]) == 0
     monkeypatch.setenv("TEST_INTERRUPT", "0:2:VALIDATIONSIGTERM")
     capsys.readouterr()
@@ -339,13 +338,6 @@ def test_training_time_has_no_validations_and_checkpoints_and_all_of_devices_wor
     )
     rates = [int(rate) for rate in re.findall(r" (\d+) samples/s", capsys.readouterr().out)]
     assert max(rates) <= 192
-
-
-def test_average_with_large_decay_follows_short_run(capsys: pytest.CaptureFixture[str]) -> None:
-    digits = ["--preset", "digits-resnet", "--model-width", "4", "--batch-size", "64", "--epochs", "4"]
-    assert main([*digits, "--device", "cpu", "--ema-decay", "0.999"]) == 0
-    scores = [line.split(" accuracy ")[1] for line in capsys.readouterr().out.splitlines() if "validation: " in line]
-    assert float(scores[-1].split()[0]) > 0.8
 
 
 def test_checkpoint_with_other_parameter_groups_is_refused_with_message(

@@ -62,11 +62,6 @@ class RunConfig(SettingsGroup):
     eval_only: bool = option(
         False, "only validate the newest checkpoint, or without one the weights of --init-from; save nothing"
     )
-    export: tuple[str, ...] = option(
-        (),
-        "files for the trained model, comma-separated, with the suffix of their format: .safetensors (weights), .pt2 "
-        "(torch.export), .onnx",
-    )
     task: str | None = option(
         None, "module:Class of your own ddp_trainer.Task, with loss and metrics; none: the task that fits the labels"
     )

@@ -140,7 +140,7 @@ class Datasets:
 
     Both are images (:class:`ImageData`, :class:`FileData`), or torch datasets of samples ``(input, target)``: each a
     number, an array, a tensor of any type, or tuples and dictionaries of those. ``collate`` builds a batch from a list
-    of samples. The length of an :class:`~torch.utils.data.IterableDataset` is that of one epoch over all ranks.
+    of samples.
 
     ``num_classes`` is needed for classification only. ``mean`` and ``std`` are in units of raw pixel values, one number
     for all channels or one per channel. Torch datasets without them are passed to the model unchanged.
@@ -157,17 +157,18 @@ class Datasets:
         for name, data in (("training", self.train), ("validation", self.validation)):
             kind = type(data).__name__
             require(
-                isinstance(data, ImageData | FileData | IterableDataset) or hasattr(data, "__getitem__"),
+                not isinstance(data, IterableDataset),
                 "data",
-                f"the {name} data are {kind}, which has no __getitem__",
-                "give a torch.utils.data.Dataset",
+                f"the {name} data are {kind}, an iterable dataset",
+                "give a torch.utils.data.Dataset with __getitem__, or train in a script of your own",
             )
-            require(
-                hasattr(data, "__len__"),
-                "data",
-                f"the {name} data are {kind}, which has no __len__",
-                "define it: the samples of an epoch over all ranks",
-            )
+            for method in ("__getitem__", "__len__"):
+                require(
+                    isinstance(data, ImageData | FileData) or hasattr(data, method),
+                    "data",
+                    f"the {name} data are {kind}, which has no {method}",
+                    "give a torch.utils.data.Dataset",
+                )
         counts = [len(self.train), len(self.validation)]  # type: ignore[arg-type]
         require(
             min(counts) > 0,
@@ -228,7 +229,7 @@ class Datasets:
             channels, height, width = train.image_shape
             label = torch.zeros((1, height, width) if train.masks else (1,), dtype=torch.int64)
             return torch.zeros(1, channels, height, width), label
-        sample = next(iter(train), None) if isinstance(train, IterableDataset) else train[0]
+        sample = train[0]
         batch = self.collate([sample])
         if not (isinstance(batch, list | tuple) and len(batch) == 2):
             raise UserError("data", f"a sample is {type(sample).__name__} {sample!r:.80}", "give pairs (input, target)")

@@ -2,37 +2,19 @@
 
 from collections.abc import Iterator
 
-from torch.utils.data import IterableDataset
-
 from ddp_trainer.data import DataConfig
 from ddp_trainer.data.arrays import Datasets
 from ddp_trainer.data.augment import Augmentation
 from ddp_trainer.data.sampling import derive_seed, samples_per_rank, train_order, uniforms, validation_order
 from ddp_trainer.data.sources import Batch, Place, build_source
-from ddp_trainer.data.streams import StreamLoader, StreamValidation
 from ddp_trainer.errors import UserError, require
 
-__all__ = ["Batch", "TrainLoader", "ValidationLoader", "train_loader", "validation_loader"]
+__all__ = ["Batch", "TrainLoader", "ValidationLoader"]
 
 # Random streams of training augmentation, of validation augmentation, and of samples of torch datasets.
 _STREAM = 1
 _STREAM_VALIDATION = 4
 _STREAM_SAMPLES = 5
-
-
-def train_loader(
-    datasets: Datasets, config: DataConfig, place: Place, *, samples_per_step: int, seed: int
-) -> "TrainLoader | StreamLoader":
-    """Create the loader of one rank's training batches; the arguments are those of :class:`TrainLoader`."""
-    stream = isinstance(datasets.train, IterableDataset)
-    loader = StreamLoader if stream else TrainLoader
-    return loader(datasets, config, place, samples_per_step=samples_per_step, seed=seed)
-
-
-def validation_loader(datasets: Datasets, config: DataConfig, place: Place) -> "ValidationLoader | StreamValidation":
-    """Create the loader of one rank's validation batches; the arguments are those of :class:`ValidationLoader`."""
-    stream = isinstance(datasets.validation, IterableDataset)
-    return StreamValidation(datasets, config, place) if stream else ValidationLoader(datasets, config, place)
 
 
 class TrainLoader:
@@ -78,16 +60,6 @@ class TrainLoader:
             draws = uniforms(order.numpy(), self.augmentation.draws, self.seed, _STREAM, epoch)
         key = derive_seed(self.seed, _STREAM_SAMPLES, epoch)
         return self.source.batches(order, draws, self.samples_per_step, key)
-
-    def order(self) -> dict[str, int]:
-        """Return what the order of the samples depends on, besides seed and epoch."""
-        return {"samples": self.length}
-
-    def state(self) -> None:
-        """Return None: the number of consumed samples is sufficient to resume."""
-
-    def load_state(self, state: object) -> None:
-        """Do nothing, see :meth:`state`."""
 
 
 class ValidationLoader:

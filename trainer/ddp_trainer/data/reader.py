@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 
 from ddp_trainer.errors import DataError, UserError
 
@@ -27,9 +27,9 @@ class _Indices:
     """The batch sampler of a DataLoader that lives for many epochs; ``batches`` is set before each epoch."""
 
     def __init__(self) -> None:
-        self.batches: Sequence[Sequence[Any]] = ()
+        self.batches: Sequence[list[Any]] = ()
 
-    def __iter__(self) -> Iterator[Sequence[Any]]:
+    def __iter__(self) -> Iterator[list[Any]]:
         return iter(self.batches)
 
     def __len__(self) -> int:
@@ -88,8 +88,8 @@ class Unreadable:
 class Reader:
     """Reads batches of ``dataset`` by worker processes, and copies them to the device on a separate stream.
 
-    A dataset with indices has ``__getitems__``, which builds a batch from a list of indices; its workers live as long
-    as the reader. An iterable dataset yields whole batches, and each :meth:`read` starts new workers.
+    The dataset has ``__getitems__``, which builds a batch from a list of indices. The workers live as long as the
+    reader.
     """
 
     def __init__(self, dataset: Dataset[Any], device: torch.device, workers: int) -> None:
@@ -97,28 +97,26 @@ class Reader:
         self._indices = _Indices()
         self.prefetched = _PREFETCH * workers
         cuda = device.type == "cuda"
-        iterable = isinstance(dataset, IterableDataset)
         self._stream = torch.cuda.Stream(device) if cuda else None  # type: ignore[no-untyped-call]
         # A forked process starts at once; a new interpreter would import torch, which may take as long as an epoch.
         context = get_context("fork" if "fork" in get_all_start_methods() else None)
         rank_exiting = context.Value("b", 0, lock=False)
         # Finalizers with a priority run at the end of the process, before it terminates its children.
         Finalize(self, _mark_rank_exiting, args=(rank_exiting,), exitpriority=10)
-        kind: dict[str, Any] = {"batch_size": None} if iterable else {"batch_sampler": self._indices}
         self._loader: DataLoader[Any] = DataLoader(
             dataset,
+            batch_sampler=self._indices,
             num_workers=workers,
             collate_fn=_identity,
             pin_memory=cuda,
             worker_init_fn=partial(_init_worker, rank_exiting) if workers else None,
-            persistent_workers=workers > 0 and not iterable,
+            persistent_workers=workers > 0,
             prefetch_factor=_PREFETCH if workers else None,
             multiprocessing_context=context if workers else None,
-            **kind,
         )
 
-    def read(self, batches: Sequence[Sequence[Any]] = ()) -> Iterator[Any]:
-        """Yield the dataset's output for each of ``batches`` of indices, or all batches of an iterable dataset.
+    def read(self, batches: Sequence[list[Any]]) -> Iterator[Any]:
+        """Yield the dataset's output for each of ``batches`` of indices.
 
         Raises :class:`DataError` for an :class:`Unreadable` batch.
         """

@@ -24,8 +24,6 @@ OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
 SCHEDULES: Mapping[str, tuple[str, ...]] = {
     "constant": _EVERY_SCHEDULE,
     "cosine": (*_EVERY_SCHEDULE, "schedule.final"),
-    "polynomial": (*_EVERY_SCHEDULE, "schedule.final", "schedule.power"),
-    "step": (*_EVERY_SCHEDULE, "schedule.step_epochs", "schedule.gamma"),
 }
 
 
@@ -61,12 +59,6 @@ class OptimConfig(SettingsGroup, group="optim"):
     clip_norm: float | None = option(None, "largest norm of the gradients; larger gradients are scaled down", above=0)
     accumulate: int = option(1, "batches per step, whose gradients are added", at_least=1)
     label_smoothing: float = option(0.0, "share of the target spread over all classes", at_least=0, below=1)
-    ema_decay: float | None = option(
-        None,
-        "decay per step of an average of the weights, which is validated and saved instead of them; none: no average",
-        above=0,
-        below=1,
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -171,7 +163,7 @@ class ScheduleConfig(SettingsGroup, group="schedule"):
 
     name: str = option(
         "constant",
-        "course after the warm-up: constant, cosine, polynomial, step, or instead of both your own "
+        "course after the warm-up: constant, cosine, or instead of both your own "
         "module:function(optimizer, total_steps), which returns a scheduler of torch",
         flag="--schedule",
     )
@@ -184,12 +176,7 @@ class ScheduleConfig(SettingsGroup, group="schedule"):
     )
     warmup_by_node: bool = option(False, "start the warm-up at 1 / (processes of this node), as a document does")
     warmup_stairs: bool = option(False, "raise the rate once per epoch instead of every step")
-    final: float = option(
-        0.0, "share of the rate at the end (cosine, polynomial)", flag="--lr-final", at_least=0, at_most=1
-    )
-    power: float = option(1.0, "exponent of the remaining share of training (polynomial)", flag="--lr-power", above=0)
-    step_epochs: float = option(30.0, "epochs after which the rate falls (step)", flag="--lr-step-epochs", above=0)
-    gamma: float = option(0.1, "factor by which it falls each time (step)", flag="--lr-gamma", above=0, at_most=1)
+    final: float = option(0.0, "share of the rate at the end (cosine)", flag="--lr-final", at_least=0, at_most=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -218,10 +205,9 @@ class Schedule:
     def lr(self, position: float) -> float:
         """Return the learning rate of the step that starts ``position`` epochs into the training.
 
-        Warm-up: ``base * scale`` times a factor that rises linearly from ``warmup_start`` to 1. Afterwards either
-        torch's ``StepLR``, in epochs since the end of the warm-up, or ``final + (1 - final) * f(t)`` with t from 0 to 1
-        over the rest of the training: f is ``(1 + cos(pi * t)) / 2`` or, as in torch's ``PolynomialLR``,
-        ``(1 - t) ** power``.
+        Warm-up: ``base * scale`` times a factor that rises linearly from ``warmup_start`` to 1. Afterwards with
+        ``cosine`` times ``final + (1 - final) * (1 + cos(pi * t)) / 2``, with t from 0 to 1 over the rest of the
+        training.
         """
         peak = self.base * self.scale
         warmup = self.config.warmup_epochs
@@ -230,12 +216,8 @@ class Schedule:
             if self.config.warmup_stairs:
                 position = math.floor(position)
             return peak * (start + (1.0 - start) * position / warmup)
-        if self.config.name == "step":
-            return peak * math.pow(self.config.gamma, (position - warmup) // self.config.step_epochs)
         if self.config.name == "constant" or self.length <= warmup:
             return peak
         progress = min(1.0, (position - warmup) / (self.length - warmup))
         final = self.config.final
-        if self.config.name == "polynomial":
-            return peak * (final + (1.0 - final) * math.pow(1.0 - progress, self.config.power))
         return peak * (final + (1.0 - final) * 0.5 * (1.0 + math.cos(math.pi * progress)))

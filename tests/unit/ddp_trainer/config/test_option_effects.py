@@ -46,7 +46,6 @@ CASES: dict[str, tuple[str, ...]] = {
     "profile_dir": ("traces",),
     "output_dir": ("elsewhere",),
     "eval_only": ("true",),
-    "export": ("out/model.pt2", "--max-steps", "1"),
     "data.name": ("digits",),
     "data.dir": ("nowhere", *CIFAR),
     "data.download": ("true", *CIFAR),
@@ -88,15 +87,11 @@ CASES: dict[str, tuple[str, ...]] = {
     "optim.clip_norm": ("0.01",),
     "optim.accumulate": ("2",),
     "optim.label_smoothing": ("0.1",),
-    "optim.ema_decay": ("0.5",),
     "schedule.name": ("cosine",),
     "schedule.warmup_epochs": ("1", "--warmup-start", "0.1"),
     "schedule.warmup_start": ("0.5", "--warmup-epochs", "1"),
     "schedule.warmup_stairs": ("true", "--warmup-epochs", "2", "--warmup-start", "0.1"),
     "schedule.final": ("0.5", "--schedule", "cosine"),
-    "schedule.power": ("2", "--schedule", "polynomial"),
-    "schedule.step_epochs": ("1", "--schedule", "step"),
-    "schedule.gamma": ("0.5", "--schedule", "step", "--lr-step-epochs", "1"),
     "precision.name": ("bf16",),
     "precision.channels_last": ("true",),
     "precision.deterministic": ("true",),
@@ -188,14 +183,14 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CallRecorder:
     monkeypatch.setattr(torch, "use_deterministic_algorithms", call_recorder.note("deterministic"))
     monkeypatch.setattr(assembly, "download", call_recorder.note("download"))
     monkeypatch.setattr(Exporter, "_serve", lambda self, port, folder: call_recorder.append(f"port {port}"))
-    validation = assembly.validation_loader
+    validation = assembly.ValidationLoader
 
     def validate(*args: Any, **named: Any) -> Any:
         loader = validation(*args, **named)
         call_recorder.append(f"validations of {len(list(loader.rounds()))} batches")
         return loader
 
-    monkeypatch.setattr(assembly, "validation_loader", validate)
+    monkeypatch.setattr(assembly, "ValidationLoader", validate)
     made = reader.DataLoader
     monkeypatch.setattr(
         reader, "DataLoader",
