@@ -110,7 +110,7 @@ def convert(document: Mapping[str, Any]) -> Conversion:
         remedy = (
             "render it first" if "{{" in names else "substitute them first, as with `envsubst < FILE | ddp convert -`"
         )
-        raise InvalidManifest([FieldError("", f"the file is a template with shell variables ({names}); {remedy}")])
+        raise InvalidManifest([FieldError("", f"the file is a template with variables ({names}); {remedy}")])
     try:
         return _convert(deepcopy(dict(document)))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -291,7 +291,11 @@ def _convert_template(done: Conversion, replicas: Mapping[str, Any]) -> Object:
 
 
 def _convert_labels(done: Conversion, template: Object) -> Object:
-    """Replace the Training Operator's labels where the pod refers to them."""
+    """Remove the Training Operator's own labels, and replace them where the pod refers to them."""
+    metadata = template.get("metadata") or {}
+    for label in [label for label in metadata.get("labels") or () if label.startswith("training.kubeflow.org/")]:
+        del metadata["labels"][label]
+        done.note("template.metadata.labels", f"{label}: left out, the Training Operator sets it")
     text = json.dumps(template)
     for old, new in _LABELS.items():
         if old in text:

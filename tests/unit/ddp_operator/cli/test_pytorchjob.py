@@ -373,6 +373,16 @@ class TestFields:
         assert "training.kubeflow.org/replica-index is batch.kubernetes.io/job-completion-index now" in notes
         assert "refers to the label training.kubeflow.org/replica-type" in notes
 
+    def test_own_labels_of_training_operator_are_left_out(self) -> None:
+        def edit(document: Object) -> None:
+            labels = {"training.kubeflow.org/replica-index": "0", "team": "vision"}
+            for replica in document["spec"]["pytorchReplicaSpecs"].values():
+                replica["template"]["metadata"] = {"labels": dict(labels)}
+
+        spec, notes = converted(change(MNIST, edit))
+        assert spec["template"]["metadata"]["labels"] == {"team": "vision"}
+        assert "training.kubeflow.org/replica-index: left out" in notes
+
     def test_every_other_field_is_noted(self) -> None:
         def edit(document: Object) -> None:
             document["metadata"] |= {"finalizers": ["x/y"], "uid": "1", "ownerReferences": [{"name": "x"}]}
@@ -406,7 +416,7 @@ class TestFields:
         ],
     )
     def test_template_with_variables_is_refused(self, old: str, new: str, names: str) -> None:
-        with pytest.raises(InvalidManifest, match=r"is a template with shell variables") as refused:
+        with pytest.raises(InvalidManifest, match=r"is a template with variables") as refused:
             convert(yaml.safe_load(MNIST.replace(old, new)))
         assert names in str(refused.value)
 
