@@ -4,9 +4,11 @@ The status holds the cluster's messages; this module adds the order of importanc
 """
 
 import re
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from importlib import resources
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -38,141 +40,26 @@ def _capitalize(text: str) -> str:
 
 
 _READ_LOGS: Final = "Read the end of its log: ddp logs {name}."
-_RESUME_FROM_CHECKPOINT: Final = "it resumes from its checkpoint if it keeps one on a claim or at a URL"
-# reason -> remedy. For any other reason, the remedy is kubectl describe.
-REMEDIES: Final = {
-    # Accepted
-    "ProfileNotFound": "Create that profile, or correct spec.profileRef: ddp profile list{option} lists the existing "
-    "ones.",
-    "ProfileLocked": "Remove the named fields from the job and apply it again: ddp profile show NAME{option} prints "
-    "the fields that a profile sets and locks.",
-    "ResourceClaimNotFound": "Create it, or correct its name in the pod template: kubectl get resourceclaims,"
-    "resourceclaimtemplates{option} lists the existing ones.",
-    "InvalidSpec": "Correct that field and apply the file again; `ddp render FILE` checks it without a cluster.",
-    "VersionMismatch": "Bring the operator and the CRD to one version with helm upgrade or helm rollback; the operator "
-    "reads the job again within five minutes.",
-    "NameConflict": "Delete or rename that object, or give the job another name.",
-    "ClaimInUse": "The job starts automatically within half a minute of the other job's end: ddp list shows both.",
-    "Forbidden": "The operator's role lacks that permission, or a quota or policy of the namespace forbids the object: "
-    "ask the owner of the namespace.",
-    "ServerError": "The operator retries every half a minute. If an admission webhook does not respond, ask a cluster "
-    "administrator to fix or remove it: kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations.",
-    "StatusRefused": "The operator retries every minute; the job continues once the CRD or the spec is fixed.",
-    # Suspended
-    "SuspendedBySpec": "Resume it: ddp resume {name}.",
-    "Stopping": "Its pods save a checkpoint and end within their grace period; no action needed.",
-    # InputsReady, and Failed
-    "NotFetched": "Resume it: ddp resume {name}.",
-    "FetchingInputs": "Training starts when all inputs are fetched; no action needed.",
-    "Unreachable": "The pod retries for some minutes; its attempts are in its log: ddp logs {name}.",
-    "NotFound": "Then submit the job again.",
-    "AccessDenied": "Then submit the job again.",
-    "ChecksumMismatch": "Then submit the job again.",
-    "NoSpace": "Then submit the job again: inputs that are complete are not fetched again.",
-    "NotWritable": "Then submit the job again.",
-    "Unsupported": "Then submit the job again.",
-    "FetchFailed": "Inputs that are complete are not fetched again; the attempts are in the log: ddp logs {name}.",
-    # Scheduled
-    "Unschedulable": "Free or add nodes that fit the pods, reduce resources, nodeSelector or tolerations, or run on "
-    "fewer nodes: ddp scale {name} N.",
-    "QuotaPending": "The job starts when its queue admits it; the queue and the jobs before it: kubectl get "
-    "localqueues,workloads{option}.",
-    "Inadmissible": "It does not start automatically: create the missing queue (kubectl get "
-    "localqueues,clusterqueues{option}), or move the job to another one by its label kueue.x-k8s.io/queue-name.",
-    "QueueStopped": "It continues when the queue's administrator starts the queue (stopPolicy: None, flavors and "
-    "admission checks that exist): kubectl describe localqueues,clusterqueues{option}.",
-    "WorkloadFinished": "Kueue does not admit it again. To queue the job again: ddp suspend {name}, then ddp resume "
-    "{name}.",
-    "WorkloadDeactivated": "It does not start automatically; to queue it again, set spec.active of that Workload to "
-    "true: kubectl edit workload{option}.",
-    "WorkloadMissing": "Kueue retries within some minutes once the missing object exists, or at once when the job's "
-    "label kueue.x-k8s.io/priority-class is changed.",
-    "ImagePull": "Check the image's name and tag, and imagePullSecrets if the registry is private. As long as no pod "
-    "has run, a corrected file can be applied to the same job.",
-    "PodsForbidden": "The API server refuses the pods for the quoted reason: change the job, or ask the owner of the "
-    "namespace.",
-    "VolumeNotReady": "Check the claim: kubectl get pvc{option}. One that several nodes use must be ReadWriteMany.",
-    "PodsNotStarting": "kubectl describe pod{option} on that pod shows the kubelet's message; a missing object can "
-    "still be created.",
-    "WaitingForPods": "The cluster is creating and scheduling the pods; if this takes minutes, the Events of the Job "
-    "have the reason.",
-    "WaitingForFormerPods": "The next attempt starts when they have ended; a pod on a dead node is given up after "
-    "spec.recovery.forceDeleteAfterSeconds.",
-    # Rendezvoused
-    "InitContainerRunning": "Training starts when the init containers of all pods have ended.",
-    "WaitingForRanks": "Training starts when all pods run; check those that do not: kubectl get pods -l "
-    "ddp-operator.dev/job-name={name}.",
-    "WaitingForWorkers": "Loading PyTorch and connecting takes up to a minute; if it takes longer: ddp logs {name}.",
-    "PeerUnreachable": "Check the network between these pods: NetworkPolicies, firewalls, service meshes, and the "
-    "nodes: kubectl get pods -o wide -l ddp-operator.dev/job-name={name}.",
-    "NoMetricsPage": 'Read its log: ddp logs {name} --node 0. If it has "no metrics: cannot listen", set '
-    "spec.metrics.port to a free port. If it looks healthy, allow the operator's namespace to reach the metrics port "
-    "of the pods (check NetworkPolicies).",
-    "EnoughRanksJoined": "Training continues with the pods that run; the missing ones: kubectl get pods -l "
-    "ddp-operator.dev/job-name={name}.",
-    # Progressing
-    "NoStepYet": "Start-up or the first batch is slow, or the steps of the script are invisible "
-    "(docs/your-script.md); read its log: ddp logs {name} -f.",
-    "NotRunning": "Check the pods: kubectl get pods -l ddp-operator.dev/job-name={name}.",
-    "WaitingForPeers": "The cause is known when that pod reports, or when its node is found lost, which is not counted "
-    "as a restart; no action needed. The pods: kubectl get pods -o wide -l ddp-operator.dev/job-name={name}.",
-    "NodeNotReady": "Check that node: kubectl describe node. If it stays away, the operator restarts the job on other "
-    "nodes, which is not counted against spec.recovery.maxRestarts.",
-    "Finished": "The job succeeds when its pods end. The kubelet ends native sidecars within the pod's grace period. "
-    "Make any other container that does not end a native sidecar: an init container with restartPolicy: Always.",
-    "Stalled": "A rank hangs: its stacks are in the log (ddp logs {name}).",
-    # Restarting
-    "GroupRestart": "Training restarts automatically, {onward}; no action needed.",
-    "PodReplacement": "The pod is replaced under the same index and training continues; no action needed.",
-    "Disrupted": "Evictions and lost nodes are not counted: training restarts automatically, {onward}; no action "
-    "needed.",
-    "Resumed": "Training restarts automatically, {onward}; no action needed.",
-    "NodesReadmitted": "No other node could take a pod, so the failed nodes are used again; check them.",
-    "Resized": "Training continues automatically with the new number of nodes; no action needed.",
-    # CheckpointsUploaded
-    "UploadFailing": "Training continues and the upload is retried; new pods would resume from the newest snapshot. "
-    "Check that the store responds, and that the credentials of spec.checkpoint.secretRef may write.",
-    # Distributed and Failed
-    "NoProcessGroup": "Initialize torch.distributed in the script and wrap its model in DistributedDataParallel; if "
-    "ranks are meant to work independently, set spec.processGroupPolicy: Ignore.",
-    # TrainingComplete
-    "TracebackAtEnd": f"{_capitalize(HIDDEN_FAILURE_REMEDY)}; then submit the job again.",
-    "ProcessesLeft": "They were killed with the pod: write the command in the foreground, without &, nohup and setsid, "
-    "or end the shell's line with wait, and submit the job again.",
-    "EndedShort": "No action if the script stops early by design; otherwise its last lines show why it ended: ddp logs "
-    "{name}.",
-    "NoStep": "No action if the script does not train, or if its steps are invisible (docs/your-script.md); otherwise "
-    "its output shows why it ended: ddp logs {name}.",
-    "LossNotFinite": f"{_capitalize(NON_FINITE_REMEDY)}.",
-    "SeparateGroups": "The operator runs torchrun itself: write the script as the command, without torchrun or another "
-    "launcher, and set spec.procPerNode; let it use RANK and WORLD_SIZE unchanged. If ranks are meant to work "
-    "independently, set spec.processGroupPolicy: Ignore.",
-    "RestartBudgetExhausted": "A failed job is not restarted: fix the cause, or raise spec.recovery.maxRestarts in the "
-    "file if the cause no longer exists; then ddp delete {name}, and submit the file.",
-    "RepeatedFailure": "Another attempt would fail in the same way: fix the cause, then ddp delete {name}, and submit "
-    "the file.",
-    "CrashLoop": "Every attempt failed without progress, so another would too: fix the cause and submit the job again.",
-    "PendingDeadlineExceeded": "Free or add nodes, reduce the resources, or raise spec.pendingDeadlineSeconds, and "
-    "submit the job again.",
-    "DeadlineExceeded": "Raise spec.activeDeadlineSeconds or make the run shorter, and submit the job again; "
-    f"{_RESUME_FROM_CHECKPOINT}.",
-    "Interrupted": f"Run it again: {_RESUME_FROM_CHECKPOINT}.",
-    "OperatorError": f"Run it again: {_RESUME_FROM_CHECKPOINT}. Please report the traceback.",
-}
 
 
 class _MessageRemedy(NamedTuple):
     """The remedy for a message of another component that matches ``pattern``; it replaces that of the reason.
 
-    The first one that applies is used. Named groups of the pattern are names in braces of the remedy.
+    ``reason``: the only reason to which it applies; empty: any.
     """
 
     pattern: str
     remedy: str
     reason: str = ""
-    """The only reason to which it applies; empty: any."""
 
 
+_TABLE: Final = tomllib.loads((resources.files(__package__) / "remedies.toml").read_text(encoding="utf-8"))
+REMEDIES: Final[Mapping[str, str]] = {
+    **_TABLE["reasons"],
+    "TracebackAtEnd": f"{_capitalize(HIDDEN_FAILURE_REMEDY)}; then submit the job again.",
+    "LossNotFinite": f"{_capitalize(NON_FINITE_REMEDY)}.",
+}
+"""Remedy by reason. For any other reason, the remedy is kubectl describe."""
 _MESSAGE_REMEDIES: Final = (
     *(
         _MessageRemedy(
@@ -183,190 +70,7 @@ _MESSAGE_REMEDIES: Final = (
         )
         for container, (annotation, value) in MESH_PROXIES.items()
     ),
-    _MessageRemedy(
-        r"injected (?P<container>\S+)$",
-        "Find the injector (kubectl get mutatingwebhookconfigurations,mutatingadmissionpolicies), and set the label or "
-        "annotation by which it leaves pods out in spec.template.metadata, or have it add {container} as a native "
-        "sidecar; then submit the job again.",
-        reason="Finished",
-    ),
-    _MessageRemedy("^no step is visible: ", "", reason="NoStepYet"),  # the message has its own remedy
-    _MessageRemedy("", "", reason="WaitingForGroup"),  # likewise
-    _MessageRemedy(
-        "request > maximum capacity",
-        "It does not start automatically: the queue's quota is smaller than the job. Run on fewer nodes (ddp scale "
-        "{name} N), reduce resources, or have the queue's quota raised.",
-        reason="Inadmissible",
-    ),
-    _MessageRemedy(
-        r"untolerated taint|doesn't match node affinity",
-        "It does not start automatically: correct nodeSelector, affinity or tolerations, or move the job to another "
-        "queue by its label kueue.x-k8s.io/queue-name.",
-        reason="Inadmissible",
-    ),
-    # The scheduler: all nodes lack the same, which resources and fewer nodes would not change.
-    _MessageRemedy(
-        r"^(?!.*Insufficient ).*didn't match Pod's node affinity/selector",
-        "Correct nodeSelector or affinity in spec.template, or label nodes: kubectl get nodes --show-labels.",
-        reason="Unschedulable",
-    ),
-    _MessageRemedy(
-        r"^(?!.*Insufficient ).*untolerated taint",
-        "Add tolerations for the named taints to spec.template, or nodes without these taints.",
-        reason="Unschedulable",
-    ),
-    _MessageRemedy(
-        "have free ports",
-        "A pod that uses ports of its node needs a node where no other pod has them: set these fields to free ports, "
-        "or run at most as many pods as there are nodes.",
-        reason="Unschedulable",
-    ),
-    _MessageRemedy(
-        "another program serves the metrics port",
-        "Set spec.metrics.port to a port that no other container of the pod uses (with hostNetwork: none of the node).",
-        reason="NoMetricsPage",
-    ),
-    _MessageRemedy(
-        "name does not resolve",
-        "Check the cluster's DNS (kubectl -n kube-system get pods -l k8s-app=kube-dns), dnsPolicy and dnsConfig in "
-        "spec.template, and that no NetworkPolicy keeps the pods from DNS.",
-        reason="PeerUnreachable",
-    ),
-    _MessageRemedy(
-        "pod 0 has the address",
-        "The name of pod 0 resolves to another address: remove it from hostAliases in spec.template, or correct "
-        "dnsPolicy and dnsConfig there, or the cluster's DNS.",
-        reason="PeerUnreachable",
-    ),
-    _MessageRemedy(
-        "violates PodSecurity",
-        "Set spec.securityProfile: Restricted, and the other named fields in template.spec; the image must then run as "
-        "a user other than root.",
-    ),
-    # Admission plug-ins that refuse pods.
-    _MessageRemedy(
-        r'failed calling webhook "(?P<webhook>[^"]+)"',
-        "The admission webhook {webhook} does not respond as it should, so the API server creates nothing: ask a "
-        "cluster administrator to repair or remove it: kubectl get validatingwebhookconfigurations,"
-        "mutatingwebhookconfigurations. The creation is retried.",
-    ),
-    _MessageRemedy(
-        "denied (the )?request",
-        "The named policy refuses the pods: change what its message demands in the job, or ask the policy's owner.",
-    ),
-    _MessageRemedy(
-        "failed quota: (?P<quota>[^:]+): must specify",
-        "The quota counts what the named containers do not state: set it in their resources in spec.template, or have "
-        "a LimitRange with defaults created in the namespace.",
-    ),
-    _MessageRemedy(
-        "exceeded quota: (?P<quota>[^,]+),",
-        "Free the quota or have it raised: kubectl describe resourcequota {quota}{option}. The pods are created within "
-        "minutes after that.",
-    ),
-    _MessageRemedy(
-        r"usage per (Container|Pod|PersistentVolumeClaim) is|limit to request ratio",
-        "Set resources in spec.template that the namespace's LimitRange allows: kubectl describe limitrange{option}.",
-    ),
-    _MessageRemedy(
-        r'serviceaccount "(?P<account>[^"]+)" not found',
-        "Create it (kubectl create serviceaccount {account}{option}), or correct serviceAccountName in spec.template.",
-    ),
-    _MessageRemedy(
-        "no PriorityClass with name|RuntimeClass .* not found",
-        "Correct its name in the job, or have it created: kubectl get priorityclasses,runtimeclasses.",
-    ),
-    _MessageRemedy(
-        "image will run as root",
-        "Set template.spec.securityContext.runAsUser to a user of the image other than root.",
-    ),
-    # Images.
-    _MessageRemedy(
-        "present with pull policy of Never",
-        "Load the image on every node, or set imagePullPolicy: IfNotPresent.",
-        reason="ImagePull",
-    ),
-    _MessageRemedy(
-        "invalid reference format",
-        "Correct the image in spec.template: its name is not valid.",
-        reason="ImagePull",
-    ),
-    _MessageRemedy(
-        "(?i)unauthorized|authorization failed|access denied|authentication required|403 Forbidden",
-        "The registry refuses access without valid credentials, or has no such image: check imagePullSecrets (kubectl "
-        "get secrets{option}) and the image's name.",
-        reason="ImagePull",
-    ),
-    _MessageRemedy(
-        "(?i)no such host|connection refused|timeout|no route to host",
-        "The node does not reach the registry: check the registry's name in the image, and the network of the node.",
-        reason="ImagePull",
-    ),
-    # containerd before 2.1 creates a folder without a name for an image volume.
-    _MessageRemedy(
-        'failed to mkdir ""',
-        "The node's container runtime mounts no image volumes (containerd does from 2.1, CRI-O from 1.31): put the "
-        "code on a claim, with --code-claim, or choose other nodes.",
-    ),
-    # Objects that the pods need.
-    _MessageRemedy(
-        r'configmap "\S+-launcher-[0-9a-f]{10,12}" not found',
-        "The operator creates this ConfigMap again. If an older operator created it, the job needs a new Job while no "
-        "pod trains: ddp suspend {name}, then ddp resume {name}.",
-    ),
-    _MessageRemedy(
-        r"(?i)(couldn't find key|non-existent (config|secret) key:) (?P<key>\S+)",
-        "Add the key {key} to that ConfigMap or Secret, and the pods start automatically within two minutes; or "
-        "correct the key in a new job.",
-    ),
-    _MessageRemedy(
-        r'(?i)\b(secret|configmap) "[^"]+" not found',
-        "Create it in the job's namespace, and the pods start automatically within two minutes; or correct its name in "
-        "a new job.",
-    ),
-    _MessageRemedy(
-        r"\(volume \S+ is (?P<object>(ConfigMap|Secret) \S+|projected)\)",
-        "Correct {object}, or that volume in spec.template.",
-    ),
-    _MessageRemedy(
-        'storageclass[^"]* "(?P<storage>[^"]+)" not found',
-        "Create the StorageClass {storage}, or the claim again with an existing one, because the class of a claim "
-        "cannot be changed: kubectl get storageclasses.",
-    ),
-    _MessageRemedy(
-        "FailedBinding: ",
-        "Create the claim again with a storageClassName (kubectl get storageclasses), or a PersistentVolume for it.",
-    ),
-    _MessageRemedy(
-        r"\(volume \S+ is (?P<source>(hostPath|NFS server|CSI driver|image) \S+)\)",
-        "Check {source} and its fields in volumes of spec.template: every node of the job must be able to mount it.",
-    ),
-    _MessageRemedy(
-        "subPath for volumeMount|missing value for ",
-        "Correct subPath or subPathExpr of that volumeMount in spec.template.",
-        reason="PodsNotStarting",
-    ),
-    _MessageRemedy(
-        "(?P<what>exec: .*): (executable file )?not found|no such file or directory: unknown",
-        "Correct command of the named container in spec.template, or use an image that has the program.",
-        reason="PodsNotStarting",
-    ),
-    _MessageRemedy(
-        r"init container (?P<container>\S+): exit code",
-        "Read its log: kubectl logs POD -c {container} --previous{option}.",
-        reason="PodsNotStarting",
-    ),
-    _MessageRemedy(
-        r"pod (?P<pod>\S+)( \(and .*?\))? runs init container (?P<container>\S+) since .* startupProbe",
-        "Training starts when that probe succeeds: correct the probe or the sidecar. Its log: kubectl logs {pod} -c "
-        "{container}{option}.",
-        reason="InitContainerRunning",
-    ),
-    _MessageRemedy(
-        r"pod (?P<pod>\S+)( \(and .*?\))? runs init container (?P<container>\S+) since",
-        "Training starts when it ends. Its log: kubectl logs {pod} -c {container}{option}.",
-        reason="InitContainerRunning",
-    ),
+    *(_MessageRemedy(**entry) for entry in _TABLE["messages"]),
 )
 _NO_OPERATOR: Final = "NoOperator"
 _NO_ACTION: Final = "; no action needed."
