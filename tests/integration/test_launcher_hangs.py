@@ -309,6 +309,31 @@ def test_rank_that_stays_in_io_or_waits_for_lock_is_named_as_hang(pods: PodsFact
     assert re.search(r"rank 0 is in train_step \(train.py:", find_cause(job.run()))
 
 
+GIVES_UP = OUTSIDE + COUNTED.replace('"gloo")', '"gloo", timeout=timedelta(seconds=15))').replace(
+    "FAULT", "if rank == 1: lock.acquire()"
+)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_rank_outside_of_collectives_is_named_if_its_peer_gives_up_before_the_watchdog(
+    pods: PodsFactory, restarts: int
+) -> None:
+    script = f"from datetime import timedelta\n{GIVES_UP}"
+    job = pods(script, max_restarts=restarts, config=watchdog("Restart", stall=300))
+    job.start()
+    if restarts:
+        job.until_logged(1, "restarting the workers in the same pods, restart 1: no step for ")
+        shown = job.until(lambda: re.search(r"^# ddp_launcher_last_failure (.*)$", job.page(1), re.M), "the failure")
+        failure = json.loads(shown[1])
+    else:
+        assert job.wait(0).message["secondary"]
+        failure = json.loads(job.wait(1).message["awaited"])  # its agent has lost the rendezvous store
+    assert (failure["category"], failure["rank"], failure["secondary"]) == ("Hang", 1, False), failure
+    assert "rank 1 is in train_step (train.py:" in failure["message"]
+    assert "in train_step" in failure["traceback"]
+
+
 def test_long_validation_by_rank_0_is_reported_only(pods: PodsFactory, tmp_path: Path) -> None:
     fault = "while rank == 0 and not os.path.exists('enough'): time.sleep(0.1 * (sum(range(1000000)) > 0))"
     job = pods(LOGS.replace("FAULT", fault), config=LOGGED)

@@ -45,16 +45,17 @@ NETWORK: Final = Category(
 HANG: Final = Category(
     "Hang",
     "no progress within the time limits of spec.watchdog",
-    "find the straggler by the stacks of all ranks in the log; if a phase is slow by design, raise its limit in "
-    "spec.watchdog or call exporter.heartbeat()",
+    "find out what the rank needs at its line (a lock, a thread or process that has failed, a service, a SIGCONT), "
+    "and limit that wait; if it is slow by design, let all ranks take part or raise the timeout of init_process_group, "
+    "and raise its limit in spec.watchdog or call exporter.heartbeat()",
     symptom=True,
     vague=True,
 )
 KILLED: Final = Category(
     "Killed",
     "a process was killed by a signal that it did not raise itself; the message names the sender if it is known",
-    "find the sender of the signal: the kernel of a node that is short of memory (dmesg, kubectl describe node), or "
-    "a person; there is no sign that the container reached its own memory limit",
+    "find the sender of the signal: the kernel of a node that is short of memory (dmesg, kubectl describe node), a "
+    "limit of CPU time (ulimit -t), or a person; there is no sign that the container reached its own memory limit",
     vague=True,
 )
 PREEMPTED: Final = Category("Preempted", "the pod was evicted or preempted", "", vague=True)

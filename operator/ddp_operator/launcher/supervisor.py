@@ -184,6 +184,7 @@ class Supervisor:
             remaining=remaining,
             finished=self._has_finished,
             groups=self._groups.finish(),
+            awaited=self._stalls.build_awaited(),
         )
 
     @property
@@ -407,7 +408,7 @@ class Supervisor:
     def _on_failures(self, event: AgentEvent) -> None:
         ended_peers = EndedPeers() if self.pod.elastic else EndedPeers(*event["ended"])
         failures = [examine_worker(self.pod, WorkerEnd(**end), ended_peers) for end in event["failures"]]
-        failures = [self._groups.explain(failure) for failure in failures]
+        failures = self._stalls.explain([self._groups.explain(failure) for failure in failures])
         stopping = self._stop_deadline is not None
         restarts = self._restarts.observe(failures, stopping=stopping, run_step=event["step"])
         # Pods that have ended join no further round: it would only time out.
@@ -440,6 +441,7 @@ class Supervisor:
             self._publish_failure(complete_worker_failure(root_cause, self._restarts, self.metrics, progress={}))
         self._restarts.forget()
         self._groups.forget()
+        self._stalls.forget()
         self._agent.reply({"delay": delay})
 
     def _on_result(self, event: AgentEvent) -> None:

@@ -102,6 +102,9 @@ def diagnose(
     wait = _wait_for_peers(pods, fatal, first, now)
     if wait is not None:
         return wait
+    awaited = _find_awaited(attempt, pods, fatal, first)
+    if awaited is not None:
+        return Diagnosis(awaited, permanent=any(end.permanent for _, end in fatal))
     return _diagnose_secondary(attempt, job, ended, fatal, first, now)
 
 
@@ -125,6 +128,27 @@ def _find_hidden_failure(attempt: int, pods: Iterable[PodView], fatal: Sequence[
         traceback="",
         hint=HIDDEN_FAILURE_REMEDY,
     )
+
+
+def _find_awaited(
+    attempt: int, pods: Iterable[PodView], fatal: Sequence[PodEnd], first: datetime | None
+) -> LastFailure | None:
+    """Return the rank outside of collectives for which the failed ranks have waited; None: no pod reports one.
+
+    A pod that was stopped before the ``first`` failure did not let its peers wait. A rank that computes is not called a
+    hang: the category remains that of the first symptom.
+    """
+    ends = [(pod, pod.termination) for pod in pods if pod.termination and pod.termination.awaited]
+    reports = [
+        (pod, parse_termination(constants.EXIT_RETRYABLE, text=end.awaited))
+        for pod, end in ends
+        if end.container_exit_code != constants.EXIT_PREEMPTED or _was_stopped(end, first)
+    ]
+    if not reports or not fatal:
+        return None
+    pod, cause = min(reports, key=_order)
+    failure = build_last_failure(attempt, pod, cause)
+    return replace(failure, category=min(fatal, key=_order)[1].category) if cause.secondary else failure
 
 
 def _find_named_pod(pods: Iterable[PodView], reporter: PodView, end: Termination) -> PodView:

@@ -169,6 +169,7 @@ class _Message(
     groups: Any = None
     inputs: tuple[InputReport, ...] = ()
     last_failure: str = ""
+    awaited: str = ""
     ends: tuple[RankEnd, ...] = ()
 
 
@@ -188,6 +189,8 @@ class Termination(Failure):
     """Only of a pod that fetches inputs."""
     last_failure: str = ""
     """Only of a pod that succeeded: the failure before the last restart of its workers, as on its page."""
+    awaited: str = ""
+    """The failure of a rank that was outside of collectives while its peers may have waited for it."""
     ends: tuple[RankEnd, ...] = ()
     """Only of a pod that succeeded: ranks that may not have completed their training."""
 
@@ -335,6 +338,7 @@ def _sanitize(message: _Message, exit_code: int, finished_at: datetime | None) -
         groups=sanitize_groups(message.groups),
         inputs=_sane_inputs(message.inputs),
         last_failure=message.last_failure,
+        awaited=message.awaited,
         ends=tuple(_sane_end(end) for end in message.ends[:MOST_RANK_ENDS]),
     )
 

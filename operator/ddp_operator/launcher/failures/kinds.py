@@ -53,7 +53,8 @@ FULL_VOLUME: Final = FailureKind(
     "No space left", errnos=(errno.ENOSPC,),
     words=r"iostream error|unexpected pos \d+ vs \d+|\d requested and \d+ written",
     remedy="the disk or volume is full: enlarge the claim, delete old checkpoints, or raise the limits of "
-    "ephemeral-storage and emptyDir (with medium Memory also the memory limit)")  # fmt: skip
+    "ephemeral-storage and emptyDir (with medium Memory also the memory limit); if it has space, a quota or a limit of "
+    "file sizes (ulimit -f) has ended the write")  # fmt: skip
 NO_GPU: Final = FailureKind(
     "CUDA or NCCL in a pod without a GPU", outcome=FATAL,
     words=r"(?i)no GPUs found|NCCL built in|not compiled with CUDA|Found no NVIDIA driver|CUDA-capable device is "
@@ -89,6 +90,10 @@ KINDS: Final = (
         words=r"(?i)out of memory|(can't|unable to) allocate|not enough memory", remedy=OOM.remedy),
     SHARED_MEMORY,
     FULL_VOLUME,
+    FailureKind(
+        "A limit of file sizes", errnos=(errno.EFBIG,),
+        remedy="the file exceeds the limit of the process (ulimit -f, RLIMIT_FSIZE) or of its file system: raise the "
+        "limit, or write several smaller files"),
     FailureKind(
         "A disk quota", errnos=(errno.EDQUOT,),
         remedy="the quota of the file system is used up: delete old files, or have its administrator raise it"),
@@ -153,6 +158,12 @@ KINDS: Final = (
         words=r"Parent directory \S* ?does not exist|open file failed with strerror: No such file",
         remedy="torch.save creates no folders: create it before (os.makedirs(folder, exist_ok=True)), or save to the "
         "folder of DDP_CHECKPOINT_DIR"),
+    FailureKind(
+        "An extension, or a pickled file, for another NumPy", outcome=FATAL, own_words=True,
+        words=r"numpy\._?core\.\w+ failed to import|numpy\.\w+ size changed|_ARRAY_API not found"
+        r"|compiled using NumPy \d|but this version of numpy|No module named 'numpy\._?core",
+        remedy="NumPy has another version than the one that the extension (or the pickled file) was built for: pin "
+        "the version in requirements.txt (often numpy<2), or upgrade the package that the traceback imports"),
     FailureKind(
         "No such file or folder", errnos=(errno.ENOENT,),
         remedy="the path does not exist in the pod: correct it (a relative one starts at the pod's working directory), "

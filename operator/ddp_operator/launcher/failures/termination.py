@@ -20,7 +20,7 @@ from .restarts import InPlaceRestarts
 from .text import UPLOAD_REMEDY, format_failure
 from .worker_failure import add_last_lines, find_root_cause, read_recorded_failures, to_shell_exit_code
 
-_LAST_FAILURE_LIMIT: Final = 1500  # bytes of the termination message
+_NESTED_LIMIT: Final = 1500  # bytes of a failure within the termination message
 # Reasons for which the launcher itself ended the agent, whose exit code then has no meaning.
 _ENDED_BY_LAUNCHER: Final = (MASTER_NOT_FOUND, *STORE_PROBLEMS)
 _NOTHING: Final[Mapping[str, Any]] = {}
@@ -84,6 +84,7 @@ def conclude(
     remaining: Mapping[int, Sequence[RemainingProcess]],
     finished: bool = False,
     groups: Optional[GroupFacts] = None,
+    awaited: Optional[Failure] = None,
 ) -> int:
     """Write the termination message and the last lines of the log. Returns the exit code.
 
@@ -91,7 +92,8 @@ def conclude(
     had decided the end before the pod was asked to stop; ``unsaved`` describes the missing
     upload to ``checkpoint.url``, and ``uploads`` are the series of its uploads; ``remaining`` are the processes of each
     local rank that still ran when its program ended; ``finished``: all ranks of this pod have exited with 0;
-    ``groups``: of the ranks, if known.
+    ``groups``: of the ranks, if known; ``awaited``: the failure of a rank outside of collectives, if it may explain
+    those of its peers.
     """
     progress = {**metrics.progress(), **uploads}
     succeeded = end.result == "ok"
@@ -111,15 +113,16 @@ def conclude(
     has_store_problem = end.reason in STORE_PROBLEMS
     if stopped and not final and not has_store_problem:
         ends = examine_rank_ends(pod, metrics, remaining) if finished else []
-        return finish(_build_stop_failure(pod_end, unsaved), _collect_ends(ends))
+        return finish(_build_stop_failure(pod_end, unsaved), {**_collect_ends(ends), **_collect_awaited(awaited)})
 
     # An agent that lost its store may have ended before it reported the failures of its workers.
     failures = final or restarts.failures or read_recorded_failures(pod)
     if failures and not has_store_problem:
         failed = {failure.rank for failure in failures}
         ends = [end for end in examine_rank_ends(pod, metrics, remaining) if end.rank not in failed and end.exception]
-        return finish(_build_worker_failure(pod, failures, restarts, metrics, progress), _collect_ends(ends))
-    return finish(_build_agent_failure(pod, end, status, restarts, progress))
+        failure = _build_worker_failure(pod, failures, restarts, metrics, progress)
+        return finish(failure, {**_collect_ends(ends), **_collect_awaited(awaited)})
+    return finish(_build_agent_failure(pod, end, status, restarts, progress), _collect_awaited(awaited))
 
 
 def _collect_success_members(
@@ -128,8 +131,16 @@ def _collect_success_members(
     extra: dict[str, Any] = {} if groups is None else {"groups": groups.to_json()}
     extra.update(_collect_ends(ends))
     if restarts.last_failure is not None:  # for an operator that has not read the page since
-        extra["lastFailure"] = encode_message(restarts.last_failure.to_json(), _LAST_FAILURE_LIMIT).decode()
+        extra["lastFailure"] = _encode_nested(restarts.last_failure)
     return extra
+
+
+def _collect_awaited(awaited: Optional[Failure]) -> dict[str, Any]:
+    return {} if awaited is None else {"awaited": _encode_nested(replace(awaited, exit_code=None))}
+
+
+def _encode_nested(failure: Failure) -> str:
+    return encode_message(failure.to_json(), _NESTED_LIMIT).decode()
 
 
 def _collect_ends(ends: Sequence[RankEnd]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import sys
-from typing import Any, Final, Iterable, Optional, Sequence
+from typing import Any, Final, Iterable, Mapping, Optional, Sequence
 
 from ...contract.failure_table import CATEGORIES, EXIT_CODES, HANG, KILLED, UNKNOWN
 from ...contract.names import ENV_LOCAL_POD
@@ -96,11 +96,11 @@ REPEATED_COMMAND_REMEDY: Final = (
     "install files collide: move them to the image or to an init container, or let them accept what exists (mkdir -p)"
 )
 SILENT_REMEDY: Final = "the script ended itself: see its last lines in the log"
-HANG_REMEDY: Final = (
-    "the log has the stacks of all ranks; if a phase is slow by design, raise its limit in spec.watchdog or call "
-    "exporter.heartbeat()"
-)
-"""For a hang that the watchdog has reported: its message names the rank."""
+LIMIT_REMEDIES: Final[Mapping[int, str]] = {
+    signal.SIGXCPU: "the process has used the CPU time of its limit: raise it (ulimit -t, RLIMIT_CPU) or remove it",
+    signal.SIGXFSZ: "a file has reached the limit of its size: raise it (ulimit -f, RLIMIT_FSIZE) or remove it",
+}
+"""For signals of the kernel."""
 CRASH_REMEDY: Final = "it crashed in native code of a library or a kernel; the log has the Python stack, if any"
 
 
@@ -175,10 +175,9 @@ def advise(
         return advise_on_module(module[1], code)
     if end.exit_code == 2 and _WRONG_ARGUMENTS.match(end.text):
         return LOCAL_RANK_REMEDY if _LOCAL_RANK.search(end.text) else ARGUMENTS_REMEDY
-    if end.exception_type == HANG.name:
-        return HANG_REMEDY
     if category == UNKNOWN.name:
-        return CRASH_REMEDY if is_native_crash(end.exit_code) else SILENT_REMEDY
+        remedy = CRASH_REMEDY if is_native_crash(end.exit_code) else SILENT_REMEDY
+        return LIMIT_REMEDIES.get(find_signal(end.exit_code), remedy)
     if category == KILLED.name and find_signal(end.exit_code) != signal.SIGKILL:
         return SENDER_REMEDY
     return SILENT_REMEDY if only_exit_code else CATEGORIES[category].remedy

@@ -3,6 +3,7 @@
 A worker's exception is in its error file (``tracebacks.record_exception``); torchrun reports its exit code.
 """
 
+import errno
 import math
 import os
 import re
@@ -70,7 +71,7 @@ _NO_PEERS: Final = EndedPeers()
 def examine_worker(pod: Pod, reported: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS) -> Failure:
     """Return the classified failure of a worker, from torchrun's report and the worker's error file."""
     path = _error_file(pod, reported.local_rank)
-    return _build_failure(pod, complete_worker_end(reported, read_json(path)), ended_peers)
+    return build_failure(pod, complete_worker_end(reported, read_json(path)), ended_peers)
 
 
 def complete_worker_end(reported: WorkerEnd, error: Mapping[str, Any]) -> WorkerEnd:
@@ -146,7 +147,8 @@ def shorten_mismatch(message: str) -> str:
     return f"mismatch between collectives: {', '.join(descriptions)}"
 
 
-def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers) -> Failure:
+def build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS) -> Failure:
+    """Return the classified failure of a worker."""
     oom_killed = count_oom_kills() > pod.oom_kills
     judgement = judge(end, oom_killed=oom_killed, non_retryable=pod.non_retryable_exit_codes)
     outcome = judgement.outcome
@@ -188,7 +190,9 @@ def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers) -> Failure
 def _find_full_volume(judgement: Judgement) -> Optional[FullVolume]:
     if judgement.kind is SHARED_MEMORY:
         return find_full_volume(_SHARED_MEMORY)
-    return find_full_volume(judgement.cause.path) if judgement.kind is FULL_VOLUME else None
+    # Without a path and a number, the write may be on another volume, or exceed a limit.
+    is_known = judgement.cause.path or judgement.cause.errno == errno.ENOSPC
+    return find_full_volume(judgement.cause.path) if judgement.kind is FULL_VOLUME and is_known else None
 
 
 def _describe_cause(cause: ExceptionFacts, message: str, volume: Optional[FullVolume]) -> str:
@@ -264,7 +268,7 @@ def add_last_lines(pod: Pod, failure: Failure) -> Failure:
     candidates = []
     for chain in exceptions:
         end = reported._replace(exception_type=chain[0].types[0], message=chain[0].message)
-        candidates.append(_build_failure(pod, complete_worker_end(end, {})._replace(chain=chain), _NO_PEERS))
+        candidates.append(build_failure(pod, complete_worker_end(end, {})._replace(chain=chain)))
     return min(candidates, key=lambda candidate: candidate.secondary)
 
 

@@ -35,6 +35,7 @@ _RECORDED_LIMIT = 16384  # characters of a traceback in an error file
 _CHAIN_LIMIT = 16  # exceptions
 _CHAIN_PART = 1024  # characters kept of a message's beginning and end in the chain
 _LINE_LIMIT = 200
+_SERIALIZATION = os.path.join("torch", "serialization.py")
 # OSErrors whose number is not the system's.
 _OWN_NUMBERS = ("ssl.SSLError", "socket.gaierror", "socket.herror")
 
@@ -47,7 +48,7 @@ class ExceptionFacts(NamedTuple):
     message: str = ""
     errno: Optional[int] = None
     path: str = ""
-    """The file of an OSError."""
+    """The file of an OSError, or of torch.save."""
     place: str = ""
     """The file of the innermost frame."""
     line: str = ""
@@ -303,6 +304,9 @@ def _build_facts(link: _Link) -> ExceptionFacts:
         if not is_own_file(code.co_filename):
             line = linecache.getline(code.co_filename, trace.tb_lineno, trace.tb_frame.f_globals)
             facts = facts._replace(place=code.co_filename, line=line.strip()[:_LINE_LIMIT])
+        if code.co_name == "save" and code.co_filename.endswith(_SERIALIZATION):  # its errors have no path
+            file = trace.tb_frame.f_locals.get("f")
+            facts = facts._replace(path=str(file) if isinstance(file, (str, os.PathLike)) else facts.path)
         trace = trace.tb_next
     return facts
 

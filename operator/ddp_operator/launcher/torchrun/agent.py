@@ -172,9 +172,12 @@ class PodAgent(LocalElasticAgent):
 
     def _awaits_cause(self) -> bool:
         """Return whether a running rank of this pod may be the cause of lost peers, and end soon."""
+        if self._pod_rendezvous.is_cause_known:
+            return False
         if self._cause_deadline is None:
             self._cause_deadline = time.monotonic() + _SECONDS_FOR_CAUSE
-        return not self._pod_rendezvous.is_cause_known and time.monotonic() < self._cause_deadline
+            self._launcher.request({"peers": True})  # it writes the error file of a rank outside of collectives
+        return time.monotonic() < self._cause_deadline
 
     def _report_job(self, job: Mapping[str, Any]) -> None:
         """Report to the launcher what keeps ranks of the job from training."""
@@ -225,10 +228,8 @@ class PodAgent(LocalElasticAgent):
 
     def _has_own_failure(self) -> bool:
         """Return whether a rank of this pod has failed or hangs, which is reported before other pods' request."""
-        if not self._peers_wait:
-            self._peers_wait = True
-            self._launcher.request({"peers": True})  # it writes the error file of a rank that hangs
-            self._list_ending_ranks()
+        self._peers_wait = True
+        self._list_ending_ranks()
         return any(self._ranks.poll().values()) or bool(self._recorded)
 
     def _read_step(self) -> Optional[float]:

@@ -7,9 +7,12 @@ import time
 from contextlib import suppress
 from typing import Callable, Mapping, NamedTuple, Optional, Sequence
 
+from ...contract.failure_record import EVIDENCE_STOPPED, Failure
 from ...contract.failure_table import HANG
-from ...contract.names import METRIC_HANGS, METRIC_HEARTBEAT_AGE, RUN_STEP_FILE, STALL_REPORT_FILE
+from ...contract.names import METRIC_HANGS, METRIC_HEARTBEAT_AGE, RUN_STEP_FILE, STALL_REPORT_FILE, STALLED_STATES
 from ..clock import AwakeClock
+from ..failures.rules import WorkerEnd
+from ..failures.worker_failure import build_failure
 from ..files import log, try_write_json
 from ..pod import Pod, WatchdogConfig, WorkerRecord, list_workers
 from ..processes import SLEEPING_STATES, STOPPED_STATES, count_cpu_seconds, find_family, kill, process_state
@@ -37,6 +40,8 @@ from .stall import (
 )
 
 _SECONDS_BETWEEN_CHECKS = 5.0
+_SECONDS_OF_SILENCE = 5.0  # without a step, after which the ranks are examined, as their peers may give up
+_SILENCE_FACTOR = 1.3  # by which the silence is longer when they are examined again
 _SAMPLES = 10  # of a rank's state
 _SECONDS_BETWEEN_SAMPLES = 0.01
 _KILLED = 128 + signal.SIGKILL
@@ -68,6 +73,8 @@ class StallMonitor:
         self.job_stall: Optional[JobStall] = None
         self._hangs = 0
         self._stall: Optional[RankStall] = None  # the current one, as detected last
+        self._silence: Optional[RankStall] = None  # the same, or missing steps for less time than that of a stall
+        self._examined_silence = 0.0  # seconds
         self._stalled: list[StalledWorker] = []  # when the stacks were collected
         self._remote_cause: Optional[RankActivity] = None  # in another pod, which kills its workers first
         self._killed = False
@@ -86,26 +93,53 @@ class StallMonitor:
     @property
     def root_cause(self) -> Optional[str]:
         """The activity of the rank for which its peers wait, in this pod or another; None without such a rank."""
-        for stalled in self._stalled:
-            if stalled.activity.behind:
-                return stalled.activity.what
+        awaited = self._find_awaited()
+        if awaited is not None and awaited.activity.behind:
+            return awaited.activity.what
         return self._remote_cause.what if self._remote_cause else None
 
     def record_hang(self) -> None:
-        """Write the error file of a rank of this pod for which ranks of other pods have waited until they failed.
+        """Write the error file of a rank of this pod for which ranks of other pods have waited until they failed."""
+        end = self._describe_awaited()
+        if end is not None and not end.hang_is_secondary:
+            self._record(end)
 
-        It may compute: only the end of its peers' collectives shows that it took too long.
-        """
-        stall = self._stall
-        hung = self._find_awaited()
-        if stall is not None and hung is not None:
-            self._record(stall, hung, is_root_cause=True, is_deadlock=False)
+    def build_awaited(self) -> Optional[Failure]:
+        """Return the failure of the rank outside of collectives, which may explain those of its peers."""
+        end = self._describe_awaited()
+        return None if end is None else build_failure(self._pod, end)
+
+    def explain(self, failures: Sequence[Failure]) -> list[Failure]:
+        """Return the failures of ranks, and if all of them have lost a peer, the rank of this pod that they awaited."""
+        awaited = self.build_awaited()
+        are_symptoms = all(failure.secondary or failure.evidence == EVIDENCE_STOPPED for failure in failures)
+        return [*failures, awaited] if awaited and not awaited.secondary and are_symptoms else list(failures)
+
+    def forget(self) -> None:
+        """Forget what ranks did that restart."""
+        self._silence = None
+        self._stalled = []
 
     def _find_awaited(self) -> Optional[StalledWorker]:
-        """Return a rank of this pod for which ranks of other pods wait; None without such a rank."""
-        if self.job_stall is None or not self.job_stall.stuck:
+        """Return a rank of this pod that is outside of collectives, a computing one last; None if there is none."""
+        outside = [stalled for stalled in self._stalled if stalled.activity.state != "Waiting"]
+        return min(outside, key=lambda stalled: STALLED_STATES.index(stalled.activity.state), default=None)
+
+    def _describe_awaited(self) -> Optional[WorkerEnd]:
+        """Return that rank as the cause of its peers' failures.
+
+        One that computes is a cause only if other pods have waited for it for as long as a stall.
+        """
+        awaited = self._find_awaited()
+        if self._silence is None or awaited is None:
             return None
-        return next((stalled for stalled in self._stalled if stalled.activity.state != "Waiting"), None)
+        end = self._describe_end(self._silence, awaited, is_root_cause=True)
+        return end._replace(hang_is_secondary=not (awaited.activity.behind or self._blocks_peers))
+
+    @property
+    def _blocks_peers(self) -> bool:
+        """Whether other pods report that they only wait."""
+        return self.job_stall is not None and self.job_stall.stuck > 0
 
     def run(self) -> None:
         """Keep the ranks' last pages and act on stalls. Never returns."""
@@ -176,6 +210,7 @@ class StallMonitor:
         stall = self._find_stall(plan, watchdog, workers, idle, now)
         if stall is None:
             self._clear_stall()
+            self._examine_silence(watchdog, workers, now)
             return
 
         if self._stall is None or stall.evidence != self._stall.evidence:
@@ -187,6 +222,8 @@ class StallMonitor:
         elif now >= self._examine_at:
             self._open_stall(stall, workers, now)
         self._stall = stall
+        self._silence = stall
+        self._examined_silence = now - stall.since
         self._log_waiting_peers()
 
         if not self._should_kill(stall, now) or plan.action == "Report" or self._killed:
@@ -261,6 +298,27 @@ class StallMonitor:
         message = f"{subject} used no CPU for {seconds:.0f} s"
         return RankStall(now - seconds, message, certain=False, known=False, idle=frozenset(inactive))
 
+    def _examine_silence(self, watchdog: HeartbeatWatchdog, workers: Sequence[WorkerRecord], now: float) -> None:
+        """Examine ranks early, and again at growing intervals: the collectives of their peers may time out first.
+
+        What ranks did that have ended remains known: it may explain the end of their peers. A single rank has none.
+        """
+        if not any(worker.world_size != 1 for worker in workers):
+            return
+        age = watchdog.age(now)
+        seconds = self._pulse.age(now) if age is None else age
+        message = "no step for {:.0f} s"
+        if seconds == math.inf:
+            seconds = time.time() - max(worker.started for worker in workers)
+            message = "no step since the start for {:.0f} s"
+        if seconds < _SECONDS_OF_SILENCE or seconds <= self._pulse.longest:
+            self.forget()
+        elif self._silence is None or seconds >= _SILENCE_FACTOR * self._examined_silence:
+            self._examined_silence = seconds
+            asleep = frozenset(worker.local_rank for worker in workers if _measure_sleep(worker.pid) > 0.5)
+            self._silence = RankStall(now - seconds, message.format(seconds), certain=False, idle=asleep)
+            self._stalled = self._examine(self._silence, workers, quiet=True)
+
     # -- the current stall
 
     def _open_stall(self, stall: RankStall, workers: Sequence[WorkerRecord], now: float) -> None:
@@ -288,7 +346,7 @@ class StallMonitor:
 
     def _log_waiting_peers(self) -> None:
         """Log once per stall that other pods wait for a rank of this one."""
-        awaited = self._find_awaited() if not self._peers_wait else None
+        awaited = self._find_awaited() if self._blocks_peers and not self._peers_wait else None
         if awaited is not None:
             self._peers_wait = True
             log(f"hang: other pods wait for rank {awaited.worker.rank}")
@@ -298,7 +356,6 @@ class StallMonitor:
         if self._stall is None:
             return
         self._stall = None
-        self._stalled = []
         self.job_stall = None
         self._remote_cause = None
         with suppress(OSError):  # the disk was full at the write
@@ -351,9 +408,12 @@ class StallMonitor:
         return stalled
 
     def _is_in_io(self, stall: RankStall, worker: WorkerRecord, stack: Stack) -> bool:
-        """Return whether a rank outside of collectives sleeps, without a lock, for less than a checkpoint may take."""
+        """Return whether a rank outside of collectives sleeps now and then, as in an upload, and without a lock.
+
+        A checkpoint limits for how long.
+        """
         plan = self._pod.watchdog
-        if plan is None or stack.waits_for_lock or not _sleeps(worker.pid):
+        if plan is None or stack.waits_for_lock or not _measure_sleep(worker.pid):
             return False
         return self._clock.read(time.monotonic()) - stall.since < plan.checkpoint_seconds
 
@@ -366,14 +426,17 @@ class StallMonitor:
         has_cause = any(activity.behind for activity in self._activities)
         is_deadlock = not has_cause and not self._remote_cause and self._kill_at < math.inf
         for stalled in self._stalled:
-            self._record(stall, stalled, stalled.activity.behind or is_deadlock, is_deadlock)
+            is_root_cause = stalled.activity.behind or is_deadlock
+            self._record(self._describe_end(stall, stalled, is_root_cause=is_root_cause, is_deadlock=is_deadlock))
         log("killing the workers because of the hang")
         for stalled in self._stalled:
             for pid in find_family(stalled.worker.pid):
                 kill(pid, signal.SIGKILL)
 
-    def _record(self, stall: RankStall, stalled: StalledWorker, is_root_cause: bool, is_deadlock: bool) -> None:
-        """Write a rank's error file."""
+    def _describe_end(
+        self, stall: RankStall, stalled: StalledWorker, *, is_root_cause: bool, is_deadlock: bool = False
+    ) -> WorkerEnd:
+        """Return the end of a rank that the watchdog kills, or for which its peers have waited."""
         has_cause = any(activity.behind for activity in self._activities)
         secondary = not is_root_cause and (has_cause or self._pod.nodes > 1)
         message = f"{stall.message}: {stalled.activity.what}"
@@ -381,19 +444,30 @@ class StallMonitor:
             message += f"; in another pod, {self._remote_cause.what}"
         elif is_root_cause:
             message += self._describe_peers(stalled, is_deadlock=is_deadlock)
+        return WorkerEnd(
+            _KILLED,
+            exception_type=HANG.name,
+            message=message,
+            traceback=stalled.stack,
+            time=time.time(),
+            rank=stalled.worker.rank,
+            local_rank=stalled.worker.local_rank,
+            hang_is_secondary=secondary,
+        )
+
+    def _record(self, end: WorkerEnd) -> None:
+        """Write a rank's error file."""
         error = {
-            "rank": stalled.worker.rank,
-            "localRank": stalled.worker.local_rank,
-            "restart": stalled.worker.restart,
-            "pid": stalled.worker.pid,
-            "type": HANG.name,
-            "message": message,
-            "traceback": stalled.stack,
-            "exitCode": _KILLED,
-            "secondary": secondary,
-            "time": time.time(),
+            "rank": end.rank,
+            "localRank": end.local_rank,
+            "type": end.exception_type,
+            "message": end.message,
+            "traceback": end.traceback,
+            "exitCode": end.exit_code,
+            "secondary": end.hang_is_secondary,
+            "time": end.time,
         }
-        try_write_json(self._path("errors", f"{stalled.worker.local_rank}.json"), error)
+        try_write_json(self._path("errors", f"{end.local_rank}.json"), error)
 
     def _describe_peers(self, cause: StalledWorker, *, is_deadlock: bool) -> str:
         """Return in which collectives the other ranks of the job wait. ``is_deadlock``: all ranks wait."""
@@ -415,13 +489,13 @@ def _find_interval(plan: Optional[WatchdogConfig]) -> float:
     return max(0.1, min(_SECONDS_BETWEEN_CHECKS, plan.start_seconds / 4, plan.stall_seconds / 4))
 
 
-def _sleeps(pid: int) -> bool:
-    """Return whether a process's main thread sleeps, at least now and then as in an upload."""
+def _measure_sleep(pid: int) -> float:
+    """Return in which share of several samples a process's main thread sleeps."""
+    count = 0
     for _ in range(_SAMPLES):
-        if process_state(pid) in SLEEPING_STATES:
-            return True
+        count += process_state(pid) in SLEEPING_STATES
         time.sleep(_SECONDS_BETWEEN_SAMPLES)
-    return False
+    return count / _SAMPLES
 
 
 def _sum_up(report: StallReport) -> JobStall:

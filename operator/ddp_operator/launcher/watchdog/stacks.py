@@ -73,21 +73,21 @@ class Stack(NamedTuple):
         if not self.frames:
             return "an unknown place"
         innermost = self.frames[-1]
-        own = [frame for frame in self.frames if not LIBRARY.search(frame.path)]
-        shown = own[-1:]
-        if not own or own[-1] != innermost:
+        own = [frame for frame in self.frames if not LIBRARY.search(frame.path)][-1:]
+        shown = [frame._replace(function=_find_call(frame) or frame.function) for frame in own]
+        if own != [innermost]:
             shown.append(innermost)
-        elif innermost.function == "<module>" and self._native_call:
-            shown = [innermost._replace(function=self._native_call)]
         return ", in ".join(f"{frame.function} ({os.path.basename(frame.path)}:{frame.line})" for frame in shown)
 
-    @property
-    def _native_call(self) -> str:
-        """The call of native code in the innermost frame, such as ``upload.recv``; empty if it is not certain."""
-        names = set(_CALL.findall(self.innermost_line))
-        attributes = [name for name in names if "." in name]
-        candidates = attributes or list(names)
-        return candidates[0] if len(candidates) == 1 else ""
+
+def _find_call(frame: StackFrame) -> str:
+    """Return the call in a line of a module, such as ``upload.recv``; empty if it is not certain."""
+    if frame.function != "<module>":
+        return ""
+    names = set(_CALL.findall(linecache.getline(frame.path, frame.line)))
+    attributes = [name for name in names if "." in name]
+    candidates = attributes or list(names)
+    return candidates[0] if len(candidates) == 1 else ""
 
 
 def read_stack(text: str) -> Stack:

@@ -310,8 +310,8 @@ class StepPulse:
     """The time since the last step of a pod without heartbeats, by the ranks' counters or logs.
 
     Validations and checkpoints are no steps. So a pause counts only if it is longer than the watchdog's time and much
-    longer than any pause before it. The time between the steps of two processes, such as a hang that ended the first
-    one, is no such pause.
+    longer than any pause before it (``longest``). The time between the steps of two processes, such as a hang that
+    ended the first one, is no such pause.
     """
 
     def __init__(self) -> None:
@@ -319,7 +319,7 @@ class StepPulse:
         self._since: Optional[float] = None  # the last step
         self._checked: Optional[float] = None
         self._pauses = 0.0
-        self._longest = 0.0
+        self.longest = 0.0
 
     def observe(self, marks: Mapping[int, StepMark], now: float) -> None:
         """Record the marks of the ranks that have made a step, by local rank; empty without workers."""
@@ -329,17 +329,17 @@ class StepPulse:
             self._pauses = sum(max(0.0, mark.steps - 1) for mark in marks.values())  # since the start of new processes
         elif made:
             self._record_steps(made, now)
-        self._longest = max([self._longest, *(mark.longest for mark in marks.values())])
+        self.longest = max([self.longest, *(mark.longest for mark in marks.values())])
         self._marks = marks
         self._checked = now
 
     def _record_steps(self, made: float, now: float) -> None:
         if self._since is not None:
             self._pauses += max(1.0, made)
-            self._longest = max(self._longest, now - self._since)
+            self.longest = max(self.longest, now - self._since)
         elif self._checked is not None and made > 1:  # all since the last check
             self._pauses += made - 1
-            self._longest = max(self._longest, now - self._checked)
+            self.longest = max(self.longest, now - self._checked)
         self._since = now
 
     def age(self, now: float) -> float:
@@ -351,7 +351,7 @@ class StepPulse:
         if self._since is None or self._pauses < _PAUSES_NEEDED:
             return None
         age = now - self._since
-        return age if age >= max(least, _PAUSE_FACTOR * self._longest) else None
+        return age if age >= max(least, _PAUSE_FACTOR * self.longest) else None
 
 
 def _count_new_steps(before: Mapping[int, StepMark], now: Mapping[int, StepMark]) -> Optional[float]:

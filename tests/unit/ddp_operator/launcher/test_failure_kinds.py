@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from ddp_operator.contract.failure_record import Failure
 from ddp_operator.contract.failure_table import Outcome
@@ -51,6 +53,9 @@ REFUSED = ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
         ("safetensors_rust.SafetensorError: I/O error: (os error 28)", SCRIPT, "the disk or volume is full"),
         ("RuntimeError: [enforce fail at x.cc:672] . unexpected pos 640 vs 534", SCRIPT, "the disk or volume is full"),
         ("OSError: 2000000 requested and 131056 written", SCRIPT, "the disk or volume is full"),
+        ("OSError: [Errno 27] File too large: '/ckpt/x'", SCRIPT, "ulimit -f"),
+        ("ImportError: numpy.core.multiarray failed to import (auto-generated because", FATAL, "pin the version"),
+        ("ValueError: numpy.dtype size changed, may indicate binary incompatibility.", FATAL, "pin the version"),
         ("shutil.Error: [('a', 'b', '[Errno 122] Disk quota exceeded')]", SCRIPT, "quota"),
         ("RuntimeError: . open file failed with strerror: Read-only file system", SCRIPT, "without readOnly"),
         ("OSError: [Errno 116] Stale file handle", SCRIPT, "storage"),
@@ -258,6 +263,28 @@ def test_full_volume_is_named(
     mounts.write_text("x /dev/shm tmpfs rw 0 0\n")
     if not path and not free:
         assert "spec.shm.sizeLimit" in examine(chain(error), tmp_path).remedy
+
+
+@pytest.mark.parametrize(("mount", "is_named"), [("file's", True), ("another", False)])
+def test_write_without_a_reason_names_no_volume_but_that_of_its_file(
+    mount: str, is_named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save() -> None:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        try:
+            torch.save(torch.ones(100000), tmp_path / "last.pt")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"x {tmp_path if is_named else '/other'} tmpfs rw 0 0\n")
+    monkeypatch.setattr(volumes, "_MOUNTS", str(mounts))
+    full = os.statvfs_result((4096, 4096, 8192, 0, 0, 9, 9, 9, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    failure = examine(save, tmp_path)
+    assert ("the volume at" in failure.message) is is_named
+    assert "a limit of file sizes (ulimit -f)" in failure.remedy
 
 
 def test_rank_without_free_descriptor_records_its_exception(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from ddp_operator.launcher.failures.worker_failure import examine_worker
 from ddp_operator.launcher.progress.metrics import MetricsEndpoint
 from ddp_operator.launcher.rank.tracebacks import record_exception
 from ddp_operator.status.decide import decide
+from ddp_operator.status.failures import parse_termination
 from ddp_operator.status.views import view_pod
 from tests.support.builders import child_job, child_pod, job, observe
 from tests.support.launcher_config import launcher_pod
@@ -123,6 +124,30 @@ def test_every_field_has_the_same_value_from_error_file_to_status(
     assert (expected.category, expected.rank, expected.exit_code) == ("UserError", 3, 1)
     assert expected.message == "KeyError: 'labels'"
     assert expected.signature.startswith("KeyError at test_failure_record.py:")
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "lost its peers"])
+def test_rank_outside_of_collectives_is_in_the_message_of_a_pod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool
+) -> None:
+    pod = launcher_pod(tmp_path, nodes=2, node=1)
+    for folder in ("workers", "errors"):
+        (tmp_path / folder).mkdir()
+    message_file = tmp_path / "termination"
+    monkeypatch.setenv("DDP_TERMINATION_LOG", str(message_file))
+    awaited = Failure(
+        "Hang", 83, rank=1, message="rank 1 is in q.get (train.py:27)", exit_code=137, traceback="x" * 9999
+    )
+    metrics = cast(MetricsEndpoint, RankMetrics())
+    restarts = InPlaceRestarts(pod, metrics)
+    code = conclude(
+        pod, AgentEnd(), 1, restarts, metrics, stopped=stopped, final=[], uploads={}, remaining={}, awaited=awaited
+    )
+    assert (code == 85) is stopped
+    end = parse_termination(code, text=message_file.read_text())
+    cause = parse_termination(82, text=end.awaited)
+    assert (cause.category, cause.rank, cause.message, cause.exit_code) == ("Hang", 1, awaited.message, None)
+    assert len(end.awaited) <= 1500
 
 
 def test_every_field_of_the_record_has_a_name_in_json() -> None:

@@ -106,10 +106,10 @@ def test_known_error_message_has_its_remedy(kind: str, message: str, remedy: str
     assert remedy in advice(1, kind, message)
 
 
-def test_hang_that_names_its_rank_does_not_ask_to_find_it() -> None:
+def test_hang_has_advice_about_the_line_of_its_rank() -> None:
     remedy = advice(-9, "Hang", "no step for 10 s: rank 1 is in time.sleep")
-    assert "stacks of all ranks" in remedy
-    assert "straggler" not in remedy
+    assert "what the rank needs at its line" in remedy
+    assert "timeout of init_process_group" in remedy
 
 
 @pytest.mark.parametrize(
@@ -117,6 +117,8 @@ def test_hang_that_names_its_rank_does_not_ask_to_find_it() -> None:
     [
         (-11, True, "crashed in native code"),
         (139, True, "crashed in native code"),
+        (-24, False, "ulimit -t"),
+        (153, False, "ulimit -f"),
         (3, True, "the script ended itself"),
         (0, False, "the script ended itself"),
     ],

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ddp_operator.contract.failure_record import Failure
 from ddp_operator.contract.failure_table import Outcome
 from ddp_operator.contract.names import METRIC_STALLED
 from ddp_operator.launcher.clock import AwakeClock
@@ -422,6 +423,67 @@ def test_computing_rank_is_not_in_io(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert examine(tmp_path, monkeypatch, seen, OVER, 20, os.getpid(), certain=True).state == "Behind"
 
 
+TIMED_OUT = Failure("Network", 86, secondary=True, rank=2, local_rank=1)
+STOPPED = Failure("Killed", 82, rank=2, local_rank=1, evidence="Stopped")
+MISTAKE = Failure("UserError", 82, rank=2, local_rank=1)
+
+
+def monitor_of_sleeping_rank(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, state: str, seconds: float, longest: float = 0.0
+) -> monitor.StallMonitor:
+    """Return a monitor after a check: rank 3 has made no step for ``seconds``, after a pause of ``longest``."""
+    (folder / "errors").mkdir()
+    config = launcher_pod(folder, nodes=2, watchdog=WatchdogConfig(30, 300, 1000, "Restart"))
+    stalls = monitor.StallMonitor(config, MetricsEndpoint(str(folder), lambda: ""), is_stopping=lambda: False)
+    watched = WorkerRecord(os.getpid(), 3, 0, 0, world_size=4)
+    activity = RankActivity(3, 0, state, "rank 3 is in q.get (train.py:27)")
+    examined = [monitor.StalledWorker(watched, activity, "Stack", OVER)]
+    monkeypatch.setattr(stalls, "_examine", lambda *_, **__: examined)
+    for step, at in ((1.0, 0.0), (2.0, longest), (3.0, longest)):
+        stalls._pulse.observe(mark(step), at)
+    stalls._examine_silence(HeartbeatWatchdog(PLAN), [watched], longest + seconds)
+    return stalls
+
+
+@pytest.mark.parametrize("state", ["Stopped", "Behind", "IO", "Busy", "Waiting"])
+@pytest.mark.parametrize(
+    ("failures", "are_symptoms"),
+    [([TIMED_OUT], True), ([TIMED_OUT, STOPPED], True), ([TIMED_OUT, MISTAKE], False)],
+    ids=["lost", "stopped by the agent", "other cause"],
+)
+def test_rank_outside_of_collectives_explains_failures_of_its_peers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, failures: list[Failure], are_symptoms: bool
+) -> None:
+    stalls = monitor_of_sleeping_rank(tmp_path, monkeypatch, state, 24)
+    is_cause = state not in ("Busy", "Waiting")
+    explained = stalls.explain(failures)
+    assert explained[: len(failures)] == failures
+    assert len(explained) == len(failures) + (is_cause and are_symptoms)
+    awaited = stalls.build_awaited()
+    assert (awaited is None) is (state == "Waiting")
+    if awaited is not None:
+        assert (awaited.category, awaited.rank, awaited.secondary) == ("Hang", 3, not is_cause)
+        assert awaited.message == "no step for 24 s: rank 3 is in q.get (train.py:27)"
+        assert awaited.traceback == "Stack"
+
+    stalls.record_hang()  # on a restart that other pods have requested
+    assert bool(list((tmp_path / "errors").iterdir())) is is_cause
+
+
+@pytest.mark.parametrize(
+    ("seconds", "longest", "is_known"), [(4, 0, False), (6, 0, True), (24, 30, False), (31, 30, True)]
+)
+def test_rank_is_examined_early_if_no_pause_before_was_as_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, longest: float, is_known: bool
+) -> None:
+    stalls = monitor_of_sleeping_rank(tmp_path, monkeypatch, "IO", seconds, longest)
+    assert (stalls.build_awaited() is not None) is is_known
+    stalls._examine_silence(HeartbeatWatchdog(PLAN), [], 1e6)  # its end: what it did remains known
+    assert (stalls.build_awaited() is not None) is is_known
+    stalls.forget()
+    assert stalls.build_awaited() is None
+
+
 @pytest.mark.parametrize(
     ("line", "place"),
     [
@@ -435,6 +497,9 @@ def test_native_call_of_main_module_is_named_if_it_is_certain(tmp_path: Path, li
     (tmp_path / "train.py").write_text(f"{line}\n")
     assert Stack([StackFrame(str(tmp_path / "train.py"), 1, "<module>")], "").place == f"{place} (train.py:1)"
     assert Stack([StackFrame(str(tmp_path / "train.py"), 1, "load")], "").place == "load (train.py:1)"
+    library = StackFrame("/usr/lib/python3.11/threading.py", 327, "wait")
+    waits = Stack([StackFrame(str(tmp_path / "train.py"), 1, "<module>"), library], "")
+    assert waits.place == f"{place} (train.py:1), in wait (threading.py:327)"
 
 
 @pytest.mark.parametrize("library", ["threading.py", "concurrent/futures/thread.py", "queue.py"])

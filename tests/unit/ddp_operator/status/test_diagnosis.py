@@ -1,5 +1,6 @@
 """Which failure counts: the earliest root cause across pods, not a secondary failure."""
 
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -212,6 +213,41 @@ class TestSecondaryFailures:
         assert blamed(diagnosis(gave_up, late, seconds=3)) == (0, "NCCL")
         early = ended(1, constants.EXIT_PREEMPTED, "Preempted", seconds=-2)
         assert blamed(diagnosis(gave_up, early, seconds=3)) == (1, "Preempted")
+
+    @pytest.mark.parametrize(
+        ("code", "peer", "computes", "root"),
+        [
+            (86, {"code": 85, "seconds": 2}, False, (1, "Hang")),
+            (86, {"code": 86, "seconds": 2}, False, (1, "Hang")),
+            (86, {"code": 85, "seconds": 2}, True, (1, "NCCL")),
+            (82, {"code": 85, "seconds": 2}, False, (0, "CUDAError")),
+            (86, {"code": 85, "seconds": -2}, False, (1, "Preempted")),
+        ],
+        ids=["stopped", "lost its peer", "computes", "other cause", "stopped first"],
+    )
+    def test_rank_outside_of_collectives_is_root_cause_of_lost_peers_only(
+        self, code: int, peer: Any, computes: bool, root: tuple[int, str]
+    ) -> None:
+        words = last_words("Hang", rank=5, node=1, message="rank 5 is in q.get (train.py:27)", secondary=computes)
+        end = last_words("Preempted" if peer["code"] == 85 else "Network", secondary=peer["code"] == 86)
+        message = {**end, "awaited": json.dumps(words), "time": at(peer["seconds"]).timestamp()}
+        result = diagnosis(ended(0, code), ended(1, peer["code"], seconds=peer["seconds"], message=message), seconds=3)
+        assert blamed(result) == root
+        assert result is not None
+        assert result.cause is not None
+        assert (
+            (result.cause.rank == 5) is ("q.get" in result.cause.message) is (root[0] == 1 and root[1] != "Preempted")
+        )
+
+    @pytest.mark.parametrize("taken", [{"deleting": True}, {"disrupted": "EvictionByEvictionAPI"}])
+    def test_lost_pod_explains_lost_peers_better_than_rank_outside_of_collectives(self, taken: Any) -> None:
+        awaited = json.dumps(last_words("Hang", rank=1, node=1))
+        message = {**last_words("Preempted", time=at(2).timestamp()), "awaited": awaited}
+        lost = child_pod(1, "Failed", code=85, message=message, at=at(-1), **taken)
+        result = diagnosis(ended(0, 86, seconds=1), lost, seconds=3)
+        assert blamed(result)[1] in ("PodDeleted", "Preempted")
+        assert result is not None
+        assert result.disruption
 
     def test_pods_deleted_after_job_failure_explain_nothing(self) -> None:
         """The Job controller decides, deletes the other pods, and adds the condition Failed when they are gone."""
