@@ -62,6 +62,8 @@ class Registry:
     uploads: str = ""
     """Scheme and host for the upload of blobs; empty: this registry."""
     host: str = ""
+    realm: str = ""
+    """Where tokens are granted; empty: at this registry."""
 
     def pushed(self) -> int:
         """Return the number of blobs and manifests that were stored."""
@@ -133,7 +135,7 @@ class Registry:
         return RegistryResponse(201)
 
     def _build_challenge(self) -> dict[str, str]:
-        bearer = f'Bearer realm="http://{self.host}/token",service="{_SERVICE}",scope="x"'
+        bearer = f'Bearer realm="{self.realm or f"http://{self.host}/token"}",service="{_SERVICE}",scope="x"'
         return {"WWW-Authenticate": bearer if self.auth == "bearer" else 'Basic realm="r"'}
 
     def _build_basic(self) -> str:

@@ -163,11 +163,33 @@ class _Registry:
         elif self._login is None or self._login.token:
             raise self._refused(refusal)
         else:
+            self._check_receiver(self._base)
             self._authorization = self._login.basic()
+
+    def _check_receiver(self, url: str) -> None:
+        """Check that the login may be sent there: to the registry's domain, with TLS. Raises: ClientError."""
+        try:
+            receiver = urllib3.util.parse_url(url)  # not urlsplit, which takes another host from some texts
+        except urllib3.exceptions.LocationParseError:
+            receiver = urllib3.util.Url()
+        host = receiver.host or ""
+        registry = urllib3.util.parse_url(self._base).host or ""
+        if host != registry and not _is_same_domain(host, registry):
+            problem = f"asks for the login at another domain ({host or url})"
+        elif receiver.scheme != "https" and not is_loopback(host):
+            problem = f"asks for the login without TLS ({receiver.scheme}://{host})"
+        else:
+            return
+        raise ClientError(
+            f"--code-image: the registry {self._host} {problem}, and ddp does not send it there; correct the "
+            "registry's configuration, use another one, or a claim (--code-claim NAME)"
+        )
 
     def _request_token(self, challenge: dict[str, str]) -> str:
         """Return the Authorization header with a token (docs.docker.com/registry/spec/auth). Raises: ClientError."""
         realm = challenge.get("realm", "")
+        if self._login is not None:
+            self._check_receiver(realm)
         query = {"scope": f"repository:{self._repository}:pull,push"}
         if "service" in challenge:
             query["service"] = challenge["service"]
@@ -214,6 +236,13 @@ class _Registry:
         return ClientError(
             f"--code-image: the registry {self._host} refuses {self._repository}: {_read_message(response)}; {remedy}"
         )
+
+
+def _is_same_domain(host: str, registry: str) -> bool:
+    """Return whether a host belongs to the domain of a registry, as gitlab.com to that of registry.gitlab.com."""
+    _, _, parent = registry.partition(".")
+    domain = parent if "." in parent else registry
+    return not re.search(r"[\d\]]$", registry) and f".{host}".endswith(f".{domain}")
 
 
 def _read_message(response: urllib3.BaseHTTPResponse) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import urllib3
 
 from ddp_operator.client.errors import ClientError
 from ddp_operator.client.packing.files import CannotPack
@@ -127,6 +128,62 @@ def test_login_is_sent_only_to_registry_and_its_scheme(tmp_path: Path, home: Pat
         registry.uploads = f"http://{storage.host}"
         push_image(image(tmp_path, f"{registry.host}/team/code:again"))
         assert (storage.pushed(), set(storage.logins)) == (3, {""})
+
+
+@pytest.mark.parametrize(
+    "realm",
+    [
+        "https://example.com/token",
+        "https://127.0.0.1.example.com/token",
+        "https://0.0.1/token",
+        "https://127.0.0.1@example.com/token",
+        r"https://example.com\\@127.0.0.1/token",  # urlsplit and urllib3 read different hosts
+        "//example.com/token",
+        "https://a b/",
+        "",
+    ],
+)
+def test_login_is_not_sent_to_realm_of_another_domain(
+    tmp_path: Path, home: Path, registry: Registry, realm: str
+) -> None:
+    registry.auth = "bearer"
+    registry.realm = realm or "/token"
+    log_in(home, auths={registry.host: password()})
+    with pytest.raises(ClientError, match=rf"the registry {registry.host} asks for the login at another domain"):
+        push_image(image(tmp_path, f"{registry.host}/team/code"))
+
+
+@pytest.mark.parametrize(
+    ("registry_host", "realm", "is_sent"),
+    [
+        ("registry.gitlab.com", "https://gitlab.com/jwt/auth", True),
+        ("registry.example.com", "https://gitlab.example.com:8443/jwt/auth", True),
+        ("docker.io", "https://auth.docker.io/token", True),
+        ("ghcr.io", "https://ghcr.io/token", True),
+        ("ghcr.io", "https://evil.io/token", False),
+        ("registry.gitlab.com", "https://notgitlab.com/jwt/auth", False),
+        ("registry.gitlab.com", "http://gitlab.com/jwt/auth", False),
+        ("http://registry.internal", "http://registry.internal/token", False),
+        ("http://registry.internal", None, False),
+    ],
+)
+def test_login_is_sent_with_tls_within_domain(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, registry_host: str, realm: str | None, is_sent: bool
+) -> None:
+    sent = []
+
+    def respond(pool: Any, method: str, url: str, **options: Any) -> urllib3.HTTPResponse:
+        if method == "GET":
+            sent.append(options["headers"].get("Authorization", ""))
+        challenge = f'Bearer realm="{realm}"' if realm else 'Basic realm="r"'
+        return urllib3.HTTPResponse(b"{}", {"WWW-Authenticate": challenge}, 401, preload_content=False)
+
+    monkeypatch.setattr(urllib3.PoolManager, "request", respond)
+    name = registry_host.removeprefix("http://")
+    log_in(home, auths={"https://index.docker.io/v1/" if name == "docker.io" else name: password()})
+    with pytest.raises(ClientError, match="the login is invalid" if is_sent else "and ddp does not send it there"):
+        push_image(image(tmp_path, f"{registry_host}/team/code"))
+    assert [login.partition(" ")[0] for login in sent] == ["Basic"] * is_sent
 
 
 HELPER = """#!/bin/sh
