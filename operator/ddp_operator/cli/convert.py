@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from ddp_operator.cli.io import ExitCode
-from ddp_operator.view.terminal import print_text
+from ddp_operator.view.terminal import print_manifest, print_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,5 +48,5 @@ def run(arguments: argparse.Namespace) -> int:
         except InvalidManifest as error:
             code = ExitCode.FAILED
             print_text(f"ddp convert: complete the printed job by hand:\n{error}", file=sys.stderr)
-    print_text("---\n".join(parts), end="")
+    print_manifest("---\n".join(parts))
     return code

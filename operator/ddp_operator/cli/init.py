@@ -12,7 +12,7 @@ from typing import Any, Final
 from ddp_operator.api.defaults import MAX_RESTARTS
 from ddp_operator.cli.io import CommandError, ExitCode, integer, read_file
 from ddp_operator.client.program import IMAGE, job_name
-from ddp_operator.view.terminal import print_text
+from ddp_operator.view.terminal import print_manifest, print_text
 
 SCRIPT_SUFFIXES: Final = (".py", ".sh")
 """Of files that a command runs as a script; any other file is a job's YAML."""
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     text = write_manifest(script, arguments.extra, **read_job_options(arguments))
     check_manifest(text)
     if arguments.output is None:
-        print_text(text, end="")
+        print_manifest(text)
         return ExitCode.OK
     try:
         with arguments.output.open("x", encoding="utf-8") as file:

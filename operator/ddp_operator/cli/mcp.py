@@ -17,6 +17,7 @@ from ddp_operator.cli.io import ExitCode, print_note
 from ddp_operator.cli.mcp_tools import READ_TOOLS, WRITE_TOOLS, JobTools
 from ddp_operator.client.client import Client
 from ddp_operator.client.errors import ClientError
+from ddp_operator.view.terminal import make_printable
 
 _INSTRUCTIONS: Final = (
     "Distributed PyTorch training jobs {place}. Call `list` first; `why` explains what a job waits for or why it "
@@ -77,10 +78,10 @@ def _report_errors(function: Callable[..., str]) -> Callable[..., str]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> str:
         try:
-            return function(*args, **kwargs)
+            return make_printable(function(*args, **kwargs))
         except ClientError as error:
-            raise ToolError(str(error)) from None
+            raise ToolError(make_printable(str(error))) from None
         except InvalidManifest as error:
-            raise ToolError(f"refused\n{error}") from None
+            raise ToolError(make_printable(f"refused\n{error}")) from None
 
     return call

@@ -8,7 +8,7 @@ from typing import Any
 from ddp_operator.cli.io import CommandError, ExitCode, print_note, read_file
 from ddp_operator.cli.profile import add_profiles_argument, read_profiles
 from ddp_operator.cli.workdir import add_workdir_arguments, read_workdir
-from ddp_operator.view.terminal import print_text
+from ddp_operator.view.terminal import print_manifest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,11 +47,11 @@ def run(arguments: argparse.Namespace) -> int:
         children = ({**manifest.written, "spec": manifest.completed},)
     if arguments.output == "json":
         objects = {"apiVersion": "v1", "kind": "List", "items": list(children)}
-        print_text(json.dumps(objects, indent=2))
+        print_manifest(json.dumps(objects, indent=2) + "\n")
     else:
         import yaml
 
-        print_text(yaml.safe_dump_all(children, sort_keys=False, width=120, allow_unicode=True), end="")
+        print_manifest(yaml.safe_dump_all(children, sort_keys=False, width=120, allow_unicode=True))
     return ExitCode.OK
 
 

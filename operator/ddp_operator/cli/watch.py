@@ -12,7 +12,7 @@ from ddp_operator.client.cluster import ClusterBackend
 from ddp_operator.client.follow import Jobs, follow_jobs, view_of
 from ddp_operator.client.job import Job
 from ddp_operator.view.display import LiveRegion, PlainDisplay, View, build_table, can_redraw
-from ddp_operator.view.terminal import print_text
+from ddp_operator.view.terminal import make_printable, print_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,7 +115,7 @@ class JsonScreen(Screen):
             version = job["metadata"].get("resourceVersion", "")
             if self._versions.get(key) != version:
                 self._versions[key] = version
-                self._stream.write(json.dumps(job) + "\n")
+                self._stream.write(make_printable(json.dumps(job)) + "\n")
                 self._stream.flush()
 
 

@@ -19,6 +19,7 @@ from ddp_operator.constants import MANAGED_BY
 from ddp_operator.kube.calls import call, pages
 from ddp_operator.kube.client import ApiClient, trim
 from ddp_operator.kubeobjects import format_time, utc_now
+from ddp_operator.launcher.transfer.storage import hide_credentials
 
 logger = logging.getLogger(__name__)
 
@@ -182,7 +183,7 @@ def build_event(resource: Object, event: Event, now: datetime, number: int) -> d
         "involvedObject": reference,
         "type": event.type,
         "reason": event.reason,
-        "message": trim(event.message, MESSAGE_LIMIT),
+        "message": trim(hide_credentials(event.message), MESSAGE_LIMIT),
         "count": 1,
         "firstTimestamp": stamp,
         "lastTimestamp": stamp,

@@ -21,6 +21,7 @@ import yaml
 
 from ddp_operator import constants
 from ddp_operator.api.status import ENDED_PHASES
+from ddp_operator.launcher.transfer.storage import hide_credentials
 from ddp_operator.local.own_files import open_below, open_plain
 from ddp_operator.status.metrics_page import Page, Rates, parse_page
 
@@ -242,7 +243,7 @@ class RunFolder:
 
     def write_event(self, moment: datetime, kind: str, reason: str, message: str) -> None:
         """Append a line to events.log."""
-        text = " ".join(message.split())
+        text = hide_credentials(" ".join(message.split()))
         with self._tolerantly(self.events), self.events.open("a", encoding="utf-8") as stream:
             stream.write(f"{_local_time(moment)} {kind} {reason}: {text}\n")
 

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from html import escape
+from html import escape as escape_markup
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from ddp_operator._version import __version__
 from ddp_operator.api.status import LastFailure, Progress
+from ddp_operator.launcher.transfer.storage import hide_credentials
 from ddp_operator.local.ending import explain_interruption
 from ddp_operator.local.folder import choose_rate
 from ddp_operator.report.charts import Series, TimeAxis, format_number, line_chart, stacked_chart
@@ -119,6 +120,11 @@ def build_page(run: RecordedRun, now: datetime) -> str:
         f'<link rel="icon" href="data:,">\n<title>{escape(run.name)}</title>\n'
         f"<style>{_STYLE}</style>\n</head>\n<body>\n" + "\n".join(filter(None, sections)) + "\n</body>\n</html>\n"
     )
+
+
+def escape(text: str) -> str:
+    """Return text as markup, without credentials of URLs: people pass a report on."""
+    return escape_markup(hide_credentials(text))
 
 
 def _cards(run: RecordedRun) -> Iterable[str]:

@@ -12,6 +12,7 @@ from ddp_operator.api.job import JobSize
 from ddp_operator.api.status import Condition, ConditionStatus, Status
 from ddp_operator.contract.group_facts import ALONE, SEPARATE, TOGETHER, UNKNOWN, WAITING, GroupFacts
 from ddp_operator.kubeobjects import format_time, truncate
+from ddp_operator.launcher.transfer.storage import hide_credentials
 from ddp_operator.status.metrics_page import Page
 from ddp_operator.status.observation import Observation, Pods
 from ddp_operator.texts import format_more_pods
@@ -239,7 +240,7 @@ def merge_conditions(
                 type=kind,
                 status=fact.status,
                 reason=fact.reason,
-                message=fact.message[:1024],
+                message=hide_credentials(fact.message)[:1024],
                 last_transition_time=since,
                 observed_generation=generation,
             )

@@ -31,14 +31,14 @@ from ddp_operator.launcher.failures.text import (
     format_failure,
     format_place,
 )
+from ddp_operator.launcher.transfer.storage import hide_credentials
+from ddp_operator.texts import INVISIBLE
 
 _MAX_LINE: Final = 300
-# Escape sequences; control characters except tab and newline, and characters that change the direction of writing;
-# pictures, and characters that modify or join neighbours or are not assigned.
+# Escape sequences; invisible characters; pictures, and characters that are not assigned.
 _NOT_PLAIN: Final = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"
-    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069]"
-    r"|[\u2600-\u27bf\u2b00-\u2bff\ue000-\uf8ff\ufe00-\ufe0f\ufeff\U0001f000-\U0001ffff\U000e0000-\U0010ffff]"
+    rf"|[{INVISIBLE}\u2600-\u27bf\u2b00-\u2bff\ue000-\uf8ff\U0001f000-\U0001ffff\U000e1000-\U0010ffff]"
 )
 # The kubelet's reasons for a container that the runtime could not start, and the runtime's message about the program.
 _START_ERRORS: Final = ("StartError", "ContainerCannotRun")
@@ -90,10 +90,11 @@ def _shorten(line: str) -> str:
 def sanitize_text(text: str, limit: int) -> str:
     """Return at most ``limit`` characters of a pod's text as the status stores it.
 
-    Removes what UTF-8 cannot encode, and control sequences as ``terminal.make_printable`` does for output. It also
-    removes pictures, and bounds the length.
+    Removes credentials of URLs and control sequences, as ``terminal.make_printable`` does for output. It also removes
+    pictures, and bounds the length.
     """
-    return _NOT_PLAIN.sub("", text[:limit].encode("utf-8", "replace").decode("utf-8"))
+    encodable = text[: 2 * limit].encode("utf-8", "replace").decode("utf-8")
+    return hide_credentials(_NOT_PLAIN.sub("", encodable))[:limit]
 
 
 def describe_place(failure: LastFailure) -> str:

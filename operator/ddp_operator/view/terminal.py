@@ -1,20 +1,22 @@
 """Print text from clusters, pods and files so that it cannot control the terminal.
 
-``failures.sanitize_text`` cleans the text of pods before the status stores it.
+It has no credentials of URLs. ``failures.sanitize_text`` cleans the text of pods before the status stores it.
 """
 
 import re
 import sys
 from typing import Any, Final, TextIO
 
+from ddp_operator.launcher.transfer.storage import hide_credentials
+from ddp_operator.texts import INVISIBLE
+
 _COLOURS: Final = r"\x1b\[[0-9;:]*m"
-# Escape sequences and strings, complete or truncated; control characters except tab and newline; characters that are
-# invisible or change the direction of writing.
+# Escape sequences and strings, complete or truncated, and invisible characters.
 _CONTROL: Final = (
     r"\x1b\[[0-?]*[ -/]*[@-~]?"
     r"|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?"
     r"|\x1b[ -/]*[0-~]?"
-    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]"
+    rf"|[{INVISIBLE}]"
 )
 _PLAIN: Final = re.compile(_CONTROL)
 _COLOURED: Final = re.compile(f"({_COLOURS})|{_CONTROL}")
@@ -24,11 +26,16 @@ _RESET: Final = "\x1b[0m"
 def make_printable(text: str, *, colours: bool = False) -> str:
     """Return text without control sequences. ``colours``: keep colours, and reset them at the end."""
     if not colours:
-        return _PLAIN.sub("", text)
-    cleaned = _COLOURED.sub(lambda match: match[1] or "", text)
+        return hide_credentials(_PLAIN.sub("", text))
+    cleaned = hide_credentials(_COLOURED.sub(lambda match: match[1] or "", text))
     if "\x1b" not in cleaned or cleaned.endswith(_RESET):
         return cleaned
     return f"{cleaned}{_RESET}"
+
+
+def print_manifest(text: str) -> None:
+    """Print a manifest that the user has written, with its URLs as they are."""
+    print(_PLAIN.sub("", text), end="")
 
 
 def print_text(text: object, *, file: TextIO | None = None, end: str = "\n", flush: bool = False) -> None:

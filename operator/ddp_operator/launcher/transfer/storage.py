@@ -24,6 +24,12 @@ _PACKAGES = {
 # What precedes an @: a user and a password, which may contain slashes, or the user of a web server. A port is no
 # credential.
 _CREDENTIALS = re.compile(r"(?<=://)(?:[^/:]*:(?!\d+/)|(?:(?<=http://)|(?<=https://))[^/]*\Z)")
+_ENDS = " \t\r\n\"'<>"
+"""Characters that no URL contains."""
+# Parameters with a password, a token or a signature, such as X-Amz-Signature=, sig= and access_token=.
+_PARAMETER = re.compile(
+    r"([?&#][\w.~%-]*(?:token|signature|sig|key|keyid|secret|password|passwd|pwd|credential|auth)=)[^\s&#\"'<>)]+", re.I
+)
 
 
 def has_credentials(url: str) -> bool:
@@ -32,9 +38,11 @@ def has_credentials(url: str) -> bool:
 
 
 def hide_credentials(text: str) -> str:
-    """Replace the users and passwords in the URLs of a text by ``***``."""
-    *parts, last = text.split("@")
-    return "@".join([*map(_hide_end, parts), last])
+    """Replace the users, passwords, tokens and signatures in the URLs of a text by ``***``."""
+    if "://" in text:
+        *parts, last = text.split("@")
+        text = "@".join([*map(_hide_end, parts), last])
+    return _PARAMETER.sub(r"\1***", text)
 
 
 def _hide_end(text: str) -> str:
@@ -45,8 +53,7 @@ def _hide_end(text: str) -> str:
 
 def _find_credentials(text: str) -> Optional[int]:
     """Return where the credentials begin in a text before an @; None if it has none. They contain no space."""
-    word = text.split()[-1] if text.strip() else ""
-    match = _CREDENTIALS.search(text, len(text) - len(word)) if text.endswith(word) else None
+    match = _CREDENTIALS.search(text, 1 + max(map(text.rfind, _ENDS)))
     return match.start() if match else None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_operator.cli import main, mcp_tools
+from ddp_operator.cli import main, mcp, mcp_tools
 from ddp_operator.cli.io import ExitCode
 from ddp_operator.cli.mcp_tools import LIST_ROWS, LOG_LINES, LOG_PODS, OUTPUT_BYTES, READ_TOOLS, WRITE_TOOLS, JobTools
 from ddp_operator.client.client import Client
@@ -126,6 +126,13 @@ class TestReading:
     def test_escape_sequences_are_removed(self) -> None:
         backend = FakeBackend(JOB, lines=(Line("T", "rank 0", "\x1b]0;title\x07red\x1b[31m"),))
         assert open_tools(backend).read_logs("x") == "[rank 0] red"
+
+    def test_error_has_no_invisible_text(self) -> None:
+        def fail() -> str:
+            raise ClientError("pod a\U000e0041\u202eb failed")
+
+        with pytest.raises(Exception, match=r"^pod ab failed$"):
+            mcp._report_errors(fail)()
 
 
 class TestLogs:

@@ -34,6 +34,21 @@ def test_credentials_in_url_are_found_and_hidden(url: str, hidden: str) -> None:
     assert hide_query(f"{url}?signature") == hidden
 
 
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        ("GET /x?page=2&access_token=ab%2Fc HTTP", "GET /x?page=2&access_token=*** HTTP"),
+        ("'https://a.blob/x?sv=1&sig=Z%3D&se=2'", "'https://a.blob/x?sv=1&sig=***&se=2'"),
+        ("(https://s3/x?AWSAccessKeyId=AK&Signature=s)", "(https://s3/x?AWSAccessKeyId=***&Signature=***)"),
+        ("https://g/x?X-Goog-Credential=a@b&key=AIza", "https://g/x?X-Goog-Credential=***&key=***"),
+        ('["http://host:8080","me@host"]', '["http://host:8080","me@host"]'),
+        ("?keyword=a&tokens=3&design=b", "?keyword=a&tokens=3&design=b"),
+    ],
+)
+def test_secret_parameters_are_hidden(text: str, hidden: str) -> None:
+    assert hide_credentials(text) == hidden
+
+
 @pytest.mark.parametrize("url", WITHOUT)
 def test_url_without_credentials_is_unchanged(url: str) -> None:
     assert not has_credentials(url)

@@ -30,6 +30,7 @@ def test_message_of_launcher_is_parsed() -> None:
         ("\x1b[31mred\x1b[0m", "red"),
         ("\x1b[2J\x1b[1;1Hgone", "gone"),
         ("\x1b]0;title\x07words", "words"),
+        ("\U000e0041\u3164words of https://me:pass@host/x?sig=1", "words of https://***@host/x?sig=***"),
         ("\x1b]8;;http://example.com\x1b\\link\x1b]8;;\x1b\\", "link"),
         ("two\n\tlines", "two\n\tlines"),
         ("50%\rdone\x00\x08\x9b", "50%done"),

@@ -23,6 +23,8 @@ HOSTILE = [
     ("a\x9b2Jb", "a2Jb"),
     ("a\rb\x08c\x00d\x7f", "abcd"),
     ("a\u202eb\u2066c\u200bd", "abcd"),
+    ("a\U000e0041\U000e007fb\xad\u061c\u3164\ufe0f\U000e0100c\ufeff\ud800", "abc"),
+    ("a 403: https://me:pass@host/x?a=1&X-Amz-Signature=0f@", "a 403: https://***@host/x?a=1&X-Amz-Signature=***"),
     ("ü\t→ 数\n", "ü\t→ 数\n"),
 ]
 
