@@ -11,10 +11,11 @@
 {{- end -}}
 {{- end -}}
 
-{{- /* Refuses a missing namespace before any object is created. Without a cluster (helm template) nothing can be looked up. */ -}}
+{{- /* Refuses a missing namespace before any object is created. Without a cluster (helm template) nothing can be looked up.
+The release's own namespace may be missing too: `--create-namespace` creates it after the templates are rendered. */ -}}
 {{- define "ddp-operator.requireNamespaces" -}}
-{{- if and .Values.namespaces (lookup "v1" "Namespace" "" .Release.Namespace) -}}
-{{- range .Values.namespaces -}}
+{{- if and .Values.namespaces (or (lookup "v1" "Namespace" "" .Release.Namespace) (lookup "v1" "Namespace" "" "default")) -}}
+{{- range without .Values.namespaces .Release.Namespace -}}
 {{- if not (lookup "v1" "Namespace" "" .) -}}
 {{- fail (printf "namespaces: namespace %s does not exist; create it first: kubectl create namespace %s" . .) -}}
 {{- end -}}

@@ -172,13 +172,17 @@ def test_helm_test_has_only_required_rights(plane: ControlPlane, tmp_path: Path)
         assert asked.stdout.strip() == "no", (verb, resource)
 
 
-def test_missing_namespace_is_refused_before_any_object(plane: ControlPlane) -> None:
-    plane.kubectl("create", "namespace", "refused")
-    with helm(plane, "refused") as client:
+@pytest.mark.parametrize("create", [False, True], ids=["namespace exists", "Helm would create it"])
+def test_missing_namespace_is_refused_before_any_object(plane: ControlPlane, create: bool) -> None:
+    home = f"refused-{create}".lower()
+    if not create:
+        plane.kubectl("create", "namespace", home)
+    values = {"namespaces": [home, "no-such-team"], "crds": {"enabled": False}}
+    with helm(plane, home) as client:
         with pytest.raises(helm_python.HelmError, match="namespace no-such-team does not exist; create it first"):
-            client.install(CHART, "ddp", {"namespaces": ["refused", "no-such-team"], "crds": {"enabled": False}})
+            client.install(CHART, "ddp", values, create_namespace=create)
         assert client.list() == []
-    assert get(plane, "roles,deployments", "-n", "refused")["items"] == []
+    assert get(plane, "roles,deployments", "-n", home)["items"] == []
 
 
 @pytest.mark.parametrize("name", ["default", "locked-down", "foreign-account", "spread"])
