@@ -23,6 +23,17 @@ def read_cpu_quota() -> Optional[float]:
         return None
 
 
+def read_memory_limit() -> Optional[int]:
+    """Return the cgroup's memory limit in bytes; None without a limit."""
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            with open(path, encoding="ascii") as file:
+                return int(file.read(64))
+        except (OSError, ValueError):
+            continue  # no limit, or the other version of cgroups
+    return None
+
+
 def count_oom_kills() -> int:
     """Return how many processes of this cgroup the kernel's OOM killer has ended."""
     for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):

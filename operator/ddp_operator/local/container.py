@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ddp_operator.cluster import Object
 from ddp_operator.local.folder import replace_file
-from ddp_operator.local.own_files import open_plain
+from ddp_operator.local.own_files import make_own_folder, open_plain
 
 Lookup = Callable[[str, str], Object | None]
 """Find a ConfigMap or Secret of the pod's namespace by kind and name."""
@@ -179,8 +179,9 @@ def _prepare(volume: Object, pod: Path, claims: Path, lookup: Lookup) -> Path | 
     if host := volume.get("hostPath"):
         return _host_path(host)
     if claim := volume.get("persistentVolumeClaim"):
+        make_own_folder(claims)
         folder = _below(claims, claim["claimName"])
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         return folder
     folder = _below(pod, volume["name"])
     for kind, member, name in (("ConfigMap", "configMap", "name"), ("Secret", "secret", "secretName")):
@@ -235,7 +236,7 @@ class ClaimLock:
 
     def __init__(self, claims: Path, claim: str) -> None:
         """Take the lock. Raises: ClaimInUse, OSError."""
-        claims.mkdir(parents=True, exist_ok=True)
+        make_own_folder(claims)
         self._folder = claims / claim
         # Beside the claim's folder, which belongs to the training script. No claim's name starts with a dot.
         self._descriptor = open_plain(claims / f".{claim}.lock", os.O_RDWR | os.O_CREAT, 0o666)

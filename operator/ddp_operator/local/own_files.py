@@ -48,6 +48,12 @@ def open_own_folder(path: str | Path) -> int:
     raise PermissionError(f"{path} belongs to another user (uid {owner})")
 
 
+def make_own_folder(path: Path) -> None:
+    """Create a folder for this user alone, unless the user has it. Raises: OSError."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.close(open_own_folder(path))
+
+
 def is_own_folder(path: Path) -> bool:
     """Return whether a path is a real folder of this user."""
     try:

@@ -23,6 +23,7 @@ from .copies import (
     decode_header,
     encode_header,
     find_available,
+    make_private_folder,
 )
 from .interval import Interval
 from .loading import build_state, find_misfit
@@ -232,7 +233,7 @@ class _Session:
         self._ranks = Ranks(place)
         self._finite_only = finite_only
         self._folder = os.path.join(folder, f"pod-{place.pod}")
-        os.makedirs(self._folder, mode=0o700, exist_ok=True)
+        make_private_folder(self._folder)
         self._state_slots = Slots(os.path.join(self._folder, "state"))
         self._shard_slots = Slots(os.path.join(self._folder, f"shard-{place.local_rank}"))
         self._peer_slots = Slots(os.path.join(self._folder, f"peer-{place.local_rank}"))

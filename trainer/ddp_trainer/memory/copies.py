@@ -10,9 +10,11 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import stat
 import struct
 import time
 import zlib
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -207,6 +209,30 @@ class CopyFile:
 
 def _runtime() -> Any:
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+
+def make_private_folder(path: str) -> None:
+    """Create a folder that only this user can read and change, and its parent.
+
+    Raises PermissionError if either exists and is a link or open to other users.
+    """
+    parent = os.path.dirname(path)
+    os.makedirs(parent, mode=0o700, exist_ok=True)
+    above = os.lstat(parent)
+    is_open = above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX
+    _check_folder(parent, above, is_safe=above.st_uid in (0, os.geteuid()) and not is_open)
+    with suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    own = os.lstat(path)
+    _check_folder(path, own, is_safe=own.st_uid == os.geteuid() and not own.st_mode & 0o077)
+
+
+def _check_folder(path: str, status: os.stat_result, *, is_safe: bool) -> None:
+    if not is_safe or not stat.S_ISDIR(status.st_mode):
+        raise PermissionError(
+            f"{path} ({stat.filemode(status.st_mode)}, uid {status.st_uid}) is a link or open to other users, who "
+            "could read or replace the copies; delete it, or give another folder"
+        )
 
 
 def find_available(folder: str) -> int:

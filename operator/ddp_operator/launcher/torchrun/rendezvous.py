@@ -6,7 +6,7 @@ Keys in the store, below the run's id:
     <round>/restart    exists once the members of the round before have to join this one
     <round>/cause      exists once a pod knows why: its own rank has failed, or a pod has joined or left
     <round>/members    the members, their restarts, the address of rank 0's store, and whether there is a cause
-    beats/<pod>        a counter that rises while the pod lives; only if pods can join and leave
+    beats/<pod>        a time that rises while the pod lives; only if pods can join and leave
     closed             exists once a pod has ended
 
 A pod that takes another's place has the same index, and thus the same place in these lists.
@@ -257,12 +257,12 @@ class PodRendezvous(api.RendezvousHandler):
         """Return the pods whose heartbeats have stopped; none in a job whose pods do not join and leave."""
         if not self._pod.regroups or not pods:
             return set()
-        counts = self._store.multi_get([f"{self._run}/beats/{pod}" for pod in pods])
-        beats = {pod: counts[place] for place, pod in enumerate(pods)}
+        times = self._shared.read_all([f"beats/{pod}" for pod in pods])
+        beats = {pod: times[place] for place, pod in enumerate(pods)}
         return self._heartbeats.find_dead(beats, time.monotonic()) - {self._pod.node}
 
     def _beat(self) -> None:
-        self._shared.add(f"beats/{self._pod.node}", 1)
+        self._shared.write(f"beats/{self._pod.node}", time.time())
 
     def _keep_beating(self) -> None:
         with suppress(RuntimeError):  # the store has ended, as the main thread will notice

@@ -100,11 +100,11 @@ class RoundState:
         ``synchronize`` does either, and returns the name of the snapshot. The launcher limits its time.
         """
         if self._pod.node == 0:
-            self._wait_for_count("uploaded", self._pods - 1, self._pod.join_timeout_seconds)
+            self._wait(lambda: self._count("uploaded") >= self._pods - 1, self._pod.join_timeout_seconds)
             self._store.write("snapshot", synchronize(None))
             return
         synchronize(None)
-        self._store.add("uploaded", 1)
+        self._store.append("uploaded", self._pod.node)
         snapshot = None
         while snapshot is None:
             time.sleep(0.1)
@@ -113,19 +113,29 @@ class RoundState:
 
     def count_ended_pods(self) -> int:
         """Return the number of pods whose ranks have all ended with exit code 0; 0 if the store does not respond."""
-        return query_store(lambda: self._store.add("ended", 0)) or 0
+        return query_store(lambda: self._count("ended")) or 0
 
     def wait_for_ended_pods(self, patience: float) -> bool:
         """Count this pod as ended and wait for its peers. Returns False after ``patience`` seconds or without store."""
         try:
-            self._store.add("ended", 1)
-            return self._wait_for_count("ended", self._pods, patience)
+            self._store.append("ended", self._pod.node)
+            return self._wait(self._have_all_ended, patience)
         except RuntimeError:  # the store has ended
             return False
 
-    def _wait_for_count(self, counter: str, number: int, patience: float) -> bool:
+    def _have_all_ended(self) -> bool:
+        """Pod 0 reads the log and publishes its end: the other pods read one short value."""
+        if self._pod.node == 0 and self._count("ended") >= self._pods:
+            self._store.write("over", True)
+        return self._store.read("over") is not None
+
+    def _count(self, log: str) -> int:
+        """Return how many pods are in a log. A stranger can repeat a line, but not write one."""
+        return len(set(self._store.read_log(log)))
+
+    def _wait(self, condition: Callable[[], bool], patience: float) -> bool:
         deadline = time.monotonic() + patience
-        while self._store.add(counter, 0) < number:
+        while not condition():
             if time.monotonic() > deadline:
                 return False
             time.sleep(max(0.1, min(1.0, self._pods / 100)))

@@ -14,7 +14,7 @@ import signal
 import socket
 import threading
 from contextlib import suppress
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Sequence
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -22,10 +22,13 @@ from ...contract.failure_record import KnownFailure
 from ...contract.failure_table import NETWORK, Outcome
 from ...contract.names import EXIT_RETRYABLE
 from ..failures.text import PORT_REMEDY
+from ..processes import read_memory_limit
 
 VALUE_LIMIT = 4 << 20  # bytes; the log of 5,000 pods has less than one MiB
-# Bytes of all values and connections. Anyone who reaches the port may write: beyond it the store refuses values.
+# Bytes of all values and connections. Anyone who reaches the port may write: beyond it the store refuses values. The
+# ranks need the container's memory: the store gets this part of it at most.
 MEMORY_LIMIT = 512 << 20
+_MEMORY_PART = 8
 _MAC_LENGTH = 64  # hexadecimal digits
 _BACKLOG = 2048
 _SECONDS_FOR_STORE = 2.0
@@ -66,12 +69,14 @@ class SignedStore:
 
     def read_log(self, key: str) -> list[Any]:
         """Return the valid values of a log, in the order in which they were appended."""
-        values = [self._verify(key, line) for line in self._fetch(key).split("\n")]
+        lines = [line for line in self._fetch(key).split("\n") if len(line) > _MAC_LENGTH]
+        values = [self._verify(key, line) for line in lines]
         return [value for value in values if value is not None]
 
-    def add(self, key: str, amount: int) -> int:
-        """Add to a counter, which is not signed. Returns its value."""
-        return int(self._store.add(self._name(key), amount))
+    def read_all(self, keys: Sequence[str]) -> list[Any]:
+        """Return the values of keys that exist, None for one without a valid signature."""
+        stored = self._store.multi_get([self._name(key) for key in keys])
+        return [self._verify(key, stored[place].decode(errors="replace")) for place, key in enumerate(keys)]
 
     def _name(self, key: str) -> str:
         return f"{self._scope}/{key}"
@@ -130,7 +135,7 @@ def fork_store(address: str, port: int, guard: int, channel: socket.socket) -> i
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         channel.close()
-        _limit_memory(MEMORY_LIMIT)
+        _limit_memory(compute_memory_limit())
         try:
             store = host_store(address, port)
         except Exception as error:
@@ -142,6 +147,12 @@ def fork_store(address: str, port: int, guard: int, channel: socket.socket) -> i
         del store
     finally:
         os._exit(0)
+
+
+def compute_memory_limit() -> int:
+    """Return how many bytes the store may allocate."""
+    container = read_memory_limit()
+    return MEMORY_LIMIT if container is None else min(MEMORY_LIMIT, container // _MEMORY_PART)
 
 
 def _limit_memory(growth: int) -> None:

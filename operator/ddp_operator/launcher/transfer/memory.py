@@ -77,12 +77,25 @@ def find_saved_folder(env: Mapping[str, str]) -> Optional[str]:
 
 def list_copies(folder: str) -> list[MemoryCopy]:
     """Return the complete copies in a folder, by the checksums of their headers."""
+    copies = [_read_header(path) for path in _list_files(folder)]
+    return [copy for copy in copies if copy is not None]
+
+
+def _list_files(folder: str) -> list[str]:
+    """Return the paths in the pod's folder.
+
+    The memory may be that of the node, where others can plant files: none of a link, or of a folder open to them.
+    """
     try:
-        paths = sorted(os.path.join(folder, name) for name in os.listdir(folder))
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         return []  # the script does not use MemoryCheckpoint
-    copies = [_read_header(path) for path in paths]
-    return [copy for copy in copies if copy is not None]
+    try:
+        status = os.fstat(descriptor)
+        is_private = status.st_uid == os.geteuid() and not status.st_mode & 0o077
+        return sorted(os.path.join(folder, name) for name in os.listdir(descriptor)) if is_private else []
+    finally:
+        os.close(descriptor)
 
 
 def _read_header(path: str) -> Optional[MemoryCopy]:
@@ -135,11 +148,7 @@ def wait_for_copies(pod_index: int, env: Mapping[str, str], seconds: float = _SE
 
 
 def _has_copy_under_way(folder: str) -> bool:
-    try:
-        paths = [os.path.join(folder, name) for name in os.listdir(folder)]
-    except OSError:
-        return False  # the script does not use MemoryCheckpoint
-    return any(process_state(_read_writer(path)) not in ("", "T") for path in paths)
+    return any(process_state(_read_writer(path)) not in ("", "T") for path in _list_files(folder))
 
 
 def _read_writer(path: str) -> int:

@@ -30,7 +30,7 @@ CONTENT = torch.arange(256).to(torch.uint8)
 
 
 def write(path: Path, step: int, *, kind: int = REPLICATED, rank: int = 0) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = CopyFile(str(path))
     reserved = file.reserve(CONTENT.numel())
     reserved.copy_(CONTENT)
@@ -54,6 +54,17 @@ def save(env: dict[str, str], *, checkpoint_step: float = -1.0, deadline: float 
 
 def list_saved(tmp_path: Path) -> list[str]:
     return sorted(path.name for path in (tmp_path / "ckpt" / "ddp-memory-uid-of-the-job").glob("*"))
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o750, 0o777])
+def test_copies_are_read_from_own_private_folder_only(tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "pod-0"
+    write(folder / "state-0", 7)
+    folder.chmod(mode)
+    link = tmp_path / "pod-1"
+    link.symlink_to(folder)
+    assert [copy.step for copy in list_copies(str(folder))] == ([7] if mode == 0o700 else [])
+    assert list_copies(str(link)) == []
 
 
 def test_header_of_the_trainer_is_read(tmp_path: Path) -> None:
@@ -137,7 +148,7 @@ def test_job_without_checkpoint_folder_saves_nothing(env: dict[str, str], tmp_pa
 
 def begin_copy(env: dict[str, str]) -> CopyFile:
     folder = Path(env["DDP_MEMORY_DIR"], "pod-1")
-    folder.mkdir(parents=True)
+    folder.mkdir(mode=0o700, parents=True)
     file = CopyFile(str(folder / "state-0"))
     file.reserve(CONTENT.numel()).copy_(CONTENT)
     file.announce()

@@ -220,6 +220,18 @@ class TestEndedPods:
             assert waiting.result(60.0)
         assert first.count_ended_pods() == 2
 
+    def test_unsigned_and_repeated_lines_end_no_pod(self, tmp_path: Path) -> None:
+        store = HashStore()
+        shared = SignedStore(store, "secret", "run/0")
+        pods = RoundPods(tmp_path, shared)
+        shared.append("ended", 1)
+        for name in ("run/0/ended", "run/0/uploaded"):
+            store.append(name, shared._fetch("ended") + "0\n2\n")
+        SignedStore(store, "", "run/0").append("ended", 0)
+        store.set("run/0/over", "true")
+        assert pods.states[0].count_ended_pods() == 1
+        assert not pods.states[1].wait_for_ended_pods(0.0)
+
     def test_patience_has_an_end(self, pods: RoundPods) -> None:
         assert not pods.states[0].wait_for_ended_pods(0.0)
 

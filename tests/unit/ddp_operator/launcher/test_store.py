@@ -76,9 +76,19 @@ class TestSignedStore:
         signed(store).append("log", [2, "c"])
         assert signed(store).read_log("log") == [[0, "a"], [2, "c"]]
 
-    def test_counter_is_added_up(self) -> None:
+    def test_many_values_are_read_at_once(self) -> None:
         store = HashStore()
-        assert [signed(store).add("pods", amount) for amount in (0, 1, 2)] == [0, 1, 3]
+        signed(store).write("beats/0", 1)
+        store.set("run/0/beats/1", "2")
+        assert signed(store).read_all(["beats/0", "beats/1"]) == [1, None]
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(None, 512 << 20), (8 << 30, 512 << 20), (1 << 30, 128 << 20)])
+def test_store_takes_at_most_one_eighth_of_container(
+    monkeypatch: pytest.MonkeyPatch, limit: int | None, expected: int
+) -> None:
+    monkeypatch.setattr(stores, "read_memory_limit", lambda: limit)
+    assert stores.compute_memory_limit() == expected
 
 
 class TestHostStore:

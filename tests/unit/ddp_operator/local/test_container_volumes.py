@@ -44,6 +44,17 @@ def test_claim_is_folder_that_all_pods_and_runs_share(tmp_path: Path) -> None:
     assert (tmp_path / "claims" / "ckpt").is_dir()
 
 
+def test_claims_belong_to_this_user_alone(tmp_path: Path) -> None:
+    claim = {"persistentVolumeClaim": {"claimName": "ckpt"}}
+    prepare(tmp_path, claim)
+    assert (tmp_path / "claims").stat().st_mode & 0o777 == 0o700
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "claims").symlink_to(tmp_path / "claims")
+    with pytest.raises(OSError, match="claims"):
+        prepare(other, claim)
+
+
 @pytest.mark.parametrize("source", [{"emptyDir": {}}, {"emptyDir": {"medium": "Memory"}}, {}])
 def test_empty_dir_is_folder_of_pod(tmp_path: Path, source: dict[str, Any]) -> None:
     places = prepare(tmp_path, source)

@@ -407,6 +407,23 @@ def test_two_jobs_on_one_node_keep_their_own_copies(tmp_path: Path) -> None:
         memory.close()
 
 
+@pytest.mark.parametrize("attack", ["link", "open folder", "link above", "open folder above"])
+def test_folder_that_others_prepared_is_refused(tmp_path: Path, attack: str) -> None:
+    folder = tmp_path / "memory"
+    planted = folder if attack.endswith("above") else folder / "pod-0"
+    (tmp_path / "private").mkdir(mode=0o700)
+    planted.parent.mkdir(mode=0o700, exist_ok=True)
+    if attack.startswith("link"):
+        planted.symlink_to(tmp_path / "private")
+    else:
+        planted.mkdir()
+        planted.chmod(0o777)
+    memory = MemoryCheckpoint({"model": torch.nn.Linear(1, 1)}, folder=str(folder))
+    with pytest.raises(PermissionError, match="is a link or open to other users"):
+        memory.restore()
+    assert list((tmp_path / "private").iterdir()) == []
+
+
 def test_save_before_restore_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"save\(\) needs restore\(\)"):
         Run(tmp_path).memory.save(1)
