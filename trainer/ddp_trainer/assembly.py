@@ -12,10 +12,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ddp_trainer.checkpoint.fence import Fence
 from ddp_trainer.checkpoint.store import Checkpointer
-from ddp_trainer.config.options import Recording
 from ddp_trainer.config.run import RunConfig
-from ddp_trainer.config.unread import refuse_unread
-from ddp_trainer.data import DATASETS, IMAGES, MASKED_IMAGES, DataConfig, download, load_datasets
+from ddp_trainer.data import DataConfig, download, load_datasets
 from ddp_trainer.data.arrays import Datasets
 from ddp_trainer.data.loader import TrainLoader, ValidationLoader
 from ddp_trainer.data.sampling import derive_seed
@@ -90,8 +88,7 @@ def assemble(config: RunConfig, world: World, user_parts: UserParts | None = Non
         precision = _build_precision(config, world)
         check(config.distributed, world)
 
-    data_recording = Recording(config.data)
-    datasets = user_parts.data or fetch_datasets(data_recording.config, world)
+    datasets = user_parts.data or fetch_datasets(config.data, world)
     with world.agreed():
         if config.model.init_from and world.env.local_rank == 0:
             download_weights(config.model.init_from)
@@ -101,7 +98,6 @@ def assemble(config: RunConfig, world: World, user_parts: UserParts | None = Non
         loader = TrainLoader(datasets, config.data, place, samples_per_step=samples_per_step, seed=config.seed)
         validation = ValidationLoader(datasets, config.data, place)
         in_channels = datasets.in_channels  # before the seed is set: this may read a sample, which may draw numbers
-        _refuse_unread_of_user_data(config, user_parts, datasets, data_recording)
         model = _build_initial_model(config, world, user_parts, datasets, in_channels)
         checkpointer = _open_checkpointer(config, world)
     with world.agreed():
@@ -136,13 +132,11 @@ def _build_initial_model(
     config: RunConfig, world: World, user_parts: UserParts, datasets: Datasets, in_channels: int
 ) -> nn.Module:
     """Build the model on the CPU, with random weights by the seed or those of ``init_from``."""
-    recording = Recording(config.model)
     seed_generator(derive_seed(config.seed, _STREAM_WEIGHTS), world.device)
     if user_parts.model is not None:
         model = _build_user_model(user_parts.model)
     else:
-        model = build_model(recording.config, in_channels, datasets.num_classes)
-    _refuse_unread_of_user_model(config, user_parts, model, recording)
+        model = build_model(config.model, in_channels, datasets.num_classes)
 
     source = config.model.init_from
     if source:
@@ -238,31 +232,6 @@ def _print_defaults(config: RunConfig, world: World, precision: Precision, optim
     defaults = describe_defaults(config.precision, precision.numerics, world.device.type, fused=fused)
     if world.is_main and defaults:
         print(defaults, flush=True)
-
-
-def _refuse_unread_of_user_data(
-    config: RunConfig, user_parts: UserParts, datasets: Datasets, recording: Recording
-) -> None:
-    """Raise :class:`UserError` for settings that neither the user's data function nor the trainer reads."""
-    reads = recording.finish()
-    if reads is None or (user_parts.data is None and config.data.name in DATASETS):
-        return
-    if datasets.holds_images:
-        reads |= frozenset(MASKED_IMAGES if datasets.masks else IMAGES)
-    refuse_unread(config, own={"data.name": reads})
-
-
-def _refuse_unread_of_user_model(
-    config: RunConfig, user_parts: UserParts, model: nn.Module, recording: Recording
-) -> None:
-    """Raise :class:`UserError` for settings that neither the user's model function nor the trainer reads."""
-    reads = recording.finish()
-    if reads is None or (user_parts.model is None and config.model.name in MODELS):
-        return
-    reads |= {"precision.channels_last"}
-    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
-        reads |= {"model.sync_batchnorm"}
-    refuse_unread(config, own={"model.name": reads})
 
 
 def fetch_datasets(config: DataConfig, world: World) -> Datasets:

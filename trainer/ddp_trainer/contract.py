@@ -20,7 +20,6 @@ ENV_RUNTIME_DIR: Final = "DDP_RUNTIME_DIR"
 RUNTIME_PORT_FILE: Final = "metrics/{local_rank}.port"
 RUNTIME_FINAL_PAGE: Final = "metrics/{local_rank}.prom"
 RUNTIME_ERROR_FILE: Final = "errors/{local_rank}.json"
-RUNTIME_TRACE_FILE: Final = "traces/{local_rank}"
 
 # Exit codes that classify a worker's end.
 EXIT_OK: Final = 0

@@ -21,7 +21,6 @@ from ddp_trainer.observability.epoch_record import EpochRecord
 from ddp_trainer.observability.logs import ScalarLogs
 from ddp_trainer.observability.meters import Timeline
 from ddp_trainer.observability.reporter import Reporter
-from ddp_trainer.observability.tracing import Tracer
 from ddp_trainer.optim import Schedule, lr_scale
 from ddp_trainer.plan import Plan, Position
 
@@ -109,7 +108,6 @@ class TrainingLoop:
         run_state.measure_seconds = self.epochs.measure_total
         self.logs = self.report.logs = ScalarLogs(config, world, self.position.step)
         self.agreement = StopAgreement(world, self.stop)
-        self.tracer = Tracer(config.profile_dir, world)
 
     def _build_schedule(self) -> Schedule:
         """Build the schedule of the learning rate; for a program's own optimizer it is the factor of its rates."""
@@ -207,7 +205,6 @@ class TrainingLoop:
             return None
         finally:
             self.logs.close()
-            self.tracer.close()
             self.memory.close()
             # If the garbage collector deletes them instead, it waits five seconds for each reader process.
             del self.loader, self.validation
@@ -269,7 +266,8 @@ class TrainingLoop:
         """Train to the end of the epoch or of the run."""
         self.epochs.begin()
         self.agreement.begin()
-        self.tracer.follow(self.steps())
+        for _ in self.steps():
+            pass
         self.epochs.end()
 
     def steps(self) -> Iterator[None]:

@@ -4,7 +4,6 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from html import escape as escape_markup
-from pathlib import Path
 from typing import Final
 
 from msgspec.structs import replace
@@ -106,7 +105,6 @@ def build_page(run: RecordedRun, now: datetime) -> str:
         list_interruptions(run.marks),
         failure if succeeded else "",
         list_ranks(run.ranks),
-        list_traces(run.traces),
         list_links(run.status.tracking.links if run.status.tracking else ()),
         list_events(run.events, run.start),
         list_facts({"command": run.command, **run.facts}),
@@ -225,13 +223,6 @@ def list_ranks(ranks: Sequence[RankTime]) -> str:
         rest = _table(heads, rows[_SHOWN_RANKS:], "ranks", "number")
         text += f"<details><summary>{len(rows) - _SHOWN_RANKS} more ranks</summary>{rest}</details>"
     return _box("Ranks of the last attempt, the slowest first" if median else "Ranks of the last attempt", text)
-
-
-def list_traces(traces: Sequence[Path]) -> str:
-    """Return links to the traces of torch.profiler."""
-    rows = [f'<tr><td><a href="{escape(path.as_uri())}">{escape(str(path))}</a></td></tr>' for path in traces]
-    usage = "<p>Some steps of a rank; open a trace in ui.perfetto.dev or chrome://tracing</p>"
-    return _box("Traces", usage + _table((), rows, "wide")) if rows else ""
 
 
 def list_links(links: Sequence[str]) -> str:

@@ -35,7 +35,6 @@ _FAILURE = "Failure"
 _OTHER_CAUSES = (RESIZED, DISRUPTED, POD_REPLACEMENT, RESUMED, NODES_READMITTED)
 _RESTART = "restart"
 _LATE = 15.0  # seconds after which the operator reports an in-place restart at the latest
-_TRACES = "traces"  # in a pod's runtime folder: for each local rank the path of its trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +97,6 @@ class RecordedRun:
     marks: Sequence[Mark]
     events: Sequence[LoggedEvent]
     ranks: Sequence[RankTime]
-    traces: Sequence[Path] = ()
     step_hint: str = ""
     """Why no step of the script is visible, and the remedy."""
 
@@ -152,7 +150,6 @@ def read_run(path: Path) -> RecordedRun:
         command=folder.command_line,
         facts=folder.facts,
         under_way=under_way,
-        traces=find_traces(folder),
         step_hint=folder.read_step_hint(status.attempt),
         ranks=parse_ranks(pages[stem] for stem in sorted(pages) if stem.startswith(f"attempt-{status.attempt}-")),
     )
@@ -168,7 +165,6 @@ def make_run(
     under_way: bool,
     command: str = "",
     facts: Mapping[str, str] | None = None,
-    traces: Sequence[Path] = (),
     ranks: Sequence[RankTime] = (),
     step_hint: str = "",
 ) -> RecordedRun:
@@ -190,19 +186,9 @@ def make_run(
         rows=rows,
         marks=find_marks(rows, events, start),
         events=events,
-        traces=traces,
         ranks=ranks,
         step_hint=step_hint,
     )
-
-
-def find_traces(folder: RunFolder) -> list[Path]:
-    """Return the existing traces of the run's ranks."""
-    traces = set()
-    for note in sorted(folder.path.glob(f"pods/*/runtime/{_TRACES}/*")):
-        with suppress(OSError):
-            traces.add(Path(folder.read(note).strip()))
-    return sorted(trace for trace in traces if trace.is_file())
 
 
 def split_processes(rows: Sequence[Row]) -> list[list[Row]]:

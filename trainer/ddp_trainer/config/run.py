@@ -55,9 +55,6 @@ class RunConfig(SettingsGroup):
     log_dir: str | None = option(
         None, "folder for metrics.jsonl and, if tensorboard is installed, TensorBoard's event files"
     )
-    profile_dir: str | None = option(
-        None, "folder for torch.profiler's trace of some steps of each rank", flag="--profile"
-    )
     output_dir: str | None = option(None, "folder for config.json and model.pt (default: the checkpoint folder)")
     eval_only: bool = option(
         False, "only validate the newest checkpoint, or without one the weights of --init-from; save nothing"

@@ -19,9 +19,6 @@ from ddp_trainer.errors import UserError
 from ddp_trainer.models import MODELS, NORMS
 from ddp_trainer.optim import OPTIMIZERS, SCHEDULES
 
-# Key of a choice -> the settings that the program's own part reads.
-OwnReads = Mapping[str, Set[str]]
-
 
 @dataclass(frozen=True)
 class Unread:
@@ -40,7 +37,7 @@ class Rule(Protocol):
         """Return the settings that depend on the other one."""
         ...
 
-    def explain(self, config: RunConfig, key: str, own: OwnReads) -> Unread | None:
+    def explain(self, config: RunConfig, key: str) -> Unread | None:
         """Return why ``config`` does not read the setting ``key``; None if this rule does not exclude it."""
         ...
 
@@ -49,7 +46,7 @@ class Rule(Protocol):
 class Choice:
     """A setting whose value names parts, each with the settings that it reads.
 
-    ``unlisted`` are the settings that a user's own part reads; None: known only after it is built.
+    ``unlisted`` are the settings that a user's own part reads; None: it may read any.
     """
 
     key: str
@@ -62,11 +59,11 @@ class Choice:
         """Return the settings that at least one of the parts reads."""
         return {key for reads in self.reads.values() for key in reads}
 
-    def explain(self, config: RunConfig, key: str, own: OwnReads) -> Unread | None:
-        """Return why neither the parts that ``config`` names nor the program's own part read ``key``."""
+    def explain(self, config: RunConfig, key: str) -> Unread | None:
+        """Return why the parts that ``config`` names do not read ``key``."""
         value = attrgetter(self.key)(config)
         names = value if isinstance(value, tuple) else (value,)
-        reads = own.get(self.key, self._collect_reads(names))
+        reads = self._collect_reads(names)
         if reads is None or key in reads:
             return None
 
@@ -112,7 +109,7 @@ class Switch:
         """Return the settings that are enabled or disabled."""
         return frozenset(self.reads)
 
-    def explain(self, config: RunConfig, key: str, own: OwnReads) -> Unread | None:
+    def explain(self, config: RunConfig, key: str) -> Unread | None:
         """Return why ``config`` does not read ``key``: None, False, 0 and empty values are off."""
         value = attrgetter(self.key)(config)
         is_on = bool(value) if self.reads_when_on else value is not None and value is not False
@@ -165,13 +162,10 @@ def get_flags() -> Mapping[str, Option]:
     return {option.key: option for option in options(RunConfig)}
 
 
-def find_unread(config: RunConfig, own: OwnReads | None = None) -> Iterator[Unread]:
-    """Yield the settings that ``config`` does not read, whatever their values, in the order of the flags.
-
-    ``own`` are the settings that the user's own parts read, if known.
-    """
+def find_unread(config: RunConfig) -> Iterator[Unread]:
+    """Yield the settings that ``config`` does not read, whatever their values, in the order of the flags."""
     for key in get_flags():
-        reasons = (rule.explain(config, key, own or {}) for rule in RULES if key in rule.governed)
+        reasons = (rule.explain(config, key) for rule in RULES if key in rule.governed)
         reason = next(filter(None, reasons), None)
         if reason is not None:
             yield reason
@@ -191,13 +185,13 @@ def find_changed(config: RunConfig) -> set[str]:
     return {key for key in get_flags() if is_changed(attrgetter(key))}
 
 
-def refuse_unread(config: RunConfig, flags: Set[str] = frozenset(), own: OwnReads | None = None) -> None:
+def refuse_unread(config: RunConfig, flags: Set[str] = frozenset()) -> None:
     """Raise :class:`UserError` for settings that the user set and nothing reads.
 
     The user set those on the command line, ``flags`` by their dotted names, and all that differ from the preset.
     """
     set_by_user = flags | find_changed(config)
-    unread = [setting for setting in find_unread(config, own) if setting.key in set_by_user]
+    unread = [setting for setting in find_unread(config) if setting.key in set_by_user]
     if not unread:
         return
     first, *more = unread

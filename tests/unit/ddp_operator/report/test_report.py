@@ -178,20 +178,6 @@ class TestReportPage:
         steps = re.findall(r"checkpoint of step (\d+) at (\w+)", page.split("<figure>")[1])
         assert steps == [("4", "4s"), ("8", "8s")]
 
-    def test_existing_traces_are_linked(self, tmp_path: Path) -> None:
-        path = write_run(tmp_path / "runs")
-        trace = tmp_path / "a <claim>" / "rank-1.json.gz"
-        trace.parent.mkdir()
-        trace.touch()
-        for pod, named in (("train-0", tmp_path / "gone.json.gz"), ("train-1", trace)):
-            note = path / "pods" / pod / "runtime" / "traces" / "0"
-            note.parent.mkdir(parents=True)
-            note.write_text(f"{named}")
-        page = build_page(read_run(path), NOW)
-        assert Links(page).found == ["data:,", trace.as_uri()]
-        assert Links(page).open == []
-        assert "a &lt;claim&gt;/rank-1.json.gz" in page
-
     def test_page_has_command_to_repeat_run(self, tmp_path: Path) -> None:
         path = write_run(tmp_path)
         RunFolder(path).write_manifest("", [], {}, "ddp run train.py -- --lr 0.1")

@@ -43,7 +43,6 @@ CASES: dict[str, tuple[str, ...]] = {
     "train_accuracy": ("true",),
     "csv_dir": ("tables",),
     "log_dir": ("figures",),
-    "profile_dir": ("traces",),
     "output_dir": ("elsewhere",),
     "eval_only": ("true",),
     "data.name": ("digits",),
