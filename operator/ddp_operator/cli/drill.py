@@ -33,6 +33,7 @@ from ddp_operator.api.parse import parse_manifest, parse_resource
 from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.cli import probe
 from ddp_operator.cli.arguments import add_cluster_arguments, add_output_argument, open_client
+from ddp_operator.cli.init import SCRIPT_SUFFIXES, find_script
 from ddp_operator.cli.io import CommandError, ExitCode, integer, print_note, read_file
 from ddp_operator.cli.recovery import MeasuredRecovery, Sample, measure, parse_sample
 from ddp_operator.client.api import Api, get_job, list_pods
@@ -55,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "job",
         metavar="NAME|FILE",
-        help="a running job of a cluster, or a job's YAML or training script (train.py) to run on this machine",
+        help="a running job of a cluster, or a job's YAML or script (train.py, run.sh) to run on this machine",
     )
     parser.add_argument("--kill", type=int, metavar="RANK", required=True, help="kill the process of this rank")
     parser.add_argument(
@@ -98,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the drill and print the result. Raises: CommandError."""
     if arguments.kill < 0:
         raise CommandError("--kill: must be at least 0")
-    if arguments.job == "-" or arguments.job.endswith((".yaml", ".yml", ".json", ".py")):
+    if arguments.job == "-" or arguments.job.endswith((".yaml", ".yml", ".json", *SCRIPT_SUFFIXES)):
         with LocalRun.of(arguments) as run:
             result = drill(run, arguments.kill, after=arguments.after, timeout=arguments.timeout)
     else:
@@ -421,15 +422,13 @@ class LocalRun:
         for name in ("nodes", "procs"):
             if getattr(arguments, name) is not None:
                 options += [f"--{name}", str(getattr(arguments, name))]
-        script = arguments.job if arguments.job.endswith(".py") else None
-        if script is not None:
-            read_file(script, "a training script")
-        folder = arguments.workdir or default_folder(script)
+        script = find_script(arguments.job, None)
+        folder = arguments.workdir or default_folder(script.path if script else None)
         return cls(arguments.job, arguments.extra, folder=folder, include=arguments.include, options=options)
 
     @property
     def _is_script(self) -> bool:
-        return self._file.endswith(".py")
+        return self._file.endswith(SCRIPT_SUFFIXES)
 
     def _target(self) -> str:
         """Return the FILE of `ddp run`: the script's path in the copy, or the YAML."""

@@ -340,6 +340,20 @@ class TestProbe:
         assert run._metrics_port() == 2
         run._folder.cleanup()
 
+    @pytest.mark.parametrize("script", ["train.py", "run.sh"])
+    def test_script_is_run_by_its_path_in_the_copy(
+        self, script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        Path(script).write_text("")
+        named = argparse.Namespace(job=script, cpu=False, nodes=None, procs=None, workdir=None, include=(), extra=())
+        run = LocalRun.of(named)
+        assert script in run._command
+        assert "--max-restarts" in run._command
+        with run:
+            assert (run._work / script).is_file()
+            assert not run._job.exists()
+
     def test_end_of_run_that_drill_stops_is_not_shown(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         shown = io.StringIO()  # output of another thread may be lost while capsys is read
         monkeypatch.setattr(sys, "stderr", shown)
