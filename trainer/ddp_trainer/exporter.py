@@ -20,6 +20,7 @@ import contextlib
 import itertools
 import math
 import os
+import re
 import socket
 import sys
 import threading
@@ -44,6 +45,10 @@ if TYPE_CHECKING:
 
 _MAX_CONNECTIONS = 16
 _CONNECTION_SECONDS = 10.0
+# A web page can resolve its own name to this machine, but no address, not localhost and not this machine's name.
+_OWN_HOST = re.compile(
+    rf"(?:localhost|{re.escape(socket.gethostname())}|[\d.]+|\[[\da-f:.]+\])(?::\d+)?", re.IGNORECASE
+)
 _MAX_PORT = 65535
 _MAX_PORT_DIGITS = 5
 
@@ -412,6 +417,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         assert isinstance(self.server, PageServer)
         path = self.path.split("?")[0]
+        if not _OWN_HOST.fullmatch(self.headers.get("Host") or "localhost"):
+            self.send_error(403, "use localhost, this machine's name or an address")
+            return
         if path == "/metrics":
             body = self.server.page()
             content_type = "text/plain; version=0.0.4; charset=utf-8"

@@ -230,6 +230,14 @@ def test_only_metrics_page_is_served(exporter: Exporter) -> None:
     assert caught.value.code == 404
 
 
+def test_page_is_not_served_to_foreign_name(exporter: Exporter) -> None:
+    request = urllib.request.Request(f"http://127.0.0.1:{exporter.port}/metrics", headers={"Host": "evil.example"})
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=10)
+    caught.value.close()
+    assert caught.value.code == 403
+
+
 def test_local_rank_adds_its_number_to_port() -> None:
     for _ in range(20):  # another process may take the port before the exporter does
         with socket.socket() as probe:

@@ -38,6 +38,11 @@ _CONNECTION_SECONDS = 10.0  # from the first byte of a connection to its last
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d{1,9})", re.IGNORECASE)
 PAGE_TIMEOUT = 1.0
 _NOT_FOUND = b"only /metrics and /healthz\n"
+_HOST = re.compile(rb"\r\nhost:[ \t]*([^\r\n]*)", re.IGNORECASE)
+# A web page can resolve its own name to this machine, but no address, not localhost and not this machine's name.
+_OWN_HOST = re.compile(
+    rf"(?:localhost|{re.escape(socket.gethostname())}|[\d.]+|\[[\da-f:.]+\])(?::\d+)?", re.IGNORECASE
+)
 
 
 def merge_pages(pages: Iterable[str]) -> str:
@@ -176,12 +181,14 @@ class MetricsEndpoint:
         self.comments: Callable[[], str] = lambda: ""  # further lines; the merge removes those of a rank's page
         self.last_failure = b""  # JSON: the failure that caused the last restart in the same pods
         self._last: dict[int, str] = {}
+        self._is_on_loopback = False
         self._open = OpenConnections(_MOST_CONNECTIONS)
         self._builders = threading.BoundedSemaphore(_MOST_CONNECTIONS)
 
     def serve(self, port: int, host: str = "") -> int:
-        """Listen on ``host``; if empty, on all addresses. Returns the port in use. Raises: OSError."""
+        """Listen on ``host``, which is the loopback; if empty, on all addresses. Returns the port. Raises: OSError."""
         server = _open_server(host, port)
+        self._is_on_loopback = bool(host)
         threading.Thread(target=self._accept, args=(server,), daemon=True, name="metrics").start()
         return int(server.getsockname()[1])
 
@@ -320,6 +327,9 @@ class MetricsEndpoint:
         """Return status and body of the response to a request. Raises: OSError."""
         if len(request_line) != 3:
             return "404 Not Found", _NOT_FOUND
+        host = _HOST.search(request)
+        if self._is_on_loopback and host and not _OWN_HOST.fullmatch(host[1].decode("latin-1").rstrip()):
+            return "403 Forbidden", b"only for requests to localhost, this machine's name or an address\n"
         method, target, _ = request_line
         if method == b"POST":
             head, _, start = request.partition(b"\r\n\r\n")

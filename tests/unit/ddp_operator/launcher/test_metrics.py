@@ -56,6 +56,29 @@ def test_endpoint_serves_pages(tmp_path: Path, request_line: bytes, status: byte
     assert f"Content-Length: {length}\r\n".encode() in head
 
 
+@pytest.mark.parametrize(
+    ("host", "is_served"),
+    [
+        ("127.0.0.1:9400", True),
+        ("LOCALHOST", True),
+        ("[::1]:9400", True),
+        (socket.gethostname(), True),
+        ("10.1.2.3:9400", True),
+        ("evil.example:9400", False),
+        ("127.0.0.1.evil.example", False),
+        ("localhost.evil.example", False),
+        ("localhost@evil.example", False),
+    ],
+)
+def test_page_of_local_run_is_not_served_to_foreign_name(tmp_path: Path, host: str, is_served: bool) -> None:
+    request = f"GET /metrics HTTP/1.1\r\nhost: {host}\r\n\r\n".encode()
+    everywhere = MetricsEndpoint(str(tmp_path), lambda: "own 1\n").serve(0)
+    assert ask(everywhere, request)[1] == b"own 1\n"
+    local = MetricsEndpoint(str(tmp_path), lambda: "own 1\n").serve(0, "127.0.0.1")
+    assert (ask(local, request)[1] == b"own 1\n") is is_served
+    assert ask(local, b"GET /metrics HTTP/1.0\r\n\r\n")[1] == b"own 1\n"
+
+
 def test_endpoint_survives_silent_connections(tmp_path: Path) -> None:
     metrics = MetricsEndpoint(str(tmp_path), lambda: "own 1\n")
     port = metrics.serve(0)
