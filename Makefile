@@ -41,12 +41,12 @@ $(PY):
 	@# A Python without ensurepip (Debian without python3-venv) suffices if it has pip.
 	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
 		$(PYTHON) -m venv --clear --without-pip $(VENV) && \
-		$(PYTHON) -m pip --python $(PY) install --quiet --disable-pip-version-check pip; }
+		$(PYTHON) -m pip --python $(PY) install --quiet --disable-pip-version-check --require-hashes -r .ci/pip.txt; }
 
-$(STAMP): pyproject.toml .ci/constraints.txt .ci/pytorch.txt | $(PY)
+$(STAMP): pyproject.toml .ci/pip.txt .ci/constraints.txt .ci/pytorch.txt | $(PY)
 	@echo 'installing the operator, the trainer and their tools (PyTorch takes longest)'
 	@# Python compiles at import; compiling all of PyTorch here would take as long as the installation.
-	@$(PY) -m pip install -qq --no-compile --disable-pip-version-check 'pip>=25.1'  # the first with --group
+	@$(PY) -m pip install -qq --no-compile --disable-pip-version-check --require-hashes -r .ci/pip.txt
 	@# All packages have hashes, except PyTorch, whose files differ between indexes, and this project.
 	@$(PY) -m pip install -qq --no-compile --no-deps --require-hashes -r .ci/constraints.txt
 	@$(PY) -m pip install -qq --no-compile -r .ci/pytorch.txt
@@ -67,6 +67,8 @@ tools: ## install the system tools that optional test tiers use (apt)
 constraints: install ## write this environment's versions and hashes to .ci/constraints.txt, and those of the release tools
 	@.ci/freeze $(PY) > .ci/constraints.txt.new
 	@mv .ci/constraints.txt.new .ci/constraints.txt
+	@{ head -1 .ci/pip.txt; .ci/lock $(PY) <<< 'pip>=25.1'; } > .ci/pip.txt.new
+	@mv .ci/pip.txt.new .ci/pip.txt
 	@.ci/lock $(PY) < .ci/release-tools.in > .ci/release-tools.txt
 	@.ci/lock $(PY) < .ci/site/requirements.in > .ci/site/requirements.txt
 	@.ci/lock-images $(PY)
