@@ -63,6 +63,8 @@ class Memory:
     """Results of steps that do not run in every pass, with their times. A restart of the operator may lose them."""
 
     page_read: datetime | None = None
+    ended_pods: int = 0
+    """Number of ended pods of the attempt at the last pass."""
     page_lost: datetime | None = None
     """Time since which the page of pod 0 has not responded."""
     meter: RateMeter = field(default_factory=RateMeter)
@@ -219,9 +221,13 @@ class Observer:
         if memory.page_lost is not None and memory.page_read is not None:
             # Each request occupies a worker for seconds.
             interval = max(interval, min(_LOST_PAGE_INTERVAL, seconds_since(memory.page_lost, memory.page_read)))
-        if is_finished(job.status) or seconds_since(memory.page_read, now) < interval * _EARLY:
-            return False, None
         pods = children.pods_of(job.status.attempt)
+        ended = sum(not pod.alive for pod in pods)
+        has_new_end = ended > memory.ended_pods  # pod 0 still reports the last step before it
+        memory.ended_pods = ended
+        is_due = has_new_end or seconds_since(memory.page_read, now) >= interval * _EARLY
+        if is_finished(job.status) or not is_due:
+            return False, None
         pod_zero = next((pod for pod in pods if pod.index == 0 and pod.running and not pod.trained), None)
         if pod_zero is None:
             memory.page_lost = None

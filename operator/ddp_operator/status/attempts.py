@@ -369,7 +369,8 @@ def _build_last_restart(
 
 def _build_next_attempt(state: State, restarts: Restarts, reason: str, failure: LastFailure | None = None) -> Status:
     """Return the status of the next attempt, with the final values of the current one."""
-    status = record_failed_step(record_final_progress(state.status, state.pods, state.now), failure)
+    final = record_final_progress(state.status, state.pods, state.now, state.observation.page)
+    status = record_failed_step(final, failure)
     return replace(
         status,
         attempt=status.attempt + 1,
@@ -397,7 +398,7 @@ def _begin(state: State, status: Status, restart: Fact | None = None) -> Decisio
 
 
 def _end(state: State, status: Status, phase: Phase, facts: list[Fact]) -> Decision:
-    status = record_final_progress(status, state.pods, state.now)
+    status = record_final_progress(status, state.pods, state.now, state.observation.page)
     if phase == "Failed":
         status = record_failed_step(status, status.last_failure)
     facts += [

@@ -9,7 +9,7 @@ from ddp_operator import constants
 from ddp_operator.api.status import CheckpointStatus, LastFailure, Progress, Restarts, Status
 from ddp_operator.kubeobjects import truncate
 from ddp_operator.status.failures import Termination
-from ddp_operator.status.metrics_page import Rates, advance_progress, build_checkpoint, build_progress
+from ddp_operator.status.metrics_page import Page, Rates, advance_progress, build_checkpoint, build_progress
 from ddp_operator.status.observation import Pods
 
 
@@ -23,11 +23,13 @@ def apply_metrics(status: Status, values: Mapping[str, float], now: datetime, ra
     )
 
 
-def record_final_progress(status: Status, pods: Pods, now: datetime) -> Status:
-    """Return the status with the progress and the restarts in the termination messages of ended pods.
+def record_final_progress(status: Status, pods: Pods, now: datetime, page: Page | None = None) -> Status:
+    """Return the status with the progress and the restarts in the last page and the termination messages of ended pods.
 
     The progress is that of the newest pods; a replaced pod may have reported more restarts than its successor.
     """
+    if page is not None:
+        status = apply_metrics(status, page.values, now)
     newest = [pod.termination for pod in pods.newest.values() if pod.termination]
     values = next((termination.progress for termination in newest if termination.progress), {})
     reported = apply_metrics(status, values, now)

@@ -502,3 +502,16 @@ class TestSuccess:
         await harness.reconcile()
         assert harness.raw is None
         assert harness.children() == {"Service": [], "ConfigMap": [], "Job": []}
+
+
+async def test_step_before_a_kill_is_that_of_the_peer_that_still_reports() -> None:
+    """A SIGKILL of the launcher leaves no report, and the page was read some seconds before."""
+    harness = ReconcilerHarness()
+    await harness.train(page(ddp_step=31, phase="Running"))
+    harness.cluster.page = page(ddp_step=49, phase="Running")
+    harness.clock.advance(2)
+    harness.end_pod(1, 137)
+    await harness.settle()
+    assert harness.status.attempt == 2
+    assert harness.status.last_restart is not None
+    assert harness.status.last_restart.step == 49
