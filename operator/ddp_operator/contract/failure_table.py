@@ -45,17 +45,18 @@ NETWORK: Final = Category(
 HANG: Final = Category(
     "Hang",
     "no progress within the time limits of spec.watchdog",
-    "find out what the rank needs at its line (a lock, a thread or process that has failed, a service, a SIGCONT), "
-    "and limit that wait; if it is slow by design, let all ranks take part or raise the timeout of init_process_group, "
-    "and raise its limit in spec.watchdog or call exporter.heartbeat()",
+    "find out why the rank does not leave its line (a lock, a failed thread or process, a service, SIGSTOP, an endless "
+    "computation) and limit it; if it is slow by design, let all ranks take part or raise the timeout of "
+    "init_process_group, and raise its limit in spec.watchdog or call exporter.heartbeat()",
     symptom=True,
     vague=True,
 )
 KILLED: Final = Category(
     "Killed",
     "a process was killed by a signal that it did not raise itself; the message names the sender if it is known",
-    "find the sender of the signal: the kernel of a node that is short of memory (dmesg, kubectl describe node), a "
-    "limit of CPU time (ulimit -t), or a person; there is no sign that the container reached its own memory limit",
+    "find the sender of the signal: the kernel of a node that is short of memory (dmesg), or a limit of CPU time "
+    "(ulimit -t), or a person; kubectl describe node shows pressure; there is no sign that the container reached its "
+    "own memory limit",
     vague=True,
 )
 PREEMPTED: Final = Category("Preempted", "the pod was evicted or preempted", "", vague=True)

@@ -408,9 +408,10 @@ class Supervisor:
     def _on_failures(self, event: AgentEvent) -> None:
         ended_peers = EndedPeers() if self.pod.elastic else EndedPeers(*event["ended"])
         failures = [examine_worker(self.pod, WorkerEnd(**end), ended_peers) for end in event["failures"]]
-        failures = self._stalls.explain([self._groups.explain(failure) for failure in failures])
+        failures = [self._groups.explain(failure) for failure in failures]
         stopping = self._stop_deadline is not None
-        restarts = self._restarts.observe(failures, stopping=stopping, run_step=event["step"])
+        awaited = self._stalls.build_awaited()
+        restarts = self._restarts.observe(failures, awaited, stopping=stopping, run_step=event["step"])
         # Pods that have ended join no further round: it would only time out.
         restarts = restarts and not ended_peers.pods
         self._agent.reply({"restart": restarts, "knowsCause": self._restarts.knows_cause})
@@ -432,7 +433,7 @@ class Supervisor:
         failures = self._restarts.failures
         if not failures and not event["restart"]:
             self._stalls.log_stacks()
-        self._restarts.count_in_place(self._stalls.root_cause, has_cause=event["restart"], run_step=event["step"])
+        self._restarts.count_in_place(has_cause=event["restart"], run_step=event["step"])
         delay = self._restarts.delay
         wait = f" in {delay:g} s" if delay else ""
         log(f"restarting the workers in the same pods{wait}, restart {self._restarts.count}: {self._restarts.reason}")

@@ -52,7 +52,7 @@ SHARED_MEMORY: Final = FailureKind(
 FULL_VOLUME: Final = FailureKind(
     "No space left", errnos=(errno.ENOSPC,),
     words=r"iostream error|unexpected pos \d+ vs \d+|\d requested and \d+ written",
-    remedy="the disk or volume is full: enlarge the claim, delete old checkpoints, or raise the limits of "
+    remedy="the disk or volume is full: delete old checkpoints, or enlarge the claim, or raise the limits of "
     "ephemeral-storage and emptyDir (with medium Memory also the memory limit); if it has space, a quota or a limit of "
     "file sizes (ulimit -f) has ended the write")  # fmt: skip
 NO_GPU: Final = FailureKind(

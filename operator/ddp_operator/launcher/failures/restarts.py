@@ -1,5 +1,6 @@
 """Restarts of a pod's workers in the same pod: their number and reason, and whether another one would help."""
 
+import re
 import signal
 import time
 from typing import Final, Optional, Sequence
@@ -22,6 +23,7 @@ LONGEST_DELAY: Final = 30.0
 _SECONDS_TO_SETTLE: Final = 0.2
 _SAME_TIME: Final = 0.1  # two runs that ended after the same time differ by at most this share of it
 _SAME_STEPS: Final = 2  # steps; two failures at the same place of a script differ by less
+_TIMEOUT: Final = re.compile(r"(?i)timed? ?out")
 _FINAL: Final = (EXIT_USER_ERROR, EXIT_PREEMPTED)
 _KILLED: Final = 128 + signal.SIGKILL
 _PEERS_CHANGE: Final = "other pods join or leave, or their ranks have failed"
@@ -120,18 +122,27 @@ class InPlaceRestarts:
         root_cause = find_root_cause(self.failures)
         return not root_cause.secondary and root_cause.container_exit_code != EXIT_PREEMPTED
 
-    def observe(self, failures: Sequence[Failure], *, stopping: bool = False, run_step: Optional[float] = None) -> bool:
+    def observe(
+        self,
+        failures: Sequence[Failure],
+        awaited: Optional[Failure] = None,
+        *,
+        stopping: bool = False,
+        run_step: Optional[float] = None,
+    ) -> bool:
         """Record failures of workers. Returns whether a restart in the same pod may help and is within the budget.
 
         If other pods caused all of them, the restart is not counted, and the pod of the rank that failed first decides;
-        without such a pod, ``is_over`` does. ``run_step``: the last step that pod 0 has shared, for a pod whose own
-        ranks report none.
+        without such a pod, ``is_over`` does. ``awaited``: of a rank that is outside of
+        collectives; ``run_step``: the last step that pod 0 has shared, for a pod whose own ranks report none.
         """
         if any(is_unexplained_crash(failure) for failure in failures):
             time.sleep(_SECONDS_TO_SETTLE)  # the ranks' last lines may not have arrived
             failures = [
                 add_last_lines(self._pod, failure) if is_unexplained_crash(failure) else failure for failure in failures
             ]
+        if awaited is not None and not awaited.secondary and _have_timed_out(failures):
+            failures = [*failures, awaited]
         self.failures = failures
         root_cause = find_root_cause(failures)
         if self._metrics.reads_log:
@@ -176,11 +187,8 @@ class InPlaceRestarts:
         is_without_progress = decides and self._recurrence.without_progress > limit
         return is_without_progress or killed_for_memory or root_cause.category == CUDA.name
 
-    def count_in_place(self, stalled: Optional[str], *, has_cause: bool, run_step: Optional[float] = None) -> None:
-        """Count a restart by torchrun. ``stalled``: the activity of a stalled rank, if known.
-
-        ``has_cause``: whether a pod knows why; ``run_step``: see ``observe``.
-        """
+    def count_in_place(self, *, has_cause: bool, run_step: Optional[float] = None) -> None:
+        """Count a restart by torchrun. ``has_cause``: whether a pod knows why; ``run_step``: see ``observe``."""
         self.count += 1
         if not self.failures:
             self._observe_end(run_step)
@@ -190,7 +198,7 @@ class InPlaceRestarts:
             self._spent += 1
         self._in_a_row += 1
         unknown = _PEERS_CHANGE if has_cause else _PEERS_LOST
-        self.reason = find_root_cause(self.failures).message if self.failures else stalled or unknown
+        self.reason = find_root_cause(self.failures).message if self.failures else unknown
 
     def note_round(self, count: int, *, explained: bool) -> None:
         """Note a round of the rendezvous. ``explained``: see ``Round``."""
@@ -234,3 +242,9 @@ class InPlaceRestarts:
         failures = read_recorded_failures(self._pod) if running or not self.count else []
         is_fatal = any(failure.container_exit_code == EXIT_USER_ERROR for failure in failures)
         return failures if is_fatal or self.repeated or self._needs_new_pods or self.left <= 0 else []
+
+
+def _have_timed_out(failures: Sequence[Failure]) -> bool:
+    """Return whether ranks have only given up a collective, rather than lost a connection as with a deleted pod."""
+    own = [failure for failure in failures if failure.evidence != EVIDENCE_STOPPED]
+    return all(failure.secondary for failure in own) and any(_TIMEOUT.search(failure.message) for failure in own)

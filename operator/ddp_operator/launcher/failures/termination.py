@@ -113,7 +113,7 @@ def conclude(
     has_store_problem = end.reason in STORE_PROBLEMS
     if stopped and not final and not has_store_problem:
         ends = examine_rank_ends(pod, metrics, remaining) if finished else []
-        return finish(_build_stop_failure(pod_end, unsaved), {**_collect_ends(ends), **_collect_awaited(awaited)})
+        return finish(_build_stop_failure(pod_end, unsaved), _collect_ends(ends, awaited))
 
     # An agent that lost its store may have ended before it reported the failures of its workers.
     failures = final or restarts.failures or read_recorded_failures(pod)
@@ -121,8 +121,8 @@ def conclude(
         failed = {failure.rank for failure in failures}
         ends = [end for end in examine_rank_ends(pod, metrics, remaining) if end.rank not in failed and end.exception]
         failure = _build_worker_failure(pod, failures, restarts, metrics, progress)
-        return finish(failure, {**_collect_ends(ends), **_collect_awaited(awaited)})
-    return finish(_build_agent_failure(pod, end, status, restarts, progress), _collect_awaited(awaited))
+        return finish(failure, _collect_ends(ends, awaited))
+    return finish(_build_agent_failure(pod, end, status, restarts, progress), _collect_ends([], awaited))
 
 
 def _collect_success_members(
@@ -131,20 +131,16 @@ def _collect_success_members(
     extra: dict[str, Any] = {} if groups is None else {"groups": groups.to_json()}
     extra.update(_collect_ends(ends))
     if restarts.last_failure is not None:  # for an operator that has not read the page since
-        extra["lastFailure"] = _encode_nested(restarts.last_failure)
+        extra["lastFailure"] = encode_message(restarts.last_failure.to_json(), _NESTED_LIMIT).decode()
     return extra
 
 
-def _collect_awaited(awaited: Optional[Failure]) -> dict[str, Any]:
-    return {} if awaited is None else {"awaited": _encode_nested(replace(awaited, exit_code=None))}
-
-
-def _encode_nested(failure: Failure) -> str:
-    return encode_message(failure.to_json(), _NESTED_LIMIT).decode()
-
-
-def _collect_ends(ends: Sequence[RankEnd]) -> dict[str, Any]:
-    return {"ends": list(map(asdict, ends))} if ends else {}
+def _collect_ends(ends: Sequence[RankEnd], awaited: Optional[Failure] = None) -> dict[str, Any]:
+    extra: dict[str, Any] = {"ends": list(map(asdict, ends))} if ends else {}
+    if awaited is not None:
+        alive = replace(awaited, exit_code=None)
+        extra["awaited"] = encode_message(alive.to_json(), _NESTED_LIMIT).decode()
+    return extra
 
 
 def _build_unsaved_failure(pod_end: Failure, unsaved: str) -> Failure:

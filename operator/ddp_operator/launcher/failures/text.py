@@ -96,11 +96,10 @@ REPEATED_COMMAND_REMEDY: Final = (
     "install files collide: move them to the image or to an init container, or let them accept what exists (mkdir -p)"
 )
 SILENT_REMEDY: Final = "the script ended itself: see its last lines in the log"
-LIMIT_REMEDIES: Final[Mapping[int, str]] = {
+_LIMIT_REMEDIES: Final[Mapping[int, str]] = {
     signal.SIGXCPU: "the process has used the CPU time of its limit: raise it (ulimit -t, RLIMIT_CPU) or remove it",
     signal.SIGXFSZ: "a file has reached the limit of its size: raise it (ulimit -f, RLIMIT_FSIZE) or remove it",
 }
-"""For signals of the kernel."""
 CRASH_REMEDY: Final = "it crashed in native code of a library or a kernel; the log has the Python stack, if any"
 
 
@@ -177,7 +176,7 @@ def advise(
         return LOCAL_RANK_REMEDY if _LOCAL_RANK.search(end.text) else ARGUMENTS_REMEDY
     if category == UNKNOWN.name:
         remedy = CRASH_REMEDY if is_native_crash(end.exit_code) else SILENT_REMEDY
-        return LIMIT_REMEDIES.get(find_signal(end.exit_code), remedy)
+        return _LIMIT_REMEDIES.get(find_signal(end.exit_code), remedy)
     if category == KILLED.name and find_signal(end.exit_code) != signal.SIGKILL:
         return SENDER_REMEDY
     return SILENT_REMEDY if only_exit_code else CATEGORIES[category].remedy

@@ -71,7 +71,7 @@ _NO_PEERS: Final = EndedPeers()
 def examine_worker(pod: Pod, reported: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS) -> Failure:
     """Return the classified failure of a worker, from torchrun's report and the worker's error file."""
     path = _error_file(pod, reported.local_rank)
-    return build_failure(pod, complete_worker_end(reported, read_json(path)), ended_peers)
+    return _build_failure(pod, complete_worker_end(reported, read_json(path)), ended_peers)
 
 
 def complete_worker_end(reported: WorkerEnd, error: Mapping[str, Any]) -> WorkerEnd:
@@ -147,8 +147,7 @@ def shorten_mismatch(message: str) -> str:
     return f"mismatch between collectives: {', '.join(descriptions)}"
 
 
-def build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS) -> Failure:
-    """Return the classified failure of a worker."""
+def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS) -> Failure:
     oom_killed = count_oom_kills() > pod.oom_kills
     judgement = judge(end, oom_killed=oom_killed, non_retryable=pod.non_retryable_exit_codes)
     outcome = judgement.outcome
@@ -268,7 +267,7 @@ def add_last_lines(pod: Pod, failure: Failure) -> Failure:
     candidates = []
     for chain in exceptions:
         end = reported._replace(exception_type=chain[0].types[0], message=chain[0].message)
-        candidates.append(build_failure(pod, complete_worker_end(end, {})._replace(chain=chain)))
+        candidates.append(_build_failure(pod, complete_worker_end(end, {})._replace(chain=chain)))
     return min(candidates, key=lambda candidate: candidate.secondary)
 
 
@@ -294,9 +293,14 @@ def read_recorded_failures(pod: Pod) -> list[Failure]:
         error = read_json(_error_file(pod, local_rank))
         numbers = [error.get(key) for key in ("exitCode", "rank", "localRank")]
         if all(isinstance(number, int) for number in numbers):
-            end = WorkerEnd(error["exitCode"], time=time.time(), rank=error["rank"], local_rank=error["localRank"])
-            failures.append(examine_worker(pod, end))
+            failures.append(examine_error(pod, error))
     return failures
+
+
+def examine_error(pod: Pod, error: Mapping[str, Any]) -> Failure:
+    """Return the classified failure of a worker from the content of its error file."""
+    end = WorkerEnd(error["exitCode"], time=time.time(), rank=error["rank"], local_rank=error["localRank"])
+    return _build_failure(pod, complete_worker_end(end, error))
 
 
 def list_error_files(pod: Pod) -> set[int]:

@@ -5,14 +5,13 @@ import os
 import signal
 import time
 from contextlib import suppress
-from typing import Callable, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
 
-from ...contract.failure_record import EVIDENCE_STOPPED, Failure
+from ...contract.failure_record import Failure
 from ...contract.failure_table import HANG
 from ...contract.names import METRIC_HANGS, METRIC_HEARTBEAT_AGE, RUN_STEP_FILE, STALL_REPORT_FILE, STALLED_STATES
 from ..clock import AwakeClock
-from ..failures.rules import WorkerEnd
-from ..failures.worker_failure import build_failure
+from ..failures.worker_failure import examine_error
 from ..files import log, try_write_json
 from ..pod import Pod, WatchdogConfig, WorkerRecord, list_workers
 from ..processes import SLEEPING_STATES, STOPPED_STATES, count_cpu_seconds, find_family, kill, process_state
@@ -90,30 +89,16 @@ class StallMonitor:
         self._pulse = StepPulse()
         self._watchdog = HeartbeatWatchdog(pod.watchdog) if pod.watchdog else None
 
-    @property
-    def root_cause(self) -> Optional[str]:
-        """The activity of the rank for which its peers wait, in this pod or another; None without such a rank."""
-        awaited = self._find_awaited()
-        if awaited is not None and awaited.activity.behind:
-            return awaited.activity.what
-        return self._remote_cause.what if self._remote_cause else None
-
     def record_hang(self) -> None:
         """Write the error file of a rank of this pod for which ranks of other pods have waited until they failed."""
-        end = self._describe_awaited()
-        if end is not None and not end.hang_is_secondary:
-            self._record(end)
+        error = self._describe_awaited()
+        if error is not None and not error["secondary"]:
+            self._record(error)
 
     def build_awaited(self) -> Optional[Failure]:
         """Return the failure of the rank outside of collectives, which may explain those of its peers."""
-        end = self._describe_awaited()
-        return None if end is None else build_failure(self._pod, end)
-
-    def explain(self, failures: Sequence[Failure]) -> list[Failure]:
-        """Return the failures of ranks, and if all of them have lost a peer, the rank of this pod that they awaited."""
-        awaited = self.build_awaited()
-        are_symptoms = all(failure.secondary or failure.evidence == EVIDENCE_STOPPED for failure in failures)
-        return [*failures, awaited] if awaited and not awaited.secondary and are_symptoms else list(failures)
+        error = self._describe_awaited()
+        return None if error is None else examine_error(self._pod, error)
 
     def forget(self) -> None:
         """Forget what ranks did that restart."""
@@ -125,16 +110,13 @@ class StallMonitor:
         outside = [stalled for stalled in self._stalled if stalled.activity.state != "Waiting"]
         return min(outside, key=lambda stalled: STALLED_STATES.index(stalled.activity.state), default=None)
 
-    def _describe_awaited(self) -> Optional[WorkerEnd]:
-        """Return that rank as the cause of its peers' failures.
-
-        One that computes is a cause only if other pods have waited for it for as long as a stall.
-        """
+    def _describe_awaited(self) -> Optional[dict[str, Any]]:
+        """Return the error of that rank. One that computes is a root cause only if other pods have stalled too."""
         awaited = self._find_awaited()
         if self._silence is None or awaited is None:
             return None
-        end = self._describe_end(self._silence, awaited, is_root_cause=True)
-        return end._replace(hang_is_secondary=not (awaited.activity.behind or self._blocks_peers))
+        error = self._build_error(self._silence, awaited, is_root_cause=True)
+        return {**error, "secondary": not (awaited.activity.behind or self._blocks_peers)}
 
     @property
     def _blocks_peers(self) -> bool:
@@ -408,10 +390,7 @@ class StallMonitor:
         return stalled
 
     def _is_in_io(self, stall: RankStall, worker: WorkerRecord, stack: Stack) -> bool:
-        """Return whether a rank outside of collectives sleeps now and then, as in an upload, and without a lock.
-
-        A checkpoint limits for how long.
-        """
+        """Return whether a rank outside of collectives sleeps at times, without a lock, for less than a checkpoint."""
         plan = self._pod.watchdog
         if plan is None or stack.waits_for_lock or not _measure_sleep(worker.pid):
             return False
@@ -427,16 +406,16 @@ class StallMonitor:
         is_deadlock = not has_cause and not self._remote_cause and self._kill_at < math.inf
         for stalled in self._stalled:
             is_root_cause = stalled.activity.behind or is_deadlock
-            self._record(self._describe_end(stall, stalled, is_root_cause=is_root_cause, is_deadlock=is_deadlock))
+            self._record(self._build_error(stall, stalled, is_root_cause=is_root_cause, is_deadlock=is_deadlock))
         log("killing the workers because of the hang")
         for stalled in self._stalled:
             for pid in find_family(stalled.worker.pid):
                 kill(pid, signal.SIGKILL)
 
-    def _describe_end(
+    def _build_error(
         self, stall: RankStall, stalled: StalledWorker, *, is_root_cause: bool, is_deadlock: bool = False
-    ) -> WorkerEnd:
-        """Return the end of a rank that the watchdog kills, or for which its peers have waited."""
+    ) -> dict[str, Any]:
+        """Return the content of the error file of a rank that hangs."""
         has_cause = any(activity.behind for activity in self._activities)
         secondary = not is_root_cause and (has_cause or self._pod.nodes > 1)
         message = f"{stall.message}: {stalled.activity.what}"
@@ -444,30 +423,20 @@ class StallMonitor:
             message += f"; in another pod, {self._remote_cause.what}"
         elif is_root_cause:
             message += self._describe_peers(stalled, is_deadlock=is_deadlock)
-        return WorkerEnd(
-            _KILLED,
-            exception_type=HANG.name,
-            message=message,
-            traceback=stalled.stack,
-            time=time.time(),
-            rank=stalled.worker.rank,
-            local_rank=stalled.worker.local_rank,
-            hang_is_secondary=secondary,
-        )
-
-    def _record(self, end: WorkerEnd) -> None:
-        """Write a rank's error file."""
-        error = {
-            "rank": end.rank,
-            "localRank": end.local_rank,
-            "type": end.exception_type,
-            "message": end.message,
-            "traceback": end.traceback,
-            "exitCode": end.exit_code,
-            "secondary": end.hang_is_secondary,
-            "time": end.time,
+        return {
+            "rank": stalled.worker.rank,
+            "localRank": stalled.worker.local_rank,
+            "type": HANG.name,
+            "message": message,
+            "traceback": stalled.stack,
+            "exitCode": _KILLED,
+            "secondary": secondary,
+            "time": time.time(),
         }
-        try_write_json(self._path("errors", f"{end.local_rank}.json"), error)
+
+    def _record(self, error: Mapping[str, Any]) -> None:
+        """Write a rank's error file."""
+        try_write_json(self._path("errors", f"{error['localRank']}.json"), error)
 
     def _describe_peers(self, cause: StalledWorker, *, is_deadlock: bool) -> str:
         """Return in which collectives the other ranks of the job wait. ``is_deadlock``: all ranks wait."""

@@ -108,7 +108,7 @@ def test_known_error_message_has_its_remedy(kind: str, message: str, remedy: str
 
 def test_hang_has_advice_about_the_line_of_its_rank() -> None:
     remedy = advice(-9, "Hang", "no step for 10 s: rank 1 is in time.sleep")
-    assert "what the rank needs at its line" in remedy
+    assert "why the rank does not leave its line" in remedy
     assert "timeout of init_process_group" in remedy
 
 

@@ -11,6 +11,7 @@ import pytest
 from ddp_operator.contract.failure_record import EVIDENCE_STOPPED, Failure
 from ddp_operator.contract.failure_table import CUDA, OOM
 from ddp_operator.launcher.failures.restarts import LONGEST_DELAY, PROMPT_RESTARTS, UNCOUNTED_RESTARTS, InPlaceRestarts
+from ddp_operator.launcher.failures.worker_failure import find_root_cause
 from ddp_operator.launcher.files import write_json
 from ddp_operator.launcher.progress.metrics import MetricsEndpoint
 from tests.support.launcher_config import launcher_pod
@@ -62,9 +63,9 @@ class SaysNothing(AtStep):
         return None
 
 
-def count(pod: InPlaceRestarts, stalled: str | None = None, **options: Any) -> None:
+def count(pod: InPlaceRestarts, **options: Any) -> None:
     """Count a restart whose cause is known."""
-    pod.count_in_place(stalled, has_cause=True, **options)
+    pod.count_in_place(has_cause=True, **options)
 
 
 class TestUncountedRestarts:
@@ -100,6 +101,34 @@ class TestUncountedRestarts:
         pod.observe([LOST_PEER], stopping=True)
         count(pod)
         assert pod.left == 1
+
+
+TIMED_OUT = dataclasses.replace(LOST_PEER, message="Timed out waiting 25000ms for recv operation to complete")
+AWAITED = failure("rank 4 is in q.get", exit_code=137, container_exit_code=83, category="Hang", rank=4, signature="")
+COMPUTES = dataclasses.replace(AWAITED, secondary=True)
+
+
+@pytest.mark.parametrize(
+    ("failures", "awaited", "rank"),
+    [
+        ([TIMED_OUT], AWAITED, 4),
+        ([TIMED_OUT, LOST_PEER, STOPPED], AWAITED, 4),
+        ([TIMED_OUT], COMPUTES, 5),
+        ([TIMED_OUT], None, 5),
+        ([LOST_PEER], AWAITED, 5),  # of a pod that was deleted, perhaps
+        ([TIMED_OUT, failure()], AWAITED, 5),
+        ([STOPPED], AWAITED, 5),
+    ],
+)
+def test_rank_outside_of_collectives_is_root_cause_of_timeouts_and_counted(
+    tmp_path: Path, failures: list[Failure], awaited: Failure | None, rank: int
+) -> None:
+    pod = restarts(tmp_path, **AWAITS)
+    assert pod.observe(failures, awaited)
+    count(pod)
+    assert find_root_cause(pod.failures).rank == rank
+    if rank == 4:
+        assert (pod.left, pod.knows_cause) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -178,21 +207,12 @@ def test_a_failure_costs_one_of_the_budget_and_is_the_reason_of_the_restart(tmp_
     assert "ValueError: boom" in found.reason
 
 
-@pytest.mark.parametrize(
-    ("failures", "stalled", "reason"),
-    [
-        ([LOST_PEER], None, "boom"),
-        ([], "rank 3 hangs", "rank 3 hangs"),
-        ([], None, "other pods join or leave"),
-    ],
-)
-def test_what_others_do_costs_nothing(
-    tmp_path: Path, failures: list[Failure], stalled: str | None, reason: str
-) -> None:
+@pytest.mark.parametrize(("failures", "reason"), [([LOST_PEER], "boom"), ([], "other pods join or leave")])
+def test_what_others_do_costs_nothing(tmp_path: Path, failures: list[Failure], reason: str) -> None:
     found = restarts(tmp_path, elastic=True)
     if failures:
         assert found.observe([*failures, failure(container_exit_code=85)])
-    count(found, stalled)
+    count(found)
     assert (found.count, found.left) == (1, 2)
     assert reason in found.reason
 
