@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT
-from tests.support.pod_python import POD_PYTHON, has_fsdp2
+from tests.support.pod_python import POD_PYTHON
 from tests.support.ports import HeldPort
 
 pytestmark = pytest.mark.process
@@ -111,8 +111,6 @@ class Group:
     """Ranks of a script, each the only one of its pod."""
 
     def __init__(self, script: str, folder: Path) -> None:
-        if script == SHARDED and not has_fsdp2():
-            pytest.skip("this torch has no fully_shard")
         self.script = folder / "train.py"
         self.script.write_text(script)
         self.memory = folder / "memory"

@@ -210,11 +210,11 @@ MEMORY = ROOT / "trainer" / "ddp_trainer" / "memory"
 
 
 class TestDeliveredPackages:
-    """The launcher brings them to images with Python 3.9 and torch."""
+    """The launcher brings them to images with Python 3.10 and torch."""
 
     @pytest.mark.parametrize("path", sorted(MEMORY.glob("*.py")), ids=lambda path: path.name)
     def test_import_the_standard_library_torch_and_themselves_only(self, path: Path) -> None:
-        tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 9))
+        tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 10))
         absolute = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
         plain = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
         assert {name.partition(".")[0] for name in absolute + plain} <= {*sys.stdlib_module_names, "torch"}
@@ -231,11 +231,11 @@ def module_path(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture
 def module(module_path: Path) -> ast.Module:
-    return ast.parse(module_path.read_text(encoding="utf-8"), feature_version=(3, 9))
+    return ast.parse(module_path.read_text(encoding="utf-8"), feature_version=(3, 10))
 
 
 class TestLauncherImports:
-    """It runs in every image with Python 3.9 and torch, and may need nothing else of that image."""
+    """It runs in every image with Python 3.10 and torch, and may need nothing else of that image."""
 
     WITH_TORCH = ("agent", "ranks", "rendezvous", "round_state", "store")
     """Modules of launcher/torchrun that import torch, directly or by another one: the agent's process, which is forked

@@ -11,7 +11,7 @@
 
 Under the launcher (``DDP_RUNTIME_DIR`` is set) the endpoint uses a free port and writes it into a file; the launcher
 merges the pages of its pod's ranks. Otherwise the page is ``http://127.0.0.1:<port + local rank>/metrics``. See
-docs/pod-contract.md. The launcher delivers this module to other images: Python 3.9, standard library.
+docs/pod-contract.md. The launcher delivers this module to other images: Python 3.10, standard library.
 """
 
 import atexit

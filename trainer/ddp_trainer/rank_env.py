@@ -1,6 +1,6 @@
 """The ranks of this process. Only this module reads torchrun's environment variables.
 
-The launcher delivers this module to other images: Python 3.9, no import of torch."""
+The launcher delivers this module to other images: Python 3.10, no import of torch."""
 
 import os
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """Kill a rank's process or read its metrics: `ddp drill` runs this in a training pod, or beside a local run.
 
-One file, standard library only, Python 3.9: it is an argument of the container's ``python3 -c``. Prints JSON lines.
+One file, standard library only, Python 3.10: it is an argument of the container's ``python3 -c``. Prints JSON lines.
 
     probe.py kill <rank> [<pid of an ancestor>]
     probe.py watch <port> <interval in seconds>

@@ -1,1 +1,1 @@
-"""The launcher, which runs in pods: Python 3.9 and the standard library only. See ``bootstrap.py``."""
+"""The launcher, which runs in pods: Python 3.10 and the standard library only. See ``bootstrap.py``."""

@@ -8,7 +8,7 @@
     launcher.py tracking …          (internal: find the job's run in MLflow)
     launcher.py mirror …            (internal: fetch and upload the checkpoint folder)
 
-The operator mounts it as launcher.py into any image that has Python >= 3.9 and torch >= 2.2. The archive beside it,
+The operator mounts it as launcher.py into any image that has Python >= 3.10 and torch >= 2.6. The archive beside it,
 launcher.zip, has the packages ``ddp_launcher.contract`` and ``ddp_launcher.launcher``. Each process of a pod dies with
 its parent:
 

@@ -33,7 +33,7 @@ from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
 
 PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"
 """UID of an object that no API server has stored."""
-# What ddp_trainer.memory and ddp_trainer.exporter import of the trainer: Python 3.9, torch 2.2, no other package.
+# What ddp_trainer.memory and ddp_trainer.exporter import of the trainer: Python 3.10, torch 2.6, no other package.
 _DELIVERED: Final = (
     "contract.py",
     "errors.py",

@@ -335,8 +335,6 @@ def run_torchrun(
 
 def _find_obstacle(config: Any) -> str:
     """Return why torchrun has to start the ranks itself; empty if it does not."""
-    if not hasattr(config, "logs_specs"):
-        return "this needs PyTorch 2.3 or later"
     flags = {
         "--numa-binding": "numa_options",
         "--duplicate-stdout-filters": "duplicate_stdout_filters",

@@ -125,8 +125,6 @@ class PodRendezvous(api.RendezvousHandler):
         store = PrefixStore(f"{self._run}/{self.current.number}/torch", self._store)
         rank = self.current.members.index(self._pod.node)
         size = len(self.current.members)
-        if not hasattr(api, "RendezvousInfo"):  # before torch 2.4 the agent chooses rank 0's address itself
-            return store, rank, size
         bootstrap = api.RendezvousStoreInfo(self.current.address, self.current.port)
         return api.RendezvousInfo(store, rank, size, bootstrap)
 

@@ -32,7 +32,7 @@ _MEMORY_PART = 8
 _MAC_LENGTH = 64  # hexadecimal digits
 _BACKLOG = 2048
 _SECONDS_FOR_STORE = 2.0
-# compare_set returns it for a key that does not exist: so it reads without waiting for the key, also on torch 2.2.
+# compare_set returns it for a key that does not exist: so it reads without waiting for the key.
 _ABSENT = "absent"
 
 
