@@ -4,7 +4,7 @@ The record is on the pod's page while the ranks run, and in its termination mess
 operator reads it with ``parse_group_facts``.
 """
 
-from typing import Any, Final, NamedTuple, Optional, Tuple
+from typing import Any, Final, NamedTuple, Optional
 
 TOGETHER: Final = "Together"  # a process group spans all ranks
 ALONE: Final = "Alone"  # ranks make steps without a process group
@@ -13,24 +13,20 @@ WAITING: Final = "Waiting"  # ranks wait in init_process_group
 UNKNOWN: Final = "Unknown"
 GROUP_STATES: Final = (TOGETHER, ALONE, SEPARATE, WAITING, UNKNOWN)
 TEXT_LIMIT: Final = 400  # characters of each text
-_MOST_SIZES: Final = 8
 _MOST: Final = 2**31 - 1
 
 
 class GroupFacts(NamedTuple):
     """The process groups of a pod's ranks, and of the processes that they have started.
 
-    ``sizes``: the different sizes of their default groups, ascending; ``groups``: how many of these groups span fewer
-    ranks than the job has; ``rank`` and ``pod``: the cause of a wait, if it is one rank; ``since``: Unix time of the
-    first wait; ``is_mistake``: whether the script causes the wait, so that a repetition would end in the same way.
+    ``rank`` and ``pod``: the cause of a wait, if it is one rank; ``since``: Unix time of the first wait;
+    ``is_mistake``: whether the script causes the wait, so that a repetition would end in the same way.
     """
 
     state: str
     world_size: int
     message: str = ""
     remedy: str = ""
-    sizes: Tuple[int, ...] = ()
-    groups: int = 0
     rank: Optional[int] = None
     pod: Optional[int] = None
     since: float = 0.0
@@ -51,8 +47,6 @@ def parse_group_facts(members: Any) -> Optional[GroupFacts]:
             world_size=_parse_count(members["worldSize"]),
             message=str(members.get("message", ""))[:TEXT_LIMIT],
             remedy=str(members.get("remedy", ""))[:TEXT_LIMIT],
-            sizes=tuple(_parse_count(size) for size in members.get("sizes", ())[:_MOST_SIZES]),
-            groups=_parse_count(members.get("groups", 0)),
             rank=_parse_index(members.get("rank")),
             pod=_parse_index(members.get("pod")),
             since=float(_parse_count(members.get("since", 0))),

@@ -91,19 +91,17 @@ def judge_groups(ranks: Sequence[RankGroups], now: float, *, has_ended: bool = F
     world = max((rank.worker.world_size or 1 for rank in ranks), default=1)
     if world == 1:
         return None
-    records = [record for rank in ranks for record in rank.records]
-    sizes = sorted({record.largest for record in records if record.largest})
-    facts = GroupFacts(UNKNOWN, world, sizes=tuple(sizes[:8]))
+    facts = GroupFacts(UNKNOWN, world)
     if any(rank.coverage >= world for rank in ranks):
         return facts._replace(state=TOGETHER, message=f"a torch.distributed process group spans all {world} ranks")
 
     latest = now if has_ended else now - _SECONDS_TO_REPORT
     separate = [rank for rank in ranks if rank.coverage and (has_ended or _trains_since(rank, latest))]
     if separate:
-        groups = len({(record.store, record.largest) for rank in separate for record in rank.records if record.largest})
         message = f"no process group spans all {world} ranks: {_describe_separate(separate[0])}"
-        return facts._replace(state=SEPARATE, message=message, groups=groups)
+        return facts._replace(state=SEPARATE, message=message)
 
+    records = [record for rank in ranks for record in rank.records]
     stepping = [record for record in records if record.phase == STEPPING and record.since <= latest]
     library = next((record.library for record in records if record.library), "")
     if stepping and not library:
