@@ -105,7 +105,7 @@ def assemble(config: RunConfig, world: World, user_parts: UserParts | None = Non
 
     model.to(world.device)
     with world.agreed():
-        task = user_parts.task or build_task(datasets, config.optim.label_smoothing, config.task)
+        task = user_parts.task or build_task(datasets, config.task)
         _check_task(task, config)
         example = _check_shapes(model, task, datasets, precision, world.device)
     model = _convert_layers(model, config, world, precision)

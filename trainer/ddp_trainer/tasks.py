@@ -121,7 +121,6 @@ class Classification(Task):
     the number of labels in every step.
     """
 
-    label_smoothing: float = 0.0
     num_classes: int = 0
     complete: bool = field(default=False, compare=False)
     score: ClassVar[str] = "accuracy"
@@ -134,8 +133,8 @@ class Classification(Task):
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """Mean cross-entropy of logits (B, K) and classes (B,) over the inputs with a class."""
         if self.complete:
-            return cross_entropy(output, target, label_smoothing=self.label_smoothing)
-        return _mean_cross_entropy(output, target, label_smoothing=self.label_smoothing)
+            return cross_entropy(output, target)
+        return _mean_cross_entropy(output, target)
 
     def count_elements(self, target: Tensor) -> Tensor | None:
         """Return the number of inputs with a class."""
@@ -147,7 +146,7 @@ class Classification(Task):
         return torch.stack([right, _count_labels(target)]).float()
 
     def metrics(self, output: Tensor, target: Tensor) -> Metrics:
-        """Return the cross-entropy without smoothing, and the accuracy."""
+        """Return the cross-entropy and the accuracy."""
         output = output.float()
         count = _count_labels(target)
         loss = cross_entropy(output, target, reduction="sum")
@@ -198,7 +197,6 @@ class Segmentation(Task):
     """
 
     num_classes: int
-    label_smoothing: float = 0.0
     score: ClassVar[str] = "mean_iou"
     greater_is_better: ClassVar[bool] = True
 
@@ -216,7 +214,7 @@ class Segmentation(Task):
 
         Zero if all pixels are void.
         """
-        return _mean_cross_entropy(outputs, targets, ignored=VOID, label_smoothing=self.label_smoothing)
+        return _mean_cross_entropy(outputs, targets, ignored=VOID)
 
     def count_elements(self, target: Tensor) -> Tensor:
         """Return the number of pixels that are not void."""
@@ -228,7 +226,7 @@ class Segmentation(Task):
         return torch.stack([right, _count_labels(targets, VOID)]).float()
 
     def totals(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the sum of the cross-entropy without smoothing, then the confusion matrix, without void pixels."""
+        """Return the sum of the cross-entropy, then the confusion matrix, without void pixels."""
         outputs = outputs.float()
         classes = self.num_classes
         loss = cross_entropy(outputs, targets, ignore_index=VOID, reduction="sum")
@@ -249,7 +247,7 @@ class Segmentation(Task):
         return {"loss": totals[0] / pixels, "accuracy": float(intersection.sum()) / pixels, "mean_iou": mean_iou}
 
 
-def build_task(datasets: Datasets, label_smoothing: float, name: str | None = None) -> Task:
+def build_task(datasets: Datasets, name: str | None = None) -> Task:
     """Build the task ``name``, a user's ``module:Class``, or without a name the task that fits the labels.
 
     Raises :class:`UserError` if it is not a :class:`Task`, or if without a name the data have no classes.
@@ -266,20 +264,18 @@ def build_task(datasets: Datasets, label_smoothing: float, name: str | None = No
         "give a task, or Datasets(…, num_classes=…) for classification",
     )
     if datasets.masks:
-        return Segmentation(datasets.num_classes, label_smoothing)
+        return Segmentation(datasets.num_classes)
     # Labels of images that the trainer holds have been checked: none is -100.
-    return Classification(label_smoothing, datasets.num_classes, complete=datasets.holds_images)
+    return Classification(datasets.num_classes, complete=datasets.holds_images)
 
 
 def _count_labels(targets: Tensor, ignored: int = IGNORED) -> Tensor:
     return (targets != ignored).sum()
 
 
-def _mean_cross_entropy(
-    outputs: Tensor, targets: Tensor, *, ignored: int = IGNORED, label_smoothing: float = 0.0
-) -> Tensor:
+def _mean_cross_entropy(outputs: Tensor, targets: Tensor, *, ignored: int = IGNORED) -> Tensor:
     """Compute the mean cross-entropy over the targets that are not ``ignored``; zero, not NaN, if all are."""
-    total = cross_entropy(outputs, targets, ignore_index=ignored, label_smoothing=label_smoothing, reduction="sum")
+    total = cross_entropy(outputs, targets, ignore_index=ignored, reduction="sum")
     return total / _count_labels(targets, ignored).clamp(min=1)
 
 

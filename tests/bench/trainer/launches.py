@@ -63,7 +63,7 @@ def count(preset: str) -> dict[str, float]:
     optimizer = build_optimizer(config.optim, model.parameters())
     optimizer._need_device_dtype_check_for_fused = False  # type: ignore[attr-defined]
     precision = Precision(config.precision, torch.device("cpu"))
-    task = build_task(datasets, config.optim.label_smoothing)
+    task = build_task(datasets)
     engine = Engine(model, task, optimizer, precision, World(RankEnv(), DEVICE), config)
     batches = loader.epoch(0)
 

@@ -96,7 +96,6 @@ def test_checkpoint_folder_is_read_from_environment(monkeypatch: pytest.MonkeyPa
         (["--preset", "digits-resnet", "--weight-decay", "-1"], "optim.weight_decay"),
         (["--preset", "digits-resnet", "--clip-norm", "0"], "optim.clip_norm"),
         (["--preset", "digits-resnet", "--accumulate", "0"], "optim.accumulate"),
-        (["--preset", "digits-resnet", "--label-smoothing", "1"], "optim.label_smoothing"),
         (["--preset", "digits-resnet", "--warmup-epochs", "-1"], "schedule.warmup_epochs"),
         (["--preset", "digits-resnet", "--warmup-start", "2"], "schedule.warmup_start"),
         (["--preset", "digits-resnet", "--lr-final", "2"], "schedule.final"),

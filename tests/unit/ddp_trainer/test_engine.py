@@ -320,7 +320,7 @@ def test_users_model_must_be_module(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_totals_of_parts_add_up_to_whole() -> None:
-    task = Classification(label_smoothing=0.1)
+    task = Classification()
     outputs = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
     targets = torch.arange(10) % 4
     parts = task.totals(outputs[:3], targets[:3]) + task.totals(outputs[3:], targets[3:])

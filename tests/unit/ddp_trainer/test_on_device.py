@@ -103,7 +103,7 @@ def test_batch_is_built_on_device(preset: str, published: bool) -> None:
 def test_step_runs_on_device(preset: str) -> None:
     config = resolve(preset, None, {"model": {"widen": 1}})
     data = datasets(config.data.name, 2)
-    task = build_task(data, 0.1)
+    task = build_task(data)
     with DEVICE:
         model = build_model(config.model, data.in_channels, CLASSES)
         images = torch.empty(2, *SHAPES[config.data.name])

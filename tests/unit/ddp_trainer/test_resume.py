@@ -68,8 +68,6 @@ def train(*arguments: str) -> None:
             [
                 "--augment",
                 "crop,flip,rotate,jitter",
-                "--label-smoothing",
-                "0.1",
                 "--train-accuracy",
             ],
             (1, 7, 8, 12),

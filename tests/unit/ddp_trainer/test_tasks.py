@@ -78,15 +78,6 @@ def test_correct_answers_are_counted_with_all_answers() -> None:
     assert Classification().correct(logits, classes).tolist() == [3.0, 4.0]
 
 
-def test_label_smoothing_is_in_loss_and_not_in_validation() -> None:
-    logits = torch.eye(4) * 3
-    classes = torch.arange(4)
-    plain = Classification()
-    smooth = Classification(0.2)
-    assert float(smooth.loss(logits, classes)) > float(plain.loss(logits, classes))
-    assert torch.equal(smooth.totals(logits, classes), plain.totals(logits, classes))
-
-
 @pytest.mark.parametrize(
     ("outputs", "message"),
     [
@@ -116,8 +107,8 @@ def test_masks_select_segmentation() -> None:
     images = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
     classes = Datasets(*[ImageData(images, torch.tensor([0, 1]))] * 2, num_classes=2, mean=(0.0,), std=(1.0,))
     masks = Datasets(*[ImageData(images, images[:, 0])] * 2, num_classes=2, mean=(0.0,), std=(1.0,))
-    assert build_task(classes, 0.1) == Classification(0.1, 2)
-    assert build_task(masks, 0.1) == Segmentation(2, 0.1)
+    assert build_task(classes) == Classification(2)
+    assert build_task(masks) == Segmentation(2)
 
 
 @pytest.mark.parametrize(

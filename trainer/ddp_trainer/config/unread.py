@@ -68,9 +68,9 @@ class Choice:
             return None
 
         flags = get_flags()
-        readers = [name for name, part_reads in self.reads.items() if key in part_reads and name is not None]
-        without = key in self.reads.get(None, ())
-        remedy = f"leave it out, or {_join_readers(flags[self.key].flag, readers, without)}"
+        readers = [name for name, part_reads in self.reads.items() if key in part_reads]
+        verb = "reads" if len(readers) == 1 else "read"
+        remedy = f"leave it out, or give {flags[self.key].flag} {' or '.join(readers)}, which {verb} it"
         if not names:
             return Unread(key, f"no {self.noun} is chosen that reads {flags[key].flag}", remedy)
         parts = ", ".join(map(str, names))
@@ -88,12 +88,6 @@ class Choice:
                 return None
             reads.update(part_reads)
         return reads
-
-
-def _join_readers(flag: str, readers: list[str], without: bool) -> str:
-    if without:
-        return f"leave out {flag}"
-    return f"give {flag} {' or '.join(readers)}, which {'reads' if len(readers) == 1 else 'read'} it"
 
 
 @dataclass(frozen=True)
@@ -132,8 +126,6 @@ RULES: tuple[Rule, ...] = (
     # A program's own optimizer and schedule are built without settings.
     Choice("optim.name", "optimizer", OPTIMIZERS, unlisted=()),
     Choice("schedule.name", "schedule", SCHEDULES, unlisted=()),
-    # A user's task is built without arguments.
-    Choice("task", "task", {None: ("optim.label_smoothing",)}, unlisted=()),
     Switch("data.augment", ("data.validation_augment",)),
     Switch("schedule.warmup_epochs", ("schedule.warmup_start", "schedule.warmup_by_node", "schedule.warmup_stairs")),
     Switch("schedule.warmup_start", ("schedule.warmup_by_node",), reads_when_on=False),

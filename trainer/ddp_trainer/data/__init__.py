@@ -41,7 +41,6 @@ DATASETS = {
     "fashion-mnist": Component("ddp_trainer.data.published:load_fashion_mnist", (*IMAGES, *_FILES, "data.verify")),
     "voc2012": Component("ddp_trainer.data.published:load_voc2012", (*MASKED_IMAGES, *_FILES, "data.image_size")),
     "python-reference": Component("ddp_trainer.data.text:load", ("data.validation_fraction",)),
-    "imagefolder": Component("ddp_trainer.data.image_folder:load", ("data.dir", "data.image_size")),
 }
 
 
@@ -63,7 +62,7 @@ class DataConfig(SettingsGroup, group="data"):
     workers: int = option(2, "processes per rank that read ahead, if images are not held on the device", at_least=0)
     image_size: int | None = option(
         None,
-        "side in pixels to which images of varying size are resized (default: voc2012 480, imagefolder 224)",
+        "side in pixels to which images of varying size are resized (default: 480)",
         at_least=8,
     )
     batch_size: int = option(32, "samples per rank and step", at_least=1)
@@ -100,7 +99,7 @@ class DataConfig(SettingsGroup, group="data"):
         )
         check_name(self.name, DATASETS, "data.name")
         require(
-            not self.download or not (":" in self.name or self.name == "imagefolder"),
+            not self.download or ":" not in self.name,
             "data.download",
             f"only published datasets can be downloaded, not your own {self.name}",
             "download the files in that function, or before the run",

@@ -105,7 +105,7 @@ class ValidationLoader:
 def _augmentation(datasets: Datasets, config: DataConfig) -> Augmentation:
     if not datasets.holds_images:
         require(
-            not config.augment or config.name == "imagefolder",
+            not config.augment,
             "data.augment",
             "the trainer augments only images that it holds, not samples of a torch dataset",
             "augment the samples in the dataset, and omit --augment",

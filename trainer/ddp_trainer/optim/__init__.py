@@ -58,7 +58,6 @@ class OptimConfig(SettingsGroup, group="optim"):
     norm_bias_decay: bool = option(True, "apply weight decay also to parameters of one dimension (norms and biases)")
     clip_norm: float | None = option(None, "largest norm of the gradients; larger gradients are scaled down", above=0)
     accumulate: int = option(1, "batches per step, whose gradients are added", at_least=1)
-    label_smoothing: float = option(0.0, "share of the target spread over all classes", at_least=0, below=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()

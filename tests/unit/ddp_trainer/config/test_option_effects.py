@@ -85,7 +85,6 @@ CASES: dict[str, tuple[str, ...]] = {
     "optim.norm_bias_decay": ("false", "--weight-decay", "0.1"),
     "optim.clip_norm": ("0.01",),
     "optim.accumulate": ("2",),
-    "optim.label_smoothing": ("0.1",),
     "schedule.name": ("cosine",),
     "schedule.warmup_epochs": ("1", "--warmup-start", "0.1"),
     "schedule.warmup_start": ("0.5", "--warmup-epochs", "1"),

@@ -27,11 +27,9 @@ from ddp_trainer.distributed import RankEnv
 from ddp_trainer.errors import UserError
 from ddp_trainer.models import MODELS, ModelConfig, build_model
 from ddp_trainer.optim import OPTIMIZERS, SCHEDULES, OptimConfig
-from ddp_trainer.tasks import Classification
 from tests.support.setting_reads import Recording
 from tests.support.tiny_datasets import write_cifar10, write_fashion_mnist, write_voc2012
 from tests.support.trainer_plugins import COLOURED
-from tests.unit.ddp_trainer.data.test_image_folder import write as write_image_folder
 
 OPTIONS = {option.key: option for option in options(RunConfig)}
 # Read only on a GPU, by several ranks or with little memory: test_option_effects shows their effects there.
@@ -43,7 +41,7 @@ OF_MACHINE = {
 }  # fmt: skip
 # Read in every run, but without effect where they are refused.
 LOOKED_AT = {
-    "model.sync_batchnorm", "precision.channels_last", "optim.label_smoothing",
+    "model.sync_batchnorm", "precision.channels_last",
     "checkpoint.every_epochs", "checkpoint.every_steps", "data.download", "data.validation_augment",
 }  # fmt: skip
 
@@ -104,7 +102,6 @@ VOC = {"data": {"name": "voc2012", "image_size": 32, "batch_size": 4}, "model": 
 OF_DATA: dict[str, dict[str, Any]] = {
     "python-reference": TEXT,
     "voc2012": VOC,
-    "imagefolder": {"data": {"image_size": 16, "batch_size": 4, "workers": 0}},
 }
 # Names, and changes to BASE: one for each registered part, and for each switch that other settings need.
 RUNS: dict[str, dict[str, Any]] = {
@@ -188,8 +185,6 @@ def assert_each_is_read_or_refused(config: RunConfig, reads: set[str]) -> None:
 @pytest.mark.parametrize("name", RUNS)
 def test_each_setting_of_run_is_read_or_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = configure(RUNS[name])
-    if config.data.name == "imagefolder":
-        write_image_folder(Path("data"))
     write = {"cifar10": write_cifar10, "fashion-mnist": write_fashion_mnist, "voc2012": write_voc2012}
     if config.data.name in write:
         write[config.data.name](Path("data"))
@@ -247,7 +242,6 @@ RESNET = ["--preset", "cifar10-resnet18"]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([*GPT, "--label-smoothing", "0.5"], "task ddp_trainer.tasks:LanguageModel does not read --label-smoothing"),
         ([*GPT, "--dropout", "0.5"], "model gpt does not read --dropout; leave it out, or give --model small-resnet or "
          "wide-resnet, which read it; gpt reads --model-width"),
         ([*GPT, "--momentum", "0.1"], "optimizer adamw does not read --momentum; leave it out, or give --optimizer "
@@ -295,12 +289,6 @@ def test_unread_setting_of_program_is_refused() -> None:
         Trainer(config)
 
 
-def test_label_smoothing_beside_task_of_programs_own_is_refused() -> None:
-    config = configure({"optim": {"label_smoothing": 0.1}})
-    with pytest.raises(UserError, match="does not read --label-smoothing; leave it out, or leave out --task"):
-        Trainer(config, task=Classification(num_classes=3))
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -329,8 +317,8 @@ def test_unread_override_of_resumed_run_is_refused_and_keeps_checkpoints(
 @pytest.mark.parametrize(
     ("flag", "suggestion"),
     [
-        ("--label_smoothing", "--label-smoothing"),
-        ("--label-smothing", "--label-smoothing"),
+        ("--clip_norm", "--clip-norm"),
+        ("--clip-nrm", "--clip-norm"),
         ("--learning-rate", "--lr"),
         ("--width", "--model-width"),
         ("--optim-momentum", "--momentum"),
