@@ -72,7 +72,7 @@ class WorkQueue(Generic[K]):
     not delay others.
 
     Groups of ``group(key)`` take turns. A group has at most ``workers`` calls at a time, including those that wait
-    without a worker (``lend_worker``).
+    without a worker (``lend_worker``), and fewer if many groups have calls, so that one more finds a worker.
 
     After a call a key pauses for ``pause(key)`` seconds, unless ``work`` returned 0: a Job and its pods cause several
     events within a moment, and one call handles all of them.
@@ -220,8 +220,9 @@ class WorkQueue(Generic[K]):
 
     def _take(self) -> K | None:
         """Remove the next key of the first group with a free call, and put that group last. None: there is none."""
+        share = MAX_WAITING * self._workers // (len(self._busy) + 1)
         for group, keys in self._ready.items():
-            if self._busy[group] >= self._workers:
+            if self._busy[group] >= max(1, min(self._workers, share)):
                 continue
             key = keys.popleft()
             self._queued.discard(key)
