@@ -315,14 +315,17 @@ GIVES_UP = OUTSIDE + COUNTED.replace('"gloo")', '"gloo", timeout=timedelta(secon
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("restarts", [0, 2])
+@pytest.mark.parametrize(("nodes", "restarts"), [(2, 0), (2, 2), (1, 0)])
 def test_rank_outside_of_collectives_is_named_if_its_peer_gives_up_before_the_watchdog(
-    pods: PodsFactory, restarts: int
+    pods: PodsFactory, nodes: int, restarts: int
 ) -> None:
     script = f"from datetime import timedelta\n{GIVES_UP}"
-    job = pods(script, max_restarts=restarts, config=watchdog("Restart", stall=300))
+    options = {"nodes": nodes, "nproc": 2 // nodes, "max_restarts": restarts}
+    job = pods(script, config=watchdog("Restart", stall=300), **options)
     job.start()
-    if restarts:
+    if nodes == 1:
+        failure = job.wait(0).message
+    elif restarts:
         job.until_logged(1, "restarting the workers in the same pods, restart 1: no step for ")
         shown = job.until(lambda: re.search(r"^# ddp_launcher_last_failure (.*)$", job.page(1), re.M), "the failure")
         failure = json.loads(shown[1])
