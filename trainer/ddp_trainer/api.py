@@ -24,9 +24,9 @@ from ddp_trainer.trainer import TrainingLoop
 class Result:
     """The result of a complete run; ``epochs`` and ``steps`` count across restarts.
 
-    ``metrics`` are the last validation's, over all ranks. ``model`` is the trained model on this rank's device, or the
-    average of its weights if one is kept. ``checkpoint`` is the file of the newest checkpoint, ``weights`` that of the
-    model's state dict; both are None on other ranks than 0, and without a folder.
+    ``metrics`` are the last validation's, over all ranks. ``model`` is the trained model on this rank's device.
+    ``checkpoint`` is the file of the newest checkpoint, ``weights`` that of the model's state dict; both are None on
+    other ranks than 0, and without a folder.
     """
 
     epochs: int

@@ -25,7 +25,7 @@ from ddp_trainer.errors import UserError, require, warn
 from ddp_trainer.files import replacing, writable, write_atomically
 from ddp_trainer.imports import load_callable
 from ddp_trainer.machine import keep_freed_memory
-from ddp_trainer.models import CONVOLUTIONAL, MODELS, build_model
+from ddp_trainer.models import build_model
 from ddp_trainer.models.cpu_convolutions import slice_before_narrow_convolutions
 from ddp_trainer.models.initial_weights import download_weights, load_weights, read_weights
 from ddp_trainer.models.sync_batchnorm import convert
@@ -38,7 +38,7 @@ from ddp_trainer.optim.user_optimizer import (
     build_user_scheduler,
 )
 from ddp_trainer.plan import Plan, Position
-from ddp_trainer.precision import ModelTraits, Precision, describe_defaults
+from ddp_trainer.precision import Precision
 from ddp_trainer.tasks import Task, build_task
 
 # Random stream of the initial weights; augmentation has 1, dropout 2.
@@ -112,7 +112,6 @@ def assemble(config: RunConfig, world: World, user_parts: UserParts | None = Non
     with world.agreed():
         user_optimizer = _build_user_optimizer(config, world, user_parts, model, loader)
     optimizer = user_optimizer.optimizer if user_optimizer else build_optimizer(config.optim, model.parameters())
-    _print_defaults(config, world, precision, optimizer)
 
     engine = Engine(model, task, optimizer, precision, world, config, user_optimizer)
     return Parts(loader, validation, task, engine, checkpointer, example)
@@ -120,7 +119,7 @@ def assemble(config: RunConfig, world: World, user_parts: UserParts | None = Non
 
 def _build_precision(config: RunConfig, world: World) -> Precision:
     """Choose the number formats and print the choice. Raises :class:`UserError` if the device lacks a format."""
-    precision = Precision(config.precision, world.device, describe_model(config))
+    precision = Precision(config.precision, world.device)
     if world.is_main and precision.warning:
         warn(precision.warning)
     if world.is_main and config.precision.name == "auto":
@@ -219,19 +218,11 @@ def _convert_layers(model: nn.Module, config: RunConfig, world: World, precision
     parameters' layout.
     """
     model.to(memory_format=precision.memory_format)  # type: ignore[call-overload]
-    if world.device.type == "cpu" and precision.numerics.channels_last:
+    if world.device.type == "cpu" and config.precision.channels_last:
         slice_before_narrow_convolutions(model)
     if config.model.sync_batchnorm and world.is_distributed:
         return convert(model)
     return model
-
-
-def _print_defaults(config: RunConfig, world: World, precision: Precision, optimizer: torch.optim.Optimizer) -> None:
-    """Print on rank 0 which number formats and layout the trainer chose on a GPU."""
-    fused = bool(optimizer.defaults.get("fused"))
-    defaults = describe_defaults(config.precision, precision.numerics, world.device.type, fused=fused)
-    if world.is_main and defaults:
-        print(defaults, flush=True)
 
 
 def fetch_datasets(config: DataConfig, world: World) -> Datasets:
@@ -244,15 +235,6 @@ def fetch_datasets(config: DataConfig, world: World) -> Datasets:
             download(config)
     with world.agreed():
         return load_datasets(config)
-
-
-def describe_model(config: RunConfig) -> ModelTraits:
-    """Return the properties of the model and the task, by their names, that decide number formats."""
-    own_task = config.task is not None and not config.task.startswith("ddp_trainer.")
-    return ModelTraits(
-        convolutional=config.model.name in CONVOLUTIONAL,
-        own=config.model.name not in MODELS or own_task,
-    )
 
 
 def _build_user_model(source: nn.Module | Callable[[], nn.Module]) -> nn.Module:

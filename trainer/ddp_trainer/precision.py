@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from ddp_trainer.config.options import SettingsGroup, option
 from ddp_trainer.errors import UserError
@@ -26,17 +26,13 @@ class PrecisionConfig(SettingsGroup, group="precision"):
     """The number formats and the memory layout."""
 
     name: str = option(
-        "default",
-        "default (cpu: fp32; cuda: bf16, or tf32 with your own model or task, fp32 on GPUs without them), fp32, "
-        "torch (torch's defaults: fp32, on cuda with TF32 only in convolutions), tf32 (fp32 with TF32 products, "
-        "cuda), bf16, fp16 with a gradient scaler (cuda), "
-        "or auto (bf16 if the hardware supports it, else fp32)",
+        "torch",
+        "torch (torch's defaults: fp32, on cuda with TF32 in convolutions), fp32, bf16, fp16 with a gradient scaler "
+        "(cuda), or auto (bf16 if the hardware supports it, else fp32)",
         flag="--precision",
-        choices=("default", "auto", "fp32", "torch", "tf32", "bf16", "fp16"),
+        choices=("torch", "auto", "fp32", "bf16", "fp16"),
     )
-    channels_last: bool | None = option(
-        None, "store images as (N, H, W, C) in memory; none: on cuda for the trainer's convolutional models"
-    )
+    channels_last: bool = option(False, "store images as (N, H, W, C) in memory")
     deterministic: bool = option(
         False, "use deterministic kernels (slower on cuda); a warning names operations without one"
     )
@@ -50,118 +46,30 @@ class PrecisionConfig(SettingsGroup, group="precision"):
     )
 
 
-@dataclass(frozen=True)
-class DeviceTraits:
-    """The properties of a device that decide number formats. A GPU with bf16 also has TF32."""
-
-    type: str
-    fast_bf16: bool
-
-    @classmethod
-    def of(cls, device: "torch.device") -> Self:
-        """Read the properties of ``device``, on cuda those of the current GPU."""
-        import torch
-
-        if device.type == "cuda":
-            return cls(device.type, torch.cuda.is_bf16_supported(including_emulation=False))
-        return cls(device.type, cpu_has_bf16())
-
-
-@dataclass(frozen=True)
-class ModelTraits:
-    """The properties of a model and its task that decide number formats.
-
-    ``own``: one of them is the user's code, which may fail on bf16 (``numpy()``) and on channels_last (``view()``).
-    """
-
-    convolutional: bool = False
-    own: bool = False
-
-
-@dataclass(frozen=True)
-class Numerics:
-    """The number formats and the layout of images in a run."""
-
-    name: str
-    channels_last: bool = False
-    tf32_products: bool = False
-    tf32_convolutions: bool = False
-
-
-def choose_numerics(config: PrecisionConfig, device: DeviceTraits, model: ModelTraits) -> Numerics:
-    """Return the number formats: those that ``config`` sets, otherwise the defaults for device and model."""
-    cuda = device.type == "cuda"
-    name = config.name
-    if name == "default":
-        name = _choose_default(device, model)
-    elif name == "auto":
-        name = "bf16" if device.fast_bf16 else "fp32"
-    channels_last = config.channels_last
-    if channels_last is None:
-        channels_last = cuda and model.convolutional and not model.own
-    return Numerics(
-        name,
-        channels_last,
-        tf32_products=cuda and name not in ("fp32", "torch"),
-        tf32_convolutions=cuda and name != "fp32",
-    )
-
-
-def _choose_default(device: DeviceTraits, model: ModelTraits) -> str:
-    if device.type != "cuda" or not device.fast_bf16:
-        return "fp32"
-    return "tf32" if model.own else "bf16"
-
-
-def describe_defaults(config: PrecisionConfig, numerics: Numerics, device_type: str, *, fused: bool) -> str:
-    """Return the log line about the defaults that the trainer chose on a GPU; empty if it chose none."""
-    if device_type != "cuda" or (config.name != "default" and config.channels_last is not None):
-        return ""
-    tf32 = [
-        operations
-        for operations, allowed in (
-            ("matrix products", numerics.tf32_products),
-            ("convolutions", numerics.tf32_convolutions),
-        )
-        if allowed
-    ]
-    parts = [
-        f"precision {numerics.name}",
-        f"TF32 in fp32 {' and '.join(tf32)}" if tf32 else "no TF32",
-        "channels_last images" if numerics.channels_last else "contiguous images",
-        "fused optimizer" if fused else "no fused optimizer",
-    ]
-    hint = "--precision and --channels-last change this"
-    if config.name == "default" and numerics.name == "fp32":
-        hint += "; this GPU has no bf16, --precision fp16 is faster on one with tensor cores"
-    elif config.name == "default" and numerics.name == "tf32":
-        hint += "; with your own model or task, try --precision bf16 and --channels-last"
-    return f"defaults on this GPU: {', '.join(parts)} ({hint})"
-
-
 class Precision:
     """The number format of a device. This class owns the order scale, unscale, clip, step, update.
 
     Raises :class:`UserError` for a format that the device does not support. ``name`` is the format in use, never auto.
     """
 
-    def __init__(self, config: PrecisionConfig, device: "torch.device", model: ModelTraits | None = None) -> None:
+    def __init__(self, config: PrecisionConfig, device: "torch.device") -> None:
         import torch
 
         cuda = device.type == "cuda"
-        if not cuda and config.name in ("fp16", "tf32"):
-            raise UserError("precision.name", f"{config.name} needs a GPU", "use fp32 or bf16 on a CPU")
-        traits = DeviceTraits.of(device)
-        if cuda and config.name == "bf16" and not traits.fast_bf16:
+        if not cuda and config.name == "fp16":
+            raise UserError("precision.name", "fp16 needs a GPU", "use fp32 or bf16 on a CPU")
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False) if cuda else cpu_has_bf16()
+        if cuda and config.name == "bf16" and not has_bf16:
             raise UserError("precision.name", "this GPU has no bf16", "use fp16 or fp32")
-        self.numerics = choose_numerics(config, traits, model or ModelTraits())
-        self.name = self.numerics.name
+        self.name = config.name
+        if self.name == "auto":
+            self.name = "bf16" if has_bf16 else "fp32"
         # A format named by the user is used even where it is slow: the numbers are the same as on a fast machine.
         self.warning = ""
-        if self.name == "bf16" and not traits.fast_bf16:
+        if self.name == "bf16" and not has_bf16:
             self.warning = "this CPU has neither avx512_bf16 nor AMX: bf16 will be slower than fp32"
         self.device = device
-        self.memory_format = torch.channels_last if self.numerics.channels_last else torch.contiguous_format
+        self.memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
         self.dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.name)
         if config.deterministic:
             if cuda:
@@ -171,8 +79,8 @@ class Precision:
             # Filling would cost a pass over each tensor, and no step reads uninitialized memory.
             torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         if cuda:
-            torch.backends.cuda.matmul.allow_tf32 = self.numerics.tf32_products
-            torch.backends.cudnn.allow_tf32 = self.numerics.tf32_convolutions
+            torch.backends.cuda.matmul.allow_tf32 = self.name not in ("fp32", "torch")
+            torch.backends.cudnn.allow_tf32 = self.name != "fp32"
             torch.backends.cudnn.deterministic = config.deterministic
             torch.backends.cudnn.benchmark = not config.deterministic
         self.scaler: Any = torch.amp.GradScaler(device.type) if self.name == "fp16" else None

@@ -85,7 +85,7 @@ QUICK: Mapping[str, Mapping[str, Any]] = {
 
 # Variants on a GPU: the trainer's defaults, and on the main system all steps up to them.
 ON_GPU = ("preset", "compile-graphs")
-ON_GPU_IN_FULL = ("torch", "tf32", "bf16", "compile", "compile-graphs")
+ON_GPU_IN_FULL = ("torch", "bf16", "compile", "compile-graphs")
 
 # Name of a variant -> its changes in a preset.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
@@ -93,7 +93,6 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "torch": {"precision": {"name": "torch", "channels_last": False}},
     "fp32": {"precision": {"name": "fp32"}},
     "nchw": {"precision": {"name": "fp32", "channels_last": False}},
-    "tf32": {"precision": {"name": "tf32"}},
     "bf16": {"precision": {"name": "bf16"}},
     "fp16": {"precision": {"name": "fp16"}},
     "compile": {"precision": {"name": "auto", "compile": True}},

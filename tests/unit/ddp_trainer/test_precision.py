@@ -10,20 +10,11 @@ from typing import Any, cast
 import pytest
 import torch
 
-from ddp_trainer.api import Trainer
-from ddp_trainer.assembly import describe_model
-from ddp_trainer.config.run import resolve
-from ddp_trainer.distributed import RankEnv
 from ddp_trainer.errors import UserError
 from ddp_trainer.precision import (
-    DeviceTraits,
-    ModelTraits,
-    Numerics,
     Precision,
     PrecisionConfig,
-    choose_numerics,
     cpu_has_bf16,
-    describe_defaults,
 )
 
 CPU = torch.device("cpu")
@@ -139,7 +130,6 @@ def test_nonfinite_scaled_step_is_skipped_and_scale_is_saved() -> None:
     [
         ("fp32", False, False, None),
         ("torch", False, True, None),
-        ("tf32", True, True, None),
         ("bf16", True, True, torch.bfloat16),
         ("auto", True, True, torch.bfloat16),
     ],
@@ -157,133 +147,18 @@ def test_on_gpu_format_sets_backends_switches(
     assert precision.scaler is None
 
 
-AMPERE = DeviceTraits("cuda", fast_bf16=True)
-VOLTA = DeviceTraits("cuda", fast_bf16=False)
-FAST_CPU = DeviceTraits("cpu", fast_bf16=True)
-RESNET = ModelTraits(convolutional=True)
-GPT = ModelTraits()
-OWN = ModelTraits(own=True)
-OWN_TASK = ModelTraits(convolutional=True, own=True)
-
-
-@pytest.mark.parametrize(
-    ("device", "model", "expected"),
-    [
-        (AMPERE, RESNET, Numerics("bf16", channels_last=True, tf32_products=True, tf32_convolutions=True)),
-        (AMPERE, GPT, Numerics("bf16", channels_last=False, tf32_products=True, tf32_convolutions=True)),
-        (AMPERE, OWN, Numerics("tf32", channels_last=False, tf32_products=True, tf32_convolutions=True)),
-        (AMPERE, OWN_TASK, Numerics("tf32", channels_last=False, tf32_products=True, tf32_convolutions=True)),
-        (VOLTA, RESNET, Numerics("fp32", channels_last=True)),
-        (VOLTA, OWN, Numerics("fp32")),
-        (FAST_CPU, RESNET, Numerics("fp32")),
-        (FAST_CPU, OWN, Numerics("fp32")),
-        (DeviceTraits("cpu", fast_bf16=False), RESNET, Numerics("fp32")),
-    ],
-)
-def test_default_numerics_follow_device_and_model(device: DeviceTraits, model: ModelTraits, expected: Numerics) -> None:
-    assert choose_numerics(PrecisionConfig(), device, model) == expected
-
-
-@pytest.mark.parametrize("device", [AMPERE, VOLTA, FAST_CPU])
-@pytest.mark.parametrize("model", [RESNET, OWN])
-@pytest.mark.parametrize("name", ["fp32", "torch", "tf32", "bf16", "fp16"])
-def test_settings_win_over_defaults(name: str, device: DeviceTraits, model: ModelTraits) -> None:
-    assert choose_numerics(PrecisionConfig(name=name), device, model).name == name
-    for channels_last in (True, False):
-        config = PrecisionConfig(channels_last=channels_last)
-        assert choose_numerics(config, device, model).channels_last == channels_last
-
-
-@pytest.mark.parametrize(
-    ("device", "model", "fused", "expected"),
-    [
-        (
-            AMPERE,
-            RESNET,
-            True,
-            "defaults on this GPU: precision bf16, TF32 in fp32 matrix products and convolutions, "
-            "channels_last images, fused optimizer (--precision and --channels-last change this)",
-        ),
-        (
-            AMPERE,
-            OWN,
-            False,
-            "defaults on this GPU: precision tf32, TF32 in fp32 matrix products and convolutions, contiguous images, "
-            "no fused optimizer (--precision and --channels-last change this; with your own model or task, try "
-            "--precision bf16 and --channels-last)",
-        ),
-        (
-            VOLTA,
-            GPT,
-            True,
-            "defaults on this GPU: precision fp32, no TF32, contiguous images, fused optimizer (--precision and "
-            "--channels-last change this; this GPU has no bf16, --precision fp16 is faster on one with tensor cores)",
-        ),
-        (FAST_CPU, RESNET, True, ""),
-    ],
-)
-def test_defaults_are_logged_in_one_line(device: DeviceTraits, model: ModelTraits, fused: bool, expected: str) -> None:
-    config = PrecisionConfig()
-    numerics = choose_numerics(config, device, model)
-    assert describe_defaults(config, numerics, device.type, fused=fused) == expected
-
-
-def test_run_logs_defaults_of_its_device_model_and_optimizer(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    traits: list[ModelTraits | None] = []
-
-    class RecordedPrecision(Precision):
-        def __init__(self, config: PrecisionConfig, device: torch.device, model: ModelTraits | None = None) -> None:
-            traits.append(model)
-            super().__init__(config, device, model)
-
-    def describe(config: PrecisionConfig, numerics: Numerics, device_type: str, *, fused: bool) -> str:
-        return f"defaults: {config.name} {numerics.name} {device_type} {fused}"
-
-    monkeypatch.setattr("ddp_trainer.assembly.Precision", RecordedPrecision)
-    monkeypatch.setattr("ddp_trainer.assembly.describe_defaults", describe)
-    Trainer(resolve("digits-resnet", {"max_steps": 1, "metrics": {"port": 0}}), env=RankEnv()).fit()
-    assert traits == [RESNET]
-    assert capsys.readouterr().out.count("defaults: default fp32 cpu True\n") == 1
-
-
-def test_no_log_line_states_defaults_that_settings_replace() -> None:
-    config = PrecisionConfig(name="torch", channels_last=False)
-    numerics = choose_numerics(config, AMPERE, RESNET)
-    assert describe_defaults(config, numerics, "cuda", fused=True) == ""
-    partial = PrecisionConfig(name="torch")
-    line = describe_defaults(partial, choose_numerics(partial, AMPERE, RESNET), "cuda", fused=True)
-    assert line.startswith("defaults on this GPU: precision torch, TF32 in fp32 convolutions, channels_last images")
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"model": {"name": "resnet18"}}, RESNET),
-        ({"model": {"name": "gpt"}, "task": "ddp_trainer.tasks:LanguageModel"}, GPT),
-        ({"model": {"name": "mine:build"}}, OWN),
-        ({"model": {"name": "resnet18"}, "task": "mine:Task"}, OWN_TASK),
-    ],
-)
-def test_describe_model_reads_names_of_model_and_task(settings: dict[str, Any], expected: ModelTraits) -> None:
-    assert describe_model(resolve(None, settings)) == expected
-
-
-def test_default_on_gpu_sets_switches_and_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_is_torchs_on_gpu_and_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
-    cudnn = torch.backends.cudnn
-    matmul = torch.backends.cuda.matmul
-    precision = Precision(PrecisionConfig(), torch.device("cuda", 0), RESNET)
-    assert (precision.name, precision.dtype, precision.memory_format) == ("bf16", torch.bfloat16, torch.channels_last)
-    assert (matmul.allow_tf32, cudnn.allow_tf32) == (True, True)
-    assert torch.get_float32_matmul_precision() == "high"  # raises where old and new switches are mixed
-
-
-def test_default_on_cpu_is_contiguous_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddp_trainer.precision.cpu_has_bf16", lambda: True)
-    precision = Precision(PrecisionConfig(), CPU, RESNET)
-    assert (precision.name, precision.dtype, precision.memory_format) == ("fp32", None, torch.contiguous_format)
+    for device in (torch.device("cuda", 0), CPU):
+        precision = Precision(PrecisionConfig(), device)
+        assert (precision.name, precision.dtype, precision.memory_format) == ("torch", None, torch.contiguous_format)
+    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (False, True)
+    assert torch.get_float32_matmul_precision() == "highest"  # raises where old and new switches are mixed
+
+
+def test_layout_is_that_of_setting() -> None:
+    assert Precision(PrecisionConfig(channels_last=True), CPU).memory_format == torch.channels_last
 
 
 def test_bf16_is_refused_where_gpu_has_none(monkeypatch: pytest.MonkeyPatch) -> None:

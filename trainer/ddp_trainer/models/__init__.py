@@ -74,9 +74,6 @@ MODELS = {
 # By the value of ``norm``.
 NORMS: Mapping[str, tuple[str, ...]] = {"batch": ("model.sync_batchnorm",), "group": (), "none": ()}
 
-# Models for images, which also support channels_last.
-CONVOLUTIONAL = MODELS.keys() - {"gpt"}
-
 
 def build_model(config: ModelConfig, in_channels: int, num_classes: int) -> "torch.nn.Module":
     """Build the network for inputs of ``in_channels`` channels and ``num_classes`` classes, on the CPU.
