@@ -271,7 +271,8 @@ class Running:
     def run_folder(self) -> Path | None:
         """Its run folder, once it exists."""
         runs = self.folder / "ddp-runs"
-        result = [p for p in runs.iterdir() if p not in self._before and p.name != "claims"] if runs.exists() else []
+        added = set(runs.iterdir()) - self._before if runs.exists() else set()
+        result = [path for path in added if path.name not in ("claims", ".gitignore")]
         return result[0] if result else None
 
     def logs(self) -> dict[str, str]:

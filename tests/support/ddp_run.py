@@ -80,7 +80,7 @@ class DdpRun:
     @property
     def run_folder(self) -> Path:
         """Its run folder."""
-        (result,) = (path for path in (self.folder / "ddp-runs").iterdir() if path.name != "claims")
+        (result,) = (path for path in (self.folder / "ddp-runs").iterdir() if path.name not in ("claims", ".gitignore"))
         return result
 
     def read_status(self) -> dict[str, Any]:

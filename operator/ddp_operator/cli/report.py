@@ -36,17 +36,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the report and print its path. Raises: CommandError."""
-    from ddp_operator.local.folder import replace_file
+    from ddp_operator.local.folder import make_runs_folder, replace_file
 
     job = open_job(arguments)
     page = job.report(arguments.prometheus)
     if isinstance(job.backend, ClusterBackend):
-        default = arguments.runs_dir / f"{job.name}-report.html"  # no command packs this folder
+        default = arguments.runs_dir / f"{job.name}-report.html"
     else:
         default = open_run(job.name, arguments.runs_dir).report
     target = arguments.output or default
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        if arguments.output is None:
+            make_runs_folder(target.parent)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
         replace_file(target, page)
     except OSError as error:
         raise CommandError(f"{target}: {error.strerror}; choose another --output") from None

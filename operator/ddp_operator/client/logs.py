@@ -164,10 +164,14 @@ class RunLogs:
         over = False
         while not over:
             over = not follow or self.is_over()
-            reader.read()
-            start = 0 if limit is None else max(0, len(texts) - limit)
-            yield from (split_line(f" {text}", pod) for text in texts[start:])
-            texts.clear()
+            has_more = True
+            while has_more:
+                has_more = reader.read_chunk(file)
+                if has_more and limit is not None:
+                    continue
+                start = 0 if limit is None else max(0, len(texts) - limit)
+                yield from (split_line(f" {text}", pod) for text in texts[start:])
+                texts.clear()
             limit = None
             if not over:
                 time.sleep(_POLL_SECONDS)

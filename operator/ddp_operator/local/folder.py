@@ -17,10 +17,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Self
 
+import msgspec
 import yaml
 
 from ddp_operator import constants
-from ddp_operator.api.status import ENDED_PHASES
+from ddp_operator.api.documents import load_documents
+from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.launcher.transfer.storage import hide_credentials
 from ddp_operator.local.own_files import open_below, open_plain
 from ddp_operator.status.metrics_page import Page, Rates, parse_page
@@ -92,17 +95,18 @@ class RunFolder:
 
         Raises: OSError.
         """
+        make_runs_folder(runs)
         stem = f"{name}-{now.astimezone():%Y%m%d-%H%M%S}"
         for number in range(1, 1000):
             path = runs / (stem if number == 1 else f"{stem}-{number}")
             try:
-                runs.mkdir(parents=True, exist_ok=True)
                 path.mkdir(mode=0o700)  # manifests, logs and volumes may contain Secrets
             except FileExistsError:
                 continue
             folder = cls(path)
             folder._since = _local_time(now)
             with folder._remove_if_incomplete():
+                (path / ".gitignore").write_text("*\n", encoding="ascii")  # --runs-dir may be a packed folder
                 folder.logs.mkdir()
                 folder.pages.mkdir()
             return folder
@@ -152,13 +156,15 @@ class RunFolder:
     def read_status(self) -> dict[str, Any]:
         """Return the resource in status.yaml as written. Raises: ValueError, if `ddp run` has not written it."""
         try:
-            content = yaml.load(self.read(self.status), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        except (OSError, yaml.YAMLError) as error:
+            documents = load_documents(self.read(self.status))  # bounded: the file may come from somebody else
+        except (OSError, InvalidManifest) as error:
             raise ValueError(str(error).splitlines()[0]) from None
-        parts = [content.get(name) for name in ("metadata", "spec")] if isinstance(content, dict) else [None]
+        content = documents[0] if len(documents) == 1 else {}
+        parts = [content.get(name) for name in ("metadata", "spec")]
         if not all(isinstance(part, dict) for part in parts) or not isinstance(content["metadata"].get("name"), str):
             raise ValueError("it is no DDPTrainingJob")
-        return dict(content)
+        msgspec.convert(content.get("status") or {}, Status)  # raises a ValueError
+        return content
 
     @property
     def in_use(self) -> bool:
@@ -221,7 +227,7 @@ class RunFolder:
         """Return the JSON object of a file, empty if there is none."""
         try:
             content = json.loads(self.read(path))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return content if isinstance(content, dict) else {}
 
@@ -280,11 +286,12 @@ class RunFolder:
             text = self.read(self.metrics)
         except OSError:
             return rows
-        for row in csv.DictReader(io.StringIO(text, newline="")):
-            rows.append({})
-            for name, cell in row.items():
-                with suppress(TypeError, ValueError):
-                    rows[-1][name] = float(cell)
+        with suppress(csv.Error):  # as of a line that a crash has cut
+            for row in csv.DictReader(io.StringIO(text, newline="")):
+                rows.append({})
+                for name, cell in row.items():
+                    with suppress(TypeError, ValueError):
+                        rows[-1][name] = float(cell)
         return rows
 
     def write_row(self, moment: datetime, attempt: int, page: Page) -> None:
@@ -347,6 +354,13 @@ def replace_file(path: Path, text: str, *, private: bool = False) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def make_runs_folder(path: Path) -> None:
+    """Create the folder of runs. Neither git nor a later `ddp submit` takes its files. Raises: OSError."""
+    if not path.is_dir():
+        path.mkdir(parents=True, exist_ok=True)
+        (path / ".gitignore").write_text("*\n", encoding="ascii")
 
 
 def is_out_of_space(error: Exception) -> bool:

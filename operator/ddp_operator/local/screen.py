@@ -16,6 +16,7 @@ from ddp_operator.status.metrics_page import Page
 _EVERY_SECONDS: Final = 0.2
 _BAR_SECONDS: Final = 5.0  # interval at which the state of a script's own progress bar is printed
 _CHUNK: Final = 1 << 20
+_LONGEST_LINE: Final = 1 << 16  # bytes
 # The prefixes of the launcher for a rank, and of torchrun --tee for a local rank.
 _RANK: Final = re.compile(r"\[rank(\d+)\]: ?")
 _LOCAL_RANK: Final = re.compile(r"\[[A-Za-z_]+(\d+)\]: ?")
@@ -64,10 +65,11 @@ class Tail:
     def read(self) -> None:
         """Read the lines written since the last call."""
         for file in self._files():
-            while self._read_chunk(file):
+            while self.read_chunk(file):
                 pass
 
-    def _read_chunk(self, file: LogFile) -> bool:
+    def read_chunk(self, file: LogFile) -> bool:
+        """Read the next lines of a file; return whether there are more. A line without end is divided."""
         offset, rest = self._read.get(file, (0, b""))
         try:
             with open(file.path, "rb", opener=self._open_file) as stream:
@@ -76,7 +78,8 @@ class Tail:
         except OSError:
             return False
         *lines, rest = (rest + data).split(b"\n")
-        if b"\r" in rest and time.monotonic() - self._last >= _BAR_SECONDS:
+        is_bar = b"\r" in rest and time.monotonic() - self._last >= _BAR_SECONDS
+        if is_bar or len(rest) > _LONGEST_LINE:
             lines = [*lines, rest]
             rest = b""
         self._last = time.monotonic() if lines else self._last

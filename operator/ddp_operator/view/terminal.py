@@ -16,7 +16,7 @@ _CONTROL: Final = (
     r"\x1b\[[0-?]*[ -/]*[@-~]?"
     r"|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?"
     r"|\x1b[ -/]*[0-~]?"
-    rf"|[{INVISIBLE}]"
+    rf"|[{INVISIBLE}]+"
 )
 _PLAIN: Final = re.compile(_CONTROL)
 _COLOURED: Final = re.compile(f"({_COLOURS})|{_CONTROL}")

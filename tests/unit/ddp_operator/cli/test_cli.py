@@ -158,7 +158,7 @@ def test_secret_that_is_not_in_file_is_refused_before_anything_runs(
     container = {**GOOD["spec"]["template"]["spec"]["containers"][0], "envFrom": [{"secretRef": {"name": "keys"}}]}
     assert main(["run", write(template={"spec": {"containers": [container]}})]) == 2
     assert 'Secret "keys" is not in the file' in capsys.readouterr().out
-    (run_folder,) = (path for path in (folder / "ddp-runs").iterdir() if path.name != "claims")
+    (run_folder,) = (path for path in (folder / "ddp-runs").iterdir() if path.name not in ("claims", ".gitignore"))
     assert list((run_folder / "logs").iterdir()) == []
 
 

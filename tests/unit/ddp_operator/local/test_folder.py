@@ -18,7 +18,9 @@ import pytest
 import yaml
 
 from ddp_operator.cli import main
+from ddp_operator.cli.io import ExitCode
 from ddp_operator.client.errors import ClientError
+from ddp_operator.client.packing.files import Selection
 from ddp_operator.client.runs import list_runs, open_run
 from ddp_operator.local import folder as folder_module
 from ddp_operator.local.folder import COLUMNS, RunFolder, choose_rate, replace_file
@@ -143,6 +145,55 @@ def test_planted_file_is_neither_read_nor_followed_nor_waited_for(name: str, kin
         folder.read(place)
     assert not folder.in_use
     assert {path: path.read_bytes() for path in secret.iterdir()} == before
+
+
+BOMB = "".join(f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 30))
+HEAD = "kind: K\nmetadata: {name: x}\nspec: {}\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{HEAD}a0: &a0 [x]\n{BOMB}",
+        f"{HEAD}x: {'[' * 2_000_000}",
+        f"{HEAD}x: !!python/object/apply:os.abort []\n",
+        f"{HEAD}status: [1]\n",
+        f"{HEAD}status: {{phase: Running, conditions: [1]}}\n",
+        f"{HEAD}status: {{usage: {{gpuSeconds: x}}}}\n",
+        "- 1\n",
+        "\0" * 1000,
+    ],
+    ids=range(8),
+)
+def test_planted_status_ends_no_command(text: str, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "runs" / "x-1")
+    folder.path.mkdir(parents=True)
+    folder.status.write_text(text)
+    for command in (["list"], ["list", "-o", "json"], ["usage"], ["why", "x"], ["logs", "x"]):
+        code = main([*command, "--local", "--runs-dir", str(tmp_path / "runs")])
+        assert code in (0, ExitCode.BAD_INPUT)
+
+
+def test_report_of_damaged_files_omits_them(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "runs" / "x-1")
+    folder.path.mkdir(parents=True)
+    folder.status.write_text(HEAD)
+    folder.metrics.write_text(f"time,step\n1,2\n3,{'9' * 200_000}\n")
+    folder.environment.write_text("[" * 100_000)
+    assert folder.read_rows() == [{"time": 1.0, "step": 2.0}]
+    assert folder.facts == {}
+    assert main(["report", "x", "--local", "--runs-dir", str(tmp_path / "runs")]) == 0
+
+
+@pytest.mark.parametrize("runs", ["runs", "."])
+def test_next_submit_packs_no_run_and_no_report(runs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    folder = RunFolder.create(Path(runs), "x", NOW)
+    folder.status.write_text(HEAD)
+    assert main(["report", folder.path.name, "--local", "--runs-dir", runs]) == 0
+    assert folder.report.exists()
+    assert [path for path, _ in Selection(tmp_path).walk()] == ["train.py"]
 
 
 def test_run_folder_of_another_user_or_behind_a_link_is_not_listed(tmp_path: Path) -> None:
@@ -345,6 +396,14 @@ def test_bar_that_redraws_itself_is_line_now_and_then(folder: RunFolder, monkeyp
     monkeypatch.setattr("ddp_operator.local.screen._BAR_SECONDS", 0.0)
     tail.read()
     assert lines == ["  0%|   |\r 10%|#  |"]
+
+
+def test_line_without_end_is_divided(folder: RunFolder) -> None:
+    lines: list[str] = []
+    tail = Tail(lambda: find_logs(folder.logs), lambda file, line: lines.append(line))
+    (folder.logs / "attempt-1-pod-0.log").write_text("x" * 3_000_000)
+    tail.read()
+    assert sum(map(len, lines)) > 2_000_000
 
 
 def test_tail_hands_on_complete_lines_of_every_attempt_and_pod(folder: RunFolder) -> None:
