@@ -100,6 +100,10 @@ def test_checkpoint_folder_is_read_from_environment(monkeypatch: pytest.MonkeyPa
         (["--preset", "digits-resnet", "--warmup-start", "2"], "schedule.warmup_start"),
         (["--preset", "digits-resnet", "--lr-final", "2"], "schedule.final"),
         (["--preset", "digits-resnet", "--precision", "fp8"], "precision.name"),
+        (
+            ["--preset", "digits-resnet", "--compile", "--compile-mode", "reduce-overhead", "--accumulate", "2"],
+            "precision.compile_mode",
+        ),
         (["--preset", "digits-resnet", "--device", "tpu"], "distributed.device"),
         (["--preset", "digits-resnet", "--collective-timeout-seconds", "0"], "distributed.timeout_seconds"),
         (["--preset", "digits-resnet", "--bucket-mb", "0"], "distributed.bucket_mb"),
