@@ -113,7 +113,8 @@ class Run:
         except OSError as error:
             remedy = "free space or " if is_out_of_space(error) else ""
             raise CannotStart(
-                f"{plan.runs_dir}: cannot create a run folder ({error.strerror}); {remedy}choose another --runs-dir"
+                f"{error.filename or plan.runs_dir}: cannot create a run folder ({error.strerror or error}); {remedy}"
+                "choose another --runs-dir"
             ) from None
         if self._claim is not None:
             self._claim.sign(f"process {os.getpid()} (run folder {self._folder.path})")
