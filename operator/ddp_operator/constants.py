@@ -14,7 +14,6 @@ VERSION: Final = "v1alpha1"
 API_VERSION: Final = f"{GROUP}/{VERSION}"
 KIND: Final = "DDPTrainingJob"
 PLURAL: Final = "ddptrainingjobs"
-SINGULAR: Final = "ddptrainingjob"
 SHORT_NAMES: Final = ("ddp", "ddpjob")
 CRD_NAME: Final = f"{PLURAL}.{GROUP}"
 CLUSTER_PROFILE_KIND: Final = "ClusterDDPTrainingProfile"

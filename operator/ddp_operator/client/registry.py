@@ -168,16 +168,14 @@ class _Registry:
 
     def _check_receiver(self, url: str) -> None:
         """Check that the login may be sent there: to the registry's domain, with TLS. Raises: ClientError."""
-        try:
-            receiver = urllib3.util.parse_url(url)  # not urlsplit, which takes another host from some texts
-        except urllib3.exceptions.LocationParseError:
-            receiver = urllib3.util.Url()
-        host = receiver.host or ""
-        registry = urllib3.util.parse_url(self._base).host or ""
-        if host != registry and not _is_same_domain(host, registry):
+        scheme, host = _split_url(url)
+        _, registry = _split_url(self._base)
+        parent = registry.partition(".")[2] if re.search(r"[a-z]$", registry) else ""
+        domain = parent if "." in parent else registry  # gitlab.com logs in for registry.gitlab.com
+        if not host or not f".{host}".endswith(f".{domain}"):
             problem = f"asks for the login at another domain ({host or url})"
-        elif receiver.scheme != "https" and not is_loopback(host):
-            problem = f"asks for the login without TLS ({receiver.scheme}://{host})"
+        elif scheme != "https" and not is_loopback(host):
+            problem = f"asks for the login without TLS ({scheme}://{host})"
         else:
             return
         raise ClientError(
@@ -238,11 +236,10 @@ class _Registry:
         )
 
 
-def _is_same_domain(host: str, registry: str) -> bool:
-    """Return whether a host belongs to the domain of a registry, as gitlab.com to that of registry.gitlab.com."""
-    _, _, parent = registry.partition(".")
-    domain = parent if "." in parent else registry
-    return not re.search(r"[\d\]]$", registry) and f".{host}".endswith(f".{domain}")
+def _split_url(url: str) -> tuple[str, str]:
+    """Return scheme and host of a URL; empty for one that another parser could read in another way."""
+    match = re.fullmatch(r"(https?)://([\w.-]+|\[[\da-f:.]+\])(?::\d+)?(?:[/?].*)?", url.lower(), re.ASCII | re.DOTALL)
+    return (match[1], match[2]) if match else ("", "")
 
 
 def _read_message(response: urllib3.BaseHTTPResponse) -> str:

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -85,8 +84,12 @@ class Selection:
 
         ``rules``: the innermost first, each with the start of its relative paths in ``prefix`` + path.
         """
-        with _readable(path or folder), os.scandir(folder) as scan:
-            entries = sorted(scan, key=lambda entry: entry.name)
+        try:
+            with os.scandir(folder) as scan:
+                entries = sorted(scan, key=lambda entry: entry.name)
+        except OSError as error:
+            problem = f"{error.strerror}; make it readable, or name it in .ddpignore"
+            raise CannotPack(f"{path or folder}: {problem}") from None
         names = {entry.name for entry in entries}
         if path and "pyvenv.cfg" in names:
             return  # a virtual environment of any name
@@ -218,11 +221,3 @@ def _read_start(path: str, size: int) -> bytes:
             return file.read(size)
     except OSError:
         return b""
-
-
-@contextmanager
-def _readable(path: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CannotPack(f"{path}: {error.strerror}; make it readable, or name it in .ddpignore") from None

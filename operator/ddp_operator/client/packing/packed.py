@@ -10,15 +10,7 @@ from typing import Any, Final
 
 from ddp_operator import constants
 from ddp_operator.api import child_names
-from ddp_operator.client.packing.archive import (
-    CONFIG_MAP_LIMIT,
-    MEBIBYTE,
-    Archive,
-    format_size,
-    list_largest,
-    pack,
-    shorten_list,
-)
+from ddp_operator.client.packing.archive import CONFIG_MAP_LIMIT, Archive, format_size, list_largest, pack, shorten_list
 from ddp_operator.client.packing.files import CannotPack
 from ddp_operator.client.packing.image import Image, build_image
 from ddp_operator.contract.command_line import split_python_line
@@ -45,7 +37,7 @@ class PackedCode:
         sizes = f"{format_size(archive.size)}, packed {format_size(len(archive.data))}"
         files = f"{len(archive.sizes)} file{'s' if len(archive.sizes) > 1 else ''}"
         lines = [f"code: {files} of {self.folder} ({sizes}{commit}), digest {archive.digest[:12]}"]
-        large = [file for file in archive.sizes if file[0].lower().endswith(_WEIGHTS) or file[1] > MEBIBYTE]
+        large = [file for file in archive.sizes if file[0].lower().endswith(_WEIGHTS) or file[1] > CONFIG_MAP_LIMIT]
         if large:
             lines.append(f"code: packs weights or large files: {list_largest(large)}; name unneeded ones in .ddpignore")
         if archive.left_out:

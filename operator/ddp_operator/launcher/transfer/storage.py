@@ -2,7 +2,7 @@
 
 import importlib
 import re
-from typing import Any, Optional
+from typing import Any
 
 # Without these s3fs may wait for a response without end.
 _S3_OPTIONS = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 2}}}
@@ -34,27 +34,22 @@ _PARAMETER = re.compile(
 
 def has_credentials(url: str) -> bool:
     """Return whether a URL contains a password, or the user of a web server."""
-    return any(_find_credentials(part) is not None for part in url.split("@")[:-1])
+    return _hide_users(url) != url
 
 
 def hide_credentials(text: str) -> str:
     """Replace the users, passwords, tokens and signatures in the URLs of a text by ``***``."""
-    if "://" in text:
-        *parts, last = text.split("@")
-        text = "@".join([*map(_hide_end, parts), last])
-    return _PARAMETER.sub(r"\1***", text)
+    return _PARAMETER.sub(r"\1***", _hide_users(text))
 
 
-def _hide_end(text: str) -> str:
-    """Replace the credentials at the end of a text that an @ follows."""
-    start = _find_credentials(text)
-    return text if start is None else f"{text[:start]}***"
-
-
-def _find_credentials(text: str) -> Optional[int]:
-    """Return where the credentials begin in a text before an @; None if it has none. They contain no space."""
-    match = _CREDENTIALS.search(text, 1 + max(map(text.rfind, _ENDS)))
-    return match.start() if match else None
+def _hide_users(text: str) -> str:
+    """Replace the users and passwords, which contain no space, by ``***``."""
+    *parts, last = text.split("@") if "://" in text else [text]
+    for number, part in enumerate(parts):
+        match = _CREDENTIALS.search(part, 1 + max(map(part.rfind, _ENDS)))
+        if match:
+            parts[number] = f"{part[: match.start()]}***"
+    return "@".join([*parts, last])
 
 
 class UnusableStorage(ValueError):
