@@ -63,7 +63,7 @@ def integer(least: int, most: int | None = None, *, hint: str = "") -> Callable[
         number = int(text) if text.isascii() and text.isdigit() else least - 1
         if least <= number <= (most or number):
             return number
-        bounds = f"at least {least}" if most is None else f"between {least} and {most}"
-        raise argparse.ArgumentTypeError(f"{text!r}: must be {bounds}" + (f"; {hint}" if hint else ""))
+        bounds = f"of at least {least}" if most is None else f"between {least} and {most}"
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number {bounds}" + (f"; {hint}" if hint else ""))
 
     return parse

@@ -66,7 +66,7 @@ def format_table(
     shown = [column for column in columns if wide or not column.get("priority")]
     header = [*(["NAMESPACE"] if namespaces else []), "NAME", *(column["name"].upper() for column in shown)]
     rows = [header]
-    for item in sorted(items, key=lambda item: (item["metadata"].get("namespace", ""), item["metadata"]["name"])):
+    for item in items:
         metadata = item["metadata"]
         cells = [metadata.get("namespace", "")] if namespaces else []
         rows.append([*cells, metadata["name"], *(_format_cell(item, column, now) for column in shown)])

@@ -1,6 +1,7 @@
 """Call an API server: plain JSON over the official client's login and connections."""
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -162,7 +163,9 @@ def connect(*, namespace: str | None = None, context: str | None = None, kubecon
             config.load_incluster_config(client_configuration=configuration)
             home = _IN_CLUSTER_NAMESPACE.read_text().strip() if _IN_CLUSTER_NAMESPACE.exists() else ""
         except ConfigException:
-            raise ApiError(f"no cluster is configured ({error}); set KUBECONFIG or use --kubeconfig") from None
+            place = os.environ.get("KUBECONFIG") or "~/.kube/config"
+            reason = f"{place} does not exist or is empty" if "No configuration found" in str(error) else error
+            raise ApiError(f"no cluster is configured ({reason}); set KUBECONFIG or use --kubeconfig") from None
     except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, OSError) as error:
         # The official client raises ConfigException for some malformed files only.
         cause = " ".join(str(error).split())[:200]

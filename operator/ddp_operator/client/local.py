@@ -25,6 +25,7 @@ from ddp_operator.local.adapt import Unsuitable, check_suitable
 from ddp_operator.local.ending import read_summary
 from ddp_operator.local.folder import DELETED, ENV_RUN_FOLDER, RunFolder
 from ddp_operator.local.machine import ENV_PYTHON, find_gpus
+from ddp_operator.view.local_advice import omit_cluster_advice
 from ddp_operator.view.why import Why, explain_why
 
 _POLL_SECONDS: Final = 0.2
@@ -132,8 +133,10 @@ class LocalBackend:
         """Return the explanation; for an ended run its summary, whose remedies are for this machine."""
         folder = self.folder(name)
         why = explain_why(read_job(folder), (), utc_now())
-        text = read_summary(folder) or f"{folder.path}: {why.what}"
-        return replace(why, what=text, todo="")
+        summary = read_summary(folder)
+        if summary:
+            return replace(why, what=summary, todo="")
+        return replace(why, what=f"{folder.path}: {why.what}", todo=omit_cluster_advice(why.todo))
 
     def report(self, name: str, prometheus: str | None = None) -> str:
         """Return the page built from the run's folder. Raises: ClientError."""

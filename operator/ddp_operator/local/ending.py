@@ -172,10 +172,12 @@ def explain_interruption(
     if failed is not None and failed.reason == conditions.INTERRUPTED:
         return failed.message
     if number is None:
-        event = f"`ddp run` was killed while the job was {status.phase}."
+        event = "`ddp run` was killed"
     else:
-        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-        event = f"stopped by {name} while the job was {status.phase}."
+        event = f"stopped by {'Ctrl-C' if number == signal.SIGINT else signal.Signals(number).name}"
+    obstacle = conditions.find_obstacle(status)
+    reason = f" ({obstacle.reason}: {obstacle.message})" if obstacle is not None and obstacle.message else ""
+    event += f" while the job was {status.phase}{reason}."
     claim = claim_of(resource)
     if claim and status.checkpoint is not None:
         remedy = f"Resume from the checkpoint of step {status.checkpoint.step} on {name_claim(claim)} with:"

@@ -132,6 +132,8 @@ def describe_wait(status: Status, page: Page, processes: int, *, spoken: bool) -
         if condition is not None and condition.status == waiting_status and condition.message:
             if kind == conditions.DISTRIBUTED and condition.reason != conditions.WAITING_FOR_GROUP:
                 continue  # they train, but not together
+            if condition.reason == conditions.NO_STEP_YET:
+                continue  # for the same reason as Rendezvoused, whose status may be older
             if condition.reason != conditions.WAITING_FOR_WORKERS or page.in_place_restarts:
                 return condition.message.splitlines()[0]
             loading = "" if page.training else _LOADING.get(page.launcher_phase, "")  # the status may be older

@@ -193,6 +193,13 @@ KINDS: Final = (
         remedy="call torch.distributed.init_process_group() in each rank before collectives, DistributedDataParallel "
         "and DistributedSampler, and none of them after destroy_process_group()"),
     FailureKind(
+        "Another number of ranks than the script expects", own_words=True,
+        words=r"(?i)\b(match(es)?|equal|divisible|bigger)\b[^\n]{0,200}\bworld.?size\b"
+        r"|\bworld.?size\b[^\n]{0,200}(\b(match(es)?|equal|divisible|multiple)\b|!=)",
+        remedy="the script expects another number of ranks than the job has: change --nodes and --procs (spec.nodes, "
+        "spec.procPerNode), or let the script read them, in Lightning with Trainer(num_nodes=int(os.environ"
+        "['GROUP_WORLD_SIZE']), devices=int(os.environ['LOCAL_WORLD_SIZE']))"),
+    FailureKind(
         "Parameters without a gradient in DDP",
         words="Expected to have finished reduction|Expected to mark a variable ready only once",
         remedy="some parameters took no part in the loss: use all outputs of forward(), or pass "

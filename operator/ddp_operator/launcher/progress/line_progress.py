@@ -18,7 +18,7 @@ from ...contract.names import (
 )
 from ..counters import RankCounters
 from .counted_pages import ALIGNED, format_page
-from .line_steps import LineSteps, find_metrics
+from .line_steps import LineSteps, StepPosition, find_metrics
 from .log_patterns import LogLines
 
 _LINES_PER_SECOND = 500  # searched; a faster writer's other lines are skipped
@@ -77,16 +77,21 @@ class LineProgress:
         if math.isfinite(metrics.get(METRIC_LOSS, math.nan)):
             self._metrics.pop(METRIC_LOST_LOSS, None)
         elif METRIC_LOSS in metrics:
-            self._metrics.setdefault(METRIC_LOST_LOSS, self._finder.last_step or float(counters.steps))
+            position = self._find_position(counters)
+            counted = float(counters.steps) if position is None else position.step
+            self._metrics.setdefault(METRIC_LOST_LOSS, self._finder.last_step or counted)
         return True
+
+    def _find_position(self, counters: RankCounters) -> Optional[StepPosition]:
+        first_step = None if counters.first_step is None else float(counters.first_step)
+        return self._finder.find_position(float(counters.steps), first_step)
 
     def page(self, rank: int, world_size: Optional[int] = None) -> str:
         """Return the values as a Prometheus page whose steps are optimizer steps."""
         values = dict(self._metrics)
         counters = self._counters
         if counters is not None:
-            first_step = None if counters.first_step is None else float(counters.first_step)
-            position = self._finder.find_position(float(counters.steps), first_step)
+            position = self._find_position(counters)
             values[METRIC_STEPS] = float(counters.steps)
             if position is not None:
                 shown = {

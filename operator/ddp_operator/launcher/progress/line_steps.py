@@ -41,7 +41,7 @@ _LEAST_MULTIPLE = 1.5
 class StepPosition(NamedTuple):
     """The position of the run. ``step``, ``total``: in optimizer steps; ``margin``: by which the total may be off.
 
-    None: unknown.
+    ``epoch``: from 1. None: unknown.
     """
 
     step: float
@@ -224,14 +224,19 @@ class LineSteps:
 
     @property
     def last_step(self) -> Optional[float]:
-        """The step that the last validated line shows, if it counts optimizer steps of the process."""
-        return None if self._step is None or self._step.scale != 1.0 else self._step.value
+        """The step that the last validated line shows, if it counts optimizer steps of the process.
+
+        A number with a total may be a bar's, which shows a new loss beside an old step, or that of an epoch.
+        """
+        is_exact = self._step is not None and self._step.scale == 1.0 and self._step.total is None
+        return self._step.value if self._step is not None and is_exact and not self._step.restarts else None
 
     def _find_epoch(self) -> tuple[Optional[float], Optional[float]]:
-        """Return the current epoch and their number."""
+        """Return the current epoch, from 1, and their number."""
         if self._epoch is None:
             return None, self._epochs
-        return self._epoch.value, self._epoch.total or self._epochs
+        first = 1.0 if self.epoch_base is None else self.epoch_base
+        return self._epoch.value + 1.0 - first, self._epoch.total or self._epochs
 
     def _counts_in_epoch(self, stream: NumberSeries, epochs: Optional[float]) -> Optional[bool]:
         """Return whether the number restarts with each epoch; None: that is unknown before the second epoch."""

@@ -127,8 +127,8 @@ def _describe_separate(rank: RankGroups) -> str:
 
 def _describe_alone(ranks: Sequence[RankGroups], world: int, stepping: Sequence[GroupRecord]) -> str:
     alone = [str(rank.worker.rank) for rank in ranks if set(rank.records) & set(stepping)]
-    text = f"rank {', '.join(alone[:8])} makes" if len(alone) == 1 else f"ranks {', '.join(alone[:8])} make"
-    message = f"no process group spans all {world} ranks: {text} optimizer steps without one and trains alone"
+    text = "rank {} trains" if len(alone) == 1 else "ranks {} train"
+    message = f"no process group spans all {world} ranks: {text.format(', '.join(alone[:8]))} alone"
     option = next((record.option for record in stepping if record.option), "")
     if option:
         message += f"; the script trains in a group only with its option {option}, which torchrun does not pass: read "

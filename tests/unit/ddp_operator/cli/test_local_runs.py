@@ -44,10 +44,12 @@ def make_run(second: int, phase: str = "Succeeded", *, summary: str = "how it we
 
 
 def test_without_cluster_local_runs_are_listed_with_note(capsys: Capture) -> None:
-    runs = [make_run(1).path.name, make_run(2, "Failed").path.name]
+    last, first = make_run(1), make_run(2, "Failed")
+    os.utime(last.status, (3, 3))
     assert cli.main(["list"]) == ExitCode.OK
     shown = capsys.readouterr()
-    assert [line.split()[:2] for line in shown.out.splitlines()[1:]] == [[runs[0], "Succeeded"], [runs[1], "Failed"]]
+    rows = [line.split()[:2] for line in shown.out.splitlines()[1:]]
+    assert rows == [[first.path.name, "Failed"], [last.path.name, "Succeeded"]]
     assert shown.err == "no cluster is configured; using the runs on this machine in ddp-runs\n"
 
 

@@ -54,6 +54,15 @@ REFUSED = ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
         ("RuntimeError: [enforce fail at x.cc:672] . unexpected pos 640 vs 534", SCRIPT, "the disk or volume is full"),
         ("OSError: 2000000 requested and 131056 written", SCRIPT, "the disk or volume is full"),
         ("OSError: [Errno 27] File too large: '/ckpt/x'", SCRIPT, "ulimit -f"),
+        (
+            "ValueError: You set `devices=1` and `num_nodes=1` in Lightning, but the product (1 * 1) does not match "
+            "the world size (2).",
+            SCRIPT,
+            "GROUP_WORLD_SIZE",
+        ),
+        ("RuntimeError: Mesh should not be bigger than default world size 2, but found 4 ranks!", SCRIPT, "--procs"),
+        ("AssertionError: world size (6) is not divisible by tensor_parallel (4)", SCRIPT, "spec.procPerNode"),
+        ("ValueError: environment variable WORLD_SIZE expected, but not set", SCRIPT, ""),
         ("ImportError: numpy.core.multiarray failed to import (auto-generated because", FATAL, "pin the version"),
         ("ValueError: numpy.dtype size changed, may indicate binary incompatibility.", FATAL, "pin the version"),
         ("shutil.Error: [('a', 'b', '[Errno 122] Disk quota exceeded')]", SCRIPT, "quota"),

@@ -285,7 +285,7 @@ def test_bar_that_prints_each_step_twice_keeps_epoch_total_and_loss() -> None:
         run.progress._second = 0
     assert run.shown == (250, 1000, "250")
     assert run.status is not None
-    assert (run.status.epoch, run.status.epochs) == (2, 10)
+    assert (run.status.epoch, run.status.epochs) == (3, 10)
 
 
 def test_lines_of_a_short_run_that_are_read_at_once_show_step_and_total() -> None:
@@ -323,6 +323,27 @@ def test_page_has_the_step_since_which_the_loss_is_not_finite(lines: list[str], 
     page = run.progress.page(0)
     values = read_progress(page)
     assert values.get("ddp_loss_not_finite_step") == since
+
+
+def test_lost_loss_beside_an_old_step_of_a_bar_has_the_counted_step_of_the_run() -> None:
+    run = LineRun(epochs=EPOCHS, first_step=0)
+    for step in range(1, 131):
+        at = Moment(step)
+        shown = at.batch - at.batch % 5  # a bar redraws its numbers less often than the metrics beside them
+        run.print(f"Epoch {at.epoch}: {as_bar(shown, 100)}, loss={0.5 if step < 128 else 'nan'}]", step)
+        run.progress._second = 0
+    assert read_progress(run.progress.page(0))["ddp_loss_not_finite_step"] == 128
+
+
+@pytest.mark.parametrize("base", [0, 1])
+def test_epoch_counts_from_one_in_any_script(base: int) -> None:
+    run = LineRun(epochs=3)
+    epochs = []
+    for step in range(10, 301, 10):
+        run.print(f"epoch {Moment(step).epoch + base}: {as_bar(Moment(step).batch, 100)}, loss=0.5]", step)
+        epochs += [run.status.epoch] if run.status else []
+    assert epochs == sorted(epochs)
+    assert set(epochs) == {1, 2, 3}
 
 
 def test_estimated_total_has_a_margin_and_a_stated_one_has_none() -> None:

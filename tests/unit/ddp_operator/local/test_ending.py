@@ -14,11 +14,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
 from ddp_operator.api.status import Phase, Status
 from ddp_operator.cli import main
+from ddp_operator.client.local import LocalBackend
 from ddp_operator.local.ending import describe_run, explain_interruption, read_record, read_summary
 from ddp_operator.local.folder import RunFolder
 from tests.support.builders import resource
@@ -45,6 +47,17 @@ RUNNING = {
     "conditions": [
         {"type": "Progressing", "status": "True", "reason": "Training", "lastTransitionTime": "2026-11-20T12:00:00Z"}
     ],
+}
+STALLED = {
+    "conditions": [
+        {
+            "type": "Progressing",
+            "status": "False",
+            "reason": "Stalled",
+            "message": "no step since 12:00",
+            "lastTransitionTime": "2026-11-20T12:00:00Z",
+        }
+    ]
 }
 
 
@@ -170,6 +183,21 @@ def test_report_of_killed_run_states_the_interruption(writer: subprocess.Popen[s
 def test_interruption_names_signal_that_stopped_run(number: int | None, words: str) -> None:
     status = Status(phase="Running")
     assert explain_interruption({"spec": {}}, status, "ddp run job.yaml", number=number).startswith(words)
+
+
+@pytest.mark.parametrize("writer", [STALLED], indirect=True)
+def test_live_run_is_explained_with_its_remedy_for_this_machine(writer: subprocess.Popen[str]) -> None:
+    folder = folder_of(writer, kill=False)
+    why = LocalBackend(folder.path.parent).why(folder.path.name)
+    assert "no step since 12:00" in why.what
+    assert "stacks" in why.todo
+    assert "kubectl" not in why.todo
+
+
+def test_interruption_keeps_what_held_the_job_up() -> None:
+    status = msgspec.convert(RUNNING | STALLED, Status)
+    message = explain_interruption({"spec": {}}, status, "ddp run job.yaml", number=signal.SIGINT)
+    assert message.startswith("stopped by Ctrl-C while the job was Running (Stalled: no step since 12:00).")
 
 
 @pytest.mark.parametrize(("phase", "is_hinted"), [("Succeeded", True), ("Suspended", True), ("Failed", False)])

@@ -165,5 +165,5 @@ def test_local_run_precedes_cluster_job_and_missing_run_is_read_from_cluster(
     assert main(["report", "digits"]) == 0
     assert capsys.readouterr().out.strip() == "ddp-runs/digits-20260101-120000/report.html"
     assert main(["report", "other"]) == 4
-    assert "no cluster is configured" in capsys.readouterr().err
+    assert f"no cluster is configured ({tmp_path / 'none'} does not exist or is empty)" in capsys.readouterr().err
     assert main(["report", "digits", "-n", "ml"]) == 4
