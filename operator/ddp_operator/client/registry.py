@@ -172,7 +172,8 @@ class _Registry:
         _, registry = _split_url(self._base)
         parent = registry.partition(".")[2] if re.search(r"[a-z]$", registry) else ""
         domain = parent if "." in parent else registry  # gitlab.com logs in for registry.gitlab.com
-        if not host or not f".{host}".endswith(f".{domain}"):
+        is_own = f".{host}".endswith(f".{domain}") or (is_loopback(host) and is_loopback(registry))
+        if not host or not is_own:
             problem = f"asks for the login at another domain ({host or url})"
         elif scheme != "https" and not is_loopback(host):
             problem = f"asks for the login without TLS ({scheme}://{host})"

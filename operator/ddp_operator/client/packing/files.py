@@ -33,11 +33,13 @@ _SECRET: Final = (
     *("kubeconfig", "kubeconfig.*", "*.kubeconfig", ".kube/", ".aws/", ".azure/", "**/.config/gcloud/", ".ngc/"),
     *("**/.docker/config.json", ".docker*cfg", ".dockerconfigjson", ".huggingface/", "stored_tokens", ".modal.toml"),
     *(".databrickscfg", ".comet.config", "**/wandb/settings", "**/.dvc/config.local", ".ossutilconfig", ".snowsql/"),
+    *("*accesskeys.csv", "rootkey.csv", "credentials*.csv", "accesstokens.json"),
     *(f"{start}{word}{end}" for start in ("", "*[._-]") for word in _SECRET_WORDS for end in _SECRET_ENDS),
 )
-# A private key, or the key of a service account or the login of a user of Google Cloud, under any name.
+# A private key, a kubeconfig, or the key of a service account or the login of a user of Google Cloud, under any name.
 _SECRET_START: Final = re.compile(
-    rb"""\s*+(?:-----BEGIN [A-Z ]*PRIVATE KEY|\{[^}]*"type"\s*:\s*"(?:service_account|authorized_user)")"""
+    rb"""\s*+(?:-----BEGIN [A-Z ]*PRIVATE KEY|apiVersion: v1\s+(?:clusters:|kind: Config\s)"""
+    rb"""|\{[^}]*"type"\s*:\s*"(?:service_account|authorized_user)")"""
 )
 _MOST_RULES: Final = 256 << 10
 """Maximum size of a file with rules in bytes."""

@@ -17,7 +17,7 @@ from ddp_operator.contract.command_line import split_python_line
 from ddp_operator.manifests.torchrun import UserCommand
 
 REQUIREMENTS: Final = "requirements.txt"
-_WEIGHTS: Final = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".onnx", ".gguf", ".h5")
+_WEIGHTS: Final = (".pt", ".pth", ".ckpt", ".safetensors")
 
 
 @dataclass(frozen=True, slots=True)

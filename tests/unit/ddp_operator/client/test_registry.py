@@ -165,6 +165,8 @@ def test_login_is_not_sent_to_realm_of_another_domain(
         ("registry.gitlab.com", "http://gitlab.com/jwt/auth", False),
         ("http://registry.internal", "http://registry.internal/token", False),
         ("http://registry.internal", None, False),
+        ("localhost:5000", "http://127.0.0.1:5001/auth", True),
+        ("localhost:5000", "http://registry.internal/auth", False),
     ],
 )
 def test_login_is_sent_with_tls_within_domain(

@@ -84,6 +84,15 @@ def test_folder_too_large_for_config_map_names_largest_files(tmp_path: Path) -> 
         pack_code(tmp_path).check_size()
 
 
+def test_weights_large_files_and_left_out_secrets_are_described(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": "", "best.PT": "x" * 2048, "vocab.bin": "x", "big.onnx": "x" * (3 << 20)})
+    write(tmp_path, {f"{number}.pem": "" for number in range(7)})
+    lines = pack_code(tmp_path).describe().splitlines()
+    assert "big.onnx (3.0 MiB), best.PT (2 KiB);" in lines[1]
+    assert "vocab" not in lines[1]
+    assert "0.pem, 1.pem, 2.pem, 3.pem, 4.pem and 2 more;" in lines[2]
+
+
 def test_empty_selection_is_refused(tmp_path: Path) -> None:
     for folder, words in ((tmp_path / "missing", "the folder does not exist"), (tmp_path, "nothing to pack")):
         with pytest.raises(CannotPack, match=words):

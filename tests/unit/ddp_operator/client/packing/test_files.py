@@ -144,6 +144,7 @@ SECRETS = (
     "db_password.yaml",
     *(".envrc", "sub/.env-prod", "kaggle.json", "rclone.conf", "gh/hosts.yml", "terraform.tfstate.backup"),
     *("Kubeconfig", "ID_RSA", "wandb/settings", ".zsh_history", ".my.cnf", "pip.conf", "prod.tfvars", "auth.json"),
+    *("ann_accessKeys.csv", "rootkey.csv"),
 )
 NO_SECRETS = (
     "keys.py",
@@ -168,11 +169,14 @@ def test_secrets_are_excluded_and_reported(tmp_path: Path) -> None:
 def test_secret_of_any_name_is_recognized_by_its_start(tmp_path: Path) -> None:
     account = '{\n  "type": "service_account", "project_id": "p", "private_key": "..."}'
     write(tmp_path, {"my-project-0123456789ab.json": account, "deploy": "-----BEGIN OPENSSH PRIVATE KEY-----\n"})
+    write(
+        tmp_path, {"admin.conf": "apiVersion: v1\nclusters:\n- cluster:\n", "cm": "apiVersion: v1\nkind: ConfigMap\n"}
+    )
     write(tmp_path, {"map.json": '{"type": "account"}', "train.py": "key = '-----BEGIN PRIVATE KEY-----'\n"})
     os.mkfifo(tmp_path / "pipe")
     selection = Selection(tmp_path)
-    assert [path for path, _ in selection.walk()] == ["map.json", "train.py"]
-    assert selection.left_out == ["deploy", "my-project-0123456789ab.json"]
+    assert [path for path, _ in selection.walk()] == ["cm", "map.json", "train.py"]
+    assert selection.left_out == ["admin.conf", "deploy", "my-project-0123456789ab.json"]
 
 
 def test_rules_above_limits_are_refused_and_a_pipe_has_none(tmp_path: Path) -> None:
