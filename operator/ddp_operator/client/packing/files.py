@@ -1,6 +1,5 @@
 """Select the files of a folder to pack: those that git would add, without secrets."""
 
-import heapq
 import os
 import re
 import shutil
@@ -71,13 +70,9 @@ class Selection:
         if not self.include:
             yield from selected
             return
-        named = sorted({path for name in self.include for path in self._list_named(name)}, key=_sort_key)
-        last = ""
-        for path, place in heapq.merge(selected, named, key=_sort_key):
-            if path != last:
-                yield path, place
-            last = path
-        self.left_out = [path for path in self.left_out if path.rstrip("/") not in {path for path, _ in named}]
+        named = dict(item for name in self.include for item in self._list_named(name))
+        yield from sorted({**dict(selected), **named}.items(), key=_sort_key)
+        self.left_out = [path for path in self.left_out if path.rstrip("/") not in named]
 
     def _walk(
         self, folder: str, path: str, rules: Sequence[tuple[int, Rules]], prefix: str
