@@ -70,7 +70,6 @@ MISTAKES = {
     "the model can't process images of shape (B, 1, 8, 8)": ["--model", "mine:of_colour"],
     "the model returned logits of shape (1, 9)": ["--model", "mine:too_few"],
     "step 1 gave no gradient to spare.weight, spare.bias, and DDP": ["--model", "mine:unused"],
-    "model mine:too_few does not read --dropout": ["--model", "mine:too_few", "--dropout", "0.5"],
     "optim.beta1: optimizer sgd does not read --beta1": ["--beta1", "0.5"],
     "distributed.compression: 'powersgd' is not known": ["--compression", "powersgd"],
     "early_stop.target_accuracy: 85 is not a share": ["--target-accuracy", "85"],
