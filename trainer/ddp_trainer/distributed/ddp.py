@@ -17,11 +17,6 @@ _MOST_NAMES = 8
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def uses_gloo(config: DistributedConfig, device: torch.device) -> bool:
-    """Return whether gloo averages the gradients."""
-    return device.type == "cpu" or config.backend == "gloo"
-
-
 def check(config: DistributedConfig, world: World) -> None:
     """Raise :class:`UserError` if the configuration asks for DataParallel in more than one process."""
     require(
@@ -92,7 +87,7 @@ def missing_gradients(model: nn.Module, step: int) -> UserError:
 
 
 def _compress(replica: DistributedDataParallel, config: DistributedConfig, world: World) -> None:
-    if uses_gloo(config, world.device):
+    if world.device.type == "cpu" or config.backend == "gloo":
         replica.register_comm_hook(_DTYPES[config.compression], _cast_and_average)
         return
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
