@@ -468,7 +468,10 @@ def _find_shared(
     required_kinds = {"Service"}
     if job.spec.network_policy.enabled:
         required_kinds.add("NetworkPolicy")
-    complete = required_kinds <= {kind for kind, _ in shared}
+    # The operator may not read Secrets; a kubelet reports a deleted one.
+    missing_secret = f'secret "{child_names.rendezvous_secret_name(job.name, job.uid)}" not found'
+    has_secret = all(missing_secret not in pod.waiting_message for pod in children.pods_of(job.status.attempt))
+    complete = has_secret and required_kinds <= {kind for kind, _ in shared}
 
     attempt_job = children.job(job.status.attempt)
     if attempt_job is None or not attempt_job.launcher or attempt_job.finished:

@@ -290,6 +290,14 @@ class TestShared:
         observation = await Look().at(services=(foreign,), config_maps=(owned("ConfigMap", OURS),))
         assert (observation.shared, observation.shared_complete) == ({("ConfigMap", OURS)}, False)
 
+    @pytest.mark.parametrize(("name", "complete"), [(f"train-rendezvous-{UID}", False), ("credentials", True)])
+    async def test_own_secret_that_kubelet_does_not_find_is_recreated(self, name: str, complete: bool) -> None:
+        pod = child_pod(0, "Pending")
+        waiting = {"reason": "CreateContainerConfigError", "message": f'secret "{name}" not found'}
+        pod["status"]["containerStatuses"] = [{"name": "trainer", "state": {"waiting": waiting}}]
+        observation = await Look().at(pod, services=(owned("Service", "train"),))
+        assert observation.shared_complete is complete
+
     @pytest.mark.parametrize(("policies", "complete"), [((), False), ((owned("NetworkPolicy", "train"),), True)])
     async def test_policy_is_observed_only_if_configured(self, policies: Any, complete: bool) -> None:
         shared = {"services": (owned("Service", "train"),), "config_maps": (owned("ConfigMap", OURS),)}
