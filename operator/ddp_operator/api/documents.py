@@ -61,6 +61,8 @@ def load_documents(text: str) -> list[dict[str, Any]]:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"
         problem = getattr(error, "problem", None) or "cannot be parsed"
+        if "cannot start any token" in problem:
+            problem += " (a tab in the indentation, or text that begins with @, % or ` without quotes)"
         raise InvalidManifest([FieldError(where, f"not valid YAML: {problem}; fix the file there")]) from None
     except (ValueError, RecursionError, UnicodeError) as error:
         raise InvalidManifest([FieldError("the file", f"not valid YAML: {error}")]) from None

@@ -131,7 +131,7 @@ def _select_job(documents: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
         kinds = {str(document.get("kind")) for document in documents}
         listed = ", ".join(sorted(kinds)) or "nothing"
         problem = f"{len(jobs)} objects of" if jobs else "no"
-        remedy = "it must have exactly one"
+        remedy = "it must have exactly one" if jobs else "`ddp init SCRIPT` writes one"
         if "PyTorchJob" in kinds and not jobs:
             remedy = "convert the PyTorchJob with `ddp convert`"
         message = f"the file has {problem} kind {constants.KIND} (found: {listed}); {remedy}"

@@ -22,6 +22,8 @@ from ddp_operator.cli.profile import add_profiles_argument, read_profiles
 from ddp_operator.cli.render import omit_data
 from ddp_operator.cli.workdir import add_workdir_arguments, place_script, read_workdir
 
+_SCRIPT = re.compile(r"\A#!|^(import|from) \w", re.MULTILINE)  # neither begins a line of YAML
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
@@ -112,7 +114,10 @@ def _read_manifest(arguments: argparse.Namespace) -> str:
     if script is None:
         if options:
             raise CommandError(f"--{next(iter(options))}: only for a script; set the field in {arguments.file} instead")
-        return read_file(arguments.file)
+        text = read_file(arguments.file, "a job's YAML or of a script (.py, .sh)")
+        if _SCRIPT.search(text):
+            raise CommandError(f"{arguments.file}: a script, not a job's YAML; give its name the ending .py or .sh")
+        return text
     if arguments.workdir is not None:
         script = place_script(script, arguments.workdir)
     from ddp_operator.local.machine import find_gpus

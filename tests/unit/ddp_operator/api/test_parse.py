@@ -87,11 +87,12 @@ class TestJobFile:
     @pytest.mark.parametrize(
         ("text", "words"),
         [
-            ("", "kind: the file has no kind DDPTrainingJob (found: nothing); it must have exactly one"),
-            ("kind: Job\n", "kind: the file has no kind DDPTrainingJob (found: Job); it must have exactly one"),
+            ("", "kind: the file has no kind DDPTrainingJob (found: nothing); `ddp init SCRIPT` writes one"),
+            ("kind: Job\n", "kind: the file has no kind DDPTrainingJob (found: Job); `ddp init SCRIPT` writes one"),
             ("- 1\n", NO_OBJECT),
             ("just words\n", NO_OBJECT),
             ("a: [1\n", "line 2, column 1: not valid YAML: did not find expected ',' or ']'"),
+            ("a:\n\tb: 1\n", "line 2, column 1: not valid YAML: found character that cannot start any token (a tab"),
             ("a: 1\nb: 2\na: 3\n", 'line 3: key "a" is duplicated; remove one'),
             ("{? [a] : 1}\n", "line 1: the key is not a string; quote it"),
             ("~: 1\n", "line 1: the key is not a string; quote it"),
@@ -105,7 +106,7 @@ class TestJobFile:
             ("a: &a [*a]\n", ""),
         ],
         ids=[
-            "empty", "another kind", "list", "scalar", "unclosed", "duplicate key", "list as key", "null as key",
+            "empty", "another kind", "list", "scalar", "unclosed", "tab", "duplicate key", "list as key", "null as key",
             "infinite", "separator", "duplicate boolean", "merge", "tag", "python object", "control character",
             "recursion",
         ],

@@ -29,6 +29,7 @@ def main(): ...
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "train").write_text(SCRIPT)
     return tmp_path
 
 
@@ -116,6 +117,8 @@ def test_options_become_fields_of_the_job(folder: Path, capsys: pytest.CaptureFi
         ("run train.py --noeds 2", "did you mean --nodes?"),
         ("submit train.py --img x", "did you mean --image?"),
         ("run bash run.sh", "name only the script (ddp run run.sh)"),
+        ("run train", "train: a script, not a job's YAML"),
+        ("run train.py --nodes two", "'two': must be a whole number of at least 1"),
         ("init train.py --env A", "'A': must be NAME=VALUE"),
         ("init train.py --memory 1Gib", "'1Gib': must be a quantity"),
         ("run job.yaml --image x", "--image: only for a script; set the field in job.yaml"),

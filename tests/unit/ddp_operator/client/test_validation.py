@@ -107,7 +107,7 @@ ROWS = [
     BrokenManifest("duplicate key", "crd", yaml.safe_dump(resource()) + "kind: Job\n", 'line 15: key "kind" is duplicated; remove one'),
     BrokenManifest("not YAML", "crd", "kind: [DDPTrainingJob\n", "line 2, column 1: not valid YAML: did not find expected ',' or ']'; fix the file there"),
     BrokenManifest("two jobs in one file", "crd", yaml.safe_dump_all([resource("a"), resource("b")]), "kind: the file has 2 objects of kind DDPTrainingJob (found: DDPTrainingJob); it must have exactly one"),
-    BrokenManifest("no job in the file", "crd", "kind: Job\n", "kind: the file has no kind DDPTrainingJob (found: Job); it must have exactly one"),
+    BrokenManifest("no job in the file", "crd", "kind: Job\n", "kind: the file has no kind DDPTrainingJob (found: Job); `ddp init SCRIPT` writes one"),
     BrokenManifest("wrong apiVersion", "crd", resource() | {"apiVersion": "ddp-operator.dev/v1"}, 'apiVersion: Invalid value: "ddp-operator.dev/v1": must be ddp-operator.dev/v1alpha1; change it'),
     BrokenManifest("reserved variable", "operator", pod(trainer(env=[{"name": "RANK", "value": "0"}])), f'{CONTAINER}.env[0].name: Invalid value: "RANK": is reserved: torchrun and the operator set it; remove it'),
     BrokenManifest("torchrun's own variable", "operator", pod(trainer(env=[{"name": "PET_NNODES", "value": "2"}])), f'{CONTAINER}.env[0].name: Invalid value: "PET_NNODES": is reserved: torchrun and the operator set it; remove it'),
