@@ -95,6 +95,7 @@ _TAKEOVER: Final = timedelta(seconds=15)
 # watchdog's time.
 _STATUS_AGE: Final = timedelta(minutes=2)
 _STALL_SECONDS: Final = 300
+_LONG_PAUSE: Final = timedelta(minutes=1)  # since the last step
 _CHECK_OPERATOR: Final = (
     "Check that the operator is running and serves this namespace: kubectl get pods -A -l "
     "app.kubernetes.io/name=ddp-operator shows it."
@@ -479,7 +480,11 @@ def _describe_training(case: _Case) -> str:
     if progress.eta:
         parts.append(f"{progress.eta} left")
     measured = f" ({', '.join(parts)})" if parts else ""
-    return f"{case.name} is training{measured}; nothing blocks it.{remarks}"
+    pause = case.now - (progress.last_step_time or case.now)
+    state = "nothing blocks it"
+    if pause >= _LONG_PAUSE:
+        state = f"its last step ended {format_duration(pause.total_seconds())} ago"
+    return f"{case.name} is training{measured}; {state}.{remarks}"
 
 
 def _describe_survived_failure(status: Status) -> str:

@@ -314,8 +314,12 @@ class TestWhatIsTold:
             condition(c.PROGRESSING, "True", c.TRAINING),
         ]
         progress = {"step": 42, "totalSteps": 100, "percent": "42.0%", "eta": "5m12s"}
+        progress["lastStepTime"] = format_time(NOW - timedelta(seconds=40))
         explanation = why(*good, phase="Running", progress=progress)
         assert str(explanation) == "x is training (step 42 of 100, 42.0% done, 5m12s left); nothing blocks it."
+        progress["lastStepTime"] = format_time(NOW - timedelta(seconds=80))
+        explanation = why(*good, phase="Running", progress=progress)
+        assert str(explanation).endswith("left); its last step ended 1m20s ago.")
 
     def test_failed_preflight_is_reported(self) -> None:
         flight = {
