@@ -177,6 +177,7 @@ class LineSteps:
         valid = [stream for stream in epochs if stream.scale is not None]
         if valid and (self._step is None or not self._step.advances):
             self._epoch = valid[0]
+            self._find_epoch_base(epoch)
             return True
         return False
 

@@ -1,7 +1,7 @@
 """Count a rank's optimizer steps through PyTorch's public hooks, without any change of the script.
 
 A hook runs after each step of every optimizer of the process and takes about a microsecond. More expensive values
-(learning rate, loss, batch size) are read at most once a second. No hook shows the loss; see ``losses``.
+(learning rate, batch size) are read at most once a second. No hook shows the loss; see ``losses``.
 """
 
 import math
