@@ -77,6 +77,7 @@ def test_probe_finds_store_that_listens_on_the_address_of_its_pod_only(tmp_path:
         "JOB_COMPLETION_INDEX": "0",
         "MASTER_ADDR": "train-1-0.train",
         "DDP_POD_IP": "127.0.0.2",
+        "DDP_RENDEZVOUS_SECRET": "of these pods",
     }
     served = host_store("127.0.0.2", 0)
     pod = replace(read_pod(environment, str(tmp_path)), port=served.port)
