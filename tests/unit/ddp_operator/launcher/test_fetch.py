@@ -192,7 +192,10 @@ class TestDisk:
         assert "3.0 MB to fetch, 17.0 MB free" in str(error)
         assert [value for _, value in server.requests] == ["bytes=0-0"]
 
-    def test_full_disk_during_download_reports_no_space(self, tmp_path: Path, server: FileServer) -> None:
+    def test_full_disk_during_download_reports_no_space(
+        self, tmp_path: Path, server: FileServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)  # it would be truncated
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
         try:
