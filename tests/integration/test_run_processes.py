@@ -209,7 +209,7 @@ def test_ctrl_c_lets_workers_save_and_ends_all_processes(tmp_path: Path) -> None
     assert (tmp_path / "saved").exists()
     assert "stopping: the pods have 30 s to save a checkpoint and exit" in run.output
     assert "SIGTERM: stopping; the workers have 30 s to save and exit" in log
-    assert "Interrupted: stopped by Ctrl-C while the job was Running." in run.output
+    assert "Interrupted: stopped by Ctrl-C while the job was Running." in run.output, run.output
     assert " Failed" not in run.output
     assert "toy: Interrupted" in run.output
 

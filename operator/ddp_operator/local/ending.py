@@ -164,6 +164,18 @@ def interrupt(
     return {**resource, "status": msgspec.to_builtins(decision.status)}
 
 
+def _describe_obstacle(status: Status) -> str:
+    """Return what kept the job from training, in parentheses; empty if nothing did."""
+    obstacle = conditions.find_obstacle(status)
+    if obstacle is None or not obstacle.message:
+        return ""
+    # The last page may have a step that the conditions of the last pass do not know.
+    waits_for_step = obstacle.type in (conditions.RENDEZVOUSED, conditions.PROGRESSING)
+    if waits_for_step and obstacle.reason != conditions.STALLED and status.progress is not None:
+        return ""
+    return f" ({obstacle.reason}: {obstacle.message})"
+
+
 def explain_interruption(
     resource: Mapping[str, Any], status: Status, command: str, *, number: int | None = None
 ) -> str:
@@ -175,9 +187,7 @@ def explain_interruption(
         event = "`ddp run` was killed"
     else:
         event = f"stopped by {'Ctrl-C' if number == signal.SIGINT else signal.Signals(number).name}"
-    obstacle = conditions.find_obstacle(status)
-    reason = f" ({obstacle.reason}: {obstacle.message})" if obstacle is not None and obstacle.message else ""
-    event += f" while the job was {status.phase}{reason}."
+    event += f" while the job was {status.phase}{_describe_obstacle(status)}."
     claim = claim_of(resource)
     if claim and status.checkpoint is not None:
         remedy = f"Resume from the checkpoint of step {status.checkpoint.step} on {name_claim(claim)} with:"
