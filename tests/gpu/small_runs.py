@@ -38,6 +38,14 @@ def train(folder: Path, *options: str, base: Sequence[str] = SMALL) -> dict[str,
     return load_weights(folder)
 
 
+def assert_cut_run_ends_in_same_weights(folder: Path, *options: str) -> None:
+    """Train without and with an interruption after 7 steps, and compare the weights bit by bit."""
+    whole = train(folder / "whole", *options)
+    train(folder / "cut", *options, "--max-steps", "7")
+    resumed = train(folder / "cut", *options)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
 def train_in_process(folder: Path, *options: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Train in a separate process, which may be killed."""
     command = [sys.executable, "-m", "ddp_trainer", *SMALL, *options, "--checkpoint-dir", str(folder)]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
-from tests.gpu.small_runs import accuracy, gpu_only, on_device, train
+from tests.gpu.small_runs import accuracy, assert_cut_run_ends_in_same_weights, gpu_only, on_device, train
 
 pytestmark = on_device
 
@@ -28,7 +27,4 @@ def test_compiled_step_learns_with_gradient_scaler_or_cuda_graphs(tmp_path: Path
 @gpu_only
 def test_compiled_run_that_is_cut_ends_in_same_weights(tmp_path: Path) -> None:
     options = ("--compile", "true", "--deterministic", "true")
-    whole = train(tmp_path / "whole", *options)
-    train(tmp_path / "cut", *options, "--max-steps", "7")
-    resumed = train(tmp_path / "cut", *options)
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert_cut_run_ends_in_same_weights(tmp_path, *options)

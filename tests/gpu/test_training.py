@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.gpu.small_runs import RUN, SMALL, accuracy, gpu_only, on_device, train
+from tests.gpu.small_runs import (
+    RUN,
+    SMALL,
+    accuracy,
+    assert_cut_run_ends_in_same_weights,
+    gpu_only,
+    on_device,
+    train,
+)
 
 pytestmark = on_device
 
@@ -31,19 +39,13 @@ def test_resnet50_preset_learns_with_gradient_scaler(tmp_path: Path) -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "novograd"])
 def test_run_that_is_cut_ends_in_same_weights(optimizer: str, tmp_path: Path) -> None:
     options = ("--optimizer", optimizer, "--deterministic", "true", "--dropout", "0.2", "--augment", "crop,flip")
-    whole = train(tmp_path / "whole", *options)
-    train(tmp_path / "cut", *options, "--max-steps", "7")
-    resumed = train(tmp_path / "cut", *options)
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert_cut_run_ends_in_same_weights(tmp_path, *options)
 
 
 @gpu_only
 def test_scaled_loss_resumes_with_its_scale(tmp_path: Path) -> None:
     options = ("--precision", "fp16", "--deterministic", "true")
-    whole = train(tmp_path / "whole", *options)
-    train(tmp_path / "cut", *options, "--max-steps", "7")
-    resumed = train(tmp_path / "cut", *options)
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert_cut_run_ends_in_same_weights(tmp_path, *options)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

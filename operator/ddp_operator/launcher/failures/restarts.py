@@ -133,8 +133,9 @@ class InPlaceRestarts:
         """Record failures of workers. Returns whether a restart in the same pod may help and is within the budget.
 
         If other pods caused all of them, the restart is not counted, and the pod of the rank that failed first decides;
-        without such a pod, ``is_over`` does. ``awaited``: of a rank that is outside of
-        collectives; ``run_step``: the last step that pod 0 has shared, for a pod whose own ranks report none.
+        without such a pod, ``is_over`` does. ``awaited``: the failure of a rank that is outside of collectives, which
+        counts if the others have only timed out; ``run_step``: the last step that pod 0 has shared, for a pod whose own
+        ranks report none.
         """
         if any(is_unexplained_crash(failure) for failure in failures):
             time.sleep(_SECONDS_TO_SETTLE)  # the ranks' last lines may not have arrived
